@@ -3,6 +3,7 @@
 The command line loads this module only for them: it is all that reaches from it to torch.
 """
 
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,6 +25,8 @@ NoGraphs = Annotated[
     bool, Parameter(negative="", help="launch every step kernel by kernel, also on a GPU")
 ]
 
+BUDGET = 480.0  # s
+
 
 def calibrate(
     *,
@@ -35,7 +38,7 @@ def calibrate(
         Path | None,
         Parameter(help="folder for the files [default: out/calibrate-MODEL-DEVICE]"),
     ] = None,
-    budget_s: Annotated[float, Parameter(help="time to measure, seconds")] = 480.0,
+    budget_s: Annotated[float, Parameter(help="time to measure, seconds")] = BUDGET,
     from_: Annotated[
         Path | None,
         Parameter(name="--from", help="fit this steps.csv.gz again, measure nothing"),
@@ -76,25 +79,30 @@ def calibrate(
     from calibration.engine_steps.refit import refit
 
     refuse_own_code(no_own_code)
+    sources = {
+        "--model": model,
+        "--from": from_,
+        "--from-requests": from_requests,
+        "--from-steps": from_steps,
+        "--from-torch-profile": from_torch_profile,
+    }
+    measuring = {
+        "--device": device != "cpu",
+        "--budget-s": budget_s != BUDGET,
+        "--no-graphs": no_graphs,
+    }
+    beside = {"--scenario": scenario, "--columns": columns, "--set": set_}
+    _check_source(sources, beside, [option for option, given in measuring.items() if given])
     if from_torch_profile is not None:
-        others = (model, from_, from_requests, from_steps, columns)
-        _from_profile(from_torch_profile, scenario, set_ or [], out=out, given=others)
+        _from_profile(from_torch_profile, scenario, set_ or [], out=out)
         return 0
-    if from_requests is not None or from_steps is not None or scenario is not None:
-        given = (model, from_)
-        _from_log(from_requests, columns, from_steps, scenario, set_ or [], out=out, given=given)
+    if scenario is not None:
+        _from_log(from_requests, columns, from_steps, scenario, set_ or [], out=out)
         return 0
-    if set_:
-        raise HeadwayError("--set: goes with --scenario")
     if from_ is not None:
-        if model is not None or device != "cpu" or no_graphs:
-            raise HeadwayError(
-                "--from: fits what was measured; --model, --device and --no-graphs go without it"
-            )
         refit(from_, out or from_.parent)
         return 0
-    if model is None:
-        raise HeadwayError("--model: say which model to measure, or --from which file to fit")
+    assert model is not None  # else there is no source
     wrong = _wrong_sizes(budget_s, num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
     if max_model_len < LEAST_LENGTH:
         wrong.append(f"--max-model-len {max_model_len}: must be at least {LEAST_LENGTH}")
@@ -119,15 +127,61 @@ def calibrate(
     return 0
 
 
+def _check_source(
+    sources: Mapping[str, object], beside: Mapping[str, object], measuring: Sequence[str]
+) -> None:
+    """Refuse options of `calibrate` that do not go together, each by its name.
+
+    `sources` say what is fitted: there is to be one. `beside` are of logs, `measuring` those given
+    of a measurement.
+    """
+    named = [option for option, value in sources.items() if value is not None]
+    others = [option for option, value in beside.items() if value]
+    wrong: list[str] = []
+    if not named:
+        wrong += [f"{option}: goes with {SOURCES_OF[option]}" for option in others]
+        if not wrong:
+            wrong = [
+                "--model: say which model to measure, or what to fit: --from what was measured, "
+                "--from-requests, --from-steps or --from-torch-profile a server's log"
+            ]
+    elif len(named) > 1:
+        wrong = [f"{named[1]}: goes without {named[0]}"]
+    else:
+        (source,) = named
+        wrong += [
+            f"{option}: goes with {SOURCES_OF[option]}, not with {source}"
+            for option in others
+            if source not in SOURCES_OF[option].replace(",", " ").split()
+        ]
+        if source != "--model":
+            wrong += [f"{option}: goes with --model, not with {source}" for option in measuring]
+        if source in LOGS and "--scenario" not in others:
+            wrong.append(f"{source}: needs --scenario, which says what the server is")
+        elif "--set" in others and "--scenario" not in others and source == TRACE:
+            wrong.append("--set: goes with --scenario")
+    if wrong:
+        raise HeadwayError(wrong)
+
+
+LOGS = ("--from-requests", "--from-steps")
+TRACE = "--from-torch-profile"
+SOURCES_OF = {
+    "--scenario": f"{', '.join(LOGS)} or {TRACE}",
+    "--set": f"{', '.join(LOGS)} or {TRACE}",
+    "--columns": "--from-requests",
+}
+"""What is fitted where an option beside it has a meaning."""
+
+
 def _from_log(
     requests: Path | None,
     columns: str | None,
     steps: Path | None,
-    path: Path | None,
+    path: Path,
     overrides: list[str],
     *,
     out: Path | None,
-    given: tuple[object, ...],
 ) -> None:
     """Fit a scenario's cost to a server's log."""
     from calibration.server_logs.from_requests import calibrate_from_requests
@@ -135,14 +189,6 @@ def _from_log(
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
 
-    if path is None or (requests is None) == (steps is None):
-        raise HeadwayError(
-            "calibrate: --from-requests and --scenario go together, or --from-steps and --scenario"
-        )
-    if columns is not None and requests is None:
-        raise HeadwayError("--columns: goes with --from-requests")
-    if any(value is not None for value in given):
-        raise HeadwayError("--from-requests, --from-steps: goes without --model and --from")
     loaded = load_scenario(path, overrides)
     folder = check_folder(out or Path("out") / f"calibrate-{loaded.name}")
     if requests is not None:
@@ -152,20 +198,13 @@ def _from_log(
 
 
 def _from_profile(
-    trace: Path,
-    path: Path | None,
-    overrides: list[str],
-    *,
-    out: Path | None,
-    given: tuple[object, ...],
+    trace: Path, path: Path | None, overrides: list[str], *, out: Path | None
 ) -> None:
     """Tell what a torch profiler's trace holds; with a scenario, fit its cost."""
     from calibration.server_logs.from_steps import calibrate_from_profile
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
 
-    if any(value is not None for value in given):
-        raise HeadwayError("--from-torch-profile: goes with --scenario, --set and --out alone")
     loaded = load_scenario(path, overrides) if path is not None else None
     name = loaded.name if loaded is not None else trace.name.split(".")[0]
     folder = check_folder(out or Path("out") / f"calibrate-{name}")

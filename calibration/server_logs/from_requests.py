@@ -20,6 +20,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,13 +270,15 @@ def fit_log(log: RequestLog) -> LogFit:
     """Fit to every other block of time, judge by the others; then fit to all."""
     before = terms_of(log.cost, log.scenario.workload.client_latency)
     every, even = np.ones(BLOCKS, bool), np.arange(BLOCKS) % 2 == 0
-    width = _scaled(log.names, "half_width")
-    center = np.maximum(_search(log, before), width)  # no term of the grid goes below 0
-    log.simulate_all(center + grid(len(center)) * width)
-    surface = Surface.around(center, width, log.losses, log.prior)
-    negligible = NEGLIGIBLE * _scaled(log.names, "unit")
-    half, _ = _fit(surface, before, even, negligible)
-    found, intervals = _fit(surface, before, every, negligible)
+    free = np.ones(len(before), bool)
+    while True:
+        fit = partial(_fit, _surface(log, before, free), log.names, before, free)
+        found, intervals = fit(every)
+        told = np.array([interval is not None for interval in intervals])
+        if (told == free).all():
+            break
+        free = told  # what the log does not tell stays as it was: the others are found beside that
+    half, _ = fit(even)
     terms = [Term(*row) for row in zip(log.names, before, found, intervals, strict=True)]
     unseen = log.block % 2 == 1
     old, new = log.simulate(before), log.simulate(half)
@@ -296,19 +299,45 @@ def fit_log(log: RequestLog) -> LogFit:
     return LogFit(cost, terms, errors, means, left, len(unseen), int(unseen.sum()))
 
 
+def _surface(log: RequestLog, start: Floats, free: Flags) -> Surface | None:
+    """Put a surface over the terms that are free, around the best place; None: none is."""
+    if not free.any():
+        return None
+    width = _scaled(log.names, "half_width")[free]
+    center = np.maximum(_search(log, start, free)[free], width)  # no term of the grid below 0
+
+    def place(terms: Floats) -> Floats:
+        whole = start.copy()
+        whole[free] = terms
+        return whole
+
+    log.simulate_all(place(center + one * width) for one in grid(len(center)))
+    prior = log.prior
+    if prior is not None:
+        known = bool(free[prior.term])
+        prior = replace(prior, term=int(free[: prior.term].sum())) if known else None
+    return Surface.around(center, width, lambda terms: log.losses(place(terms)), prior)
+
+
 def _fit(
-    surface: Surface, start: Floats, blocks: Flags, negligible: Floats
+    surface: Surface | None, names: Sequence[str], start: Floats, free: Flags, blocks: Flags
 ) -> tuple[Floats, Intervals]:
-    """Fit to some blocks of time; what the log does not tell of stays as it was."""
-    found = surface.minimum(blocks)
-    found = np.where(found > negligible, found, 0.0)
-    intervals = surface.intervals(found, blocks)
-    told = np.array([interval is not None for interval in intervals])
-    return np.where(told, found, start), intervals
+    """Fit the terms that are free to some blocks of time; an interval is None where none tells."""
+    found, intervals = start.copy(), list[tuple[float, float] | None]([None] * len(start))
+    if surface is None:
+        return found, intervals
+    least = surface.minimum(blocks)
+    least = np.where(least > NEGLIGIBLE * _scaled(names, "unit")[free], least, 0.0)
+    known = surface.intervals(least, blocks)
+    for k, value, interval in zip(np.flatnonzero(free), least, known, strict=True):
+        intervals[k] = interval
+        if interval is not None:
+            found[k] = value
+    return found, intervals
 
 
-def _search(log: RequestLog, start: Floats) -> Floats:
-    """Search the terms but the last; that is found for each by itself.
+def _search(log: RequestLog, start: Floats, free: Flags) -> Floats:
+    """Search the terms that are free; the last is found for each of the others by itself.
 
     A hidden host is sought before the launch gap is: the two are nearly one.
     """
@@ -321,34 +350,45 @@ def _search(log: RequestLog, start: Floats) -> Floats:
 
     def loss(x: Floats) -> float:
         these = x * units
-        last = minimize_scalar(
-            lambda late: log.losses(np.array([*these, late])).sum(),
-            bounds=(0.0, min(most, bounds[-1])),
-            method="bounded",
-            options={"xatol": 1e-5},
-        )
-        if last.fun < best["loss"]:
-            best.update(loss=last.fun, terms=np.array([*these, last.x]))
-        return float(last.fun)
+        if free[-1]:
+            last = minimize_scalar(
+                lambda late: log.losses(np.array([*these, late])).sum(),
+                bounds=(0.0, min(most, bounds[-1])),
+                method="bounded",
+                options={"xatol": 1e-5},
+            )
+            late, found = float(last.x), float(last.fun)
+        else:
+            late = float(start[-1])
+            found = float(log.losses(np.array([*these, late])).sum())
+        if found < best["loss"]:
+            best.update(loss=found, terms=np.array([*these, late]))
+        return found
 
-    def minimize_over(free: list[int]) -> None:
+    def minimize_over(sought: list[int]) -> None:
         first = best["terms"][:-1] / units
-        steps = np.diag(_scaled(log.names, "first")[:-1] / units)[free]
+        if not sought:
+            loss(first)
+            return
+        steps = np.diag(_scaled(log.names, "first")[:-1] / units)[sought]
         minimize(
-            lambda x: loss(np.append(first, x)[_places(free, len(first))]),
-            first[free],
+            lambda x: loss(np.append(first, x)[_places(sought, len(first))]),
+            first[sought],
             method="Nelder-Mead",
-            bounds=[(0.0, bounds[k] / units[k]) for k in free],
+            bounds=[(0.0, bounds[k] / units[k]) for k in sought],
             options={
-                "initial_simplex": [first[free], *(first[free] + step[free] for step in steps)],
+                "initial_simplex": [
+                    first[sought],
+                    *(first[sought] + step[sought] for step in steps),
+                ],
                 "maxfev": MAX_SIMULATIONS,
                 "xatol": 0.01,
                 "fatol": 1e-3,
             },
         )
 
-    every = [*range(len(units))]
-    if "host" in log.names:
+    every = [*map(int, np.flatnonzero(free[:-1]))]
+    if "host" in log.names and 0 in every:
         minimize_over(every[1:])
     minimize_over(every)
     return np.asarray(best["terms"])

@@ -24,9 +24,9 @@ SEARCH_LIMIT = 1.5  # half widths of the grid: as far as the minimum is sought
 
 
 def grid(terms: int) -> Floats:
-    """Give places around a center, in units of half the width: fine in the first two terms of
-    three, coarse in all of four, so that there are 75 or 81."""
-    fine = [FINE] * 2 if terms == 3 else []
+    """Give places around a center, in units of half the width: fine in the first two terms of up
+    to three, coarse in all of four, so that there are 81 at most."""
+    fine = [FINE] * min(terms, 2) if terms <= 3 else []
     return np.array([*product(*fine, *[COARSE] * (terms - len(fine)))])
 
 

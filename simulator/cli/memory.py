@@ -11,8 +11,12 @@ from cyclopts import Parameter
 class EngineOptions:
     """Keys of a scenario's engine that the KV cache depends on."""
 
-    tensor_parallel_size: Annotated[int, Parameter(help="GPUs that share each layer")] = 1
-    pipeline_parallel_size: Annotated[int, Parameter(help="stages of layers")] = 1
+    tensor_parallel_size: Annotated[
+        int, Parameter(alias=["--tp", "-tp"], help="GPUs that share each layer")
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int, Parameter(alias=["--pp", "-pp"], help="stages of layers")
+    ] = 1
     gpu_memory_utilization: Annotated[float, Parameter(help="share, 0 to 1")] = 0.92
     dtype: Annotated[str, Parameter(help="of the weights; auto: the model's")] = "auto"
     quantization: Annotated[str | None, Parameter(help="of the weights: fp8, int8, int4")] = None

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.server_logs.from_requests import fit_log, read_log
+from calibration.server_logs.from_requests import RequestLog, fit_log, read_log
 from simulator.cli.main import main
 from simulator.costs.piecewise import SplitCost
 from simulator.costs.profile import read_profile
@@ -66,6 +66,29 @@ def test_known_overheads_are_found(write, tmp_path):
         assert after < 0.03 < before
         assert abs(fit.means["ttft"][1]) < 0.02 < abs(fit.means["ttft"][0])
     assert held >= 5  # of six
+
+
+class Slope(RequestLog):
+    """A log whose loss is known: the less per sequence the better, on a straight line.
+
+    From 200 us per sequence on, each of 10 us more is half a millisecond of a step.
+    """
+
+    def losses(self, terms):
+        step, sequences, client = terms / (1e-3, 1e-5, 1e-3)
+        seen = step + 0.5 * max(0.0, sequences - 20) - 10
+        return np.full(20, seen**2 + sequences + (client - 3) ** 2)
+
+
+def test_what_a_log_does_not_tell_stays_and_the_others_are_found_beside_it(write, tmp_path):
+    """Without the wait of 300 us per sequence a step waits for 10 ms, with it for 5 ms."""
+    path = scenario(write, step=2e-4, per_sequence=3e-4)
+    log = read_log(make_log(tmp_path / "log.csv", write, 1), load_scenario(path))
+    step, sequences, client = fit_log(Slope(**vars(log))).terms
+    assert sequences.interval is None
+    assert sequences.value == 3e-4
+    assert step.value == pytest.approx(5e-3, rel=1e-3)
+    assert client.value == pytest.approx(3e-3, rel=1e-3)
 
 
 def test_command(write, tmp_path, capsys, monkeypatch):
@@ -208,13 +231,28 @@ def test_bad_logs(write, tmp_path, capsys, text, what):
     assert not out.exists()
 
 
-def test_options_go_together(write, capsys):
-    """A log needs a scenario, and excludes a measurement."""
-    assert main(["calibrate", "--from-requests", "x.csv"]) == 2
-    assert "--from-requests and --scenario go together" in capsys.readouterr().err
-    both = ["calibrate", "--from-requests", "x.csv", "--scenario", str(scenario(write))]
-    assert main([*both, "--model", "tiny-test"]) == 2
-    assert "goes without --model" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--from-requests x", "--from-requests: needs --scenario, which says what the server is"),
+        ("--from-steps x", "--from-steps: needs --scenario"),
+        ("--from-requests x --scenario s --model m", "--from-requests: goes without --model"),
+        ("--from-requests x --from-steps y --scenario s", "--from-steps: goes without --from-req"),
+        ("--from x --from-torch-profile y", "--from-torch-profile: goes without --from\n"),
+        ("--scenario s", "--scenario: goes with --from-requests, --from-steps or --from-torch-"),
+        ("--from x --scenario s", "or --from-torch-profile, not with --from\n"),
+        ("--model m --set a=1", "--set: goes with --from-requests, --from-steps or --from-torch-"),
+        ("--from-steps x --scenario s --columns a", "--columns: goes with --from-requests, not wi"),
+        ("--from-torch-profile x --set a=1", "--set: goes with --scenario"),
+        ("--from x --device cuda", "--device: goes with --model, not with --from"),
+    ],
+)
+def test_options_go_together(capsys, options, said):
+    """Each message names those that were given, no others, before any file is read."""
+    assert main(["calibrate", *options.split()]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("headway: error: ") == 1
 
 
 def test_a_real_server(data, write):
