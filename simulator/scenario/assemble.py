@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.cluster.load_balancer import SINCE
-from simulator.core.engine_config import EngineConfig
+from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.data_parallel import DataParallelCost, Experts
 from simulator.costs.load import load_cost
 from simulator.costs.noise import describe_cost
 from simulator.costs.overhead import VLLM, read_version, without_host
-from simulator.costs.profile import shipped_profile
+from simulator.costs.profile import settings_of, shipped_profile, shipped_profiles
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.kv_budget import MemoryBudget, kv_budget
 from simulator.models.load import load_model
@@ -116,6 +116,8 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
             "engine.pipeline_parallel_size: must be 1 where data-parallel ranks share experts"
         )
     shipped = None if parallel or scenario.cost else shipped_profile(model, gpu, engine)
+    if engine.expert_routing != UNIFORM and scenario.cost is None and shipped is None:
+        raise ValueError(_why_uniform(model, gpu, engine, parallel=parallel))
     spec = scenario.cost or shipped or {"kind": "roofline"}
     target: Any = {"model": model, "gpu": gpu, "engine": engine, "host": scenario.host}
     cost: CostModel = load_cost(spec, scenario.folder, **target)
@@ -130,6 +132,22 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
         experts = Experts(model, gpu, engine.weight_dtype, *sizes)
     kernels = without_host(cost) if engine.async_scheduling else None
     return DataParallelCost(cost, engine.data_parallel_size, experts, kernels)
+
+
+def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: bool) -> str:
+    """Say why experts can only be chosen evenly where no profile is taken."""
+    if parallel:
+        return (
+            f"engine.expert_routing: experts that data-parallel ranks share are by roofline, which "
+            f"knows {UNIFORM} routing alone"
+        )
+    others = any(name.startswith(f"{model.name}.") for name in shipped_profiles())
+    there = "; `headway profile list` has those of other layouts" if others else ""
+    words = [f"{key} {value}" for key, value in settings_of(model, engine).items()]
+    return (
+        f"engine.expert_routing: no profile is shipped of {model.name} on {gpu.name} with "
+        f"{', '.join(words)}, and the roofline that stands for it knows {UNIFORM} alone{there}"
+    )
 
 
 def describe_costs(scenario: Scenario) -> dict[str, Any]:

@@ -119,3 +119,17 @@ def test_skewed_routing_is_near_the_even_one(name: str) -> None:
             for tokens in (1, 16, 256, 4096):
                 ratio = skewed.dense_seconds(tokens) / even.dense_seconds(tokens)
                 assert 0.3 < ratio < 4.0
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("gpu: MI300X", "no profile is shipped of qwen3-30b-a3b on MI300X with tensor_parallel_si"),
+        ("cost: {kind: roofline}", "a roofline knows uniform routing alone"),
+    ],
+)
+def test_why_experts_are_chosen_evenly_is_told(tmp_path: Path, more: str, told: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(f"model: qwen3-30b-a3b\nengine: {{expert_routing: power_law_1.2}}\n{more}\n")
+    with pytest.raises(HeadwayError, match=told):
+        load_scenario(path)
