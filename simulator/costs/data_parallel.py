@@ -9,7 +9,7 @@ and scattered again (vLLM's `allgather_reducescatter`): as many bytes as an all-
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -166,6 +166,14 @@ class DataParallelCost(CostDecorator):
 def split_ranks(cost: CostModel) -> tuple[CostModel, JointStep | None]:
     """Give what a rank does for itself, and what makes one step of all; None: nothing does."""
     return (cost.inner, cost.joint) if isinstance(cost, DataParallelCost) else (cost, None)
+
+
+def change_rank_cost(cost: CostModel, change: Callable[[CostModel], CostModel]) -> CostModel:
+    """Change what a rank does for itself; what ranks do together stays as it is."""
+    if not isinstance(cost, DataParallelCost):
+        return change(cost)
+    kernels = None if cost.kernels is None else change(cost.kernels)
+    return replace(cost, inner=change(cost.inner), kernels=kernels)
 
 
 def replace_rank_cost(cost: CostModel, given: CostModel) -> CostModel:

@@ -5,13 +5,15 @@ that its fit had not seen, one for pure decode steps and one for steps with prom
 of a fit is mostly of one sign over a region of steps (a table too high at these batch sizes), and a
 run keeps to few regions: it does not average out as white noise would over thousands of steps. So
 a replication draws one factor per regime, lognormal, and keeps it from its first step to its last.
+Two cost models err each by itself: what one profile's tables miss says nothing of another's.
 Within a run nothing is random, and leaps stay exact.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp
 from numbers import Real
+from zlib import crc32
 
 import numpy as np
 
@@ -35,9 +37,13 @@ class Noise:
     prompts: float
 
     @classmethod
-    def draw(cls, seed: int) -> "Noise":
-        """Draw standard normal numbers; the same seed gives the same under any cost model."""
-        draw = np.random.default_rng(np.random.SeedSequence([seed, STREAM]))
+    def draw(cls, seed: int, cost: CostModel) -> "Noise":
+        """Draw standard normal numbers: of a seed the same for one cost model, others for another.
+
+        A cost model is known by its name and by what of its times nobody has measured.
+        """
+        key = crc32(f"{cost.name}: {cost.unmeasured}".encode())
+        draw = np.random.default_rng(np.random.SeedSequence([seed, STREAM, key]))
         decode, prompts = draw.standard_normal(2).tolist()
         return cls(decode, prompts)
 
@@ -48,6 +54,15 @@ class Noise:
             return cost
         decode, prompts = sd.get("decode", 0.0), sd.get("prompts", 0.0)
         return ScaledCost(cost, exp(self.decode * decode), exp(self.prompts * prompts))
+
+
+Errors = Callable[[CostModel], CostModel]
+"""Makes of a cost model one that is off."""
+
+
+def with_drawn_noise(seed: int, cost: CostModel) -> CostModel:
+    """Give a cost model that is off as it is in the replication with this seed."""
+    return Noise.draw(seed, cost).apply(cost)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.costs.noise import Noise
+from simulator.costs.noise import with_drawn_noise
 from simulator.planning.intervals import Difference, Estimate, columns, estimate, holm, paired
 from simulator.planning.runs import (
     MetricValues,
@@ -65,8 +65,8 @@ def replicate(
 ) -> list[list[MetricValues]]:
     """Run every scenario `count` times on all cores; return the numbers of its summaries.
 
-    The k-th replication of each has the same seed: the same arrivals, lengths and errors of the
-    cost model, however the scenarios differ otherwise (common random numbers). Raises
+    The k-th replication of each has the same seed: the same arrivals, lengths and, of the same
+    cost model, errors, however the scenarios differ otherwise (common random numbers). Raises
     HeadwayError where a run fails.
     """
     work = [
@@ -90,7 +90,7 @@ def replicate(
 
 def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues:
     """Make the run of a scenario that has the replication's seed, in a worker."""
-    result = run_point(scenario, noise=Noise.draw(scenario.seed))
+    result = run_point(scenario, noise=partial(with_drawn_noise, scenario.seed))
     result.warmup, result.cooldown = warmup, cooldown
     summary = result.summary()
     found = metric_values(summary) | part_values(summary)

@@ -19,6 +19,7 @@ from simulator.core.log import PAUSE, REJECTED, RUN, STEP, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.data_parallel import split_ranks
+from simulator.costs.noise import Errors
 from simulator.engine.client import Client, StreamClient
 from simulator.engine.drive import drive
 from simulator.policies.predictor import make_predictor
@@ -61,6 +62,7 @@ def run_cluster(
     progress: Callable[[float, int, int], None] | None = None,
     workload: Workload | None = None,
     cost: CostModel | None = None,
+    noise: Errors | None = None,
     stop: Callable[[Floats, Sequence[Log]], bool] | None = None,
 ) -> Result:
     """Simulate a scenario with a cluster; see `simulation.run`. `cost` is that of all replicas.
@@ -71,12 +73,12 @@ def run_cluster(
         workload = scenario.make_workload()
     if find_coupling(scenario, workload) is None:
         return _run_independent(
-            scenario, workload, progress, cost=cost, leap=not stepwise, stop=stop
+            *(scenario, workload, progress), cost=cost, noise=noise, leap=not stepwise, stop=stop
         )
     env = FastEnvironment()
     fleet = make_fleet(env, scenario, sessions_of(workload))
     record, life = add_replicas(
-        fleet, scenario, workload.segments is not None, cost, leap=not stepwise
+        fleet, scenario, workload.segments is not None, cost, noise, leap=not stepwise
     )
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     client = connect_client(
@@ -147,6 +149,7 @@ def _run_independent(
     *,
     leap: bool,
     cost: CostModel | None = None,
+    noise: Errors | None = None,
     spread: bool = False,
     jobs: int | None = None,
     stop: Callable[[Floats, Sequence[Log]], bool] | None = None,
@@ -157,6 +160,7 @@ def _run_independent(
         *(scenario, workload, router),
         leap=leap,
         cost=cost,
+        noise=noise,
         progress=progress,
         spread=spread,
         jobs=jobs,
@@ -180,14 +184,15 @@ def add_replicas(
     scenario: Scenario,
     shares: bool,
     cost: CostModel | None = None,
+    noise: Errors | None = None,
     *,
     leap: bool,
     startup_delay: float = 0.0,
 ) -> tuple[ClusterRecord, Lifecycle]:
     """Add all replicas that there may ever be, and start those that there are at first.
 
-    `shares` says that prompts have contents, `cost` takes the place of the scenario's. The first
-    replicas are up after `startup_delay`, s.
+    `shares` says that prompts have contents, `cost` takes the place of the scenario's, `noise`
+    makes it be off. The first replicas are up after `startup_delay`, s.
     """
     assert scenario.cluster is not None
     makers: list[Callable[[], list[Scheduler]]] = []
@@ -195,7 +200,7 @@ def add_replicas(
     first: list[Target] = []
     for name, group in scenario.cluster.replica_groups.items():
         own = scenario.of_group(name)
-        parts = with_cost(assemble(own), cost)
+        parts = with_cost(assemble(own), cost, noise)
         ranks = own.engine.data_parallel_size
         make = partial(_make_schedulers, own, parts, ranks, shares, group.kv_role)
         for number in range(scenario.cluster.max_replicas(name)):

@@ -21,7 +21,8 @@ from simulator.core.executor import Executor
 from simulator.core.log import REQUEST, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
-from simulator.costs.data_parallel import replace_rank_cost
+from simulator.costs.data_parallel import change_rank_cost, replace_rank_cost
+from simulator.costs.noise import Errors
 from simulator.engine.client import RequestReader
 from simulator.engine.drive import no_garbage_collection
 from simulator.engine.pipeline import make_replica
@@ -175,6 +176,7 @@ class ReplicaGroup:
     shares: bool  # the workload's prompts have contents
     leap: bool
     cost: CostModel | None  # in place of the scenario's
+    noise: Errors | None
 
     def replicas(self) -> list[IndependentReplica]:
         """Build the replicas."""
@@ -183,7 +185,7 @@ class ReplicaGroup:
         for name, requests in zip(self.groups, self.requests, strict=True):
             if name not in kinds:
                 own = self.scenario.of_group(name)
-                kinds[name] = own, with_cost(assemble(own), self.cost)
+                kinds[name] = own, with_cost(assemble(own), self.cost, self.noise)
             own, parts = kinds[name]
             scheduler = make_scheduler(own, parts, self.shares)
             replicas.append(IndependentReplica(scheduler, parts.cost, requests, leap=self.leap))
@@ -209,6 +211,7 @@ def run_independent(
     *,
     leap: bool,
     cost: CostModel | None = None,
+    noise: Errors | None = None,
     progress: Progress | None = None,
     spread: bool = False,
     jobs: int | None = None,
@@ -216,16 +219,18 @@ def run_independent(
 ) -> IndependentRun:
     """Simulate a cluster that nothing ties together, replica by replica.
 
-    `cost` takes the place of the scenario's. `spread` does it on joblib's active backend, on `jobs`
-    workers; else it is done in this process, and `stop` asked while requests come.
+    `cost` takes the place of the scenario's, `noise` makes it be off. `spread` does it
+    on joblib's active backend, on `jobs` workers; else it is done in this process, and `stop` asked
+    while requests come.
     """
-    groups, parts = _replicas(scenario, workload, cost)
+    groups, parts = _replicas(scenario, workload, cost, noise)
     hints = None
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     if isinstance(predictor, FixedPredictions):
         hints = predictor.hints.astype(np.int64)
     requests = _route(workload, router, groups, hints)
-    group = ReplicaGroup(scenario, groups, requests, workload.segments is not None, leap, cost)
+    shares = workload.segments is not None
+    group = ReplicaGroup(scenario, groups, requests, shares, leap, cost, noise)
     sent, interrupted = workload.arrival.copy(), False
     if spread:
         logs = _run_on_workers(group, jobs, progress, len(workload))
@@ -244,7 +249,7 @@ def run_independent(
 
 
 def _replicas(
-    scenario: Scenario, workload: Workload, cost: CostModel | None
+    scenario: Scenario, workload: Workload, cost: CostModel | None, noise: Errors | None
 ) -> tuple[list[str], list[EngineParts]]:
     """Give group and parts of each replica, with the warnings of those who build them."""
     assert scenario.cluster is not None
@@ -252,7 +257,7 @@ def _replicas(
     every: list[EngineParts] = []
     for name, group in scenario.cluster.replica_groups.items():
         own = scenario.of_group(name)
-        parts = with_cost(assemble(own), cost)
+        parts = with_cost(assemble(own), cost, noise)
         if group.replicas:
             make_scheduler(own, parts, workload.segments is not None)
         groups += [name] * group.replicas
@@ -260,9 +265,12 @@ def _replicas(
     return groups, every
 
 
-def with_cost(parts: EngineParts, cost: CostModel | None) -> EngineParts:
-    """Put a given cost, if there is one, in place of the scenario's."""
-    return parts if cost is None else replace(parts, cost=replace_rank_cost(parts.cost, cost))
+def with_cost(
+    parts: EngineParts, cost: CostModel | None, noise: Errors | None = None
+) -> EngineParts:
+    """Put a given cost, if there is one, in place of the scenario's, and let `noise` change it."""
+    found = parts.cost if cost is None else replace_rank_cost(parts.cost, cost)
+    return replace(parts, cost=found if noise is None else change_rank_cost(found, noise))
 
 
 def _route(

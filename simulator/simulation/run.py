@@ -11,7 +11,7 @@ from simulator.core.alarm import FastEnvironment
 from simulator.core.log import REJECTED, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
-from simulator.costs.noise import Noise
+from simulator.costs.noise import Errors
 from simulator.engine.client import Client
 from simulator.engine.drive import drive
 from simulator.engine.pipeline import make_replica
@@ -39,13 +39,13 @@ def run(
     progress: Callable[[float, int, int], None] | None = None,
     workload: Workload | None = None,
     cost: CostModel | None = None,
-    noise: Noise | None = None,
+    noise: Errors | None = None,
     stop: Stop | None = None,
 ) -> Result:
     """Simulate a scenario, or what `load_scenario` makes one of: a file, a name, a dict.
 
     `stepwise` executes every step by itself, for the same result. `workload` and `cost` take the
-    place of the scenario's; `noise` says how far off the cost is in this run, None: not at all.
+    place of the scenario's; `noise` makes of a cost model one that is off in this run.
     `progress(simulated seconds, requests done, requests in all)` is called now and then, and so is
     `stop`. Where that says so, and at an interrupt (Ctrl-C), the run ends early: the result then
     holds what was done until then. Raises ValueError, `field: what is wrong`, where the scenario
@@ -61,13 +61,14 @@ def run(
             progress=progress,
             workload=workload,
             cost=cost,
+            noise=noise,
             stop=stop,
         )
     parts = assemble(scenario)
     if cost is not None:
         parts = replace(parts, cost=cost)
     if noise is not None:
-        parts = replace(parts, cost=noise.apply(parts.cost))
+        parts = replace(parts, cost=noise(parts.cost))
     if workload is None:
         workload = scenario.make_workload()
     else:

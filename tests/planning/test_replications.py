@@ -1,6 +1,7 @@
 """Replications: noise of the cost model, common random numbers, the commands' files."""
 
 import json
+from functools import partial
 from math import exp
 
 import numpy as np
@@ -8,7 +9,8 @@ import pandas as pd
 import pytest
 
 from simulator.cli.main import main
-from simulator.costs.noise import Noise, ScaledCost
+from simulator.costs.linear import LinearCost
+from simulator.costs.noise import Noise, ScaledCost, with_drawn_noise
 from simulator.planning.design import expand
 from simulator.planning.intervals import estimate
 from simulator.planning.replications import estimates, replicate, seeds, winner_lines
@@ -25,7 +27,7 @@ NOISY = SMALL.replace(
 def test_factors_by_hand(write):
     """One standard deviation up for decodes, two down for prompts."""
     scenario = load_scenario(write(NOISY))
-    plain, off = run(scenario), run(scenario, noise=Noise(1.0, -2.0))
+    plain, off = run(scenario), run(scenario, noise=Noise(1.0, -2.0).apply)
     cost = off.parts.cost
     assert isinstance(cost, ScaledCost)
     assert (cost.decode, cost.prompts) == (exp(0.1), exp(-0.4))
@@ -38,7 +40,7 @@ def test_factors_by_hand(write):
 def test_without_residuals_nothing_changes(write):
     """A cost model without residuals is left as it is, to the object."""
     scenario = load_scenario(write(SMALL))
-    result = run(scenario, noise=Noise(3.0, 3.0))
+    result = run(scenario, noise=Noise(3.0, 3.0).apply)
     assert not isinstance(result.parts.cost, ScaledCost)
     assert result.summary() == run(scenario).summary()
 
@@ -48,18 +50,43 @@ def test_leaps_stay_exact_under_noise(write, policy):
     """With noise too the leaping run is the stepwise run to the last bit."""
     text = NOISY.replace("max_num_seqs: 8", f"max_num_seqs: 8, scheduling_policy: {policy}")
     scenario = load_scenario(write(text))
-    noise = Noise(0.7, -1.3)
+    noise = Noise(0.7, -1.3).apply
     leaping, stepwise = run(scenario, noise=noise), run(scenario, stepwise=True, noise=noise)
     pd.testing.assert_frame_equal(leaping.requests, stepwise.requests, check_exact=True)
 
 
 def test_noise_has_the_spread_it_says():
     """Over many seeds the logarithms of factors have the standard deviation of the residuals."""
-    drawn = [Noise.draw(seed) for seed in seeds(0, 2000)]
+    cost = LinearCost(1e-2)
+    drawn = [Noise.draw(seed, cost) for seed in seeds(0, 2000)]
     both = np.array([(noise.decode, noise.prompts) for noise in drawn])
     assert np.abs(both.mean(axis=0)).max() < 0.08
     assert np.abs(both.std(axis=0) - 1).max() < 0.06
     assert abs(np.corrcoef(both.T)[0, 1]) < 0.08
+
+
+def test_cost_models_err_each_by_itself():
+    """In one replication: the same factors for one cost model, others for another."""
+    one, same, other = (
+        run(load_scenario("demo", [f"gpu.name={gpu}", *more]), noise=partial(with_drawn_noise, 7))
+        for gpu, more in (("A100-80GB", []), ("A100-80GB", ["engine.max_num_seqs=8"]), ("L40S", []))
+    )
+    factors = [(run.parts.cost.decode, run.parts.cost.prompts) for run in (one, same, other)]
+    assert factors[0] == factors[1]
+    assert factors[0] != factors[2]
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_outstanding"])
+def test_replicas_of_a_cluster_err_alike(write, router):
+    """Replicas apart, and replicas that a router looks at: all are slower by the same factor."""
+    text = f"{NOISY}cluster: {{replicas: 2, router: {router}}}\n"
+    scenario = load_scenario(write(text))
+    plain, off = run(scenario), run(scenario, noise=Noise(1.0, 1.0).apply)
+    for one, other in zip(plain.logs, off.logs, strict=True):
+        ratio = (other.steps["end"][0] - other.steps["start"][0]) / (
+            one.steps["end"][0] - one.steps["start"][0]
+        )
+        assert ratio == pytest.approx(exp(0.2), rel=1e-4)
 
 
 def test_seeds_do_not_depend_on_their_number():
