@@ -125,7 +125,11 @@ def not_in_files(run: Run) -> dict[str, str]:
     limits = (
         (True, r"headway\.(schema|version|warnings|diagnosis.*|engines.*)", "no metrics"),
         (True, r"headway\.host\..*", "what the cost model was read from"),
-        (True, r"headway\.(.*\.)?(profile|step_times.*)", "the name of what the cost model was read from"),
+        (
+            True,
+            r"headway\.(.*\.)?(profile|step_times.*)",
+            "the name of what the cost model was read from",
+        ),
         (True, r"headway\.cluster\.(\w*tries\w*|failures|scalings)", "one row for all tries"),
         (
             (run.scenario["cost"] or {}).get("kind") != "linear" or others,  # that cannot tell
