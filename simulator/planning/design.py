@@ -171,15 +171,22 @@ def fold_errors(points: Sequence[DesignPoint]) -> Iterator[tuple[str, str]]:
     """
     alike: dict[str, list[DesignPoint]] = {}
     for point in points:
-        text = point.error
-        for value in sorted(point.varied.values(), key=len, reverse=True):
-            text = text.replace(value, HIDDEN)
-        if text:
-            alike.setdefault(text, []).append(point)
+        if point.error:
+            alike.setdefault(_hide_values(point.error, point.varied), []).append(point)
     for first, *others in alike.values():
-        named = ", ".join(other.label for other in others[:LIKEWISE])
-        more = f" and {len(others) - LIKEWISE} more" if len(others) > LIKEWISE else ""
-        yield first.label, first.error + (f" (likewise {named}{more})" if others else "")
+        yield first.label, first.error + _likewise([other.label for other in others])
+
+
+def _hide_values(text: str, varied: Mapping[str, str]) -> str:
+    for value in sorted(varied.values(), key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return text
+
+
+def _likewise(labels: Sequence[str]) -> str:
+    """Name the points whose error is like another's."""
+    more = f" and {len(labels) - LIKEWISE} more" if len(labels) > LIKEWISE else ""
+    return f" (likewise {', '.join(labels[:LIKEWISE])}{more})" if labels else ""
 
 
 def refuse_overridden(
@@ -222,13 +229,16 @@ def _errors_with_values(
     overrides: Sequence[str],
     seed: int | None,
 ) -> list[str]:
-    """Add to each message the varied values that it comes with, unless it comes without any."""
+    """Add to each message the varied values that it comes with, unless it comes without any.
+
+    Of those that differ in varied values alone, the first names the others' points.
+    """
     try:
         load_scenario(path, overrides, seed)
         anyway: set[str] = set()
     except HeadwayError as error:
         anyway = set(error.messages)
-    messages = []
+    alike: dict[str, list[tuple[str, str]]] = {}
     for message in dict.fromkeys(message for point in points for message in point.errors):
         failed = [
             (point.varied, option)
@@ -243,8 +253,9 @@ def _errors_with_values(
             if all(varied.get(key) == value for varied in others)
         ]
         known = not common or message in anyway or message.startswith("--")
-        messages.append(message if known else f"{message} (with {' '.join(common)})")
-    return messages
+        text = message if known else f"{message} (with {' '.join(common)})"
+        alike.setdefault(_hide_values(text, first), []).append((text, _label(first)))
+    return [first + _likewise([label for _, label in rest]) for (first, _), *rest in alike.values()]
 
 
 def split_variant(item: str) -> tuple[str, dict[str, str]]:

@@ -236,8 +236,8 @@ def run_table(summary: Summary) -> str:
         if parts := gauges.get(block):
             lines += [f"{title:-^{WIDTH}}", *_parts(parts, gauges.get("clients"))]
     lines += [f"{'Engine':-^{WIDTH}}", *_engine(gauges)]
-    if sensitivity := gauges.get("sensitivity"):
-        lines += [f"{'Sensitivity':-^{WIDTH}}", *_sensitivity(sensitivity)]
+    if sensitivity := sensitivity_lines(gauges):
+        lines += [f"{'Sensitivity':-^{WIDTH}}", *(_line(*pair) for pair in sensitivity)]
     if gauges.get("diagnosis") is not None:
         lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(gauges)]
     lines.append("=" * WIDTH)
@@ -285,19 +285,19 @@ def amount(value: float) -> str:
     )
 
 
-def _sensitivity(found: Summary) -> list[str]:
+def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
     """Say how far metrics move for 1 % of step time, and by what is unsure of the cost model."""
     lines = []
-    for key, one in found.items():
+    for key, one in (gauges.get("sensitivity") or {}).items():
         name = key.removeprefix("mean_").removesuffix("_ms").upper()
         moved = moved_by(
             one["elasticity"], one.get("elasticity_95"), resolved=one.get("resolved", True)
         )
-        lines.append(_line(f"Mean {name}, 1 % longer steps (%)", moved))
+        lines.append((f"Mean {name}, 1 % longer steps (%)", moved))
         shown = "not known"
         if one["interval_95"] is not None:
             shown = " to ".join(f"{end:.2f}" for end in one["interval_95"])
-        lines.append(_line(f"Mean {name}, 95 % by the profile (ms)", shown))
+        lines.append((f"Mean {name}, 95 % by the profile (ms)", shown))
     return lines
 
 

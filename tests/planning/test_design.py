@@ -201,3 +201,13 @@ def test_names_with_colons_and_the_folders_of_names(path):
     ]
     assert found[0].varied == {"seed": "3"}
     assert found[2].varied == {}
+
+
+def test_errors_that_differ_in_the_value_alone_are_one(write):
+    """The others are named by their values."""
+    with pytest.raises(HeadwayError) as caught:
+        expand(write(SMALL), ["engine.max_num_sqs=1,2,3"])
+    assert caught.value.messages == [
+        "--vary engine.max_num_sqs=1: engine.max_num_sqs: unknown key; did you mean max_num_seqs? "
+        "(likewise 2, 3)"
+    ]

@@ -149,6 +149,7 @@ def _sections(runs: Sequence[Run]) -> str:
         ("Service levels", tables.per_run(runs, tables.service_levels)),
         ("What stands out", tables.per_run(runs, tables.diagnosis)),
         ("Latency", _latency(runs)),
+        ("Sensitivity", tables.per_run(runs, tables.sensitivity)),
         ("Where the time of a request went", tables.time_parts(runs)),
         ("Who sits in the batch", _seats(runs)),
         ("Over time", _over_time(runs)),

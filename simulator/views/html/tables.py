@@ -9,7 +9,13 @@ from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
-from simulator.views.report import BY_KEY, metric_rows, slo_lines, step_errors
+from simulator.views.report import (
+    BY_KEY,
+    metric_rows,
+    sensitivity_lines,
+    slo_lines,
+    step_errors,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,12 +133,19 @@ def per_run(runs: Sequence[Run], section: Callable[[Run], str]) -> str:
 
 def service_levels(run: Run) -> str:
     """Say which service levels the run keeps, and how many requests; empty without any."""
-    lines = slo_lines(run.summary["headway"])
-    return (
-        table(["", ""], [[escape(label), escape(value)] for label, value in lines], "numbers")
-        if lines
-        else ""
-    )
+    return _pairs(slo_lines(run.summary["headway"]))
+
+
+def sensitivity(run: Run) -> str:
+    """Say how far latencies move with the step times; empty where that was not asked."""
+    return _pairs(sensitivity_lines(run.summary["headway"]))
+
+
+def _pairs(lines: Sequence[tuple[str, str]]) -> str:
+    """Give a table of labels and values; empty without any."""
+    if not lines:
+        return ""
+    return table(["", ""], [[escape(label), escape(value)] for label, value in lines], "numbers")
 
 
 def diagnosis(run: Run) -> str:
