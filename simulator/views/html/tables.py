@@ -133,15 +133,15 @@ def per_run(runs: Sequence[Run], section: Callable[[Run], str]) -> str:
 
 def service_levels(run: Run) -> str:
     """Say which service levels the run keeps, and how many requests; empty without any."""
-    return _pairs(slo_lines(run.summary["headway"]))
+    return _two_columns(slo_lines(run.summary["headway"]))
 
 
 def sensitivity(run: Run) -> str:
     """Say how far latencies move with the step times; empty where that was not asked."""
-    return _pairs(sensitivity_lines(run.summary["headway"]))
+    return _two_columns(sensitivity_lines(run.summary["headway"]))
 
 
-def _pairs(lines: Sequence[tuple[str, str]]) -> str:
+def _two_columns(lines: Sequence[tuple[str, str]]) -> str:
     """Give a table of labels and values; empty without any."""
     if not lines:
         return ""
