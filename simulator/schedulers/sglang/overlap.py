@@ -117,9 +117,20 @@ class OverlappedSgLang(SgLang):
     def horizon(self, step: Step) -> int:
         flight = self.in_flight
         # What the batch before brings must be taken in at its end, if it is more than tokens.
-        if self.running.ended or (len(flight) > 1 and (flight[-2].prompts or flight[-2].ending)):
+        if self.running.ended or (len(flight) > 1 and self._changes_memory(flight[-2])):
             return 1
         return super().horizon(step)
+
+    def _changes_memory(self, batch: BatchInFlight) -> bool:
+        """Say whether there may be more or less memory when a batch is over.
+
+        A prompt goes into the tree then. Of one that shares nothing and was never retracted,
+        nothing is there yet, so that no block is given back for it.
+        """
+        shares = self.tree is not None and any(
+            one.segments is not None or one.preemptions for one, _, _ in batch.prompts
+        )
+        return shares or bool(batch.ending)
 
     # What is known.
 
