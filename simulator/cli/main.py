@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from simulator.cli.console import one_line_warnings, print_errors, print_interrupt, print_os_error
 from simulator.util.errors import HeadwayError, one_line
-from simulator.util.files import WRITTEN_FILES
+from simulator.util.files import READ_FILES, WRITTEN_FILES
 from simulator.util.user_code import NO_OWN_CODE, exit_message
 from simulator.util.version import __version__
 
@@ -72,6 +72,7 @@ for verb, line in VERBS.items():
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code. Whatever the user did wrong is told on stderr."""
+    READ_FILES.clear()
     WRITTEN_FILES.clear()
     no_own_code = os.environ.get(NO_OWN_CODE)
     try:

@@ -21,7 +21,7 @@ from simulator.cli.options import (
 )
 from simulator.cli.progress import run_progress, runs_progress
 from simulator.util.errors import HeadwayError
-from simulator.util.files import check_file
+from simulator.util.files import check_file, check_unread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,6 +86,9 @@ def run(
     loaded = load_scenario(scenario, with_slo(settings.overrides, options.slo), settings.seed)
     service_levels(loaded)  # what is wrong with them is told before the run
     folder = check_folder(out or Path("out") / loaded.name, options.format)
+    tables = (f"{name}.{options.format}" for name in ("requests", "steps"))
+    for name in ("scenario.yaml", "summary.json", "replications.csv", "intervals.json", *tables):
+        check_unread("--out", folder / name)
     _check_exports(timeline, prometheus)
     sampling = _sampling(prometheus, prometheus_interval, prometheus_start)
     if deploy is not None:

@@ -59,11 +59,12 @@ def convert(
 ) -> int:
     """Write a workload as Mooncake JSONL, which other tools read too."""
     refuse_own_code(no_own_code)
-    from simulator.util.files import check_target
+    from simulator.util.files import check_target, check_unread
     from simulator.workload.traces import write_mooncake
 
     check_target(source, target)
     workload, _, _ = _read(source, format, columns, chars_per_token)
+    check_unread("OUT", target)  # what a scenario reads
     if spread_seconds:
         from simulator.workload.describe import spread_seconds as spread
 

@@ -142,14 +142,44 @@ def warn_constant(runs: Sequence[Sequence[MetricValues]]) -> None:
 
 
 def differences(runs: Sequence[Sequence[MetricValues]]) -> list[list[Difference]]:
-    """Compare every run but the first with the first; p values adjusted over all of them."""
-    first = columns(runs[0], _keys(TESTED, runs[0]))
-    found = []
-    for other in runs[1:]:
-        theirs = columns(other, [*first])
-        found.append([paired(key, first[key], theirs[key]) for key in first if key in theirs])
-    adjusted = iter(holm([one.p for same in found for one in same]))
-    return [[replace(one, adjusted=next(adjusted)) for one in same] for same in found]
+    """Compare every run but the first with the first; p values adjusted as in `_tests`."""
+    tests, told = _tests(runs), {*_keys(TESTED, runs[0])}
+    return [
+        [test for (a, b, key), test in tests.items() if a == 0 and b == k and key in told]
+        for k in range(1, len(runs))
+    ]
+
+
+def _tests(runs: Sequence[Sequence[MetricValues]]) -> dict[tuple[int, int, str], Difference]:
+    """Compare pairs of runs by a metric: all that a comparison tells, adjusted as one family.
+
+    Every run but the first with the first by each of TESTED, and all pairs by what names a winner:
+    so the table and the winner cannot contradict each other.
+    """
+    leads = _leads(runs)
+    keys = [*dict.fromkeys((*_keys(TESTED, runs[0]), *leads))]
+    values = [columns(same, keys) for same in runs]
+    tests = {
+        (a, b, key): paired(key, values[a][key], values[b][key])
+        for a in range(len(runs))
+        for b in range(a + 1, len(runs))
+        for key in (keys if a == 0 else leads)
+        if key in values[a] and key in values[b]
+    }
+    adjusted = holm([test.p for test in tests.values()])
+    return {
+        pair: replace(test, adjusted=p)
+        for (pair, test), p in zip(tests.items(), adjusted, strict=True)
+    }
+
+
+def _leads(runs: Sequence[Sequence[MetricValues]]) -> list[str]:
+    """Name the metrics by which a winner is named."""
+    judged = bool(columns(runs[0], ["slo_attainment"]))
+    asked = ["slo_attainment"] if judged else [*LEADS]
+    if prices_differ([{"completed": 1, "headway": {}, **same[0]} for same in runs]):
+        asked.append(DOLLARS.key)
+    return asked
 
 
 def verdict(one: Difference) -> str:
@@ -207,7 +237,7 @@ def compare_intervals(
         blocks.append(align(rows) if same else nothing)
     blocks.append(
         f"Differences are to {labels[0]}, pair by pair: same requests, same errors of the cost "
-        "model.\n+ better, - worse, at 5 % over all lines together (Holm); ? may be chance."
+        "model.\n+ better, - worse, at 5 % over all lines and winners together (Holm); ? may be chance."
     )
     if hidden:
         blocks[-1] += f"\n{hidden} lines that may be chance are left out: --all shows them."
@@ -220,33 +250,30 @@ def winner_lines(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) 
     By the cost of a token, too, where what is paid differs.
 
     The best is the one with the best mean. It wins where each of its paired differences to the
-    others is significant at 5 %, by Holm over the differences of all pairs of runs: it was not
-    named beforehand.
+    others is significant at 5 %, by Holm over the differences of all pairs of runs (it was not
+    named beforehand) and those of the table.
     """
-    judged = bool(columns(runs[0], ["slo_attainment"]))
-    asked = ["slo_attainment"] if judged else [*LEADS]
-    if prices_differ([{"completed": 1, "headway": {}, **same[0]} for same in runs]):
-        asked.append(DOLLARS.key)
-    return [line for key in asked for line in _winner(labels, runs, key)]
+    tests = _tests(runs)
+    return [line for key in _leads(runs) for line in _winner(labels, runs, key, tests)]
 
 
 def _winner(
-    labels: Sequence[str], runs: Sequence[Sequence[MetricValues]], key: str
+    labels: Sequence[str],
+    runs: Sequence[Sequence[MetricValues]],
+    key: str,
+    tests: Mapping[tuple[int, int, str], Difference],
 ) -> Iterator[str]:
     """Name the best by one metric, or whom it cannot be told from."""
     values = [columns(same, [key]).get(key) for same in runs]
     known = [k for k, found in enumerate(values) if found is not None]
     if len(known) < 2:
         return
-    pairs = [(a, b) for a in known for b in known if a < b]
-    tests = [paired(key, values[a] or (), values[b] or ()) for a, b in pairs]
-    adjusted = holm([test.p for test in tests])
     metric = DOLLARS if key == DOLLARS.key else BY_KEY[key]
     best = max(known, key=lambda k: metric.better * estimate(values[k] or ()).mean)
     others = [
-        (b if a == best else a, replace(test, adjusted=p))
-        for (a, b), test, p in zip(pairs, tests, adjusted, strict=True)
-        if best in (a, b)
+        (b if a == best else a, test)
+        for (a, b, tested), test in tests.items()
+        if tested == key and best in (a, b)
     ]
     alike = [k for k, test in others if not test.difference.mean and not test.difference.sd]
     others = [pair for pair in others if pair[0] not in alike]

@@ -18,11 +18,17 @@ Contents = bytes | Writer
 
 WRITTEN_FILES: list[Path] = []
 """What this command has written: an interrupt tells it."""
+READ_FILES: set[Path] = set()
+"""What this command has read, or is to read: it writes over none of them."""
 OPEN_FILES = Path("/proc/self/fd")  # by number: through it a file without a name gets one
 
 
 def why_not_regular(path: Path) -> str:
-    """Say of a path that names a pipe, a device or a socket that it does: one may never end."""
+    """Say of a path that names a pipe, a device or a socket that it does: one may never end.
+
+    It is asked of every file before it is read, and kept in READ_FILES.
+    """
+    READ_FILES.add(path.absolute())
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         return f"{path}: cannot be read: is a pipe or a device, not a file"
     return ""
@@ -48,9 +54,9 @@ def check_replaceable(path: Path) -> None:
 def check_target(source: Path, target: Path) -> None:
     """See beforehand that a file made of another can be written, and is not that other."""
     check_replaceable(target)
-    check_file("OUT", target)
     if source.exists() and target.exists() and source.samefile(target):
         raise HeadwayError(f"{target}: cannot write: it is the file to read")
+    check_file("OUT", target)
 
 
 def check_new(option: str, path: Path) -> Path:
@@ -61,7 +67,10 @@ def check_new(option: str, path: Path) -> Path:
 
 
 def check_file(option: str, path: Path) -> Path:
-    """See beforehand whether a file that an option names can be written."""
+    """See beforehand whether a file that an option names can be written.
+
+    It replaces no scenario, which people edit, and nothing that the command reads.
+    """
     there = next(folder for folder in path.absolute().parents if folder.exists())
     if path.is_dir():
         raise HeadwayError(f"{option} {path}: is a folder")
@@ -71,7 +80,16 @@ def check_file(option: str, path: Path) -> Path:
         raise HeadwayError(f"{option} {path}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise HeadwayError(f"{option} {path}: no permission to write to {there}")
+    if path.exists() and path.suffix.lower() in {".yaml", ".yml"}:
+        raise HeadwayError(f"{option} {path}: is there already; a scenario is never replaced")
+    check_unread(option, path)
     return path
+
+
+def check_unread(option: str, path: Path) -> None:
+    """Raise HeadwayError where a path, however it is spelled, names a file that is read."""
+    if path.exists() and any(one.exists() and one.samefile(path) for one in READ_FILES):
+        raise HeadwayError(f"{option} {path}: cannot write: it is a file that the command reads")
 
 
 def write_atomic(path: Path, contents: Contents) -> Path:

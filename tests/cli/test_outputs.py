@@ -1,5 +1,7 @@
 """What commands write: folders are made, results replaced, scenarios never (docs/commands.md)."""
 
+from pathlib import Path
+
 import pytest
 
 from simulator.cli.main import main
@@ -77,3 +79,33 @@ def test_nothing_is_put_below_a_file(folder, capsys, name):
     assert written(name).replace("{}", "file/there") in line
     assert line.endswith("file is not a folder")
     assert (folder / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("option", ["--timeline", "--prometheus"])
+@pytest.mark.parametrize("spelling", ["{}", "./{}", "../{folder}/{}"])
+@pytest.mark.parametrize("name", ["replay.yaml", "t.csv"])
+def test_what_a_run_reads_is_not_replaced(folder, capsys, option, spelling, name):
+    (folder / "replay.yaml").write_text("workload: {trace: {path: t.csv}}\n")
+    before = contents(folder)
+    path = spelling.format(name, folder=folder.name)
+    assert main(["run", "replay.yaml", option, path, "--out", "new"]) == 2
+    assert f"{option} {Path(path)}: " in capsys.readouterr().err
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trace", "convert", "t.csv", "small.yaml"],
+        ["trace", "convert", "replay.yaml", "t.csv"],
+        ["completion", "bash", "--out", "small.yaml"],
+        ["run", "replay.yaml", "--out", "."],
+    ],
+)
+def test_neither_a_scenario_nor_what_is_read_is_replaced(folder, capsys, words):
+    (folder / "requests.csv").write_text(TRACE)
+    text = "workload: {trace: {path: requests.csv}}\n" if "run" in words else "workload: {trace: {path: t.csv}}\n"
+    (folder / "replay.yaml").write_text(text)
+    before = contents(folder)
+    assert main(words) == 2
+    assert contents(folder) == before

@@ -13,7 +13,7 @@ from simulator.costs.linear import LinearCost
 from simulator.costs.noise import Noise, ScaledCost, with_drawn_noise
 from simulator.planning.design import expand
 from simulator.planning.intervals import estimate
-from simulator.planning.replications import estimates, replicate, seeds, winner_lines
+from simulator.planning.replications import differences, estimates, replicate, seeds, winner_lines
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -231,6 +231,24 @@ def test_the_winner_is_told_from_all_others_or_there_is_none():
     assert winner_lines(["a", "b"], runs_with(best, best)) == [
         "SLO attainment (%): no winner; 90.00 for all."
     ]
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_the_table_and_the_winner_tell_the_same_p(others):
+    """A p of 0.03 for throughput alone is chance among several lines, for the winner, too."""
+    rng = np.random.default_rng(0)
+
+    def same(speeds: list[float]) -> list[dict[str, float]]:
+        noise = ("p99_ttft_ms", "mean_e2el_ms", "mean_tpot_ms", "p99_tpot_ms")
+        return [{"output_throughput": x, **{k: rng.uniform(9, 10) for k in noise}} for x in speeds]
+
+    runs = [same([10.0, 10.1, 9.9]), *(same([10.5, 10.7, 10.2]) for _ in range(others))]
+    found = next(one for one in differences(runs)[0] if one.metric == "output_throughput")
+    assert found.p < 0.05 < found.adjusted
+    line = winner_lines(["a", "b", "c"][: others + 1], runs)[0]
+    assert "no winner" in line
+    if others == 1:
+        assert f"(p {found.adjusted:.2g} by Holm)" in line
 
 
 def test_a_share_is_told_in_per_cent(write, capsys):

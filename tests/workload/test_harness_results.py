@@ -124,7 +124,7 @@ def test_vllm_bench(put):
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        ({"start_times": None}, ":1: start_times: missing: lists come with --save-detailed"),
+        ({"start_times": None}, ":1: start_times: missing: lists of requests come with --save-detailed"),
         ({"ttfts": [1]}, ":1: ttfts: 1 values for 3 requests"),
         ({"input_lens": [7, 9, -4]}, ":1: request 2: input_lens: -4 is negative"),
         ({"itls": [["x"], [], []]}, ":1: request 0: itls: not a list of numbers"),
@@ -135,3 +135,21 @@ def test_bad_results_of_vllm_bench(put, change, wrong):
     with pytest.raises(HeadwayError) as caught:
         read_trace(put(json.dumps(BENCH | change)))
     assert wrong in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '{"date": "20261102-100000", "completed": 9, "total_input_tokens": 31690, '
+            '"total_output_tokens": 900, "request_throughput": 1.5}',
+            "lists of requests come with --save-detailed",
+        ),
+        ('{"input_lens": [1], "output_lens": [1]}\n{"input_lens": [1]}', "one result to a file"),
+        ('[{"input_lens": [1], "output_lens": [1]}]', "one result to a file"),
+    ],
+)
+def test_a_result_of_vllm_bench_without_its_requests(put, text, said):
+    """Its totals are no request; results after one another are several benchmarks."""
+    with pytest.raises(HeadwayError, match=said):
+        read_trace(put(text, "bench.json"), None)

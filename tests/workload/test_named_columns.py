@@ -208,3 +208,15 @@ def test_clients_that_some_requests_do_not_name(put):
         warnings.simplefilter("error")
         found = read_trace(put("timestamp,isl,osl,user\n0,1,5,ann\n1,3,5,\n"))
     assert found.client == ["ann", "unknown"]
+
+
+def test_without_a_column_of_arrivals_it_is_told(put, capsys):
+    """`ts_utc` is one; where there is none, the proposal says what follows, and so does reading."""
+    path = put("ts_utc,in_tok,out_tok\n2026-11-02 10:00:00,5,3\n2026-11-02 10:00:04,5,3\n", "u.csv")
+    assert main(["trace", "describe", str(path)]) == 2
+    assert "try --columns arrival=ts_utc,prompt=in_tok,output=out_tok" in capsys.readouterr().err
+    path = put("in_tok,out_tok\n5,3\n6,3\n", "n.csv")
+    assert main(["trace", "describe", str(path)]) == 2
+    assert "(no column of arrivals: all would come at once); try " in capsys.readouterr().err
+    assert main(["trace", "describe", str(path), "--columns", "prompt=in_tok,output=out_tok"]) == 0
+    assert "no column of arrivals is named" in capsys.readouterr().err

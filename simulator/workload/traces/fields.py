@@ -87,7 +87,7 @@ FIELDS = {**CLOCKS, **COUNTS, **WORDS, **PRIORITY, **SPANS}
 case with `_` between words, for `startTime` and `Prompt tokens`, too."""
 NEEDED = ("arrival", "prompt", "output")
 NEAR = {
-    "arrival": r"time|date|when|arriv|start|(^|_)(ts|at|t)$",
+    "arrival": r"time|date|when|arriv|start|utc|(^|_)ts($|_)|(^|_)(at|t)$",
     "prompt": r"prompt|input|context|ctx|prefill|(^|_)(in|isl)($|_)",
     "output": r"output|completion|generat|response|decode|(^|_)(out|osl)($|_)",
     "client": r"user|client|tenant|customer|account",

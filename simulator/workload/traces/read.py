@@ -1,7 +1,7 @@
 """Read a trace of any known format; time starts at the first arrival."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,24 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     place = f"{path}:{number}: format"
     names = head.columns or [name for name in first_request(head) if "." not in name]
     for file in (path, path.name):  # the whole path where there is room for it
-        start = f"{file}:{number}: format: not known; try "
-        if meant := propose(names, option, LONGEST - len("headway: error: ") - len(start)):
-            raise HeadwayError(f"{start}{meant}")
+        start = f"{file}:{number}: format: not known{{}}; try "
+        if meant := _proposal(names, option, start):
+            raise HeadwayError(meant)
     if not find_fields(names).keys().isdisjoint(NEEDED):
         check_needed(find_fields(names), f"{path}:{number}")
     known = ", ".join(FORMATS)
     begins = f"{', '.join(packed)[:60]!r} are the columns of" if packed else f"{line[:60]!r} begins"
     raise HeadwayError(f"{place}: {begins} no known format. Known are: {known}")
+
+
+def _proposal(names: Iterable[str], option: str, start: str) -> str:
+    """Give a line that says which `columns` to try, at most LONGEST characters; "" for none."""
+    for told in ("", " (no column of arrivals: all would come at once)"):
+        begins = start.format(told)
+        meant = propose(names, option, LONGEST - len("headway: error: ") - len(begins))
+        if meant and (told or "arrival=" in meant):
+            return begins + meant
+    return ""
 
 
 def _head(path: Path, line: str) -> Head:

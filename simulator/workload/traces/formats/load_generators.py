@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.documents import flat, items, parse, parse_object, read_text
+from simulator.workload.traces.documents import flat, is_json_lines, items, parse, parse_object, read_text
 from simulator.workload.traces.fields import Sources, source
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
@@ -153,10 +153,16 @@ BENCH_COLUMNS = {
 
 def _vllm_bench(path: Path, problems: Problems) -> Iterator[Found]:
     """Yield the requests; the gaps between a request's tokens give the time of its last one."""
-    whole = parse_object(path, read_text(path))
+    text = read_text(path)
+    if text.lstrip()[:1] == "[" or is_json_lines(path):
+        raise HeadwayError(f"{path}:1: line: several results; write one result to a file")
+    whole = parse_object(path, text)
     for key in ("start_times", "input_lens", "output_lens"):
         if not isinstance(whole.get(key), list):
-            raise HeadwayError(f"{path}:1: {key}: missing: lists come with --save-detailed")
+            raise HeadwayError(
+                f"{path}:1: {key}: missing: lists of requests come with --save-detailed "
+                "(SGLang: --output-details)"
+            )
     known = (name for found in BENCH_COLUMNS.values() for name in found.names)
     names = [name for name in (*known, "itls") if isinstance(whole.get(name), list)]
     count = len(whole["input_lens"])
@@ -177,7 +183,10 @@ def _vllm_bench(path: Path, problems: Problems) -> Iterator[Found]:
 VLLM_BENCH = _format(
     "vllm_bench",
     "JSON of vllm bench serve --save-detailed",
-    lambda head: {"input_lens", "output_lens"} <= head.keys,
+    lambda head: (
+        {"input_lens", "output_lens"} <= head.keys
+        or {"total_input_tokens", "total_output_tokens", "request_throughput"} <= head.keys
+    ),
     _vllm_bench,
     BENCH_COLUMNS,
 )

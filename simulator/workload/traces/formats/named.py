@@ -4,10 +4,11 @@ CSV, Parquet, a JSON object a line, or one JSON text with a list of objects. Tim
 unless the name ends in `_ms`, `_us` or `_ns`; moments may be dates, or seconds or less since 1970.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces.csv_columns import header, named_columns, read_csv
 from simulator.workload.traces.documents import (
     Item,
@@ -33,6 +34,9 @@ from simulator.workload.traces.records import Records
 def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
     """Read a file by the names of its columns, or by `columns`: see `parse_columns`."""
     sources = None if columns is None else parse_columns(columns)
+    if sources is not None and "arrival" not in sources:
+        text = f"{path}: no column of arrivals is named (arrival=): all requests come at once"
+        warnings.warn(text, HeadwayWarning, stacklevel=2)
     number, line = (1, "{") if parquet_names(path) else first_line(path)
     if line[0] not in "{[":
         if sources is None:
