@@ -237,7 +237,8 @@ def compare_intervals(
         blocks.append(align(rows) if same else nothing)
     blocks.append(
         f"Differences are to {labels[0]}, pair by pair: same requests, same errors of the cost "
-        "model.\n+ better, - worse, at 5 % over all lines and winners together (Holm); ? may be chance."
+        "model.\n+ better, - worse, at 5 % over all lines and winners together (Holm); ? may be "
+        "chance."
     )
     if hidden:
         blocks[-1] += f"\n{hidden} lines that may be chance are left out: --all shows them."

@@ -104,7 +104,11 @@ def test_what_a_run_reads_is_not_replaced(folder, capsys, option, spelling, name
 )
 def test_neither_a_scenario_nor_what_is_read_is_replaced(folder, capsys, words):
     (folder / "requests.csv").write_text(TRACE)
-    text = "workload: {trace: {path: requests.csv}}\n" if "run" in words else "workload: {trace: {path: t.csv}}\n"
+    text = (
+        "workload: {trace: {path: requests.csv}}\n"
+        if "run" in words
+        else "workload: {trace: {path: t.csv}}\n"
+    )
     (folder / "replay.yaml").write_text(text)
     before = contents(folder)
     assert main(words) == 2

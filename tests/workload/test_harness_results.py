@@ -124,7 +124,10 @@ def test_vllm_bench(put):
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        ({"start_times": None}, ":1: start_times: missing: lists of requests come with --save-detailed"),
+        (
+            {"start_times": None},
+            ":1: start_times: missing: lists of requests come with --save-detailed",
+        ),
         ({"ttfts": [1]}, ":1: ttfts: 1 values for 3 requests"),
         ({"input_lens": [7, 9, -4]}, ":1: request 2: input_lens: -4 is negative"),
         ({"itls": [["x"], [], []]}, ":1: request 0: itls: not a list of numbers"),

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.documents import flat, is_json_lines, items, parse, parse_object, read_text
+from simulator.workload.traces.documents import (
+    flat,
+    is_json_lines,
+    items,
+    parse,
+    parse_object,
+    read_text,
+)
 from simulator.workload.traces.fields import Sources, source
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
