@@ -34,6 +34,12 @@ SAMPLING_INTERVAL = (
     15.0  # s, `simulator.views.prometheus.INTERVAL`, of which only --prometheus knows
 )
 
+FILES = (
+    *("scenario.yaml", "summary.json", "replications.csv", "intervals.json"),
+    *("requests.csv", "requests.parquet", "steps.csv", "steps.parquet"),
+)
+"""What is written to the folder of a run."""
+
 
 def run(
     scenario: ScenarioOrName,
@@ -86,10 +92,7 @@ def run(
     loaded = load_scenario(scenario, with_slo(settings.overrides, options.slo), settings.seed)
     service_levels(loaded)  # what is wrong with them is told before the run
     folder = check_folder(out or Path("out") / loaded.name, options.format)
-    tables = (f"{name}.{options.format}" for name in ("requests", "steps"))
-    for name in ("scenario.yaml", "summary.json", "replications.csv", "intervals.json", *tables):
-        check_unread("--out", folder / name)
-    _check_exports(timeline, prometheus)
+    _check_exports(folder, timeline, prometheus)
     sampling = _sampling(prometheus, prometheus_interval, prometheus_start)
     if deploy is not None:
         check_folder(deploy, option="--deploy")
@@ -227,8 +230,10 @@ def _print_written(folder: Path, names: list[str]) -> None:
     print(f"written to {folder}: {', '.join(names)}", flush=True)
 
 
-def _check_exports(timeline: Path | None, prometheus: Path | None) -> None:
-    """See before a run that its further files can be written, and are two."""
+def _check_exports(folder: Path, timeline: Path | None, prometheus: Path | None) -> None:
+    """See before a run that it reads none of its files, and that its further ones are two."""
+    for name in FILES:
+        check_unread("--out", folder / name)
     for option, path in (("--timeline", timeline), ("--prometheus", prometheus)):
         if path is not None:
             check_file(option, path)
