@@ -30,6 +30,7 @@ SMALLEST = 8  # th part of the tokens of a step, at least
 HEADROOM = 1.2  # replicas beyond those that the load would keep busy all the time
 WORTH = 1.1  # times as many blocks, seats or tokens a second: less is no advice
 FASTER = 1.5  # times as fast must prompts be in larger chunks, as decodes beside them get slower
+KEEPING_UP = 1.5  # times as fast as prompts come must smaller chunks be: many come at once
 PROMPTS_FIRST = ("fcfs-v0", "sglang", "tgi")
 """Policies that let prompts go before decodes: none lets them begin sooner."""
 UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
@@ -147,17 +148,17 @@ class Advisor:
         one, two = self.costs[0].decode_seconds(*sizes)
         return bool(2 * one > WORTH * two)
 
+    def _prompt_rate(self, tokens: int) -> float:
+        """Give the prompt tokens a second of full steps beside the mean decodes."""
+        decodes, context = self._mean_decodes()
+        chunk = max(tokens - decodes, 1)
+        step = Step([Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)], decodes, context)
+        seconds: float = self.costs[0].execute(step)
+        return chunk / max(seconds, 1e-12)
+
     def token_budget(self) -> tuple[list[Advice], float]:
         """More tokens a step, and how many times as fast prompts are then."""
-        now = self.engine.max_num_batched_tokens
-        decodes, context = self._mean_decodes()
-
-        def rate(tokens: int) -> float:
-            chunk = max(tokens - decodes, 1)
-            step = Step([Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)], decodes, context)
-            seconds: float = self.costs[0].execute(step)
-            return chunk / max(seconds, 1e-12)
-
+        now, rate = self.engine.max_num_batched_tokens, self._prompt_rate
         rates = {times: rate(times * now) / rate(now) for times in (2, 4, 8)}
         best = max(rates.values())
         times = next(times for times, gain in rates.items() if gain >= 0.95 * best)
@@ -173,7 +174,8 @@ class Advisor:
     def smaller_chunks(self) -> list[Advice]:
         """Fewer tokens a step: so many that prompts take as long as the decodes beside them.
 
-        Behind a scheduler that does not split prompts, vLLM's does so.
+        Where such steps do not keep up with the prompts, more replicas come first, then a budget
+        that keeps up. Behind a scheduler that does not split prompts, vLLM's does so.
         """
         now, seats = self.engine.max_num_batched_tokens, self.engine.max_num_seqs
         stalls: list[Floats] = []
@@ -200,7 +202,13 @@ class Advisor:
         key = self._key("max_num_batched_tokens")
         if self.run.custom_admission:
             return [replace(one, also={key: to} if to < now else {}) for one in self.policy()]
-        return [turn(key, now, to)] if to < now else []
+        steps = [to << k for k in range(now.bit_length()) if to << k <= most]
+        whole = float(np.nanmax(self.run.table.finish) - np.nanmin(self.run.table.sent))
+        computed = sum(int(log.steps["prefill_tokens"].sum()) for log in self.logs)
+        wanted = KEEPING_UP * computed / max(whole, 1e-12) / len(self.logs)
+        enough = [size for size in steps if self._prompt_rate(size) >= wanted]
+        first = [] if enough[:1] == [to] else self.replicas()
+        return [*first, *(turn(key, now, size) for size in enough[:1])]
 
     # ---------------------------------------------------------------- memory
 

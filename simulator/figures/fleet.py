@@ -66,10 +66,12 @@ def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
     for number, steps, joined in run.queues():
         start, time = (steps[name].to_numpy(float) for name in ("start", "duration"))
         decided, waiting = start, steps["waiting"].to_numpy(float)
-        ends = [end for state in SERVING for _, end in spells[number].get(state, ())]
-        gone = np.sort([end for end in ends if end < edges[-1]])  # with its queue, if it fails
+        served = [spell for state in SERVING for spell in spells[number].get(state, ())]
+        # with its queue, if it fails
+        gone = np.sort([end for _, end in served if end < edges[-1]])
         at = np.searchsorted(decided, gone)
         decided, waiting = np.insert(decided, at, gone), np.insert(waiting, at, 0.0)
+        joined = _while_served(joined, served)
         queue[number] = depth_in_bins(decided, waiting, joined, edges)
         blocks = (steps["kv_blocks_used"] + steps["kv_blocks_free"]).to_numpy(float)
         for levels, values in (
@@ -88,6 +90,18 @@ def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
         _scalings(run, [weight for _, weight in cores]),
         sorted({spell for known in spells for spell in known.get("down", ())}),
     )
+
+
+def _while_served(joined: Floats, served: Sequence[tuple[float, float]]) -> Floats:
+    """Give when requests joined a replica's queue, ascending: what came while none served did then.
+
+    The gateway keeps such requests until a replica serves; `served` are the spells of this one.
+    """
+    begins, ends = np.array(sorted(served), float).reshape(-1, 2).T
+    if not len(begins):
+        return joined
+    spell = np.searchsorted(ends, joined, side="left")  # that they join, or the last
+    return np.sort(np.maximum(joined, begins[np.minimum(spell, len(begins) - 1)]))
 
 
 def replica_states(run: Run, edges: Floats) -> dict[str, Floats]:

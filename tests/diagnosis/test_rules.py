@@ -175,6 +175,17 @@ def test_prefill_stalls(diagnose) -> None:
     assert found["knob"] == f"lower engine.max_num_batched_tokens from 512 to {advice['to']}"
 
 
+def test_smaller_chunks_that_do_not_keep_up_are_not_advised(diagnose) -> None:
+    """5,120 prompt tokens come a second: steps of 512 compute some 7,000, of 256 some 5,300."""
+    near = [
+        *("engine.max_num_seqs=16", "cost.base=20e-3", "cost.per_token=1e-4"),
+        *("workload.request_rate=20", "workload.num_prompts=400", "workload.input_len=256"),
+        *("workload.output_len=16", "cluster={replicas: 1}"),
+    ]
+    (advice, *_) = diagnose(*near)["prefill_stalls"]["advice"]
+    assert (advice["key"], advice["direction"]) == ("cluster.replicas", "raise")
+
+
 def test_unused_seats(diagnose) -> None:
     """Ghosts and padding of a static batch; seats that nobody wants cost nothing."""
     static = diagnose("engine.scheduling_policy=static", UNEVEN)["unused_seats"]

@@ -94,6 +94,14 @@ def test_half_a_bin_in_service_counts_for_half() -> None:
     np.testing.assert_allclose(levels.kv[1], [100, 100, 10])
 
 
+def test_what_waits_for_a_replica_to_serve_is_not_divided_by_the_time_it_serves() -> None:
+    found = by_hand()
+    found.requests.loc[2, ["arrival", "replica"]] = 2.25, 1  # the gateway keeps it until 3 s
+    found.requests.loc[2, "finish_reason"] = "stop"
+    levels = fleet_levels(found, np.array([0.0, 1.2, 2.2, 3.2, 4.2]))
+    assert levels.queue[1, 2] == pytest.approx(0.0)  # as its step says, which begins at 3 s
+
+
 def test_a_band_is_of_those_that_are_there() -> None:
     low, median, high = band(np.array([[1.0, np.nan, np.nan], [3.0, 4.0, np.nan], [8, 6, np.nan]]))
     assert low[:2].tolist() == [1, 4]

@@ -118,12 +118,12 @@ def test_goodput_comes_first(write) -> None:
 
 def test_a_bad_trade_is_told_and_comes_last() -> None:
     """Smaller chunks shorten the gaps between tokens, and first tokens miss their bound."""
-    sets = ["workload.num_prompts=400"]
+    sets = ["workload.num_prompts=400", "workload.request_rate=4.5", "goodput.ttft=800"]
     found = diagnose(load_scenario(Path("scenarios/demo.yaml"), sets), jobs=1)
     (trial,) = found.trials
     assert trial.gain > 0.2
     assert trial.trade == ["request_goodput"]
-    assert trial.values["request_goodput"] < 0.6 * found.values["request_goodput"]
+    assert trial.values["request_goodput"] < 0.9 * found.values["request_goodput"]
     *_, told, last = table(found).splitlines()
     before, after = (f"{run['request_goodput']:.3g}" for run in (found.values, trial.values))
     assert told == (
