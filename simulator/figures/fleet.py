@@ -71,8 +71,8 @@ def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
         gone = np.sort([end for _, end in served if end < edges[-1]])
         at = np.searchsorted(decided, gone)
         decided, waiting = np.insert(decided, at, gone), np.insert(waiting, at, 0.0)
-        joined = _while_served(joined, served)
-        queue[number] = depth_in_bins(decided, waiting, joined, edges)
+        came = _while_served(joined, served)
+        queue[number] = depth_in_bins(decided, waiting, came, edges)
         blocks = (steps["kv_blocks_used"] + steps["kv_blocks_free"]).to_numpy(float)
         for levels, values in (
             (kv, 100.0 * run.blocks_used(steps) / np.maximum(blocks, 1.0)),

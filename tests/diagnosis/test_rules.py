@@ -176,7 +176,7 @@ def test_prefill_stalls(diagnose) -> None:
 
 
 def test_smaller_chunks_that_do_not_keep_up_are_not_advised(diagnose) -> None:
-    """5,120 prompt tokens come a second: steps of 512 compute some 7,000, of 256 some 5,300."""
+    """5,120 prompt tokens come a second: steps of 256 compute some 5,300."""
     near = [
         *("engine.max_num_seqs=16", "cost.base=20e-3", "cost.per_token=1e-4"),
         *("workload.request_rate=20", "workload.num_prompts=400", "workload.input_len=256"),
