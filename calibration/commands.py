@@ -396,6 +396,10 @@ def replay(
         str | None, Parameter(show_default=False, help="model's name [default: the server's first]")
     ] = None,
     timeout: Annotated[float, Parameter(help="longest that a request may take, s")] = 600.0,
+    prompt_seed: Annotated[
+        int | None,
+        Parameter(show_default=False, help="seed of the prompts [default: others each time]"),
+    ] = None,
     out: Annotated[
         Path | None,
         Parameter(show_default=False, help="folder for the files [default: out/replay-NAME]"),
@@ -403,7 +407,10 @@ def replay(
     settings: Settings = DEFAULT_SETTINGS,
     quiet: Quiet = False,
 ) -> int:
-    """Send the requests of a scenario or trace to a real server, and measure the answers."""
+    """Send the requests of a scenario or trace to a real server, and measure the answers.
+
+    The exit code is 1 where requests failed, and 130 after Ctrl-C; the others are written.
+    """
     from calibration.measured.replay import replay as send
     from calibration.measured.replay import table, write_measured
     from simulator.scenario.assemble import assemble
@@ -414,6 +421,8 @@ def replay(
         raise HeadwayError(f"--url: {url!r} does not begin with http:// or https://")
     if not 0 < timeout <= 1e6:
         raise HeadwayError(f"--timeout: {timeout} is not between 0 and 1,000,000")
+    if prompt_seed is not None and not 0 <= prompt_seed < 2**63:
+        raise HeadwayError(f"--prompt-seed: {prompt_seed} is not between 0 and 2**63 - 1")
     engine = None
     if scenario.is_file() and scenario.suffix not in {".yaml", ".yml"}:
         from simulator.workload.traces import read_trace
@@ -426,12 +435,12 @@ def replay(
         workload, name = loaded.make_workload(), loaded.name or "scenario"
         engine = loaded, assemble(loaded)
     folder = check_folder(out or Path("out") / f"replay-{name}")
-    found = send(workload, url, model, timeout=timeout)
+    found = send(workload, url, model, timeout=timeout, prompt_seed=prompt_seed)
     paths = write_measured(found, workload, folder, engine)
     if not quiet:
         print(table(found, workload))
         print(f"written to {folder}: {', '.join(path.name for path in paths)}")
-    return 0
+    return 130 if found.stopped else 1 if found.failed else 0
 
 
 def shadow(

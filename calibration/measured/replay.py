@@ -10,9 +10,12 @@ import io
 import json
 import os
 import re
+import secrets
+import signal
 import zlib
 from array import array
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import nan
@@ -37,6 +40,10 @@ LATE = 5.0  # ms, P99, beyond which a client or a simulated server measures itse
 POLL = 0.5  # s between two looks at /metrics
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 CACHED = 4096  # segments whose tokens are kept
+HITS = ("prefix_cache_hits_total", "prefix_cache_queries_total")  # tokens
+UNASKED = 0.05  # share of the prompts' tokens that may hit without the workload's doing
+STOPPED = "not answered when the replay was stopped"
+HUNG_UP = "the client hung up"
 
 
 @dataclass(slots=True)
@@ -63,17 +70,32 @@ class Replayed:
     gauges: list[tuple[float, ...]] = field(default_factory=list)  # time, s, and GAUGES
     kv_capacity_tokens: int | None = None
     server_late: float = nan  # s, P99: what a server of `headway serve` says of itself
+    prompt_seed: int = 0
+    hits: tuple[float, float] = (nan, nan)  # HITS, from the first look at /metrics to the last
+    stopped: bool = False  # by Ctrl-C or SIGTERM, before all were answered
+
+    @property
+    def failed(self) -> int:
+        """Requests without an answer, those apart whose client was to hang up."""
+        return sum(bool(one.error) and not one.error.startswith(HUNG_UP) for one in self.requests)
 
 
 def replay(
-    workload: Workload, url: str, model: str | None = None, *, timeout: float = 600.0
+    workload: Workload,
+    url: str,
+    model: str | None = None,
+    *,
+    timeout: float = 600.0,
+    prompt_seed: int | None = None,
 ) -> Replayed:
-    """Send every request at its time to an OpenAI-compatible server; wait for all.
+    """Send every request at its time to an OpenAI-compatible server; wait for all, or for Ctrl-C.
 
-    `timeout` is the longest that a request may take, s. A server that wants a key gets that of the
-    environment variable OPENAI_API_KEY, as from `vllm bench serve`. Raises HeadwayError where the
-    server cannot be reached, or names no model.
+    `timeout` is the longest that a request may take, s. The same `prompt_seed` draws the same
+    prompts; None: others each time, which no server has in its prefix cache. A server that wants a
+    key gets that of the environment variable OPENAI_API_KEY, as from `vllm bench serve`. Raises
+    HeadwayError where the server cannot be reached, or names no model.
     """
+    seed = secrets.randbelow(2**31) if prompt_seed is None else prompt_seed
     try:
         import aiohttp
     except ImportError as error:
@@ -90,7 +112,7 @@ def replay(
             timeout=limits, connector=connector, headers=head
         ) as session:
             try:
-                return await _Replay(session, workload, url.rstrip("/"), model).run()
+                return await _Replay(session, workload, url.rstrip("/"), model, seed).run()
             except aiohttp.ClientError as error:
                 raise HeadwayError(f"--url: {url}: {error}") from None
 
@@ -100,24 +122,42 @@ def replay(
 class _Replay:
     """One workload on its way."""
 
-    def __init__(self, session: Any, workload: Workload, url: str, model: str | None) -> None:
-        self.session, self.workload = session, workload
+    def __init__(
+        self, session: Any, workload: Workload, url: str, model: str | None, seed: int
+    ) -> None:
+        self.session, self.workload, self.seed = session, workload, seed
         self.root = url.removesuffix("/v1")
         self.model = model
         self.answers = [Answered() for _ in range(len(workload))]
         self.ended = [asyncio.Event() for _ in range(len(workload))]
         self.slots = asyncio.Semaphore(workload.max_concurrency or len(workload) + 1)
+        self.first_hits: tuple[float, float] | None = None  # HITS, before the first request
+        import aiohttp
+
+        self.failures = aiohttp.ClientError, TimeoutError
 
     async def run(self) -> Replayed:
         """Ask who is there, send all, look at the gauges meanwhile."""
         model = self.model or await self._first_model()
         self.model = model
-        found = Replayed(model, await self._version(), self.answers)
+        found = Replayed(model, await self._version(), self.answers, prompt_seed=self.seed)
         self.loop = asyncio.get_running_loop()
         self.start = self.loop.time() + 0.1
         watch = asyncio.create_task(self._watch(found))
-        await asyncio.gather(*(self._play(number) for number in range(len(self.workload))))
+        plays = asyncio.gather(*(self._play(number) for number in range(len(self.workload))))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+                self.loop.add_signal_handler(number, plays.cancel)
+        try:
+            await plays
+        except asyncio.CancelledError:
+            found.stopped = True
+            for answer, ended in zip(self.answers, self.ended, strict=True):
+                if not ended.is_set():
+                    answer.error = STOPPED
         watch.cancel()
+        with suppress(*self.failures):
+            await self._look(found)
         return found
 
     async def _first_model(self) -> str:
@@ -144,18 +184,25 @@ class _Replay:
             return str(found.get("version", "")) if isinstance(found, dict) else ""
 
     async def _watch(self, found: Replayed) -> None:
-        """Read the gauges of /metrics, summed over engines, until all is over."""
-        while True:
-            async with self.session.get(f"{self.root}/metrics") as response:
-                if response.status != 200:
-                    return
-                text = await response.text()
-            now = self.loop.time() - self.start
-            found.gauges.append((now, *(_sum(text, name) for name in GAUGES)))
-            found.kv_capacity_tokens = found.kv_capacity_tokens or _capacity(text)
-            if told := re.search(r'^headway:late_seconds\{quantile="99"\} (\S+)$', text, re.M):
-                found.server_late = float(told[1])
+        """Look at /metrics until all is over, or there is nothing to see."""
+        while await self._look(found):
             await asyncio.sleep(POLL)
+
+    async def _look(self, found: Replayed) -> bool:
+        """Read gauges and counters of /metrics, summed over engines; say whether there are any."""
+        async with self.session.get(f"{self.root}/metrics") as response:
+            if response.status != 200:
+                return False
+            text = await response.text()
+        now = self.loop.time() - self.start
+        found.gauges.append((now, *(_sum(text, name) for name in GAUGES)))
+        found.kv_capacity_tokens = found.kv_capacity_tokens or _capacity(text)
+        if told := re.search(r'^headway:late_seconds\{quantile="99"\} (\S+)$', text, re.M):
+            found.server_late = float(told[1])
+        hits, queries = (_sum(text, name) for name in HITS)
+        self.first_hits = self.first_hits or (hits, queries)
+        found.hits = hits - self.first_hits[0], queries - self.first_hits[1]
+        return True
 
     async def _play(self, number: int) -> None:
         """Send a request at its time, or after the turn before it."""
@@ -176,9 +223,10 @@ class _Replay:
                 async with asyncio.timeout(self._patience(number)):
                     await self._ask(body, answer)
             except TimeoutError:
-                answer.error = f"the client hung up after {self.loop.time() - begin:.3f} s"
+                what = "no end" if self._patience(number) is None else HUNG_UP
+                answer.error = f"{what} after {self.loop.time() - begin:.3f} s"
             except Exception as error:  # whatever it was: the request failed, the others go on
-                answer.error = f"{type(error).__name__}: {error}"[:200]
+                answer.error = _plain(error)
         self.ended[number].set()
 
     def _patience(self, number: int) -> float | None:
@@ -194,7 +242,7 @@ class _Replay:
             length = min(length, int(load.max_tokens[number]))
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": prompt_of(load, number),
+            "prompt": prompt_of(load, number, self.seed),
             "max_tokens": length,
             "ignore_eos": True,
             "temperature": 0.0,
@@ -219,6 +267,9 @@ class _Replay:
                     continue
                 now = self.loop.time() - self.start
                 chunk = json.loads(line[6:])
+                if wrong := chunk.get("error"):
+                    answer.error = f"the stream broke off: {json.dumps(wrong)[:160]}"
+                    return
                 if usage := chunk.get("usage"):
                     answer.tokens = usage["completion_tokens"]
                     details = usage.get("prompt_tokens_details") or {}
@@ -233,20 +284,52 @@ class _Replay:
             answer.error = "the stream had no token"
 
 
-def prompt_of(workload: Workload, number: int) -> list[int]:
+def _plain(error: Exception) -> str:
+    """Say what became of a connection."""
+    import aiohttp
+
+    if isinstance(error, aiohttp.ClientConnectorError):
+        what = "the server takes no connections"
+    elif isinstance(
+        error,
+        aiohttp.ClientPayloadError | aiohttp.ClientOSError | aiohttp.ServerDisconnectedError,
+    ):
+        what = "the server broke the connection"
+    else:
+        what = type(error).__name__
+    return f"{what}: {error}"[:200]
+
+
+def implied_hits(workload: Workload) -> int:
+    """Count the tokens of prompts that a boundless prefix cache, empty at the start, would hold."""
+    seen: dict[tuple[object, ...], int] = {}  # tokens of the last part, by the names up to it
+    shared = 0
+    for segments in workload.segments or ():
+        path: tuple[object, ...] = ()
+        hit = True
+        for name, count in segments or ():
+            path = (hash(path), name)
+            known = seen.get(path, 0)
+            shared += min(known, count) if hit else 0
+            hit = hit and known == count
+            seen[path] = max(known, count)
+    return shared
+
+
+def prompt_of(workload: Workload, number: int, seed: int = 0) -> list[int]:
     """Give a prompt's tokens: equal where the workload says that they are, else drawn."""
     size = int(workload.prompt_tokens[number])
     segments: Segments | None = None if workload.segments is None else workload.segments[number]
     tokens: list[int] = []
     for name, count in segments or ((("in", number), size),):
-        tokens += _tokens(repr(name), count)
+        tokens += _tokens(repr(name), count, seed)
     return tokens
 
 
 @lru_cache(CACHED)
-def _tokens(name: str, count: int) -> list[int]:
+def _tokens(name: str, count: int, seed: int) -> list[int]:
     """Draw a segment's tokens; the first of a longer one are those of a shorter one."""
-    random = np.random.default_rng(zlib.crc32(name.encode()))
+    random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     found: list[int] = random.integers(FIRST_TOKEN, LAST_TOKEN, count).tolist()
     return found
 
@@ -283,7 +366,7 @@ def write_measured(
     good = [k for k, one in enumerate(found.requests) if not one.error]
     if not good:
         first = next((one.error for one in found.requests), "the workload is empty")
-        raise HeadwayError(f"--url: no request was answered; the first: {first}")
+        raise HeadwayError(f"--url: no request was answered, no file is written: {first}")
     start = min(found.requests[number].sent for number in good)
     rows: list[dict[str, object]] = []
     for number in good:
@@ -305,7 +388,10 @@ def write_measured(
         files["runs.csv"] = _csv([_run(found, workload, good, *engine)])
     if len(good) < len(found.requests):
         wrong: list[dict[str, object]] = [
-            {"sent_s": f"{one.sent - start:.6f}", "error": one.error}
+            {
+                "sent_s": f"{one.sent - start:.6f}" if one.sent == one.sent else "",
+                "error": one.error,
+            }
             for one in found.requests
             if one.error
         ]
@@ -375,6 +461,11 @@ def summary(found: Replayed, workload: Workload) -> dict[str, Any]:
     told["p99_sent_late_ms"] = float(late) * 1e3
     if found.server_late == found.server_late:
         told["p99_server_late_ms"] = found.server_late * 1e3
+    told["prompt_seed"] = found.prompt_seed
+    hits, queries = found.hits
+    if queries > 0:
+        told["prefix_hit_share"] = hits / queries
+        told["implied_hit_share"] = implied_hits(workload) / int(workload.prompt_tokens.sum())
     return told
 
 
@@ -388,6 +479,14 @@ def lateness_notes(summary: Mapping[str, Any]) -> list[str]:
         late = summary.get(key)
         if isinstance(late, int | float) and late > LATE:
             notes.append(f"{words.format(late)}: latencies may be off by as much")
+    hits, implied = summary.get("prefix_hit_share"), summary.get("implied_hit_share")
+    if isinstance(hits, int | float) and isinstance(implied, int | float):
+        if hits > implied + UNASKED:
+            notes.append(
+                f"{hits:.0%} of the prompts' tokens hit the server's prefix cache, {implied:.0%} at "
+                "most by what the workload shares: it has seen these prompts before (another "
+                "--prompt-seed draws others), or others use it"
+            )
     return notes
 
 
@@ -425,7 +524,10 @@ def table(found: Replayed, workload: Workload) -> str:
         keys = [f"{word}_{name}_ms" for word in ("mean", "median", "p99")]
         if keys[0] in told:
             lines.append(f"{name.upper():>8}" + "".join(f"{told[key]:>11,.2f}" for key in keys))
-    lines.append(f"sent {told['p99_sent_late_ms']:.1f} ms after their time (P99)")
+    lines.append(
+        f"sent {told['p99_sent_late_ms']:.1f} ms after their time (P99); prompts drawn with "
+        f"--prompt-seed {told['prompt_seed']}"
+    )
     lines += [f"warning: {note}" for note in lateness_notes(told)]
     if causes := [one.error for one in found.requests if one.error]:
         lines.append(

@@ -4,10 +4,14 @@ import asyncio
 import json
 import shlex
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pandas as pd
@@ -17,7 +21,7 @@ pytest.importorskip("aiohttp")
 
 from calibration.measured.compare import polled_gauges
 from calibration.measured.predict import validate_measured
-from calibration.measured.replay import prompt_of, replay, table, write_measured
+from calibration.measured.replay import implied_hits, prompt_of, replay, summary, table, write_measured
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from simulator import run
@@ -131,6 +135,70 @@ def test_prompts_are_equal_where_the_workload_says_so(scenario: Scenario) -> Non
     assert first[200:] != second[200:]
     load.segments[2] = (("shared", 50), ("other", 250))
     assert prompt_of(load, 2)[:50] == first[:50]
+
+
+def test_prompts_differ_from_run_to_run(scenario: Scenario, served: tuple[Server, str]) -> None:
+    """The server's prefix cache finds none of a replay before, but where the seed is the same."""
+    load = scenario.make_workload()
+    for seed, share in ((None, 0.0), (7, 0.0), (7, 0.96), (None, 0.0)):
+        found = replay(load, served[1], prompt_seed=seed)
+        told = summary(found, load)
+        assert told["prefix_hit_share"] == pytest.approx(share, abs=0.03)
+        warned = f"warning: {told['prefix_hit_share']:.0%} of the prompts' tokens hit"
+        assert (warned in table(found, load)) == bool(share)
+        assert f"--prompt-seed {found.prompt_seed}" in table(found, load)
+        assert seed in (None, found.prompt_seed)
+
+
+def test_what_a_workload_shares_is_no_surprise(scenario: Scenario) -> None:
+    load = scenario.make_workload()
+    assert implied_hits(load) == 0
+    load.segments = [(("shared", 200), (k, 100)) for k in range(12)]
+    assert implied_hits(load) == 11 * 200
+    load.segments[11] = (("shared", 150), (3, 100))
+    assert implied_hits(load) == 10 * 200 + 150
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_replay_that_is_stopped_keeps_what_was_answered(
+    number: signal.Signals, served: tuple[Server, str], tmp_path: Path
+) -> None:
+    trace, out = tmp_path / "log.csv", tmp_path / "out"
+    trace.write_text("arrival,prompt_tokens,output_tokens\n0,30,4\n0.1,20,1800\n900,50,6\n")
+    words = ["replay", str(trace), "--url", served[1], "--out", str(out)]
+    program = subprocess.Popen(
+        [sys.executable, "-m", "simulator", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    while len(served[0].engine.streams) != 1 or served[0].engine.next_id < 2:
+        time.sleep(0.01)
+    time.sleep(0.2)  # the first answer is on its way
+    program.send_signal(number)
+    told, _ = program.communicate(timeout=30)
+    assert program.returncode == 130
+    assert "1 of 3 requests answered" in told
+    assert len(pd.read_csv(out / "requests.csv")) == 1
+    wrong = pd.read_csv(out / "errors.csv")
+    assert [*wrong.error] == ["not answered when the replay was stopped"] * 2
+    assert [*np.isnan(wrong.sent_s)] == [False, True]
+
+
+def test_a_server_that_dies_is_told_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    trace, out = tmp_path / "log.csv", tmp_path / "out"
+    rows = "".join(f"{k * 0.05:.2f},30,{4 if k == 0 else 4000}\n" for k in range(40))
+    trace.write_text("arrival,prompt_tokens,output_tokens\n" + rows)
+    with twin("demo", "--port", "0") as ((url,), server):
+        words = ["replay", str(trace), "--url", url, "--out", str(out)]
+        program = subprocess.Popen(
+            [sys.executable, "-m", "simulator", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        while 'finished_reason="length"} 1.0' not in urlopen(f"{url}/metrics").read().decode():
+            time.sleep(0.05)
+        server.kill()
+        told, _ = program.communicate(timeout=60)
+    assert program.returncode == 1
+    assert "39 requests failed, and are not in these figures; the first: the server " in told
+    causes = {text.partition(":")[0] for text in pd.read_csv(out / "errors.csv").error}
+    assert causes <= {"the server broke the connection", "the server takes no connections"}
 
 
 def test_nobody_there_is_told_in_a_line(scenario: Scenario, tmp_path: Path) -> None:

@@ -58,26 +58,65 @@ def test_a_completion_has_as_many_tokens_as_were_asked_for(tokenizer: Path) -> N
     served_by(play, tokenizer=tokenizer)
 
 
-def test_a_chat_streams_a_chunk_for_each_token_and_usage_at_the_end() -> None:
+def test_a_stream_has_a_chunk_for_each_token_and_usage_at_the_end() -> None:
+    """The chunk of the last token says why it is the last, as vLLM 0.33's does."""
+
     async def play(client: ClientSession, _: Server) -> None:
-        body = {
-            "messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}],
-            "max_completion_tokens": 12,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
+        asked: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "stream": True}
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = asked | {"prompt": PROMPT}
+        plain = await events(await client.post("/v1/completions", json=body))
+        reasons = [one["choices"][0]["finish_reason"] for one in plain]
+        assert reasons == [None] * 11 + ["length"]
+        assert all(one["choices"][0]["text"] and "usage" not in one for one in plain)
+
+        parts = [{"type": "text", "text": PROMPT}]
+        body = asked | {"messages": [{"role": "user", "content": parts}]}
+        body |= {"stream_options": options}
         response = await client.post("/v1/chat/completions", json=body)
         assert response.headers["Content-Type"].startswith("text/event-stream")
-        first, *chunks, last, usage = await events(response)
+        first, *chunks, usage = await events(response)
         assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-        assert sum(len(one["choices"][0]["delta"]["content"].split()) for one in chunks) == 12
-        assert [one["usage"]["completion_tokens"] for one in chunks][-1] == 12
-        assert last["choices"][0]["finish_reason"] == "length"
+        assert [one["choices"][0]["finish_reason"] for one in chunks] == reasons
+        assert all(len(one["choices"][0]["delta"]["content"].split()) == 1 for one in chunks)
+        counted = [one["usage"]["completion_tokens"] for one in (first, *chunks)]
+        assert counted == [*range(13)]
         assert usage["choices"] == []
         assert usage["usage"]["prompt_tokens"] == 100
 
+        # An answer that ends by itself; usage in each chunk is only beside usage at the end.
+        body = {"prompt": PROMPT, "max_tokens": 4000, "stream": True}
+        body |= {"stream_options": {"continuous_usage_stats": True}}
+        *some, last = await events(await client.post("/v1/completions", json=body))
+        assert last["choices"][0]["finish_reason"] == "stop"
+        assert not any("usage" in one for one in (*some, last))
+
     served_by(play)
+
+
+def test_an_answer_bears_the_clients_id() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for head, key in (({}, "a@@b"), ({"X-Request-Id": "mine"}, "mine")):
+            for stream in (False, True):
+                body = {"prompt": PROMPT, "max_tokens": 2, "request_id": "a@@b", "stream": stream}
+                response = await client.post("/v1/completions", json=body, headers=head)
+                found = await events(response) if stream else [await response.json()]
+                assert {one["id"] for one in found} == {f"cmpl-{key}"}
+        assert found[-1]["choices"][0]["stop_reason"] is None
+
+    served_by(play)
+
+
+def test_prompts_of_another_salt_are_not_found_in_the_cache() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        found = []
+        for salt in (None, "a", "b", "a", None):
+            body = {"prompt": PROMPT, "max_tokens": 2, "cache_salt": salt}
+            answer = await (await client.post("/v1/completions", json=body)).json()
+            found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert found == [0, 0, 0, 96, 96]
+
+    served_by(play, "engine.enable_prefix_caching=true")
 
 
 def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
@@ -214,6 +253,12 @@ def test_what_is_not_simulated_is_told() -> None:
             body |= {"logprobs": 3, "temperature": 0.7, "top_p": "0.5", "top_k": 2.0, "seed": None}
             response = await client.post("/v1/completions", json=body)
             assert response.headers["X-Headway-Ignored"] == "stop, logprobs"
+        more = {"logit_bias": {"3": 1.0}, "best_of": 2, "skip_special_tokens": False}
+        response = await client.post("/v1/completions", json={"prompt": "a", **more})
+        assert response.headers["X-Headway-Ignored"] == "logit_bias, skip_special_tokens, best_of"
+        body = {"prompt": "a", "return_token_strs": True}
+        response = await client.post("/tokenize", json=body)
+        assert response.headers["X-Headway-Ignored"] == "return_token_strs"
 
     served_by(play)
 
@@ -302,6 +347,8 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
         ({"prompt": [1] * 9000}, 400, "maximum context length is 8192 tokens"),
         ({"prompt": "a", "user": "\ud800"}, 400, "user: not a name"),
         ({"prompt": "a", "user": {"id": 1}}, 400, "user: not a name"),
+        ({"prompt": "a", "request_id": 3}, 400, "request_id: 3 is not text"),
+        ({"prompt": "a", "cache_salt": ""}, 400, "must be a non-empty string"),
         ({"prompt": "a", "stream_options": 3}, 400, "stream_options: not an object"),
         ({"prompt": "a", "vllm_xargs": []}, 400, "vllm_xargs: not an object"),
         ({"prompt": "a" * 17_000_000}, 413, "more than"),

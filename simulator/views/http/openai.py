@@ -34,8 +34,12 @@ WHOLE_RANGES = {
 NOT_SIMULATED = (
     *("stop", "stop_token_ids", "logprobs", "prompt_logprobs", "echo", "suffix", "tools"),
     *("response_format", "structured_outputs", "use_beam_search", "truncate_prompt_tokens"),
+    *("bad_words", "logit_bias", "allowed_token_ids", "return_token_ids", "return_token_strs"),
+    *("include_stop_str_in_output", "prompt_embeds", "chat_template", "chat_template_kwargs"),
 )
 """Keys that would change vLLM's answer, and are ignored here, with a note."""
+USUAL = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "best_of": 1}
+"""The same of keys that have a value by which nothing changes."""
 
 
 class BadRequestError(Exception):
@@ -68,10 +72,12 @@ class Wanted:
     ignore_eos: bool
     stream: bool
     usage: bool  # in a chunk of its own at the end
-    continuous_usage: bool  # in every chunk
+    continuous_usage: bool  # in every chunk, too
     client: str
     priority: int
     hint: int | None  # predicted output tokens
+    request_id: str  # "": a serial number
+    salt: str  # prompts are shared only with those of the same
     notes: list[str] = field(default_factory=list)  # what is not simulated
 
 
@@ -114,6 +120,7 @@ def read_body(
     if options and not stream:
         why = "Stream options can only be defined when `stream=True`."
         raise BadRequestError(why, param="stream_options")
+    usage = _flag(options, "include_usage")
     least = _whole(body, "min_tokens", 0) or 0
     if least > limit:
         why = f"min_tokens must be less than or equal to max_tokens={limit}, got {least}."
@@ -124,13 +131,30 @@ def read_body(
         least,
         _flag(body, "ignore_eos"),
         stream,
-        _flag(options, "include_usage"),
-        _flag(options, "continuous_usage_stats"),
+        usage,
+        _flag(options, "continuous_usage_stats") and usage,  # as in vLLM
         client_name(body.get("user") or more.get("client") or ""),
         _whole(body, "priority", -MOST_PRIORITY, MOST_PRIORITY) or 0,
         _whole(more, "predicted_output_tokens"),
-        [name for name in NOT_SIMULATED if body.get(name)],
+        _text(body, "request_id"),
+        _salt(body),
+        [name for name in NOT_SIMULATED if body.get(name)]
+        + [name for name, usual in USUAL.items() if body.get(name, usual) not in (None, usual)],
     )
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BadRequestError(f"{name}: {json.dumps(value)[:40]} is not text", param=name)
+    return value or ""
+
+
+def _salt(body: Mapping[str, Any]) -> str:
+    if body.get("cache_salt") == "":
+        why = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise BadRequestError(why, param="cache_salt")
+    return _text(body, "cache_salt")
 
 
 def client_name(name: object) -> str:
@@ -246,23 +270,37 @@ def _chat_tokens(body: Mapping[str, Any], counter: TokenCounter) -> Sequence[int
     return tokens
 
 
-def name_blocks(tokens: Sequence[int], size: int) -> Segments:
-    """Name a prompt block by block by its contents, so that equal beginnings are shared."""
-    pieces = (tuple(tokens[at : at + size]) for at in range(0, len(tokens), size))
-    return tuple((hash(piece), len(piece)) for piece in pieces)
+def name_blocks(tokens: Sequence[int], size: int, salt: str = "") -> Segments:
+    """Name a prompt block by block by its contents, so that equal beginnings are shared.
+
+    With a `salt` only by prompts with the same, as vLLM's cache_salt: it is in the first name.
+    """
+    pieces = [tuple(tokens[at : at + size]) for at in range(0, len(tokens), size)]
+    names = [hash(piece) for piece in pieces]
+    if salt:  # as numbers: the hash of a text is another in each process
+        names[0] = hash((*pieces[0], -1, *salt.encode(errors="surrogatepass")))
+    return tuple((name, len(piece)) for name, piece in zip(names, pieces, strict=True))
 
 
 class Answer:
     """What goes back to a client: chunks of a stream, or all at once."""
 
     def __init__(
-        self, wanted: Wanted, chat: bool, model: str, serial: int, words: list[str]
+        self,
+        wanted: Wanted,
+        chat: bool,
+        model: str,
+        serial: int,
+        words: list[str],
+        length: int,
     ) -> None:
-        self.wanted, self.chat = wanted, chat
+        """Answer with `length` tokens, unless `max_tokens` cuts it."""
+        self.wanted, self.chat, self.length = wanted, chat, length
         self.words, self.offset = words, serial * 7919
+        self._last = min(length, wanted.max_tokens)
         kind = "chat.completion" if chat else "text_completion"
         self.head: dict[str, Any] = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{serial:012x}",
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{wanted.request_id or f'{serial:012x}'}",
             "object": kind,
             "created": int(time.time()),
             "model": model,
@@ -270,16 +308,20 @@ class Answer:
         if chat and wanted.stream:
             self.head["object"] += ".chunk"
         text = self._chunk({"content": "@@"} if chat else "@@")
-        self._before, self._after = text.split(b"@@")
+        self._before, self._after = text.rsplit(b"@@", 1)  # a request's id may hold one
         self._frames: dict[int, bytes] = {}  # what comes before a word, by its length
         self._end = self._after + b"\r\n"
 
-    def _chunk(self, said: object, reason: str | None = None) -> bytes:
+    def _chunk(self, said: object, count: int | None = None, reason: str | None = None) -> bytes:
+        """Write a chunk; of a token's the `count` so far, and the `reason` where it is the last."""
         key = "delta" if self.chat else "text"
         choice = {"index": 0, key: said, "logprobs": None, "finish_reason": reason}
-        if not self.chat:
+        if reason is not None or not self.chat:
             choice["stop_reason"] = None
-        return b"data: " + _compact(self.head | {"choices": [choice]}) + b"\n\n"
+        chunk = self.head | {"choices": [choice]}
+        if count is not None and self.wanted.continuous_usage:
+            chunk["usage"] = self._usage(count)
+        return b"data: " + _compact(chunk) + b"\n\n"
 
     def text(self, first: int, last: int) -> str:
         """Give the words from number `first` up to `last`."""
@@ -287,18 +329,30 @@ class Answer:
         return "".join(words[(offset + number) % len(words)] for number in range(first, last))
 
     def chunk(self, new: int, count: int) -> bytes:
-        """Give the chunk of `new` tokens, `count` in all; before the first of a chat its role."""
-        before, after = self._before, self._after
+        """Give the chunk of `new` tokens, `count` in all; before the first of a chat its role.
+
+        That of the last token says why it is the last, as vLLM's does: N chunks for N tokens.
+        """
+        role = b""
         if new == count and self.chat:
-            before = self._chunk({"role": "assistant", "content": ""}) + before
-        if self.wanted.continuous_usage:
-            usage = b',"usage":' + _compact(self._usage(count)) + b"}\n\n"
-            after = after[:-3] + usage
-        return before + self.text(count - new, count).encode() + after
+            role = self._chunk({"role": "assistant", "content": ""}, 0)
+        text = self.text(count - new, count)
+        if count >= self._last:
+            reason = "stop" if self.length <= self.wanted.max_tokens else "length"
+        elif not self.wanted.continuous_usage:
+            return role + self._before + text.encode() + self._after
+        else:
+            reason = None
+        return role + self._chunk({"content": text} if self.chat else text, count, reason)
 
     def framed(self, new: int, count: int) -> bytes:
         """Give that chunk as one of HTTP's; of one token, from parts that are written once."""
-        if new > 1 or self.wanted.continuous_usage or (self.chat and count == 1):
+        if (
+            new > 1
+            or self.wanted.continuous_usage
+            or count >= self._last
+            or (self.chat and count == 1)
+        ):
             data = self.chunk(new, count)
             return b"%x\r\n%b\r\n" % (len(data), data)
         words = self.words
@@ -308,12 +362,12 @@ class Answer:
             self._frames[len(word)] = frame = b"%x\r\n%b" % (size, self._before)
         return frame + word + self._end
 
-    def last_chunk(self, request: Request, reason: str) -> bytes:
+    def end(self, request: Request) -> bytes:
         """Give what comes after the last token."""
-        out = self._chunk({} if self.chat else "", reason)
-        if self.wanted.usage or self.wanted.continuous_usage:
+        out = b""
+        if self.wanted.usage:
             end = self.head | {"choices": [], "usage": self._usage(request.generated, request)}
-            out += b"data: " + _compact(end) + b"\n\n"
+            out = b"data: " + _compact(end) + b"\n\n"
         return out + b"data: [DONE]\n\n"
 
     def error_chunk(self, message: str) -> bytes:
@@ -325,7 +379,8 @@ class Answer:
         """Give the whole answer at once."""
         text = self.text(0, request.generated)
         said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+        why = {"finish_reason": reason, "stop_reason": None}
+        choice = {"index": 0, **said, "logprobs": None, **why}
         usage = self._usage(request.generated, request)
         return _compact(self.head | {"choices": [choice], "usage": usage})
 

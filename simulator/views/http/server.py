@@ -186,6 +186,7 @@ class Server:
         except (ValueError, RecursionError):
             raise BadRequestError("the body is not JSON") from None
         wanted = read_body(body, chat, self.model, self.counter, self.max_model_len)
+        wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
         if "X-Client" in request.headers:
             wanted.client = client_name(request.headers["X-Client"])
         return wanted
@@ -197,7 +198,8 @@ class Server:
             wanted = await self._read(request, chat=chat)
         except BadRequestError as error:
             return refuse(error)
-        answer = Answer(wanted, chat, self.model, self._serial, self.counter.words)
+        length = self._length(wanted)
+        answer = Answer(wanted, chat, self.model, self._serial, self.counter.words, length)
         self._serial += 1
         self._open += 1
         number = self.engine.next_id
@@ -220,24 +222,27 @@ class Server:
         answer = range(offset + max(first - size, 0), offset + max(last - size, 0))
         return [*prompt[first:last], *(words[number % len(words)] for number in answer)]
 
+    def _length(self, wanted: Wanted) -> int:
+        """Say after how many tokens an answer ends by itself: the client's, or drawn."""
+        if wanted.ignore_eos:
+            return wanted.max_tokens + 1
+        return max(int(self._random.choice(self._lengths)), wanted.min_tokens, 1)
+
     def _submit(
         self,
         wanted: Wanted,
+        length: int,
         on_tokens: Callable[[int, int], None],
         on_end: Callable[[Request, str], None],
     ) -> Stream:
-        """Hand a request to the engine; its length is the client's, or drawn by the scenario."""
-        if wanted.ignore_eos:
-            length = wanted.max_tokens + 1
-        else:
-            length = max(int(self._random.choice(self._lengths)), wanted.min_tokens, 1)
+        """Hand a request to the engine, which ends by itself after `length` tokens."""
         return self.engine.submit(
             len(wanted.tokens),
             length,
             on_tokens,
             on_end,
             max_tokens=wanted.max_tokens,
-            segments=name_blocks(wanted.tokens, self.engine.block_size),
+            segments=name_blocks(wanted.tokens, self.engine.block_size, wanted.salt),
             client=wanted.client,
             priority=wanted.priority,
             hint=wanted.hint,
@@ -252,7 +257,7 @@ class Server:
             if not over.done():
                 over.set_result((ended, reason))
 
-        stream = self._submit(wanted, _nothing, end)
+        stream = self._submit(wanted, answer.length, _nothing, end)
         try:
             ended, reason = await over
         except asyncio.CancelledError:  # the client has hung up
@@ -286,7 +291,7 @@ class Server:
             if not over.done():
                 over.set_result((ended, reason))
 
-        stream = self._submit(wanted, tokens, end)
+        stream = self._submit(wanted, answer.length, tokens, end)
         chunked = request.version >= (1, 1)
         try:
             if not chunked:
@@ -307,7 +312,7 @@ class Server:
             if reason == LOST:
                 return self._refused(request, reason)
             if reason in ANSWERED:
-                await response.write(answer.last_chunk(ended, reason))
+                await response.write(answer.end(ended))
             else:
                 await response.write(answer.error_chunk(REFUSED))
             await response.write_eof()
@@ -341,7 +346,7 @@ class Server:
             "tokens": list(wanted.tokens),
             "token_strs": None,
         }
-        return web.json_response(found)
+        return web.json_response(found, headers=_notes(wanted))
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": self.scenario.engine.version or VERSION})
