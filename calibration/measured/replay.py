@@ -479,14 +479,14 @@ def lateness_notes(summary: Mapping[str, Any]) -> list[str]:
         late = summary.get(key)
         if isinstance(late, int | float) and late > LATE:
             notes.append(f"{words.format(late)}: latencies may be off by as much")
-    hits, implied = summary.get("prefix_hit_share"), summary.get("implied_hit_share")
-    if isinstance(hits, int | float) and isinstance(implied, int | float):
-        if hits > implied + UNASKED:
-            notes.append(
-                f"{hits:.0%} of the prompts' tokens hit the server's prefix cache, {implied:.0%} at "
-                "most by what the workload shares: it has seen these prompts before (another "
-                "--prompt-seed draws others), or others use it"
-            )
+    hits, implied = (summary.get(f"{name}_hit_share") for name in ("prefix", "implied"))
+    told = isinstance(hits, int | float) and isinstance(implied, int | float)
+    if told and hits > implied + UNASKED:
+        notes.append(
+            f"{hits:.0%} of the prompts' tokens hit the server's prefix cache, {implied:.0%} at "
+            "most by what the workload shares: it has seen these prompts before (another "
+            "--prompt-seed draws others), or others use it"
+        )
     return notes
 
 

@@ -21,7 +21,14 @@ pytest.importorskip("aiohttp")
 
 from calibration.measured.compare import polled_gauges
 from calibration.measured.predict import validate_measured
-from calibration.measured.replay import implied_hits, prompt_of, replay, summary, table, write_measured
+from calibration.measured.replay import (
+    implied_hits,
+    prompt_of,
+    replay,
+    summary,
+    table,
+    write_measured,
+)
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from simulator import run

@@ -79,6 +79,7 @@ class Wanted:
     request_id: str  # "": a serial number
     salt: str  # prompts are shared only with those of the same
     notes: list[str] = field(default_factory=list)  # what is not simulated
+    length: int = 0  # tokens after which the answer ends by itself; the server says
 
 
 def read_body(
@@ -286,18 +287,11 @@ class Answer:
     """What goes back to a client: chunks of a stream, or all at once."""
 
     def __init__(
-        self,
-        wanted: Wanted,
-        chat: bool,
-        model: str,
-        serial: int,
-        words: list[str],
-        length: int,
+        self, wanted: Wanted, chat: bool, model: str, serial: int, words: list[str]
     ) -> None:
-        """Answer with `length` tokens, unless `max_tokens` cuts it."""
-        self.wanted, self.chat, self.length = wanted, chat, length
+        self.wanted, self.chat = wanted, chat
         self.words, self.offset = words, serial * 7919
-        self._last = min(length, wanted.max_tokens)
+        self._last = min(wanted.length, wanted.max_tokens)
         kind = "chat.completion" if chat else "text_completion"
         self.head: dict[str, Any] = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{wanted.request_id or f'{serial:012x}'}",
@@ -338,7 +332,7 @@ class Answer:
             role = self._chunk({"role": "assistant", "content": ""}, 0)
         text = self.text(count - new, count)
         if count >= self._last:
-            reason = "stop" if self.length <= self.wanted.max_tokens else "length"
+            reason = "stop" if self.wanted.length <= self.wanted.max_tokens else "length"
         elif not self.wanted.continuous_usage:
             return role + self._before + text.encode() + self._after
         else:

@@ -198,8 +198,8 @@ class Server:
             wanted = await self._read(request, chat=chat)
         except BadRequestError as error:
             return refuse(error)
-        length = self._length(wanted)
-        answer = Answer(wanted, chat, self.model, self._serial, self.counter.words, length)
+        wanted.length = self._length(wanted)
+        answer = Answer(wanted, chat, self.model, self._serial, self.counter.words)
         self._serial += 1
         self._open += 1
         number = self.engine.next_id
@@ -231,14 +231,13 @@ class Server:
     def _submit(
         self,
         wanted: Wanted,
-        length: int,
         on_tokens: Callable[[int, int], None],
         on_end: Callable[[Request, str], None],
     ) -> Stream:
-        """Hand a request to the engine, which ends by itself after `length` tokens."""
+        """Hand a request to the engine, with the length that `_length` has found."""
         return self.engine.submit(
             len(wanted.tokens),
-            length,
+            wanted.length,
             on_tokens,
             on_end,
             max_tokens=wanted.max_tokens,
@@ -257,7 +256,7 @@ class Server:
             if not over.done():
                 over.set_result((ended, reason))
 
-        stream = self._submit(wanted, answer.length, _nothing, end)
+        stream = self._submit(wanted, _nothing, end)
         try:
             ended, reason = await over
         except asyncio.CancelledError:  # the client has hung up
@@ -291,7 +290,7 @@ class Server:
             if not over.done():
                 over.set_result((ended, reason))
 
-        stream = self._submit(wanted, answer.length, tokens, end)
+        stream = self._submit(wanted, tokens, end)
         chunked = request.version >= (1, 1)
         try:
             if not chunked:
