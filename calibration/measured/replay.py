@@ -480,8 +480,7 @@ def lateness_notes(summary: Mapping[str, Any]) -> list[str]:
         if isinstance(late, int | float) and late > LATE:
             notes.append(f"{words.format(late)}: latencies may be off by as much")
     hits, implied = (summary.get(f"{name}_hit_share") for name in ("prefix", "implied"))
-    told = isinstance(hits, int | float) and isinstance(implied, int | float)
-    if told and hits > implied + UNASKED:
+    if isinstance(hits, float) and isinstance(implied, float) and hits > implied + UNASKED:
         notes.append(
             f"{hits:.0%} of the prompts' tokens hit the server's prefix cache, {implied:.0%} at "
             "most by what the workload shares: it has seen these prompts before (another "
