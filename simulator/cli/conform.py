@@ -47,7 +47,10 @@ def conform(
     outcomes = []
     for case in cases:
         outcomes += compare_all(case, golden, leap=leap, write=write)
-    print(report(outcomes) if outcomes else f"written to {write}; no recording to compare it with")
+    if outcomes:
+        print(report(outcomes))
+    if write is not None:
+        print(f"written to {write}{'' if outcomes else '; no recording to compare it with'}")
     if any(outcome.difference is not None for outcome in outcomes):
         return 1
     return 2 if any(outcome.refused for outcome in outcomes) else 0

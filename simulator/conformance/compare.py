@@ -98,12 +98,16 @@ def conform(
     `golden` is by default `../golden/NAME.jsonl.gz`. The rules are those of the vLLM that its
     header names, else of the newest known. `leap` takes equal steps at once, as a simulation does.
     `write` is a file for Headway's own log, of all cases, in the same format;
-    where no recording is named and none is there, nothing is compared. Raises HeadwayError where a
+    where no recording is named and none is there, nothing is compared. It cannot be one of the files
+    read. Raises HeadwayError where a
     file is missing or damaged; the log is written all the same if it is the recording that is at
     fault.
     """
-    cases = read_cases(path)
     default = default_golden(path)
+    for source in (path, golden or default):
+        if write is not None and write.exists() and source.exists() and write.samefile(source):
+            raise HeadwayError(f"--write: {write} is read here: give another name")
+    cases = read_cases(path)
     goldens: list[Golden] | None = None
     try:
         if write is None or golden is not None or default.exists():
@@ -194,8 +198,7 @@ def read_goldens(path: Path, cases: list[Case]) -> list[Golden]:
     for number, line in enumerate(read_lines(path), 1):
         if not line or line.isspace():
             continue
-        match = _TYPE.match(line)
-        kind = match[1] if match else None
+        kind = _kind(path, number, line)
         if kind == "case":
             found.append(Golden(path, parse_line(path, number, line), number, []))
         elif not found:
@@ -209,6 +212,17 @@ def read_goldens(path: Path, cases: list[Case]) -> list[Golden]:
     if problems:
         raise HeadwayError(problems)
     return found
+
+
+def _kind(path: Path, number: int, line: str) -> object:
+    """Give the type of a record; only where that does not come first is the line parsed."""
+    match = _TYPE.match(line)
+    if match:
+        return match[1]
+    record = parse_line(path, number, line)
+    if not isinstance(record, dict):
+        raise HeadwayError(f"{path}:{number}: not a JSON object")
+    return record.get("type")
 
 
 def _check(case: Case, golden: Golden) -> Iterator[str]:
@@ -231,9 +245,8 @@ def _check(case: Case, golden: Golden) -> Iterator[str]:
         isinstance(told, str) and read_release(told)
     ):
         yield f"{place}: vllm: must be a version such as 0.25.1, not {told!r}"
-    number, last = golden.lines[-1] if golden.lines else (golden.first, "")
-    match = _TYPE.match(last)
-    if not match or match[1] != "end":
+    number, last = golden.lines[-1] if golden.lines else (golden.first, "{}")
+    if _kind(golden.path, number, last) != "end":
         yield f"{golden.path}:{number}: the recording breaks off: no record of type end"
 
 
@@ -249,7 +262,7 @@ def _compare(replay: Replay, golden: Golden) -> Outcome:
                 outcome.difference = _differ(replay, golden, mine or "", number, theirs)
                 if outcome.difference is not None:
                     return outcome
-            outcome.steps += theirs.startswith('{"type":"step"')
+            outcome.steps += mine is not None and mine.startswith('{"type":"step"')
     except CannotFollowError as error:
         outcome.refused = str(error)
     return outcome
@@ -272,6 +285,9 @@ def _differ(
                 raise HeadwayError(f"{place}: {name}: missing")
             if isinstance(recorded[name], str | float | dict) and name not in _NOT_WHOLE:
                 raise HeadwayError(f"{place}: {name}: cannot be {recorded[name]!r}")
+        for name in recorded:
+            if name not in headway:
+                raise HeadwayError(f"{place}: {name}: a field that Headway does not know")
         fields = [name for name in headway if headway[name] != recorded[name]]
     if not fields:
         return None

@@ -38,16 +38,18 @@ def _dtype(value: object) -> object:
 
 
 def version_text(value: object) -> object:
-    """Write a version as text that YAML takes for a number: 0.19, and 0.10 for 0.1.
+    """Write a version as text that YAML takes for a number, as 0.19; without the v of a tag, v0.19.1.
 
-    No versions 0.1 to 0.3 are known, so these must be 0.10, 0.20 and 0.30. The v of a tag, v0.19.1,
-    is left out.
+    Raises ValueError for 0.1, 0.2 and so on: whether 0.20 was written nobody can say any more.
     """
     if isinstance(value, str):
         return value[1:] if re.match(r"v\d", value) else value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    return f"{value:.2f}" if value in (0.1, 0.2, 0.3) else str(value)
+    text = str(value)
+    if text in ("0.1", "0.2", "0.3"):
+        raise ValueError(f": {text} may be {text} or {text}0: write '{text}0' in quotes, or {text}0.0")
+    return text
 
 
 def _reservation(value: object) -> object:

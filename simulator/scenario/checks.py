@@ -23,6 +23,7 @@ from simulator.schedulers.vllm.rules import (
     OPTIONS_SINCE,
     V0_UNTIL,
     check_known,
+    newest_up_to,
     options_without_effect,
     read_release,
     write_release,
@@ -172,10 +173,15 @@ def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
             what = "must be a version of vLLM that had the V0 engine, up to "
             what += f"{write_release(V0_UNTIL)}, not {engine.version!r}"
             yield "engine.version", "engine.name", what
+        elif release != newest_up_to(release):
+            last = write_release(newest_up_to(release))
+            what = f"must be a release of vLLM: {engine.version} is not known, of "
+            what += f"{write_release(release[:2])} the last is {last}"
+            yield "engine.version", "engine.name", what
         return
     if not engine.follows_vllm:
         followed = ENGINES[engine.name].follows.partition(":")[0]
-        what = f"is vLLM's; {engine.name} is simulated after {followed} alone: leave it out"
+        what = f"names a vLLM, and {engine.name} is one system alone ({followed}): leave it out"
         yield "engine.version", "engine.name", what
         return
     try:

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from simulator.core.engine_config import TEXTBOOK, EngineConfig, version_text
+from simulator.core.engine_config import TEXTBOOK, EngineConfig
 from simulator.costs.overhead import VLLM
 from simulator.models.gpus import GIB, Gpu, find_gpu
 from simulator.models.kv_budget import FractionOf
@@ -122,8 +122,8 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     """
     if not isinstance(engine, dict):
         return engine
-    name, version = engine.get("name"), version_text(engine.get("version"))
-    release = read_release(version) if isinstance(version, str) else None
+    name, version = engine.get("name"), engine.get("version")
+    release = read_release(str(version)) if isinstance(version, str | float) else None
     if name is None:
         name = VLLM
         engine = engine | {"name": name}
@@ -228,7 +228,9 @@ def _followed(engine: EngineConfig) -> str:
     if engine.scheduler == "vllm":
         return "the vLLM that is installed"
     if not engine.follows_vllm:
-        return ENGINES[engine.name].follows.partition(":")[0]
+        followed = ENGINES[engine.name].follows.partition(":")[0]
+        work = f", with the work around the kernels of vLLM {engine.version}"
+        return followed + (work if engine.version else "")
     told = engine.version or f"{write_release(NEWEST)} (newest known)"
     return f"vLLM {told}" if engine.name == VLLM else f"textbook, with the rules of vLLM {told}"
 

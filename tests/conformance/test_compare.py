@@ -1,6 +1,7 @@
 """Headway beside a recording: what is said when they differ, or when one is damaged."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,16 @@ def golden(tmp_path: Path) -> tuple[Path, Path]:
     return path, target
 
 
-def test_a_written_log_is_a_golden_file(golden: tuple[Path, Path]) -> None:
+def test_a_written_log_is_a_golden_file(
+    golden: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """What --write writes, packed or not, agrees with the next run."""
     path, log = golden
     assert default_golden(path) == log
     assert main(["conform", str(path)]) == 0
     packed = log.with_suffix(".jsonl.gz")
     assert main(["conform", str(path), "--leap", "--write", str(packed)]) == 0
+    assert f"written to {packed}" in capsys.readouterr().out
     assert gzip.decompress(packed.read_bytes()) == log.read_bytes()
     log.unlink()
     assert main(["conform", str(path)]) == 0
@@ -101,6 +105,10 @@ def test_missing_and_surplus_steps_are_differences(golden: tuple[Path, Path]) ->
             "small.jsonl:1: config.swap_space: an option that Headway does not know",
         ),
         (lambda lines: [*lines[:2], lines[2].replace('"free":', '"fre":'), *lines[3:]], "missing"),
+        (
+            lambda lines: [*lines[:2], lines[2].replace('"free":', '"extra":1,"free":'), *lines[3:]],
+            "small.jsonl:3: extra: a field that Headway does not know",
+        ),
         (lambda lines: [*lines, *lines], "holds 2 recordings for 1 cases"),
     ],
 )
@@ -124,3 +132,28 @@ def test_a_truncated_gzip_file_is_an_error(golden: tuple[Path, Path]) -> None:
     log.unlink()
     with pytest.raises(HeadwayError, match="damaged gzip file"):
         conform(path)
+
+
+def test_a_recording_may_be_written_by_any_json_writer(golden: tuple[Path, Path]) -> None:
+    """With spaces, and keys in another order: as many steps agree."""
+    path, log = golden
+    (plain,) = conform(path)
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(dict(reversed(row.items()))) + "\n" for row in rows))
+    (outcome,) = conform(path)
+    assert outcome.agrees
+    assert outcome.steps == plain.steps > 0
+
+
+@pytest.mark.parametrize("options", [["--write", "{case}"], ["--write", "{log}"],
+                                     ["--golden", "{log}", "--write", "{log}"]])  # fmt: skip
+def test_what_is_read_is_not_written_over(
+    golden: tuple[Path, Path], capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    """Neither the case nor its recording."""
+    path, log = golden
+    before = path.read_bytes(), log.read_bytes()
+    words = [word.format(case=path, log=log) for word in options]
+    assert main(["conform", str(path), *words]) == 2
+    assert "is read here" in capsys.readouterr().err
+    assert (path.read_bytes(), log.read_bytes()) == before

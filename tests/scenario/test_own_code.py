@@ -94,7 +94,7 @@ def test_own_code_is_refused_before_it_is_imported(folder, capsys, key):
     assert f": {key}: unimported" in said
     assert said.endswith(TOLD)
     (folder / "touched").unlink(missing_ok=True)
-    with pytest.raises(HeadwayError, match=rf"{key}: unimported.*: --own-code allows it"):
+    with pytest.raises(HeadwayError, match=rf"{key}: unimported.*: serve runs it with --own-code"):
         load_scenario("s.yaml", [NAMED[key]], own_code=False)
     assert not (folder / "touched").exists()
 

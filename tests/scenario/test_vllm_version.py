@@ -72,12 +72,16 @@ def test_of_the_textbook_a_version_says_rules_alone() -> None:
     assert old == plain.model_copy(update={"version": "0.18", "scheduler_reserve_full_isl": False})
 
 
-@pytest.mark.parametrize(
-    ("version", "text"), [(0.15, "0.15"), (0.1, "0.10"), (0.2, "0.20"), (0.3, "0.30")]
-)
-def test_a_version_may_look_like_a_number(version: float, text: str) -> None:
-    """YAML takes 0.10 for 0.1; there is no other known version that it could be."""
-    assert engine(version=version).version == text
+def test_a_version_may_look_like_a_number() -> None:
+    assert engine(version=0.15).version == "0.15"
+
+
+@pytest.mark.parametrize("version", [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("name", ["vllm", "textbook", "vllm-v0"])
+def test_a_number_that_may_have_lost_a_zero_is_refused(version: float, name: str) -> None:
+    """YAML takes 0.20 for 0.2, and vLLM has had both."""
+    with pytest.raises(HeadwayError, match=rf"engine.version: {version} may .* '{version}0' in q"):
+        engine(version=version, name=name)
 
 
 @pytest.mark.parametrize("version", ["0.34", "0.7", "1.0", "latest", 3, 0.4])
@@ -137,6 +141,8 @@ def test_v0_only_has_versions_that_had_it() -> None:
     assert engine(name="vllm-v0", version="0.6.3").scheduler_reserve_full_isl
     with pytest.raises(HeadwayError, match=r"that had the V0 engine, up to 0\.10\.2, not '0\.12'"):
         engine(name="vllm-v0", version="0.12")
+    with pytest.raises(HeadwayError, match=r"0\.6\.99 is not known, of 0\.6 the last is 0\.6\.6"):
+        engine(name="vllm-v0", version="0.6.99")
 
 
 @pytest.mark.parametrize("version", ["0.5.23", "0.19"])
@@ -145,7 +151,7 @@ def test_other_engines_have_no_version(version: str) -> None:
     with pytest.raises(HeadwayError) as told:
         engine(name="sglang", version=version)
     assert told.value.messages == [
-        "s.yaml: engine.version: is vLLM's; sglang is simulated after SGLang 0.5.23 alone: "
+        "s.yaml: engine.version: names a vLLM, and sglang is one system alone (SGLang 0.5.23): "
         "leave it out"
     ]
 

@@ -22,7 +22,10 @@ V0_UNTIL = (0, 10, 2)
 LAST_PATCHES = {
     **{(0, minor): 1 for minor in (14, 15, 17, 18, 19, 22, 25, 27)},
     **{(0, minor): 2 for minor in (9, 10, 11, 20)},
-    (0, 8): 5,
+    **{(0, minor): 3 for minor in (3, 4, 7)},
+    **{(0, minor): 5 for minor in (5, 8)},
+    **{(0, minor): 7 for minor in (1, 2)},
+    (0, 6): 6,
 }
 """The last patch release of each version that has more than its first, as on PyPI; a version
 without a patch means it."""
