@@ -38,7 +38,7 @@ def _dtype(value: object) -> object:
 
 
 def version_text(value: object) -> object:
-    """Write a version as text that YAML takes for a number, as 0.19; without the v of a tag, v0.19.1.
+    """Write a version as text that YAML takes for a number, as 0.19; without the v of a tag.
 
     Raises ValueError for 0.1, 0.2 and so on: whether 0.20 was written nobody can say any more.
     """
@@ -48,7 +48,9 @@ def version_text(value: object) -> object:
         return value
     text = str(value)
     if text in ("0.1", "0.2", "0.3"):
-        raise ValueError(f": {text} may be {text} or {text}0: write '{text}0' in quotes, or {text}0.0")
+        raise ValueError(
+            f": {text} may be {text} or {text}0: write '{text}0' in quotes, or {text}0.0"
+        )
     return text
 
 

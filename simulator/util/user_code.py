@@ -13,9 +13,7 @@ NO_OWN_CODE = "HEADWAY_NO_OWN_CODE"
 """The environment variable that, where it is set and not empty, refuses users' code. Workers
 inherit it."""
 REFUSED = "is code of the scenario's own, which --no-own-code refuses"
-NOT_ALLOWED = (
-    "is code of the scenario's own: serve runs it with --own-code alone, the studio never"
-)
+NOT_ALLOWED = "is code of the scenario's own: serve runs it with --own-code alone, the studio never"
 
 
 def own_code_refused() -> bool:

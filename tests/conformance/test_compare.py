@@ -106,7 +106,11 @@ def test_missing_and_surplus_steps_are_differences(golden: tuple[Path, Path]) ->
         ),
         (lambda lines: [*lines[:2], lines[2].replace('"free":', '"fre":'), *lines[3:]], "missing"),
         (
-            lambda lines: [*lines[:2], lines[2].replace('"free":', '"extra":1,"free":'), *lines[3:]],
+            lambda lines: [
+                *lines[:2],
+                lines[2].replace('"free":', '"extra":1,"free":'),
+                *lines[3:],
+            ],
             "small.jsonl:3: extra: a field that Headway does not know",
         ),
         (lambda lines: [*lines, *lines], "holds 2 recordings for 1 cases"),
