@@ -152,7 +152,7 @@ def _plain_name(name: str) -> str:
 def write_deployment(scenario: Scenario, folder: Path) -> list[Path]:
     """Write all files that a scenario gives rise to; all or none.
 
-    Warns of a policy that vLLM cannot have.
+    Warns of an engine that is not vLLM, and of a policy that vLLM cannot have.
     """
     warn_of_lost_policies(scenario)
     return write_together(folder, deployment(scenario))
@@ -351,6 +351,10 @@ def _production_stack(scenario: Scenario, groups: list[Group]) -> str:
     lines = ["helm install vllm vllm/vllm-stack -f production-stack-values.yaml"]
     for group in groups:
         engine = group.scenario.engine
+        flags = {
+            "enablePrefixCaching": engine.enable_prefix_caching,
+            "enableChunkedPrefill": engine.enable_chunked_prefill,
+        }
         model: Manifest = {
             "name": group.name,
             "repository": group.image,
@@ -359,8 +363,7 @@ def _production_stack(scenario: Scenario, groups: list[Group]) -> str:
             "replicaCount": group.replicas,
             "resources": group.gpus,
             "vllmConfig": {
-                "enablePrefixCaching": engine.enable_prefix_caching,
-                "enableChunkedPrefill": engine.enable_chunked_prefill,
+                **(flags if engine.follows_vllm else {}),  # else vLLM's own
                 "tensorParallelSize": engine.tensor_parallel_size,
                 "extraArgs": _without(group.options, *CHART_OPTIONS),
             },

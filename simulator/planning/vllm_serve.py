@@ -35,6 +35,8 @@ VALUES = (
     "api_server_count",
     "long_prefill_token_threshold",
 )
+SIZES = (*VALUES[:5], "api_server_count", "long_prefill_token_threshold")
+"""Of these what an engine that is not vLLM chose for itself: vLLM's own are as good for vLLM."""
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 PLUGIN_RELEASES = ((0, 33),)
 """Releases of vLLM that headway_vllm fits."""
@@ -109,11 +111,23 @@ def _loses_policy(scenario: Scenario) -> str:
     return ""
 
 
+def _loses_engine(scenario: Scenario) -> str:
+    """Say that another engine than vLLM was simulated; "" where it was vLLM, or a textbook's."""
+    engine = scenario.engine
+    if engine.follows_vllm:
+        return ""
+    return (
+        f"engine {engine.name} was simulated, and this starts vLLM: expect other figures; the sizes "
+        "of its batches and its cache are left out, vLLM chooses its own"
+    )
+
+
 def warn_of_lost_policies(scenario: Scenario) -> None:
-    """Warn of each group whose policy the command cannot have."""
+    """Warn of each group whose engine or policy the command cannot have."""
     groups = scenario.cluster.replica_groups if scenario.cluster else ()
     engines = [scenario.of_group(name) for name in groups] or [scenario]
-    for lost in dict.fromkeys(filter(None, map(_loses_policy, engines))):
+    told = [lost for one in engines for lost in (_loses_engine(one), _loses_policy(one)) if lost]
+    for lost in dict.fromkeys(told):
         warnings.warn(f"vllm_serve.sh: {lost}", HeadwayWarning, stacklevel=3)
 
 
@@ -128,10 +142,11 @@ def remarks(scenario: Scenario) -> list[str]:
     lines = []
     engine = scenario.engine
     name = policy_of(engine)
+    if other := _loses_engine(scenario):
+        lines.append(other)
     if _has_plugin(scenario):
-        lines.append(
-            f"{name} comes with headway, to be installed beside vLLM; clients, and lengths"
-        )
+        brought = "is your own; headway, which runs it, is" if ":" in name else "comes with headway,"
+        lines.append(f"{name} {brought} to be installed beside vLLM; clients, and lengths")
         lines.append("that are predicted, come in the requests' vllm_xargs (docs/vllm-policies.md)")
         if ":" in name:
             lines.append(f"{name.partition(':')[0]} must be on the server's Python path")
@@ -158,12 +173,14 @@ def serve_options(scenario: Scenario, *more: str) -> list[str]:
     if engine.scheduler_cls is not None or _has_plugin(scenario):
         words += ["--scheduler-cls", engine.scheduler_cls or PLUGIN]
     for key in VALUES:
+        if key in SIZES and not engine.follows_vllm:
+            continue
         value = getattr(engine, key)
         default = type(engine).model_fields[key].default
         if value is not None and (value != default or key in VALUES[:2]):
             words += [f"--{key.replace('_', '-')}", f"{value}"]
     if engine.enable_expert_parallel:
         words.append("--enable-expert-parallel")
-    for key in FLAGS:
+    for key in FLAGS if engine.follows_vllm else ():
         words.append(f"--{'' if getattr(engine, key) else 'no-'}{key.replace('_', '-')}")
     return [*words, *more]

@@ -81,6 +81,27 @@ def test_a_policy_that_is_given_up_is_told_with_its_reason(tmp_path: Path, capsy
     assert f"warning: vllm_serve.sh: {why}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("policy", [[], ["engine.scheduling_policy=sjf"]])
+@pytest.mark.parametrize("name", ["sglang", "tgi", "hf", "vllm-v0"])
+def test_another_engine_is_told_and_its_sizes_are_left_out(
+    tmp_path: Path, capsys, name: str, policy: list[str]
+):
+    """What SGLang or a static batch has for itself is no advice for vLLM."""
+    path = tmp_path / "s.yaml"
+    path.write_text(ONE_A_SECOND)
+    words = [word for option in [f"engine.name={name}", *policy] for word in ("--set", option)]
+    words += ["--set", "engine.tensor_parallel_size=2", "--deploy", str(tmp_path / "deploy")]
+    assert main(["run", str(path), *words]) == 0
+    assert f"warning: vllm_serve.sh: engine {name} was simulated" in capsys.readouterr().err
+    command = (tmp_path / "deploy" / "vllm_serve.sh").read_text()
+    assert f"# engine {name} was simulated, and this starts vLLM" in command
+    assert "--tensor-parallel-size 2" in command
+    for size in ("max-num", "block-size", "utilization", "chunked-prefill", "prefix-caching"):
+        assert size not in command
+    values = (tmp_path / "deploy" / "production-stack-values.yaml").read_text()
+    assert "enablePrefixCaching" not in values
+
+
 def test_a_policy_of_ones_own_needs_its_module(tmp_path: Path):
     path = tmp_path / "s.yaml"
     path.write_text(ONE_A_SECOND)
@@ -88,6 +109,7 @@ def test_a_policy_of_ones_own_needs_its_module(tmp_path: Path):
         "class Last:\n    def key(self, one):\n        return -one.arrival\n"
     )
     command = serve_command(load_scenario(path, ["engine.scheduling_policy=mine:Last"]))
+    assert "# mine:Last is your own; headway, which runs it, is to be installed" in command
     assert "# mine must be on the server's Python path\n" in command
 
 
