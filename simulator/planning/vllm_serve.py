@@ -117,8 +117,8 @@ def _loses_engine(scenario: Scenario) -> str:
     if engine.follows_vllm:
         return ""
     return (
-        f"engine {engine.name} was simulated, and this starts vLLM: expect other figures; the sizes "
-        "of its batches and its cache are left out, vLLM chooses its own"
+        f"engine {engine.name} was simulated, and this starts vLLM: expect other figures; the "
+        "sizes of its batches and its cache are left out, vLLM chooses its own"
     )
 
 
@@ -145,7 +145,9 @@ def remarks(scenario: Scenario) -> list[str]:
     if other := _loses_engine(scenario):
         lines.append(other)
     if _has_plugin(scenario):
-        brought = "is your own; headway, which runs it, is" if ":" in name else "comes with headway,"
+        brought = (
+            "is your own; headway, which runs it, is" if ":" in name else "comes with headway,"
+        )
         lines.append(f"{name} {brought} to be installed beside vLLM; clients, and lengths")
         lines.append("that are predicted, come in the requests' vllm_xargs (docs/vllm-policies.md)")
         if ":" in name:
