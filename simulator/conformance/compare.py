@@ -97,10 +97,10 @@ def conform(
 
     `golden` is by default `../golden/NAME.jsonl.gz`. The rules are those of the vLLM that its
     header names, else of the newest known. `leap` takes equal steps at once, as a simulation does.
-    `write` is a file for Headway's own log, of all cases, in the same format;
-    where no recording is named and none is there, nothing is compared. It cannot be one of the files
-    read. Raises HeadwayError where a file is missing or damaged; the log is written all the same if
-    it is the recording that is at fault.
+    `write` is a file for Headway's own log, of all cases, in the same format; it cannot be one that
+    is read. Where no recording is named and none is there, nothing is compared. Raises HeadwayError
+    where a file is missing or damaged; the log is written all the same if it is the recording that
+    is at fault.
     """
     default = default_golden(path)
     for source in (path, golden or default):
