@@ -100,8 +100,9 @@ def results_progress(unit: str, quiet: bool) -> Iterator[Callable[[int, int, str
 class SearchProgress:
     """Shows what a plan knows: a table on a terminal, else a line on stderr for each decision."""
 
-    def __init__(self, live: "Live | None") -> None:
+    def __init__(self, live: "Live | None", rising: bool) -> None:
         self._live = live
+        self._rising = rising
         self._began = perf_counter()
         self._runs = 0
 
@@ -114,7 +115,7 @@ class SearchProgress:
             self._live.update(self._table(candidates))
         elif decided is not None:
             state = "done" if decided.done else "so far"
-            print_line(f"{decided.label}: {_last_trial(decided)}; {state}: {_bracket(decided)}")
+            print_line(f"{decided.label}: {_last_trial(decided)}; {state}: {_bracket(decided, self._rising)}")
 
     def _table(self, candidates: "Sequence[Candidate]") -> "Table":
         from rich.table import Table
@@ -135,55 +136,58 @@ class SearchProgress:
             table.add_column(head)
         for one in [*filter(lambda one: one.result.trials, candidates)][-SHOWN:]:
             count = sum(len(trial.runs) for trial in one.result.trials)
-            table.add_row(one.label, _bracket(one), str(count), _last_trial(one))
+            table.add_row(one.label, _bracket(one, self._rising), str(count), _last_trial(one))
         return table
 
 
-def _bracket(candidate: "Candidate") -> str:
-    """Write between which places the answer lies, as far as it is known."""
+def _bracket(candidate: "Candidate", rising: bool) -> str:
+    """Write between which places the answer lies, as far as it is known.
+
+    `rising`: more of what is searched is better (replicas), else worse (load).
+    """
+    from simulator.planning.search import ends
+
     if candidate.errors:
         return "cannot run"
-    known = [trial for trial in candidate.result.trials if not trial.superseded]
-    holds = [trial.at for trial in known if trial.ok]
-    fails = [trial.at for trial in known if not trial.ok]
-    parts = []
-    if holds:
-        best = min(holds) if fails and min(fails) < min(holds) else max(holds)
-        parts.append(f"holds {best:.4g}")
-    if fails:
-        nearest = max(fails) if holds and min(fails) < min(holds) else min(fails)
-        nearest = nearest if holds else fails[-1]  # a search goes where it is better
-        parts.append(f"breaks {nearest:.4g}")
+    result = candidate.result
+    holds, fails = ends([trial for trial in result.trials if not trial.superseded], rising)
+    if candidate.done:
+        holds, fails = result.best, result.beyond
+    parts = [] if holds is None else [f"holds {holds.at:.4g}"]
+    if fails is not None:
+        parts.append(f"{'breaks' if fails.breaks else 'does not hold'} {fails.at:.4g}")
     return ", ".join(parts) or "nothing"
 
 
 def _last_trial(candidate: "Candidate") -> str:
     """Write what the newest place said."""
+    from simulator.planning.search import TOO_CLOSE
+
     if not candidate.result.trials:
         return candidate.error or "no run"
     trial = candidate.result.trials[-1]
     verdict = f"breaks {trial.breaks}" if trial.breaks else f"does not hold: {trial.reason}"
     verdict = "holds" if trial.ok else verdict
     length = "" if trial.seconds is None else f" of {trial.seconds:.0f} s"
-    sure = "" if trial.sure else ", too close to tell"
+    sure = "" if trial.sure or TOO_CLOSE in verdict else f", {TOO_CLOSE}"
     runs = f"{len(trial.runs)} run{'s' if len(trial.runs) > 1 else ''}"
     return f"{trial.at:.4g} {verdict} ({runs}{length}{sure})"
 
 
 @contextmanager
-def search_progress(quiet: bool) -> Iterator[SearchProgress | None]:
-    """Show what a plan finds while it searches."""
+def search_progress(quiet: bool, *, rising: bool) -> Iterator[SearchProgress | None]:
+    """Show what a plan finds while it searches; `rising`: for more replicas, not for more load."""
     if quiet:
         yield None
     elif not sys.stderr.isatty():
-        yield SearchProgress(None)
+        yield SearchProgress(None, rising)
     else:
         from rich.console import Console
         from rich.live import Live
 
         with Live(console=Console(file=sys.stderr), transient=True) as live:
             try:
-                yield SearchProgress(live)
+                yield SearchProgress(live, rising)
             except KeyboardInterrupt:
                 live.transient = False  # what is known stays in sight
                 raise

@@ -510,7 +510,9 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     if problem.searches_rate:
         row["capacity_low"], row["capacity_high"] = candidate.capacity_interval
         row["capacity"] = candidate.capacity
-    row |= {"nearest_bound": best.why, "headroom": candidate.headroom}
+    ratios = best.ratios(problem.criteria.slos)
+    nearest = max(ratios, key=ratios.__getitem__) if ratios else best.why
+    row |= {"nearest_bound": nearest, "headroom": candidate.headroom}
     row |= {"attainment": _mean_attainment(best.runs), "seconds_of_load": best.seconds}
     row["replications"] = len(best.runs)
     metrics = dict.fromkeys([slo.metric for slo in problem.criteria.slos])

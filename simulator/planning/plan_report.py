@@ -12,9 +12,8 @@ from simulator.planning.journal import open_journal
 from simulator.planning.plan import JOURNAL, Candidate, find_best, result_row
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import encode_csv, scenario_cost_lines
-from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
+from simulator.planning.search import PlannedRun, Trial, not_monotone
 from simulator.planning.vllm_serve import serve_command, warn_of_lost_policies
-from simulator.results.service_levels import SHARES
 from simulator.scenario.load import Source, load_scenario
 from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError
@@ -38,7 +37,6 @@ COLUMNS = {
     "tokens_per_s_per_user": "tok/s/user",
 }
 GREY = "0.6"
-MIN_MISSED = 1e-3  # of a share that is missed: a plot over logarithms has no 0
 
 
 def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate) -> str:
@@ -332,21 +330,8 @@ def _abscissa(
 
 
 def bound_ratio(trial: Trial, problem: PlanProblem) -> float:
-    """Divide the metric that is worst by its bound.
-
-    Of a share it is what is missed by what may be: 2 where goodput is 0.98 and 0.99 is wanted.
-    """
-    ratios = []
-    for slo in problem.criteria.slos:
-        value = interval(trial.runs, slo.metric).mean
-        if slo.metric == "completion" and slo.met(value):
-            continue  # as a rule all are served, and the others tell more
-        if slo.metric in SHARES:
-            ratios.append(max(1.0 - value, MIN_MISSED) / max(1.0 - slo.bound, MIN_MISSED))
-        else:
-            over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
-            ratios.append(max(over, 1e-9) / max(under, 1e-9))
-    return max(ratios, default=1.0)
+    """Divide the metric that is worst by its bound."""
+    return max(trial.ratios(problem.criteria.slos).values(), default=1.0)
 
 
 def _draw_front(axes: "Axes", colored: Colored) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simulator.planning.intervals import CONFIDENCE, Estimate, Span, batch_interval, estimate
 from simulator.planning.runs import MetricValues
-from simulator.results.service_levels import Slo
+from simulator.results.service_levels import SHARES, Slo
 
 
 class PlannedRun(NamedTuple):
@@ -31,6 +31,8 @@ Search = Generator[list[PlannedRun], list[MetricValues], "SearchResult"]
 CERTAIN = 5.0  # times what a bound allows the whole run: then the rest of it is spared
 LOST = 100  # requests beyond such a bound: no chance, and no longer look would say otherwise
 BEYOND = 20  # requests beyond a percentile, for it to be known
+TOO_CLOSE = "too close to tell"
+MIN_MISSED = 1e-3  # of a share that is missed: a plot over logarithms has no 0
 STEPS = 8  # away from the first place, before a search gives up
 FIRST_STEP = 1.25  # from the first rate to the second
 LARGEST_STEP = 4.0
@@ -47,6 +49,7 @@ class Trial:
     runs: list[MetricValues] = field(default_factory=list)
     ok: bool = False
     sure: bool = True  # the confidence interval decided it, not the mean alone
+    strict: bool = False  # where the intervals could not tell it does not hold, whatever the mean
     why: str = ""  # the bound that is broken, or nearest to it
     growing: str = ""  # what grows
     strain: Span = (0.0, 0.0, 0.0)  # of the worst bound, what is above it relative to it
@@ -56,15 +59,37 @@ class Trial:
 
     @property
     def breaks(self) -> str:
-        """Name the bound that is broken, by the mean where intervals cannot tell; "" if none is."""
-        return "" if self.ok or self.strain[1] <= NOT_KEPT else self.why
+        """Name the bound that is broken; "" if none is, or if it takes certainty and there is none.
+
+        Of a place that is judged by its means where intervals cannot tell, it is by the mean.
+        """
+        undecided = self.strict and not self.sure
+        return "" if self.ok or undecided or self.strain[1] <= NOT_KEPT else self.why
 
     @property
     def reason(self) -> str:
         """Say why it does not hold."""
         if self.ok or self.breaks:
             return self.breaks
-        return self.growing or f"not certain of {self.why}"
+        return self.growing or f"{self.why} {TOO_CLOSE}"
+
+    def ratios(self, slos: Sequence[Slo]) -> dict[str, float]:
+        """Divide metrics by their bounds; above 1 a bound is broken. Completion only where it is.
+
+        Of a share it is what is missed by what may be: 2 where goodput is 0.98 and 0.99 is wanted.
+        """
+        found: dict[str, float] = {}
+        for slo in slos:
+            value = interval(self.runs, slo.metric).mean
+            if slo.metric == "completion" and slo.met(value):
+                continue  # as a rule all are served, and the others tell more
+            if slo.metric in SHARES:
+                ratio = max(1.0 - value, MIN_MISSED) / max(1.0 - slo.bound, MIN_MISSED)
+            else:
+                over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
+                ratio = max(over, 1e-9) / max(under, 1e-9)
+            found[slo.metric] = max(ratio, found.get(slo.metric, 0.0))
+        return found
 
     def violation(self, slos: Sequence[Slo]) -> float:
         """Say how far the worst metric is from its bound, relative to it."""
@@ -257,7 +282,7 @@ def look(
         alone = strict and count < criteria.replications and trial.seconds is not None
         if found.kept is False or (found.kept and not alone):
             break
-    trial.sure = found.kept is not None
+    trial.sure, trial.strict = found.kept is not None, strict
     trial.ok = bool(found.kept) or (found.kept is None and found.mean_kept and not strict)
     trial.why, trial.growing, trial.strain = found.why, found.growing, found.strain
     return trial
@@ -370,12 +395,14 @@ def _search(
         if at is not None:
             counts = [1] if quick and seconds is not None else criteria.counts(strict=rising)
             strict = rising and not (quick and seconds is not None)
+            if at in places:  # a longer look nearby has overturned what led past it
+                places[at].superseded = True
             places[at] = trial = Trial(at, seconds)
             trials.append((yield from look(trial, criteria, counts, strict=strict)))
             trial.settled = trial.is_lost(criteria)
             if not quick:
                 trial.settled |= trial.agrees(criteria, strict=rising)
-        holds, fails = _ends(places.values(), rising)
+        holds, fails = ends(places.values(), rising)
         at = next_level(
             None if holds is None else holds.at, None if fails is None else fails.at, len(places)
         )
@@ -401,9 +428,10 @@ def _search(
             seconds, quick = longer, False
 
 
-def _ends(places: Iterable[Trial], rising: bool) -> tuple[Trial | None, Trial | None]:
+def ends(places: Iterable[Trial], rising: bool) -> tuple[Trial | None, Trial | None]:
     """Give the best place that holds and, beyond it, the nearest that fails.
 
+    `rising`: more is better (replicas), else worse (load).
     Of places that contradict each other, those that fail are believed.
     """
     sign = 1.0 if rising else -1.0  # the larger sign * at, the better

@@ -30,7 +30,7 @@ def test_on_a_terminal_runs_are_counted(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     trial = Trial(at=2.0, seconds=600.0, runs=[{}, {}], ok=True)
     candidate = Candidate({"engine.max_num_seqs": "8"}, result=SearchResult(None, [trial]))
-    with runs_progress("points", quiet=False) as progress, search_progress(quiet=False) as search:
+    with runs_progress("points", quiet=False) as progress, search_progress(quiet=False, rising=False) as search:
         progress(2, 3)
         search([candidate], 2, None)
     assert capsys.readouterr().err == ""  # no terminal, and nothing decided
@@ -38,7 +38,7 @@ def test_on_a_terminal_runs_are_counted(monkeypatch, capsys):
     with runs_progress("points", quiet=False) as progress:
         progress(2, 3)
     assert re.search(r"2/3.*points, left", capsys.readouterr().err)
-    with search_progress(quiet=False) as search:
+    with search_progress(quiet=False, rising=False) as search:
         search([candidate], 3, None)
         search([candidate], 4, None)
     assert re.search(r"7 runs, 0 of 1 done", capsys.readouterr().err)
@@ -48,9 +48,27 @@ def test_a_pipe_has_a_line_for_each_decision(capsys):
     """Whatever is not a terminal."""
     trial = Trial(at=2.0, seconds=600.0, runs=[{}], ok=True)
     found = Candidate({"engine.max_num_seqs": "8"}, result=SearchResult(trial, [trial]), done=True)
-    with search_progress(quiet=False) as search:
+    with search_progress(quiet=False, rising=False) as search:
         search([found], 1, found)
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "8" in told
     assert "done" in told
+
+
+def test_the_lines_of_a_search_do_not_contradict_its_answer(capsys):
+    """Of replicas the fewest that hold are told, once more was thought to be needed, too."""
+    trials = [
+        Trial(at=1.0, seconds=60.0, runs=[{}], superseded=True),
+        Trial(at=4.0, seconds=60.0, runs=[{}], ok=True),
+        Trial(at=24.0, seconds=60.0, runs=[{}], ok=True),
+    ]
+    found = Candidate({}, result=SearchResult(None, trials))
+    with search_progress(quiet=False, rising=True) as search:
+        search([found], 1, found)
+        trials.append(Trial(at=1.0, seconds=120.0, runs=[{}], ok=True))
+        found.result, found.done = SearchResult(trials[-1], trials), True
+        search([found], 1, found)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.endswith("so far: holds 4")
+    assert last.endswith("done: holds 1")

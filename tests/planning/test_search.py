@@ -243,3 +243,26 @@ def test_what_breaks_is_told_of_the_place_next_to_the_answer():
     assert 1.0 < found.beyond.at < 1.06
     assert found.beyond.breaks == found.beyond.reason == "p99_tpot_ms"
     assert not found.beyond.cut_short  # there is nothing to be longer
+
+
+def test_what_intervals_cannot_tell_is_too_close_where_certainty_is_asked_for():
+    """Of a fleet it is no broken bound, whatever the mean says; of a rate the mean decides."""
+
+    def measured(wanted: PlannedRun) -> dict[str, float]:
+        return {"p99_ttft_ms": 110.0 if wanted.replication % 3 else 90.0}
+
+    criteria = Criteria([SLO], most_replications=6)
+    fleet = play(fewest(1, 1, criteria), measured).beyond
+    assert fleet is not None
+    assert not fleet.sure
+    assert (fleet.breaks, fleet.reason) == ("", "p99_ttft_ms too close to tell")
+    rate = play(largest_rate(1.0, criteria), measured).beyond
+    assert rate is not None
+    assert not rate.sure
+    assert rate.breaks == "p99_ttft_ms"
+
+
+def test_the_nearest_bound_has_the_largest_value_over_its_limit():
+    slos = [SLO, parse_slo("p99_tpot_ms<=60"), parse_slo("completion>=1")]
+    trial = Trial(6.0, runs=[{"p99_ttft_ms": 30.8, "p99_tpot_ms": 34.8, "completion": 1.0}])
+    assert trial.ratios(slos) == pytest.approx({"p99_ttft_ms": 0.308, "p99_tpot_ms": 0.58})
