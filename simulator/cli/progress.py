@@ -115,7 +115,8 @@ class SearchProgress:
             self._live.update(self._table(candidates))
         elif decided is not None:
             state = "done" if decided.done else "so far"
-            print_line(f"{decided.label}: {_last_trial(decided)}; {state}: {_bracket(decided, self._rising)}")
+            known = _bracket(decided, self._rising)
+            print_line(f"{decided.label}: {_last_trial(decided)}; {state}: {known}")
 
     def _table(self, candidates: "Sequence[Candidate]") -> "Table":
         from rich.table import Table

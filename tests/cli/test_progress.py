@@ -30,7 +30,10 @@ def test_on_a_terminal_runs_are_counted(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     trial = Trial(at=2.0, seconds=600.0, runs=[{}, {}], ok=True)
     candidate = Candidate({"engine.max_num_seqs": "8"}, result=SearchResult(None, [trial]))
-    with runs_progress("points", quiet=False) as progress, search_progress(quiet=False, rising=False) as search:
+    with (
+        runs_progress("points", quiet=False) as progress,
+        search_progress(quiet=False, rising=False) as search,
+    ):
         progress(2, 3)
         search([candidate], 2, None)
     assert capsys.readouterr().err == ""  # no terminal, and nothing decided
