@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import yaml
 
 from simulator.scenario.load import Source, load_scenario, source_name
@@ -303,10 +304,19 @@ def _split_commas(text: str) -> list[str]:
 
 
 def as_yaml(value: object) -> str:
-    """Write a value as YAML, plain words without quotes."""
+    """Write a value as YAML, plain words without quotes; numpy's numbers and paths as such."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    elif isinstance(value, np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, Path):
+        value = str(value)
     if isinstance(value, str) and yaml.safe_load(value) == value:
         return value
-    return json.dumps(value)
+    try:
+        return json.dumps(value)
+    except TypeError:
+        raise HeadwayError(f"{value!r}: is no value of a scenario") from None
 
 
 def _label(varied: dict[str, str]) -> str:

@@ -62,6 +62,9 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
             cells[-1] = _looked_at(candidate.result.trials[-1])
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
     notes = [": ".join(pair) for pair in fold_errors(candidates)]
+    if problem.key and any(candidate.result.best for candidate in candidates):
+        step = "one step more load" if problem.searches_rate else "the next value"
+        notes.insert(0, f"breaks: of a candidate that holds, what {step} breaks")
     for candidate in candidates:
         for a, b in not_monotone(candidate.result.trials, rising=bool(problem.high)):
             notes.append(f"{candidate.label}: not monotone: {a.at:g} and {b.at:g} contradict")

@@ -265,6 +265,8 @@ def sweep(
     """
     import pandas as pd
 
+    if jobs == 0:
+        raise HeadwayError("jobs: 0: must be 1 or more; None is one worker per core")
     axes = axes_of(vary)
     slo = [slo] if isinstance(slo, str) else slo
     if out is None:

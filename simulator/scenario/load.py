@@ -223,8 +223,9 @@ def _read(
         raw, lines = parse(read_text(file), str(file))
     else:
         kind = "a Scenario, loaded already" if isinstance(path, Scenario) else repr(path)
+        way = ": give what it was loaded from" if isinstance(path, Scenario) else ""
         raise HeadwayError(
-            f"scenario: must be a file, the name of a shipped one, or a dict, not {kind}"
+            f"scenario: must be a file, the name of a shipped one, or a dict, not {kind}{way}"
         )
     varied = [(f"{option} {key}={value}", key, value) for key, value in vary]
     return folder, *_settle(file, raw, lines, overrides=overrides, seed=seed, varied=varied)

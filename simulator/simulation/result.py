@@ -40,8 +40,14 @@ class Result(Record):
         return self._summary
 
     def __repr__(self) -> str:
-        """Tell what it is of in a line; `summary()` has the rest."""
-        return f"<Result of {self._title()}>"
+        """Tell what it is of and its main figures in a line; `summary()` has the rest."""
+        summary, shown = self.summary(), ("request_throughput", "mean_ttft_ms")
+        figures = "".join(
+            f"; {SHOWN[key][0]} {SHOWN[key][1].format(summary[key])}"
+            for key in shown
+            if summary.get(key) is not None
+        )
+        return f"<Result of {self._title()}{figures}>"
 
     def _repr_html_(self) -> str:
         """Show the most important figures as a table, for notebooks."""

@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from simulator.planning.design import expand, split_values
+from simulator.planning.design import axes_of, expand, split_values
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL
 
@@ -211,3 +212,13 @@ def test_errors_that_differ_in_the_value_alone_are_one(write):
         "--vary engine.max_num_sqs=1: engine.max_num_sqs: unknown key; did you mean max_num_seqs? "
         "(likewise 2, 3)"
     ]
+
+
+def test_values_of_numpy_and_paths_are_taken(tmp_path):
+    """As a notebook has them; what is no value of a file is told."""
+    found = axes_of(
+        {"a": np.array([4, 8]), "b": [np.float64(0.5), tmp_path / "p"], "c": [np.True_]}
+    )
+    assert found == [("a", ["4", "8"]), ("b", ["0.5", str(tmp_path / "p")]), ("c", ["true"])]
+    with pytest.raises(HeadwayError, match="is no value of a scenario"):
+        axes_of({"a": [object()]})

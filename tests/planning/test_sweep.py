@@ -419,3 +419,10 @@ def test_a_backend_that_does_not_start_leaves_nothing(small: Path):
     args = ["--vary", "seed=1,2", "--backend", "dask", "--address", "nowhere", "--out", str(out)]
     assert main(["sweep", str(small), *args]) == 2
     assert not out.exists()
+
+
+def test_what_cannot_be_swept_is_told_with_the_way_out():
+    with pytest.raises(HeadwayError, match="jobs: 0: must be 1 or more"):
+        sweep("demo", {"seed": [1, 2]}, jobs=0)
+    with pytest.raises(HeadwayError, match="loaded already: give what it was loaded from"):
+        sweep(load_scenario("demo"), {"seed": [1, 2]})  # type: ignore[arg-type]

@@ -10,8 +10,10 @@ def test_a_result_shows_itself_in_a_line_and_in_a_table(write) -> None:
     summary = result.summary()
     told = repr(result)
     assert "\n" not in told
-    assert len(told) < 100
+    assert len(told) < 120
     assert f"{summary['completed']:,} requests in {summary['duration']:,.1f} s" in told
+    assert f"requests/s {summary['request_throughput']:,.2f}" in told
+    assert f"mean TTFT, ms {summary['mean_ttft_ms']:,.1f}" in told
     page = result._repr_html_()
     assert page.startswith("<table>")
     assert f"<td>{summary['mean_ttft_ms']:,.1f}</td>" in page

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
 
 
 def test_metrics_count_what_was_served() -> None:
+    began = time.time()
+
     async def play(client: ClientSession, server: Server) -> None:
         bodies = [{"prompt": PROMPT, "max_tokens": 3 + k, "ignore_eos": True} for k in range(5)]
         await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
@@ -149,6 +152,8 @@ def test_metrics_count_what_was_served() -> None:
             return found
 
         assert value("vllm:generation_tokens", "vllm:generation_tokens_total") == 3 + 4 + 5 + 6 + 7
+        started = value("process_start_time_seconds", "process_start_time_seconds")
+        assert began - 1e-3 <= started <= time.time()
         assert value("vllm:prompt_tokens", "vllm:prompt_tokens_total") == 500
         ended = "vllm:request_success", "vllm:request_success_total"
         assert value(*ended, finished_reason="length") == 5

@@ -220,3 +220,19 @@ def test_without_a_column_of_arrivals_it_is_told(put, capsys):
     assert "(no column of arrivals: all would come at once); try " in capsys.readouterr().err
     assert main(["trace", "describe", str(path), "--columns", "prompt=in_tok,output=out_tok"]) == 0
     assert "no column of arrivals is named" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("zone", ["", " UTC", "Z", " GMT", " +0000", "+00:00"])
+def test_dates_with_their_zones(put, zone):
+    rows = "".join(f"2026-11-02 10:00:0{k}{zone},5,3\n" for k in (0, 3))
+    found = read_trace(put(f"arrival,prompt_tokens,output_tokens\n{rows}", "d.csv"), None)
+    assert found.arrival.tolist() == [0, 3]
+
+
+def test_a_column_of_other_dates_is_one_line(put):
+    path = put("arrival,prompt_tokens,output_tokens\n" + "02/11/2026 23:58:00,5,3\n" * 300, "d.csv")
+    with pytest.raises(HeadwayError) as caught:
+        read_trace(path, None)
+    (line,) = caught.value.messages
+    assert "is not a date and time as 2023-11-16 18:15:46" in line
+    assert line.endswith(", and so in 299 more places")

@@ -80,8 +80,10 @@ def test_two_wrong_lines_do_not_make_up_for_each_other(put):
 
 
 def test_only_the_first_twenty_problems_are_told(put):
-    """The rest are counted."""
-    told = complaints(put(HEAD + f"{PLACE},0,1\n" * 33))
+    """The rest are counted; those that are all alike are one."""
+    (told,) = complaints(put(HEAD + f"{PLACE},0,1\n" * 33))
+    assert told == "3: ContextTokens: '0' is zero, and so in 32 more places"
+    told = complaints(put(HEAD + f"{PLACE},0,1\n" * 32 + f"{PLACE},1,x\n"))
     assert len(told) == 21
     assert told[19] == "22: ContextTokens: '0' is zero"
     assert told[20] == " ... and 13 more"

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from time import time
 
 from simulator.core.request import Step
 from simulator.engine.core import EngineCore
@@ -99,6 +100,7 @@ class LiveMetrics:
 
     def __init__(self, engine: LiveEngine, model: str) -> None:
         self.engine = engine
+        self.started = time()  # of the wall's clock: from then on it counts
         self.model = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self.counts = {core: _Counts(engine.parts.max_model_len) for core in engine.cores}
         engine.on_tokens, engine.on_end = self._tokens, self._end
@@ -197,6 +199,11 @@ class LiveMetrics:
             "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
             "# TYPE vllm:cache_config_info gauge",
             *(self._cache_config(core, number) for number, core in enumerate(self.engine.cores)),
+        ]
+        lines += [
+            "# HELP process_start_time_seconds Start time of the process since 1970, s.",
+            "# TYPE process_start_time_seconds gauge",
+            f"process_start_time_seconds {self.started:.3f}",
         ]
         late = self.engine.clock.lateness()
         lines += [

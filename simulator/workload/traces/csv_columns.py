@@ -23,6 +23,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces.fields import (
     CLOCKS,
     NEEDED,
+    NO_DATE,
     SPANS,
     Sources,
     parse_date,
@@ -89,7 +90,7 @@ def clock(name: str, per_second: float) -> Column:
 
 def dates(name: str) -> Column:
     """Make a column of days and times, as any date that is read elsewhere; in microseconds."""
-    return Column(name, r'[^,"\r\n\0]+', "is not a date and time", _microseconds, per_second=1e6)
+    return Column(name, r'[^,"\r\n\0]+', NO_DATE, _microseconds, per_second=1e6)
 
 
 def span(name: str, per_second: float) -> Column:
@@ -116,7 +117,7 @@ def _microseconds(texts: Sequence[str]) -> Numbers:
     try:
         return np.array([parse_date(text) for text in texts], np.int64)
     except ValueError:
-        raise ValueError("is not a date and time") from None
+        raise ValueError(NO_DATE) from None
 
 
 def _spans(texts: Sequence[str], per_second: float) -> Numbers:

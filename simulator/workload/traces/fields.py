@@ -94,6 +94,7 @@ NEAR = {
     "priority": r"prio|urgen",
 }
 """What a name like that of each field holds, in lower case with `_` between its words."""
+NO_DATE = "is not a date and time as 2023-11-16 18:15:46 (UTC, or with +01:00 behind it)"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LONGEST = 160
 """Characters of a line that proposes a mapping."""
@@ -228,10 +229,12 @@ def units_in(number: float) -> float:
 def parse_date(text: str) -> int:
     """Read a date and time, in UTC where it names no zone: us since 1970; ValueError if it is none.
 
-    ISO 8601, or as web servers log it: 16/Nov/2023:18:15:46 +0000.
+    ISO 8601, also with ` UTC` or a blank before its zone, or as web servers log it:
+    16/Nov/2023:18:15:46 +0000.
     """
+    plain = re.sub(r" ?(?:UTC|GMT)$", "+00:00", text)
     try:
-        when = datetime.fromisoformat(text)
+        when = datetime.fromisoformat(re.sub(r" (?=[+-][0-9]{2}:?[0-9]{2}$)", "", plain))
     except ValueError:
         when = datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z")
     return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - EPOCH) // timedelta(

@@ -3,6 +3,7 @@
 How to add one is told in the package's `__init__`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,10 +104,13 @@ class Problems:
         self.path = path
         self.count = 0
         self.messages: list[str] = []
+        self.kinds: set[tuple[str, str]] = set()  # columns and what is wrong, but for the values
 
     def add(self, line: int, column: str, wrong: str) -> int:
         """Note a problem and give its number from 0 on; past the first few it is only counted."""
         self.count += 1
+        if len(self.kinds) < 2:  # as long as all may be alike
+            self.kinds.add((column, re.sub(r"^('.*'|\".*\"|\S+) ", "", wrong)))
         if self.count <= MAX_MESSAGES:
             self.messages.append(f"{self.path}:{line}: {column}: {wrong}")
         return self.count - 1
@@ -117,8 +121,10 @@ class Problems:
             self.messages[number] += more
 
     def stop(self) -> None:
-        """Raise HeadwayError with all problems, if there are any."""
-        if self.count > MAX_MESSAGES:
+        """Raise HeadwayError with all problems, if there are any; many that are alike as one."""
+        if self.count > MAX_MESSAGES and len(self.kinds) == 1:
+            self.messages = [f"{self.messages[0]}, and so in {self.count - 1:,} more places"]
+        elif self.count > MAX_MESSAGES:
             self.messages.append(f"{self.path}: ... and {self.count - MAX_MESSAGES} more")
         if self.count:
             raise HeadwayError(self.messages)

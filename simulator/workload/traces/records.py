@@ -18,6 +18,7 @@ from simulator.util.from_mapping import short_repr
 from simulator.workload.traces.fields import (
     CLOCKS,
     COUNTS,
+    NO_DATE,
     PRIORITY,
     SPANS,
     Sources,
@@ -163,7 +164,7 @@ class Records:
         if any(date is not None for date in dates):
             for k, date in enumerate(dates):
                 if date is None and values[k] is not None:
-                    self._wrong(field, k, f"{short_repr(values[k])} is not a date and time")
+                    self._wrong(field, k, f"{short_repr(values[k])} {NO_DATE}")
             return np.array([nan if date is None else date for date in dates]), 1e6
         numbers: Numbers
         if values and {type(value) for value in values} == {int}:
