@@ -1,6 +1,6 @@
 """Draw cases for `headway conform` at random: the same seed gives the same bytes.
 
-    python -m calibration.draw_cases CASES.jsonl.gz [--count N] [--seed SEED]
+    python -m calibration.draw_cases CASES.jsonl.gz [--count N] [--seed SEED] [--windows]
 
 `calibration.record_vllm` records what vLLM decides on them. Small pools, few seats and idle times
 of about a millisecond, so that a few requests meet many rules.
@@ -19,10 +19,12 @@ from simulator.util.files import write_atomic
 Values = dict[str, Any]
 
 
-def draw_case(seed: int, number: int) -> Values:
-    """Give a case of a seed, as a case file has it."""
+def draw_case(seed: int, number: int, *, windows: bool = False) -> Values:
+    """Give a case of a seed, as a case file has it; with windows some groups of layers have one."""
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
+    if windows:
+        _add_windows(rng, config)
     gap = rng.choice([0, 200_000, 2_000_000, 20_000_000, 100_000_000])
     requests: list[Values] = []
     now = 0
@@ -67,6 +69,22 @@ def _config(rng: Random) -> Values:
     }
 
 
+def _add_windows(rng: Random, config: Values) -> None:
+    """Give the model groups of layers with a window, and a pool for them."""
+    size, longest = config["block_size"], config["max_model_len"]
+    window = rng.choice([size, 2 * size, 2 * size + 1, 3 * size - 1, rng.randint(2, longest // 2)])
+    kinds = rng.choice([[0, 1], [1, 0], [0, 1, 1], [1, 1, 0], [1], [0, 1, 1, 1, 1]])
+    config["kv_cache_groups"] = [window * kind for kind in kinds]
+    config["enable_prefix_caching"] = rng.random() < 0.75
+    config["max_num_batched_tokens"] = tokens = max(
+        config["max_num_seqs"], 0 if config["enable_chunked_prefill"] else longest, rng.choice([8, 32])
+    )
+    whole, held = longest // size, window - 1 + tokens * (1 + config["async_scheduling"])
+    windowed = min(whole, -(-held // size) + 1)
+    most = sum(windowed if kind else whole for kind in kinds)
+    config["num_gpu_blocks"] = 1 + most + rng.choice([0, 1, 3, 10, 40, 200])
+
+
 def _request(rng: Random, config: Values, before: list[Values], index: int, now: int) -> Values:
     longest = config["max_model_len"]
     prompt = rng.randint(1, rng.choice([4, longest // 2, longest - 1]))
@@ -91,8 +109,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("out", type=Path, metavar="CASES.jsonl.gz")
     parser.add_argument("--count", type=int, default=200, help="cases (200)")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other cases (0)")
+    parser.add_argument("--windows", action="store_true", help="layers with a sliding window, too")
     asked = parser.parse_args(arguments)
-    cases = (draw_case(asked.seed, number) for number in range(asked.count))
+    cases = (
+        draw_case(asked.seed, number, windows=asked.windows) for number in range(asked.count)
+    )
     data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()
     write_atomic(asked.out, gzip.compress(data, mtime=0) if asked.out.suffix == ".gz" else data)
     print(f"written to {asked.out}: {asked.count:,} cases of seed {asked.seed}")

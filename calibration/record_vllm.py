@@ -83,7 +83,9 @@ class RecordedVllm:
         options = config.model_dump(include={*OPTIONS})
         options["scheduler_reserve_full_isl"] = config.reserve_full_isl
         blocks = BlockCounter(config.num_gpu_blocks, config.block_size)
-        self.vllm, self._new_request = start_vllm(options, blocks, config.enable_prefix_caching)
+        self.vllm, self._new_request = start_vllm(
+            options, blocks, config.enable_prefix_caching, config.kv_cache_groups
+        )
         self.times = {_name(request): RequestTimes() for request in self.case.requests}
         self._numbers: dict[Hashable, int] = {}
         self._evicted: list[str] = []

@@ -37,6 +37,13 @@ Natural = Annotated[int, _whole(0)]
 Positive = Annotated[int, _whole(1)]
 Flag = Annotated[bool, _checked(lambda v: isinstance(v, bool), "true or false")]
 Share = Annotated[float, _checked(_is_share, "a number from 0 to below 1")]
+Windows = Annotated[
+    list[int],
+    _checked(
+        lambda v: isinstance(v, list) and v and all(_is_whole(n, 0) for n in v) and len({*v, 0}) < 3,
+        "a list of windows in tokens, all alike, with 0 for full attention",
+    ),
+]
 Policy = Annotated[
     Literal["fcfs", "priority"], _checked(lambda v: v in ("fcfs", "priority"), "fcfs or priority")
 ]
@@ -64,6 +71,7 @@ class VllmConfig(_Model):
     num_gpu_blocks: Annotated[int, _whole(2)] = 10000
     enable_prefix_caching: Flag = True
     hash_id_tokens: Positive = 512
+    kv_cache_groups: Windows = [0]
 
     @model_validator(mode="after")
     def _refuse_what_vllm_refuses(self) -> "VllmConfig":

@@ -18,6 +18,7 @@ from simulator.engine.core import ScheduledStep
 from simulator.engine.loop import EngineLoop, InFlight
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.policies.orders import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
@@ -45,6 +46,17 @@ class RecordedCounter(_RecordedBlocks, BlockCounter):
 
 class RecordedManager(_RecordedBlocks, BlockManager):
     """Blocks with prefix caching."""
+
+
+class RecordedHybrid(HybridManager):
+    """Blocks of groups of layers, some with a window."""
+
+    recorder: Recorder
+
+    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
+        for tick in range(skip, skip + ticks):
+            super().take_ticks(decodes, 1, tick)
+            self.recorder.blocks.append((self.free, self.hashed))
 
 
 class RecordedScheduler(Scheduler):
@@ -238,8 +250,19 @@ class Replay:
                 **options,
             )
         caching = config.enable_prefix_caching
-        blocks: RecordedCounter | RecordedManager
-        blocks = RecordedManager(*size, prefix_caching=True) if caching else RecordedCounter(*size)
+        blocks: RecordedCounter | RecordedManager | RecordedHybrid
+        if any(config.kv_cache_groups):
+            blocks = RecordedHybrid(
+                *size,
+                prefix_caching=caching,
+                windows=config.kv_cache_groups,
+                max_in_flight=config.max_num_batched_tokens * (1 + config.async_scheduling),
+                max_model_len=config.max_model_len,
+            )
+        elif caching:
+            blocks = RecordedManager(*size, prefix_caching=True)
+        else:
+            blocks = RecordedCounter(*size)
         blocks.recorder = self._recorder
         kind = RecordedAsyncScheduler if config.async_scheduling else RecordedScheduler
         return kind(

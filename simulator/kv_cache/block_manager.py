@@ -39,6 +39,10 @@ class BlockCounter:
     """Of freed blocks those that nobody will find are taken first; before vLLM 0.24, in turn."""
     delay = 0
     """Steps after which a generated token is known to the prefix cache; 1: async_scheduling."""
+    num_groups = 1
+    """Block tables of a request, in each of which a new token may take a block."""
+    leaps = True
+    """What a tick takes can be told without taking it."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:
@@ -98,6 +102,27 @@ class BlockCounter:
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
         """Count the free blocks that it takes to admit a request with `tokens` tokens."""
         return -(-tokens // self.block_size)
+
+    def missing_whole(self, prompt: int, tokens: int, hits: Sequence[int]) -> int:
+        """Count the same where room is asked for all of a prompt, of which `tokens` come first."""
+        return self.missing(prompt, hits)
+
+    def most_held(self, tokens: int) -> int:
+        """Count the blocks that a request of so many tokens holds at most."""
+        return -(-tokens // self.block_size)
+
+    def in_use(self, tokens: int) -> int:
+        """Count the tokens in the blocks in use, of requests with so many; shared ones once."""
+        return tokens - self.shared * self.block_size
+
+    def begin_step(self, *, in_flight: bool) -> None:
+        """Hear that a step is about to be scheduled while that before it is under way, or not.
+
+        Told by those who schedule steps ahead.
+        """
+
+    def recycle(self, request: Request) -> None:
+        """Take back what a running request that is about to be scheduled needs no more."""
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
         """Give a new request the blocks it hit and those for `tokens` tokens in all."""

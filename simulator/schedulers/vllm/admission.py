@@ -71,8 +71,11 @@ class Admission:
         if running:
             many = running + 1 if self.for_all else 1
             spare = self.watermark_blocks + self.min_decode_blocks * many
-        held = request.known if self.whole_prompt else tokens
-        lacking = blocks.missing(held, hits) + spare + need - blocks.free
+        if self.whole_prompt:
+            missing = blocks.missing_whole(request.known, tokens, hits)
+        else:
+            missing = blocks.missing(tokens, hits)
+        lacking = missing + spare + need - blocks.free
         if self.output_tokens is not None:
             whole = blocks.missing(self._reservation(request), hits)
             lacking = max(lacking, whole - blocks.unreserved)

@@ -109,6 +109,7 @@ class AsyncScheduler(Scheduler):
 
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass and count what it will bring."""
+        self.blocks.begin_step(in_flight=bool(self.in_flight))
         step = super().schedule(now)
         if not step.decodes and not step.prefills:
             return step
@@ -230,4 +231,4 @@ class AsyncScheduler(Scheduler):
             tokens += request.computed
         for request in running.leaving:
             tokens += request.computed
-        return tokens + self.kept_tokens - self.blocks.shared * self.blocks.block_size
+        return self.blocks.in_use(tokens + self.kept_tokens)

@@ -293,9 +293,15 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def start_vllm(
-    options: dict[str, Any], blocks: BlockCounter, enable_prefix_caching: bool
+    options: dict[str, Any],
+    blocks: BlockCounter,
+    enable_prefix_caching: bool,
+    windows: Sequence[int] = (0,),
 ) -> tuple[Any, Callable[..., Any]]:
-    """Start vLLM's scheduler; return it and what makes a request for it."""
+    """Start vLLM's scheduler; return it and what makes a request for it.
+
+    `windows` has one for each of its KV cache groups, in tokens; 0: full attention.
+    """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -322,7 +328,7 @@ def start_vllm(
     )
     scheduler = _scheduler_class(config.scheduler_config)(
         vllm_config=config,
-        kv_cache_config=_kv_cache(blocks, model.dtype),
+        kv_cache_config=_kv_cache(blocks, model.dtype, windows),
         structured_output_manager=StructuredOutputManager(config),
         block_size=blocks.block_size,
         log_stats=False,
@@ -353,14 +359,23 @@ def _model(max_model_len: int) -> Any:
         )
 
 
-def _kv_cache(blocks: BlockCounter, dtype: object) -> Any:
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+def _kv_cache(blocks: BlockCounter, dtype: object, windows: Sequence[int]) -> Any:
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        SlidingWindowSpec,
+    )
 
-    spec = FullAttentionSpec(block_size=blocks.block_size, num_kv_heads=1, head_size=1, dtype=dtype)
+    sizes = {"block_size": blocks.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": dtype}
+    specs = [
+        SlidingWindowSpec(**sizes, sliding_window=window) if window else FullAttentionSpec(**sizes)
+        for window in windows
+    ]
     return KVCacheConfig(
         num_blocks=blocks.usable + 1,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        kv_cache_groups=[KVCacheGroupSpec([f"layer{n}"], spec) for n, spec in enumerate(specs)],
     )
 
 

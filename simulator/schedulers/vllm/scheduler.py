@@ -198,7 +198,7 @@ class Scheduler:
         if request.prompt_tokens >= self.max_model_len:
             return False
         tokens = request.prompt_tokens + self.output_limit(request) - 1
-        return -(-tokens // self.blocks.block_size) <= self.blocks.usable
+        return self.blocks.most_held(tokens) <= self.blocks.usable
 
     @property
     def room(self) -> str:
@@ -241,7 +241,8 @@ class Scheduler:
         if interval is not None:
             interval.begin(running)
         chunks: Sequence[tuple[Request, int]] | None = ()
-        if running.partial or count > budget or count > self.blocks.free or not decodes.alike:
+        most = count * self.blocks.num_groups
+        if running.partial or count > budget or most > self.blocks.free or not decodes.alike:
             chunks = self.plan(cap)
             count = decodes.count
         if chunks is None:
@@ -297,11 +298,11 @@ class Scheduler:
         """
         running, blocks, interval = self.running, self.blocks, self.prefill_interval
         # Where a token takes a block at most, nobody need count while so many are free.
-        decodes = running.decodes
-        ample = blocks.free >= self.max_num_batched_tokens and decodes.alike
+        decodes, groups = running.decodes, blocks.num_groups
+        ample = blocks.free >= self.max_num_batched_tokens * groups and decodes.alike
         while True:
             queries, need = (decodes.count, 0) if ample else decodes.demand()
-            left = self.max_num_batched_tokens - queries
+            left, need = self.max_num_batched_tokens - queries, need * groups
             if left < 0:
                 return None
             chunks = []
@@ -353,6 +354,7 @@ class Scheduler:
             tokens = min(self.tokens_wanted(request), cap, budget)
             if not tokens:
                 continue
+            self.blocks.recycle(request)
             need = self.blocks.growth(request, request.computed + tokens)
             while need > self.blocks.free and request in running:
                 victim, given = self._make_room(step)
@@ -576,7 +578,7 @@ class Scheduler:
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
         decodes, interval = self.running.decodes, self.prefill_interval
-        if step.prefills or step.singles or self.running.partial:
+        if step.prefills or step.singles or self.running.partial or not self.blocks.leaps:
             return 1
         if self.preempted or not decodes.count or (self.waiting and self._may_fit()):
             return 1
@@ -654,7 +656,7 @@ class Scheduler:
             tokens += decodes.count
         for request in running.partial:
             tokens += request.computed
-        return tokens - blocks.shared * blocks.block_size if blocks.shared else tokens
+        return blocks.in_use(tokens)
 
     # Subclasses written for Headway up to 0.9.
 
