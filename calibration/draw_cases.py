@@ -77,7 +77,9 @@ def _add_windows(rng: Random, config: Values) -> None:
     config["kv_cache_groups"] = [window * kind for kind in kinds]
     config["enable_prefix_caching"] = rng.random() < 0.75
     config["max_num_batched_tokens"] = tokens = max(
-        config["max_num_seqs"], 0 if config["enable_chunked_prefill"] else longest, rng.choice([8, 32])
+        config["max_num_seqs"],
+        0 if config["enable_chunked_prefill"] else longest,
+        rng.choice([8, 32]),
     )
     whole, held = longest // size, window - 1 + tokens * (1 + config["async_scheduling"])
     windowed = min(whole, -(-held // size) + 1)
@@ -111,9 +113,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="another seed, other cases (0)")
     parser.add_argument("--windows", action="store_true", help="layers with a sliding window, too")
     asked = parser.parse_args(arguments)
-    cases = (
-        draw_case(asked.seed, number, windows=asked.windows) for number in range(asked.count)
-    )
+    cases = (draw_case(asked.seed, number, windows=asked.windows) for number in range(asked.count))
     data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()
     write_atomic(asked.out, gzip.compress(data, mtime=0) if asked.out.suffix == ".gz" else data)
     print(f"written to {asked.out}: {asked.count:,} cases of seed {asked.seed}")

@@ -40,7 +40,9 @@ Share = Annotated[float, _checked(_is_share, "a number from 0 to below 1")]
 Windows = Annotated[
     list[int],
     _checked(
-        lambda v: isinstance(v, list) and v and all(_is_whole(n, 0) for n in v) and len({*v, 0}) < 3,
+        lambda v: (
+            isinstance(v, list) and v and all(_is_whole(n, 0) for n in v) and len({*v, 0}) < 3
+        ),
         "a list of windows in tokens, all alike, with 0 for full attention",
     ),
 ]

@@ -277,12 +277,13 @@ class EngineConfig(Config):
     async_scheduling: bool = Field(
         True,
         description="decide a step while the one before it runs; left out, false where that is not "
-        "simulated: drafts, swap, a radix tree, windows, policies that need the last step",
+        "simulated: drafts, swap, a radix tree, policies that need the last step",
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
-        description="true: every layer keeps the KV of all tokens; false, vLLM's default: those "
-        "with a sliding window keep that alone, see memory.md",
+        description="true: every layer keeps the KV of all tokens; false: those with a sliding "
+        "window keep that alone; left out, false under vllm where the model has windows and that "
+        "is simulated, see memory.md",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding, see below; null: none"

@@ -267,7 +267,7 @@ class HybridManager(BlockManager):
             del blank[-count:]
             if len(taken) < count:
                 taken += self._evict(count - len(taken))
-            table += taken
+            table.extend(taken)
         self.free -= count * len(tables)
         self._entries += count
 
@@ -300,9 +300,7 @@ class HybridManager(BlockManager):
             notes.pop(request, None)
         request.computed = 0
 
-    def _give_back(
-        self, request: Request, group: int, blocks: Sequence[int], first: int
-    ) -> None:
+    def _give_back(self, request: Request, group: int, blocks: Sequence[int], first: int) -> None:
         """Free blocks of a group's table from entry `first` on, the last before the others."""
         known = max(self._hashed[request] - first, 0)
         hashes = (request.hashes or [])[first : first + len(blocks)][:known]

@@ -176,7 +176,7 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         if over and not family.latent_attention:
             raise ValueError(f"hidden_size: {sizes['hidden_size']} is no multiple of {heads} heads")
     _set_experts(raw, family, sizes)
-    window, windowed_layers = _read_window(raw, family, sizes)
+    window, windowed_layers, full_first = _read_window(raw, family, sizes)
     rope_theta, rope_scaling = read_rope(raw)
     return ModelSpec(
         name=name,
@@ -191,6 +191,7 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         linear=_read_linear(raw, family, sizes["num_hidden_layers"]),
         sliding_window=window,
         windowed_layers=windowed_layers,
+        full_first=full_first,
         chunked=bool(window) and "attention_chunk_size" in raw,
         dtype=_dtype(raw),
         quantization=_read_quantization(raw),
@@ -293,8 +294,10 @@ def _read_latent(raw: Mapping[str, object], family: Family) -> LatentAttention |
 
 def _read_window(
     raw: Mapping[str, object], family: Family, sizes: Mapping[str, int]
-) -> tuple[int, int]:
-    """Give the tokens of a sliding window, and the layers that have it; else 0, 0.
+) -> tuple[int, int, bool]:
+    """Give the tokens of a sliding window, the layers that have it, and whether the first has none.
+
+    Without a window that is 0, 0, False.
 
     `layer_types` names each layer's kind (gpt-oss and new files of other families); without it all
     layers have the window (Mistral-7B-v0.1), in Qwen's families those from `max_window_layers` on,
@@ -305,22 +308,26 @@ def _read_window(
     if "attention_chunk_size" in raw:
         raw = {"sliding_window": raw["attention_chunk_size"]}
     if raw.get("sliding_window") is None or not raw.get("use_sliding_window", True):
-        return 0, 0
+        return 0, 0, False
     window, layers = _size(raw, "sliding_window"), sizes["num_hidden_layers"]
-    kinds = raw.get("layer_types")
+    kinds, full_first = raw.get("layer_types"), False
     if isinstance(kinds, list):
         if len(kinds) != layers:
             raise ValueError(f"layer_types: must name {layers} layers, not {len(kinds)}")
         windowed = kinds.count("sliding_attention")
+        full_first = kinds[0] != "sliding_attention"
     elif "use_sliding_window" in raw and raw.get("max_window_layers") is not None:
         windowed = max(layers - _size(raw, "max_window_layers"), 0)
+        full_first = windowed < layers
     elif (every := family.sliding_window_pattern) > 1:
         if raw.get("sliding_window_pattern") is not None:
             every = _size(raw, "sliding_window_pattern")
         windowed = layers - layers // every
     else:
         windowed = layers
-    return (window, windowed) if windowed and window < sizes["max_position_embeddings"] else (0, 0)
+    if not windowed or window >= sizes["max_position_embeddings"]:
+        return 0, 0, False
+    return window, windowed, full_first
 
 
 def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:

@@ -8,13 +8,13 @@ def layer_groups(layers: int, windowed: int) -> tuple[int, int, int]:
 
     vLLM's hybrid KV cache manager (0.33, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size)
     gives each group block tables of its own, over one pool of blocks that hold one group's layers:
-    as many as the rarer kind has, or, where the kinds differ by less than a quarter, the other.
+    as many as the rarer kind has, or, where the other has less than half as many more, that one.
     """
     full = layers - windowed
     if not full or not windowed:
         return int(not windowed), int(not full), layers
     size, most = min(full, windowed), max(full, windowed)
-    size = most if most < 1.25 * size else size
+    size = most if most < 1.5 * size else size
     return -(-full // size), -(-windowed // size), size
 
 

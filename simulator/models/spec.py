@@ -165,6 +165,7 @@ class ModelSpec:
     linear: LinearAttention | None = None
     sliding_window: int = 0  # tokens; 0: none
     windowed_layers: int = 0
+    full_first: bool = False  # the first layer has no window
     chunked: bool = False  # the window is a chunk of the text, as Llama 4's attention_chunk_size
     norms_per_layer: int = 2  # of the hidden size
     max_position_embeddings: int = 4096

@@ -75,8 +75,7 @@ def assemble(scenario: Scenario) -> EngineParts:
             room = f": {whole:,} requests of {max_model_len:,} tokens fit, not {windowed:,}"
         messages.append(
             f"{model.name} has layers that keep a window alone in vLLM; here they keep all tokens"
-            f"{room}. engine.disable_hybrid_kv_cache_manager: false has windows, without prefix "
-            "cache and asynchronous scheduling"
+            f"{room}. engine.disable_hybrid_kv_cache_manager: false has windows"
         )
     messages += ignored_keys(engine, find_policy(scenario)[0], max_model_len)
     version = read_version(engine.version or "")

@@ -10,6 +10,7 @@ from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.costs.cost_model import CostModel
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.host_memory import HostTier, Prices
+from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
@@ -19,7 +20,7 @@ from simulator.models.load import load_model
 from simulator.models.sliding_window import LayerGroups, layer_groups
 from simulator.models.spec import ModelSpec
 from simulator.scenario.assemble import EngineParts
-from simulator.scenario.engines import release_of
+from simulator.scenario.engines import REQUIRED_FOR_WINDOW, release_of
 from simulator.scenario.policy_table import (
     DYNAMIC_HOOKS,
     PLUGIN,
@@ -53,8 +54,6 @@ may take under the same name."""
 
 REQUIRED_FOR_DRAFTS = {"async_scheduling": False, "preemption_mode": "recompute"}
 """What an engine must have to verify drafts."""
-REQUIRED_FOR_WINDOW = REQUIRED_FOR_DRAFTS | {"allocation": "paged", "reserve_output_tokens": None}
-"""What an engine must have whose layers keep a window alone."""
 REQUIRED_FOR_ROLE = {
     "scheduler": "headway",
     "data_parallel_size": 1,
@@ -328,7 +327,8 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
     if windowed:
         key = "engine.disable_hybrid_kv_cache_manager"
         for name, word in differing_keys(engine, REQUIRED_FOR_WINDOW):
-            raise ValueError(f"{key}: false goes with {name}: {word}")
+            if name != "speculative_config":
+                raise ValueError(f"{key}: false goes with {name}: {word}")
         if scheduler_class is not Scheduler:
             raise ValueError(
                 f"{key}: must be true: {policy_name(policy_class)} keeps all tokens; fcfs need "
@@ -342,7 +342,6 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
                 f"engine.speculative_config: {policy_name(policy_class)} verifies no drafts; fcfs "
                 "does, and policies that only order the queue: priority, sjf, boost"
             )
-    if windowed or engine.speculative_config is not None:
         return Speculative
     if not engine.async_scheduling:
         return scheduler_class
@@ -436,24 +435,49 @@ def _make_blocks(
         size = kv_block_bytes(parts.model, engine) * engine.tensor_parallel_size
         tier = HostTier(int(engine.kv_offloading_size * GIB // size))
         return BlockManager(parts.num_gpu_blocks, engine.block_size, caching, tier)
+    if _keeps_window(engine, parts.model) and engine.speculative_config is None:
+        if named:
+            raise ValueError(
+                "engine.disable_hybrid_kv_cache_manager: must be true: a live engine has one table"
+            )
+        return _make_hybrid(engine, parts, caching)
+    size = parts.num_gpu_blocks, engine.block_size
+    if not caching and not named:
+        return _make_counter(engine, parts, *size)
     if caching and not shares and not named:
-        return UnsharedPrefixCache(parts.num_gpu_blocks, engine.block_size)
-    if caching or named:
-        return BlockManager(parts.num_gpu_blocks, engine.block_size, prefix_caching=caching)
-    return _make_counter(engine, parts, parts.num_gpu_blocks, engine.block_size)
+        return UnsharedPrefixCache(*size)
+    return BlockManager(*size, prefix_caching=caching)
+
+
+def _make_hybrid(engine: EngineConfig, parts: EngineParts, caching: bool) -> HybridManager:
+    """Make the blocks of a model with a window: vLLM's groups, that of the first layer first."""
+    model = parts.model
+    full, sliding, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
+    kinds = [[0] * full, [model.sliding_window] * sliding]
+    first, second = kinds if model.full_first else reversed(kinds)
+    return HybridManager(
+        parts.num_gpu_blocks,
+        engine.block_size,
+        caching,
+        windows=[*first, *second],
+        max_in_flight=engine.max_num_batched_tokens * (1 + engine.async_scheduling),
+        max_model_len=parts.max_model_len,
+    )
 
 
 def _make_counter(engine: EngineConfig, parts: EngineParts, count: int, size: int) -> BlockCounter:
     """Make so many blocks without names."""
     speculation, model = engine.speculative_config, parts.model
-    slides = _keeps_window(engine, model)
-    if speculation is None and not slides:
+    if speculation is None:
         return BlockCounter(count, size)
     groups = None
-    if slides:
+    if _keeps_window(engine, model):
         full, others, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
         groups = LayerGroups(full, others, model.sliding_window, engine.max_num_batched_tokens)
-    ahead = speculation.lookahead if speculation is not None else 0
     return SlotCounter(
-        count, size, lookahead=ahead, max_model_len=parts.max_model_len, groups=groups
+        count,
+        size,
+        lookahead=speculation.lookahead,
+        max_model_len=parts.max_model_len,
+        groups=groups,
     )

@@ -37,6 +37,19 @@ SYNCHRONOUS_POLICIES = (
     *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "trtllm", "tgi", "fastgen"),
 )
 """Policies that schedule a step when the one before has ended, under `vllm`, too."""
+HYBRID_SINCE = (0, 11, 0)
+"""vLLM's hybrid KV cache manager gives back what has left a window, by default (checked: 0.33)."""
+REQUIRED_FOR_WINDOW = {
+    "scheduler": "headway",
+    "pipeline_parallel_size": 1,
+    "speculative_config": None,
+    "preemption_mode": "recompute",
+    "allocation": "paged",
+    "reserve_output_tokens": None,
+    "kv_offloading_size": None,
+    "prefix_cache": "hash",
+}
+"""What an engine must have whose layers keep a window alone, but for drafts."""
 UTILIZATION_SINCE = (0, 20, 0)  # gpu_memory_utilization 0.92; before 0.9
 LARGE_BATCHES_SINCE = (0, 28, 0)  # on GPUs of 160 GiB and more; before, as on those of 70
 CLAMPS_SINCE = (0, 11, 1)  # max_num_batched_tokens by max_model_len
@@ -84,6 +97,8 @@ def _fill_in_group(group: object, base: object, gpu: object, model: object) -> o
     changed = given.get("engine") or {}
     if not isinstance(changed, dict):
         return group
+    if given.get("kv_role") is not None:  # it passes on the blocks of all tokens
+        base = {"disable_hybrid_kv_cache_manager": True} | base
     if changed.get("name") not in (None, VLLM, TEXTBOOK):
         base = {key: value for key, value in base.items() if key != "version"}  # it is vLLM's
     own = given.get("gpu")
@@ -151,6 +166,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         defaults["async_scheduling"] = False
     block = defaults | engine
     if name == VLLM:
+        _give_windows_back(block, model, release)
         _clamp_sizes(block, engine, model, release)
     return block
 
@@ -165,9 +181,21 @@ def _overlaps(name: str, engine: Defaults, model: object) -> bool:
         return False
     if engine.get("speculative_config") or engine.get("preemption_mode") in ("swap", "auto"):
         return False
-    if engine.get("disable_hybrid_kv_cache_manager") is False and _keeps_window(model):
-        return False
     return engine.get("prefix_cache") != "radix" or policy == "sglang" or name == "sglang"
+
+
+def _give_windows_back(block: Defaults, model: object, release: Release | None) -> None:
+    """Let a block of vLLM's give back what leaves a window, where nobody says and it is simulated.
+
+    Policies of one's own may keep books of all blocks.
+    """
+    policy = policy_name_of(block)
+    if policy in SYNCHRONOUS_POLICIES or policy == "sglang" or ":" in str(policy):
+        return
+    if any(block.get(key, value) != value for key, value in REQUIRED_FOR_WINDOW.items()):
+        return
+    if (release is None or release >= HYBRID_SINCE) and _keeps_window(model):
+        block.setdefault("disable_hybrid_kv_cache_manager", False)
 
 
 def version_defaults(release: Release, gpu: Gpu | None = None) -> Defaults:
@@ -218,7 +246,7 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
         assert isinstance(filled, dict)
         if filled.get(key, field.default) != block[key]:
             given[key] = block[key]
-        elif key in ENGINES[engine.name].defaults:
+        elif key in ENGINES[engine.name].defaults or block[key] != field.default:
             usual[key] = block[key]
     return {"name": engine.name, "follows": _followed(engine), "defaults": usual, "set": given}
 

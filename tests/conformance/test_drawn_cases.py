@@ -24,12 +24,23 @@ def test_all_drawn_cases_agree_in_every_field(leap: bool) -> None:
     assert sum(outcome.steps for outcome in outcomes) > 4000
 
 
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+def test_cases_with_windows_agree_in_every_field(leap: bool) -> None:
+    """Several KV cache groups: hits, evictions and what leaves a window when."""
+    outcomes = conform(HERE / "cases/windows.jsonl.gz", leap=leap)
+    assert len(outcomes) == 60
+    assert not any(outcome.difference for outcome in outcomes), report(outcomes)
+    assert sum(outcome.steps for outcome in outcomes) > 3000
+
+
 def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
     """Those of the recording; another seed draws others."""
     out = tmp_path / "drawn.jsonl.gz"
     assert main([str(out), "--count", "80", "--seed", "1"]) == 0
     assert out.read_bytes() == (HERE / "cases/drawn.jsonl.gz").read_bytes()
     assert draw_case(2, 0) != draw_case(1, 0)
+    assert main([str(out), "--count", "60", "--seed", "1", "--windows"]) == 0
+    assert out.read_bytes() == (HERE / "cases/windows.jsonl.gz").read_bytes()
 
 
 def test_fresh_cases_leap_as_they_step(tmp_path: Path) -> None:

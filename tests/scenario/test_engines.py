@@ -149,10 +149,27 @@ def test_what_needs_the_step_before_is_synchronous_unless_told_otherwise(more: d
         check(engine={**more, "async_scheduling": True}, predictor=oracle)
 
 
-def test_windows_need_the_step_before_only_where_the_model_keeps_them() -> None:
-    block = {"disable_hybrid_kv_cache_manager": False, "enable_prefix_caching": False}
-    assert check(engine=block).engine.async_scheduling
-    assert not check(engine=block, model="mistral-7b-v0.1").engine.async_scheduling
+@pytest.mark.parametrize(
+    ("model", "more", "gives_back"),
+    [
+        ("gpt-oss-20b", {}, True),
+        ("gemma-3-27b", {"scheduling_policy": "sjf", "async_scheduling": False}, True),
+        ("gpt-oss-20b", {"version": "0.10.2"}, False),
+        ("gpt-oss-20b", {"name": "textbook"}, False),
+        ("gpt-oss-20b", {"preemption_mode": "swap"}, False),
+        ("gpt-oss-20b", {"scheduling_policy": "srpt"}, False),
+        ("llama-4-scout", {"tensor_parallel_size": 8}, False),  # chunks
+        ("llama-3-8b", {}, False),
+    ],
+)
+def test_windows_are_given_back_where_vllm_does_and_that_is_simulated(
+    model: str, more: dict, gives_back: bool
+) -> None:
+    engine = check(engine=more, model=model, predictor={"kind": "oracle"}).engine
+    assert engine.disable_hybrid_kv_cache_manager is not gives_back
+    if more == {}:
+        assert engine.async_scheduling
+        assert engine.enable_prefix_caching
 
 
 class Displacing:

@@ -5,15 +5,10 @@ from math import isclose
 
 import pytest
 
-from simulator.core.log import REASONS
-from simulator.kv_cache.slot_counter import SlotCounter
-from simulator.models.sliding_window import LayerGroups
 from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
-from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayWarning
-from tests.support.engines import play, workload
 from tests.support.scenarios import errors
 
 
@@ -37,30 +32,9 @@ def test_a_run_beyond_the_window_reads_less(write) -> None:
     assert isclose(flops[1] - flops[0], (pairs + 20 * 100 * 2 * 768 * 4096) / 312e12, rel_tol=1e-3)
 
 
-def test_a_request_holds_the_blocks_of_its_window_while_it_runs() -> None:
-    """Prompt and window of 8, blocks of 4: a third is taken, and the first given back at 12."""
-    blocks = SlotCounter(50, 4, lookahead=0, max_model_len=64, groups=LayerGroups(0, 1, 8, 64))
-    log, _ = play(workload((0, 8, 10)), Speculative(blocks))
-    assert log.steps["blocks_used"].tolist() == [2, 3, 3, 3, 2, 3, 3, 3, 2, 3]
-    assert log.steps["kv_tokens"].tolist() == [8] * 10
-    assert log.requests["finish"].tolist() == [10]
-    assert blocks.free == 49
-    assert not log.draft_rows
-
-
-def test_groups_hold_what_each_of_them_needs() -> None:
-    """The same with two full groups beside: 2 * 2, 3 or 4 more; too little memory is told."""
-    blocks = SlotCounter(50, 4, lookahead=0, max_model_len=64, groups=LayerGroups(2, 1, 8, 64))
-    log, _ = play(workload((0, 8, 10)), Speculative(blocks))
-    assert log.steps["blocks_used"].tolist() == [6, 9, 9, 9, 8, 11, 11, 11, 10, 13]
-    small = SlotCounter(15, 4, lookahead=0, max_model_len=64, groups=LayerGroups(2, 1, 8, 64))
-    log, _ = play(workload((0, 8, 10)), Speculative(small))
-    assert log.requests["reason"].tolist() == [REASONS.index("rejected")]  # it wants up to 3 * 5
-
-
 WINDOWED = """model: mistral-7b-v0.1
 gpu: {name: L40S}
-engine: {enable_prefix_caching: false, disable_hybrid_kv_cache_manager: false}
+engine: {disable_hybrid_kv_cache_manager: false}
 cost: {kind: roofline}
 workload: {num_prompts: 30, request_rate: inf, input_len: 12000, output_len: 400}
 """
@@ -79,9 +53,33 @@ def test_a_scenario_may_keep_windows_alone(write) -> None:
     assert found["false"] > 1.5 * found["true"]
 
 
+SHARED = """model: gpt-oss-20b
+gpu: {name: L40S}
+engine: {num_gpu_blocks_override: 700}
+cost: {kind: roofline}
+workload: {num_prompts: 60, request_rate: 30, prefix_len: 400, input_len: 100, output_len: 300}
+"""
+
+
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+def test_windows_go_with_the_prefix_cache_and_leap_as_they_step(write, asynchronous: str) -> None:
+    """As vLLM's defaults: most of the common prefix is found, though blocks run out."""
+    scenario = load_scenario(write(SHARED), [f"engine.async_scheduling={asynchronous}"])
+    assert not scenario.engine.disable_hybrid_kv_cache_manager
+    result = run(scenario)
+    found = result.summary()["headway"]
+    assert found["prefix_cache_hit_rate"] > 0.3
+    assert found["preemptions"] > 0
+    assert found["memory_efficiency"] <= 1
+    stepped = run(scenario, stepwise=True)
+    assert list(result.logs[0].tick_ends) == list(stepped.logs[0].tick_ends)
+    assert result.summary() == stepped.summary()
+
+
 def test_what_no_window_costs_is_told(write) -> None:
     """In requests of full length; where the blocks are given, nobody knows the memory."""
-    path = write("model: gpt-oss-20b\ngpu: {name: H100-80GB}\n")
+    keys = "disable_hybrid_kv_cache_manager: true"
+    path = write(f"model: gpt-oss-20b\ngpu: {{name: H100-80GB}}\nengine: {{{keys}}}\n")
     with pytest.warns(HeadwayWarning, match="tokens: 8 requests of 131,072 tokens fit, not 17"):
         assemble(load_scenario(path))
     with pytest.warns(HeadwayWarning, match=r"keep all tokens\. engine\.disable_hybrid"):
@@ -94,7 +92,7 @@ def test_what_no_window_costs_is_told(write) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("async_scheduling=true", "false goes with async_scheduling: false"),
+        ("kv_offloading_size=4", "false goes with kv_offloading_size: null"),
         ("preemption_mode=swap", "false goes with preemption_mode: recompute"),
         ("reserve_output_tokens=5", "false goes with reserve_output_tokens: null"),
         (

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from simulator.core.request import Request
 from simulator.engine.core import EngineCore
 from simulator.kv_cache.block_manager import BlockManager
+from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.util.errors import HeadwayError
 
 END = (-1).to_bytes(8, "big", signed=True)
@@ -179,6 +180,10 @@ class KvEvents:
     def listen(self, core: EngineCore) -> None:
         """Listen to a core's cache; raise HeadwayError where it has none that tells."""
         blocks = core.scheduler.blocks
+        if isinstance(blocks, HybridManager):
+            raise HeadwayError(
+                "--kv-events-config: goes with engine.disable_hybrid_kv_cache_manager: true"
+            )
         if not isinstance(blocks, BlockManager) or not blocks.prefix_caching:
             raise HeadwayError(
                 "--kv-events-config: needs vLLM's prefix cache: engine.enable_prefix_caching"
