@@ -441,12 +441,10 @@ def _make_blocks(
                 "engine.disable_hybrid_kv_cache_manager: must be true: a live engine has one table"
             )
         return _make_hybrid(engine, parts, caching)
-    size = parts.num_gpu_blocks, engine.block_size
+    pool = parts.num_gpu_blocks, engine.block_size
     if not caching and not named:
-        return _make_counter(engine, parts, *size)
-    if caching and not shares and not named:
-        return UnsharedPrefixCache(*size)
-    return BlockManager(*size, prefix_caching=caching)
+        return _make_counter(engine, parts, *pool)
+    return BlockManager(*pool, caching) if shares or named else UnsharedPrefixCache(*pool)
 
 
 def _make_hybrid(engine: EngineConfig, parts: EngineParts, caching: bool) -> HybridManager:
