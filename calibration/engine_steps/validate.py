@@ -46,6 +46,8 @@ METRICS = (
     ("median_e2el_ms", "E2EL median"),
     ("p99_e2el_ms", "E2EL P99"),
 )
+UNITS = {"Request throughput": "(1/s)", "Output throughput": "(tok/s)"}
+"""Of the metrics that are not latencies, which are in ms."""
 RERUN_PATTERN = "rerun-*"
 
 
@@ -221,12 +223,13 @@ def _table(found: Validation) -> Iterator[str]:
             f"{errors.bias:>+9.1%}"
         )
     yield ""
-    yield f"{'Simulated run':<22}{'live':>11}{'simulated':>11}{'error':>8}   live vs live"
+    yield f"{'Simulated run':<28}{'live':>11}{'simulated':>11}{'error':>8}   live vs live"
     for free in found.free:
         band = "" if free.band is None else f"   {free.band[0]:+.1%} to {free.band[1]:+.1%}"
-        yield f"{free.label:<22}{free.live:>11.2f}{free.simulated:>11.2f}{free.error:>+8.1%}{band}"
+        label = f"{free.label} {UNITS.get(free.label, '(ms)')}"
+        yield f"{label:<28}{free.live:>11.2f}{free.simulated:>11.2f}{free.error:>+8.1%}{band}"
     for name, error in found.per_request.items():
-        yield f"{name.upper() + ' of a request':<22}{'median absolute error':>22}{error:>8.1%}"
+        yield f"{name.upper() + ' of a request':<28}{'median absolute error':>22}{error:>8.1%}"
     live, simulated = found.preemptions
-    yield f"{'Preemptions':<22}{live:>11}{simulated:>11}"
+    yield f"{'Preemptions':<28}{live:>11}{simulated:>11}"
     yield f"Scheduler and log: {found.schedule_s * 1e3:.3f} ms of CPU time per step (median)"

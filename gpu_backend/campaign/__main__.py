@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from gpu_backend.campaign.archive import unpack_archive
+from gpu_backend.campaign.archive import read_record, unpack_archive
 from gpu_backend.campaign.plan import SETUPS, plan, scaled
 from gpu_backend.campaign.report import write_report
 from gpu_backend.campaign.runner import RECORD, Campaign, read_outcomes, set_aside
@@ -24,6 +26,11 @@ from simulator.models.load import load_model
 from simulator.util.commit import source_commit
 from simulator.util.errors import HeadwayError
 
+COUNT_GPUS = """\
+from ctypes import CDLL, byref, c_int
+driver, count = CDLL("libcuda.so.1"), c_int()
+raise SystemExit(driver.cuInit(0) or driver.cuDeviceGetCount(byref(count)) or not count.value)
+"""
 LEAST_BUDGET = 10.0  # s of a campaign that go to archives and the report
 
 
@@ -34,8 +41,17 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     given = parser.parse_args(words)
-    setup = SETUPS[given.device]
-    model = given.model or setup.model
+    try:
+        before = {} if given.resume is None else read_record(given.resume, RECORD)
+        device = _as_before("device", given.device, before, given.resume) or "cuda"
+        if device not in SETUPS:
+            raise HeadwayError(f"--resume {given.resume}: its device {device!r} is none")
+        setup = SETUPS[device]
+        model = _as_before("model", given.model, before, given.resume) or setup.model
+        gpu = _gpu_name() if device == "cuda" else ""
+        _as_before("gpu", gpu, before, given.resume)
+    except HeadwayError as error:
+        parser.error(str(error))
     folder = given.out.resolve()
     archive = given.archive or folder.with_name(f"{folder.name}.tgz")
     names = [*setup.seconds]
@@ -46,20 +62,21 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"--budget-s {given.budget_s:g}: must be more than {LEAST_BUDGET:g} seconds")
     try:
         load_model(model)
+        if device == "cuda":
+            _check_cuda()
         _begin(folder, given.resume)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    gpu = _gpu_name() if given.device == "cuda" else ""
-    parts = [part for part in plan(folder, given.device, model, gpu) if part.name in chosen]
-    if given.device == "cpu":
+    parts = [part for part in plan(folder, device, model, gpu) if part.name in chosen]
+    if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     commit = os.environ["HEADWAY_COMMIT"] = source_commit()
-    about = {"begun": time.time(), "device": given.device, "model": model, "commit": commit}
+    about = {"begun": time.time(), "device": device, "model": model, "gpu": gpu, "commit": commit}
     campaign = Campaign(
         folder, {**about, "budget_s": given.budget_s, "planned": names}, archive.resolve(),
         setup.archive_s,
     )  # fmt: skip
-    if given.resume is not None and (folder / RECORD).exists():
+    if given.resume is not None:
         campaign.outcomes = read_outcomes(folder)
         done = {outcome.name for outcome in campaign.outcomes if outcome.status == "ok"}
         for part in parts:
@@ -67,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 set_aside(folder, part.leaves)
         parts = [part for part in parts if part.name not in done]
     campaign.keep()
-    if given.device == "cuda" and parts:
+    if device == "cuda" and parts:
         parts = scaled(parts, given.budget_s - LEAST_BUDGET)
     outcomes = campaign.run(parts, given.budget_s - LEAST_BUDGET / 2)
     print(write_report(folder))
@@ -75,6 +92,27 @@ def main(words: Sequence[str] | None = None) -> int:
     print(f"all of it: {archive}")
     became = {outcome.status for outcome in outcomes}
     return int(bool(became & {"failed", "timeout", "skipped"}) or "ok" not in became)
+
+
+def _as_before(name: str, given: str | None, record: Mapping[str, Any], archive: Path | None) -> str:
+    """Give what a campaign that goes on had; HeadwayError where something else is asked for."""
+    before = record.get(name) or ""
+    if given and before and given != before:
+        raise HeadwayError(
+            f"--resume {archive}: its {name} is {before}, not {given}; begin a new campaign for that"
+        )
+    return given or str(before)
+
+
+def _check_cuda() -> None:
+    """Refuse a machine without torch or a GPU, by the driver: to import torch takes seconds."""
+    if find_spec("torch") is None:
+        raise HeadwayError("--device cuda: needs torch: pip install headway[gpu]")
+    look = [sys.executable, "-c", COUNT_GPUS]  # apart: what the driver opens stays open
+    if subprocess.run(look, stderr=subprocess.DEVNULL, check=False).returncode:
+        raise HeadwayError(
+            "--device cuda: there is no CUDA GPU here; --device cpu rehearses without one"
+        )
 
 
 def _begin(folder: Path, resume: Path | None) -> None:
@@ -99,8 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--archive", type=Path, help="file that keeps it all [default: OUT.tgz]")
     parser.add_argument("--resume", type=Path, help="archive of a campaign to go on with")
     parser.add_argument("--budget-s", type=float, default=540.0, help="seconds in all")
-    parser.add_argument("--device", default="cuda", choices=[*SETUPS])
-    parser.add_argument("--model", default=None, help="llama-3.1-8b; tiny-test on cpu")
+    parser.add_argument("--device", default=None, choices=[*SETUPS], help="as --resume has it; else cuda")
+    parser.add_argument("--model", default=None, help="as --resume has it; else llama-3.1-8b, tiny-test on cpu")
     parser.add_argument("--parts", default=None, help="names of the only ones to run, with commas")
     return parser
 

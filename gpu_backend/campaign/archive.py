@@ -1,9 +1,11 @@
 """A campaign's folder in one file, which is all that may come back from a machine."""
 
 import io
+import json
 import tarfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
@@ -51,3 +53,16 @@ def unpack_archive(path: Path, folder: Path) -> None:
             packed.extractall(folder, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise HeadwayError(f"{path}: is no archive of a campaign: {error}") from None
+
+
+def read_record(path: Path, name: str) -> dict[str, Any]:
+    """Read a campaign's record out of its archive; HeadwayError where it is damaged."""
+    try:
+        with tarfile.open(path, "r:gz") as packed:
+            file = packed.extractfile(name)
+            record = json.load(file) if file is not None else None
+    except (OSError, EOFError, zlib.error, tarfile.TarError, KeyError, ValueError) as error:
+        raise HeadwayError(f"{path}: is no archive of a campaign: {error}") from None
+    if not isinstance(record, dict):
+        raise HeadwayError(f"{path}: is no archive of a campaign: {name} is no record of one")
+    return record

@@ -33,6 +33,7 @@ class Part:
     retry: tuple[str, ...] = ()  # words that are added when it has failed and is begun again
     leaves: str = ""  # its folder, set aside before it begins again
     module: str = ""  # that must be installed
+    result: str = ""  # a pattern: once there is such a file, what the part is for is done
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def plan(folder: Path, device: str, model: str, gpu: str = "") -> list[Part]:
              "--max-num-batched-tokens", str(setup.max_num_batched_tokens),
              "--max-model-len", str(setup.max_model_len)),
             times["calibration"], least=times["calibration"] / 3, retry=no_graphs,
-            leaves="calibration", module=engine,
+            leaves="calibration", module=engine, result="calibration/*.yaml",
         ),
         Part(
             "refit", (*HEADWAY, "calibrate", "--from", "{0}"), times["refit"],
@@ -177,7 +178,8 @@ def plan(folder: Path, device: str, model: str, gpu: str = "") -> list[Part]:
                 (*HEADWAY, "live", str(scenario), *on, "--clock", clock,
                  "--reruns", str(reruns), "--out", str(out)),
                 times[f"live-{name}"], extra=(PROFILES, ("--set", "cost.profile={0}")),
-                retry=no_graphs, module=engine,
+                retry=no_graphs, leaves=out.name, module=engine,
+                result=f"{out.name}/live.json",
             ),
             Part(
                 f"validate-{name}", (*HEADWAY, "validate", str(out)), times[f"validate-{name}"],

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from gpu_backend.campaign.kernel_timings import DECODE_SWEEP, PREFILL_SWEEP
+from gpu_backend.campaign.runner import die_with
 from gpu_backend.cuda import ops
 from gpu_backend.input_batch import prefill_tiles
 
@@ -226,7 +227,9 @@ def precompile(
     """Compile launches in parallel processes; give what is told of each kernel as it is there."""
     jobs = max(1, min(jobs, len(chosen)))
     shares = [chosen[k::jobs] for k in range(jobs)]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        jobs, get_context("spawn"), initializer=die_with, initargs=(os.getpid(),)
+    ) as pool:
         tasks = [pool.submit(compile_some, capability, one, describes=describes) for one in shares]
         for task in as_completed(tasks):
             yield from task.result()

@@ -8,13 +8,15 @@ from pathlib import Path
 Line = tuple[str, str, str]  # what, found, wanted
 MIN_BANDWIDTH_SHARE = 0.7  # of the copy rate: what decode attention is to reach
 PROFILES, STEPS = "calibration*/*.yaml", "calibration*/steps.csv.gz"
+VALIDATION_HEAD, HELD_OUT = "Live on ", "held out, "  # of lines that other commands print
 MANY_TOKENS = 65536  # of context, from which on it is to
 
 
 def write_report(folder: Path) -> str:
     """Write `summary.txt` and return its text; a part that left nothing is left out."""
     lines: list[Line] = []
-    for section in (_parts, _missing, _checks, _ceilings, _steps, _attention, _prefill):
+    sections = (_parts, _missing, _checks, _ceilings, _steps, _attention, _prefill, _calibration)
+    for section in sections:
         lines += _section_lines(section, folder)
     widths = [max((len(line[k]) for line in lines), default=0) for k in range(2)]
     text = "\n".join(
@@ -22,7 +24,9 @@ def write_report(folder: Path) -> str:
         for what, found, wanted in lines
     )
     for name in sorted(folder.glob("validate-*.log")):
-        text += f"\n\n{name.stem}\n" + "\n".join(name.read_text().splitlines()[-16:])
+        said = name.read_text().splitlines()
+        heads = [number for number, line in enumerate(said) if line.startswith(VALIDATION_HEAD)]
+        text += f"\n\n{name.stem}\n" + "\n".join(said[heads[-1] if heads else -1 :])
     (folder / "summary.txt").write_text(text + "\n")
     return text
 
@@ -32,6 +36,8 @@ def _section_lines(section: Callable[[Path], Iterator[Line]], folder: Path) -> l
     lines: list[Line] = []
     try:
         lines.extend(section(folder))  # those before an error count
+    except FileNotFoundError:
+        pass  # its part left nothing, as the lines of the parts tell
     except (OSError, ValueError, KeyError, IndexError) as error:
         lines.append((section.__name__.strip("_"), f"{type(error).__name__}: {error}"[:60], ""))
     return lines
@@ -82,7 +88,7 @@ def _copy_rate(folder: Path) -> float:
 def _ceilings(folder: Path) -> Iterator[Line]:
     for row in _read(folder):
         if row["kernel"] == "copy":
-            yield "copy", f"{float(row['gb_s']):.0f} GB/s", ""
+            yield "copy", f"{float(row['gb_s']):.3g} GB/s", ""
         if row["kernel"] == "matmul":
             yield "matmul", f"{float(row['tflop_s']):.3g} TFLOP/s", ""
         if row["note"]:
@@ -122,3 +128,12 @@ def _prefill(folder: Path) -> Iterator[Line]:
         if row["kernel"] == "prefill" and row["us"]:
             what = f"prefill {row['rows']} after {row['context']}, {row['variant']}"
             yield what, f"{float(row['us']):.0f} us, {float(row['tflop_s']):.3g} TFLOP/s", ""
+
+
+def _calibration(folder: Path) -> Iterator[Line]:
+    """Give the errors of the profile on steps that its fit had not seen."""
+    logs = [folder / f"{name}.log" for name in ("calibration", "refit")]
+    for log in (log for log in logs if log.exists()):
+        lines = log.read_text(errors="replace").splitlines()
+        said = dict(line.split(": ", 1) for line in lines if line.startswith(HELD_OUT))
+        yield from ((what, errors, "") for what, errors in said.items())

@@ -4,10 +4,12 @@ Nothing is kept for the end: the record is written before and after each part, a
 the folder after each and every few seconds of one that runs.
 """
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +25,7 @@ IMPORT_SECONDS = 20.0  # seconds that a part takes to import torch on a machine 
 FIT_SECONDS = 15.0  # seconds that a part is left for what follows its measuring
 GRACE_SECONDS = 15.0  # seconds that a part has to end once it is told to
 RECORD = "campaign.json"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Keep = Callable[[], None]
 
@@ -108,13 +111,15 @@ def run_part(part: Part, campaign: Campaign, left: float, *, retry: bool = False
     log = folder / f"{part.name}.log"
     begun = time.monotonic()
     try:
-        code = _wait(command, log, limit, campaign.keep, campaign.archive_s)
+        code, ended = _wait(command, log, limit, campaign.keep, campaign.archive_s)
     except OSError as error:
         return Outcome(part.name, "failed", note=str(error), command=command)
     seconds = time.monotonic() - begun
-    if code == 0:
-        return Outcome(part.name, "ok", seconds, command=command)
-    status = "timeout" if code is None else "failed"
+    whole = ended and bool(part.result and any(folder.glob(part.result)))
+    if code == 0 or whole:
+        note = f"ended at its limit of {limit:.0f} s, with what it had" if ended else ""
+        return Outcome(part.name, "ok", seconds, note, command)
+    status = "timeout" if ended else "failed"
     return Outcome(part.name, status, seconds, _last_line(log), command)
 
 
@@ -144,17 +149,20 @@ def set_aside(folder: Path, name: str) -> None:
         (folder / name).rename(folder / f"{name}-before-{number}")
 
 
-def _wait(command: Sequence[str], log: Path, limit: float, keep: Keep, every: float) -> int | None:
-    """Run a command into a log; give its exit code, None where it had to be ended."""
+def _wait(
+    command: Sequence[str], log: Path, limit: float, keep: Keep, every: float
+) -> tuple[int, bool]:
+    """Run a command into a log; give its exit code, and whether it had to be ended."""
+    this = os.getpid()
     with log.open("ab") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=lambda: die_with(this),
         )  # fmt: skip
     until = time.monotonic() + limit
     while (left := until - time.monotonic()) > 0:
         try:
-            return process.wait(min(left, every))
+            return process.wait(min(left, every)), False
         except subprocess.TimeoutExpired:
             keep()
     for sign in (signal.SIGINT, signal.SIGKILL):  # the first lets it write down what it has
@@ -164,7 +172,19 @@ def _wait(command: Sequence[str], log: Path, limit: float, keep: Keep, every: fl
             break
         except subprocess.TimeoutExpired:
             continue
-    return None
+    return process.wait(), True
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however it does (Linux).
+
+    A part that outlives its campaign would hold the GPU's memory.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it ended before it was said
+        os._exit(1)
 
 
 def _last_line(log: Path) -> str:

@@ -110,6 +110,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default=None, help="names of checks, with commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
     given = parser.parse_args(words)
+    if given.jobs < 1:
+        parser.error(f"--jobs {given.jobs}: must be at least 1")
     torch.set_num_threads(1)
     checks: dict[str, Check] = {
         "fake_cuda": partial(fake_cuda, thorough=given.all),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'headway[gpu]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'headway[gpu]'")
 
 from calibration.engine_steps.steps_file import read_rows
 from gpu_backend.campaign.__main__ import main as campaign_main
@@ -97,6 +97,11 @@ def test_a_part_whose_module_is_not_installed_is_no_failure(
         (["--budget-s", "nan"], "--budget-s nan: must be more than 10 seconds"),
         (["--model", "nope"], "no shipped model 'nope'"),
         (["--resume", __file__], "is no archive of a campaign"),
+        *(
+            []
+            if torch.cuda.is_available()
+            else [(["--device", "cuda"], "--device cuda: there is no CUDA GPU here")]
+        ),
     ],
 )
 def test_what_cannot_be_begun_leaves_no_file(
@@ -107,6 +112,74 @@ def test_what_cannot_be_begun_leaves_no_file(
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "cuda"], "a.tgz: its device is cpu, not cuda"),
+        (["--model", "llama-3.2-1b"], "a.tgz: its model is tiny-test, not llama-3.2-1b"),
+    ],
+)
+def test_a_campaign_goes_on_with_what_it_was_of(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its device and model come from the archive; another one is refused."""
+    for name in ("HEADWAY_COMMIT", "TRITON_INTERPRET"):  # a campaign sets them, for its parts
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr("gpu_backend.campaign.__main__.plan", lambda *_: [])
+    folder, archive = tmp_path / "first", tmp_path / "a.tgz"
+    folder.mkdir()
+    about = {"device": "cpu", "model": "tiny-test"}
+    Campaign(folder, about, archive, outcomes=[Outcome("checks", "ok")]).keep()
+    with pytest.raises(SystemExit) as ended:
+        campaign_main(["--out", str(tmp_path / "out"), "--resume", str(archive), *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    campaign_main(["--out", str(tmp_path / "out"), "--resume", str(archive)])
+    record = json.loads((tmp_path / "out" / "campaign.json").read_text())
+    assert {name: record[name] for name in about} == about
+    assert [part["name"] for part in record["parts"]] == ["checks"]
+
+
+def test_a_part_that_had_done_its_work_when_its_time_was_over_is_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends well once it is told to, or had left its result; else it is a timeout."""
+    monkeypatch.setattr("gpu_backend.campaign.runner.GRACE_SECONDS", 1.0)
+    sleep = "import time, sys, pathlib\ntry: {}time.sleep(60)\nexcept KeyboardInterrupt: {}"
+    written = f"pathlib.Path({str(tmp_path / 'live.json')!r}).touch(); "
+    parts = [
+        say("fits", sleep.format("", "pass"), most=2.0),
+        say("none", sleep.format("", "sys.exit(130)"), most=2.0, result="live.json"),
+        say("whole", sleep.format(written, "sys.exit(130)"), most=2.0, result="live.json"),
+    ]
+    outcomes = Campaign(tmp_path).run(parts, 60.0)
+    assert [outcome.status for outcome in outcomes] == ["ok", "timeout", "ok"]
+    assert outcomes[2].note == "ended at its limit of 2 s, with what it had"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel does it")
+def test_a_part_dies_with_its_campaign(tmp_path: Path) -> None:
+    """Also where nobody lives to tell it: it would hold the GPU's memory."""
+    code = "import time; time.sleep(60)"
+    words = [PYTHON, "-c", CAMPAIGN, str(tmp_path), str(tmp_path / "out.tgz"), code]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (begun := child_processes(process.pid)):
+        time.sleep(0.05)
+    time.sleep(0.5)  # it has said so by now
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 10
+    while time.monotonic() < until and any(Path(f"/proc/{name}").exists() for name in begun):
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{name}").exists() for name in begun)
 
 
 def test_a_part_that_fails_is_begun_again_in_its_other_way(
@@ -260,7 +333,15 @@ def test_the_report_survives_what_is_missing_or_damaged(tmp_path: Path) -> None:
         "step,1,1024,1024,graph,5500,,,100,5800,\n"
         "prefill,oops\n"
     )
+    (tmp_path / "calibration.log").write_text("held out, all: 9 steps, median 1.0%\n")
+    (tmp_path / "validate-light.log").write_text(
+        "a warning\nLive on cpu, clock exec\n" + "row\n" * 20
+    )
     lines = write_report(tmp_path).splitlines()
+    block = lines.index("validate-light")
+    assert lines[block + 1 :] == ["Live on cpu, clock exec", *20 * ["row"]]
+    lines = lines[: block - 1]
+    assert lines[-1].split() == ["held", "out,", "all", "9", "steps,", "median", "1.0%"]
     assert lines[0].split() == ["checks", "ok", "3", "s"]
     assert [line.split()[1:3] for line in lines if line.startswith("MISSING")] == [
         ["calibration", "all"], ["no", "profile"], ["in", "the"], ["3", "checks"],
@@ -268,7 +349,9 @@ def test_the_report_survives_what_is_missing_or_damaged(tmp_path: Path) -> None:
     assert any(line.split()[:5] == ["checks", "passed", "0", "of", "4"] for line in lines)
     assert any("200.0 us, 75% of copy; splits=8 tile=64: 150.0" in line for line in lines)
     assert any("5.50 ms, host 0.10, wall 5.80" in line and "5.6 ms" in line for line in lines)
-    assert (tmp_path / "summary.txt").read_text().splitlines() == lines
+    assert (tmp_path / "summary.txt").read_text().splitlines()[: len(lines)] == lines
+    (tmp_path / "kernels.csv").unlink()
+    assert "FileNotFoundError" not in write_report(tmp_path)
 
 
 def test_rehearsal_of_the_whole(tmp_path: Path) -> None:
