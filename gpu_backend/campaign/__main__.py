@@ -94,7 +94,9 @@ def main(words: Sequence[str] | None = None) -> int:
     return int(bool(became & {"failed", "timeout", "skipped"}) or "ok" not in became)
 
 
-def _as_before(name: str, given: str | None, record: Mapping[str, Any], archive: Path | None) -> str:
+def _as_before(
+    name: str, given: str | None, record: Mapping[str, Any], archive: Path | None
+) -> str:
     """Give what a campaign that goes on had; HeadwayError where something else is asked for."""
     before = record.get(name) or ""
     if given and before and given != before:
@@ -137,8 +139,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--archive", type=Path, help="file that keeps it all [default: OUT.tgz]")
     parser.add_argument("--resume", type=Path, help="archive of a campaign to go on with")
     parser.add_argument("--budget-s", type=float, default=540.0, help="seconds in all")
-    parser.add_argument("--device", default=None, choices=[*SETUPS], help="as --resume has it; else cuda")
-    parser.add_argument("--model", default=None, help="as --resume has it; else llama-3.1-8b, tiny-test on cpu")
+    parser.add_argument(
+        "--device", default=None, choices=[*SETUPS], help="as --resume has it; else cuda"
+    )
+    parser.add_argument(
+        "--model", default=None, help="as --resume has it; else llama-3.1-8b, tiny-test on cpu"
+    )
     parser.add_argument("--parts", default=None, help="names of the only ones to run, with commas")
     return parser
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'headway[gpu]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install 'headway[gpu]'")
+
+import torch
 
 from calibration.engine_steps.steps_file import read_rows
 from gpu_backend.campaign.__main__ import main as campaign_main
