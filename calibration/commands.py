@@ -69,7 +69,10 @@ def calibrate(
     block_size: Annotated[int, Parameter(help="tokens in a block")] = 16,
     max_num_seqs: Annotated[int, Parameter(help="sequences in a step, at most")] = 64,
     max_num_batched_tokens: Annotated[int, Parameter(help="tokens in a step, at most")] = 512,
-    max_model_len: Annotated[int, Parameter(help="longest context, tokens")] = 4096,
+    max_model_len: Annotated[
+        int | None,
+        Parameter(help="longest context, tokens [default: 4096, or the model's positions]"),
+    ] = None,
     seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0,
     no_graphs: NoGraphs = False,
 ) -> int:
@@ -104,7 +107,7 @@ def calibrate(
         return 0
     assert model is not None  # else there is no source
     wrong = _wrong_sizes(budget_s, num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
-    if max_model_len < LEAST_LENGTH:
+    if max_model_len is not None and max_model_len < LEAST_LENGTH:
         wrong.append(f"--max-model-len {max_model_len}: must be at least {LEAST_LENGTH}")
     if seed < 0:
         wrong.append(f"--seed {seed}: must be at least 0")
@@ -247,7 +250,7 @@ def live(
     quiet: Quiet = False,
 ) -> int:
     """Run a scenario on a real engine; print its report, write its files."""
-    from calibration.engine_steps.live_folder import write_live
+    from calibration.engine_steps.live_folder import RERUN_PATTERN, write_live
     from calibration.engine_steps.meta import describe_engine
     from gpu_backend.live import build_engine, run_live
     from simulator.cli.console import print_interrupted_run
@@ -257,8 +260,14 @@ def live(
     from simulator.simulation.write import check_folder
     from simulator.views.report import run_table
 
+    if reruns < 0:
+        raise HeadwayError(f"--reruns {reruns}: must be at least 0")
     loaded = load_scenario(scenario, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{loaded.name}-live")
+    if there := [*folder.glob("live.json"), *folder.glob(RERUN_PATTERN)]:
+        raise HeadwayError(
+            f"--out {folder}: holds a live run already ({there[0].name}); give another folder"
+        )
     engine = build_engine(loaded, assemble(loaded), device, graphs=not no_graphs)
     about = describe_engine(engine) | {"seed": loaded.seed}
     for number in range(reruns + 1):

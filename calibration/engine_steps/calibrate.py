@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from simulator.scenario.scenario import Scenario
 
 GRID_SHARE, RUNS_SHARE = 0.5, 0.4  # of the time
+LONGEST = 4096  # tokens of context, unless another length is asked for
 LOADS = (0.5, 0.8, 1.3)  # of what the engine can serve
 MIXES = (((20, 400), (6, 120)), ((64, 2000), (16, 384)), ((400, 1600), (8, 200)))
 """Tokens of the runs' prompts and answers, from and to. The last is held out: the fit is judged by
@@ -45,7 +46,7 @@ class Setup:
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
-    max_model_len: int = 4096
+    max_model_len: int | None = None  # None: LONGEST, or the model's positions
     seed: int = 0
     graphs: bool = True  # CUDA graphs of decodes, on a GPU
 
@@ -65,6 +66,11 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
         raise
     except ValueError as error:
         raise HeadwayError(f"--model: {str(error).removeprefix('model: ')}") from None
+    if (setup.max_model_len or 0) > spec.max_position_embeddings:
+        raise HeadwayError(
+            f"--max-model-len {setup.max_model_len}: is more than the "
+            f"{spec.max_position_embeddings} positions of {spec.name}"
+        )
     if (out / STEPS).exists():
         raise HeadwayError(
             f"--out {out}: holds measurements already; give another folder, or refit them with "
@@ -77,7 +83,7 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
     meta = describe_engine(engine) | {
         "max_num_seqs": setup.max_num_seqs,
         "max_num_batched_tokens": setup.max_num_batched_tokens,
-        "max_model_len": setup.max_model_len,
+        "max_model_len": _longest(engine, setup),
         "seed": setup.seed,
         "started": utc_now(),
         "ended": "",
@@ -212,7 +218,7 @@ def _scenario(
 
 
 def _longest(engine: "Engine", setup: Setup) -> int:
-    return min(setup.max_model_len, engine.spec.max_position_embeddings)
+    return min(setup.max_model_len or LONGEST, engine.spec.max_position_embeddings)
 
 
 def _known_gpu(engine: "Engine") -> str:

@@ -121,7 +121,10 @@ def fit_rows(
     _check_buckets(rows, sizes)
     samples = collect_samples(rows, CLOCKS[clock])
     if len(samples) < FEWEST:
-        raise HeadwayError(f"{len(samples)} different steps are too few to fit; {FEWEST} would do")
+        raise HeadwayError(
+            f"{len(samples)} different steps are too few to fit: it takes {FEWEST}; measure for "
+            "longer (--budget-s), or log more steps"
+        )
     seen = [sample for sample in samples if not sample.held_out] or samples
     unseen = [sample for sample in samples if sample.held_out]
     if launched:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from gpu_backend.live import LiveRun
 
+RERUN_PATTERN = "rerun-*"
 MEASURED, ABOUT, PROFILE = "steps_measured.csv", "live.json", "profile.yaml"
 COLUMNS = (
     "start",
@@ -48,6 +50,7 @@ COLUMNS = (
     "swapped_out",
     "swapped_in",
 )
+NUMBERS = ("start", "seconds", "predicted_s", "schedule_s", "swap_s")
 OPTIONAL_COLUMNS = ("bucket", "unique_ctx", "n_logits")
 """Columns that older folders lack."""
 
@@ -148,13 +151,25 @@ def read_measured(folder: Path) -> list[MeasuredStep]:
 def _step(line: Mapping[str, str], turn: int) -> MeasuredStep:
     fixed = {"run": "live", "kind": "onpolicy", "path": "", "point": "-1", "turn": str(turn)}
     row = parse_row({**fixed, "bucket": "0", "longest": "0", **line})
-    return MeasuredStep(
-        row, float(line["predicted_s"]), float(line["schedule_s"]), float(line["swap_s"])
-    )
+    others = {name: _number(name, line[name]) for name in NUMBERS}
+    return MeasuredStep(row, others["predicted_s"], others["schedule_s"], others["swap_s"])
+
+
+def _number(name: str, text: str) -> float:
+    """Read a number of at least 0; ValueError tells which is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < inf:
+        raise ValueError(f"{name}: must be a number, at least 0, not {text!r}")
+    return value
 
 
 def read_about(folder: Path) -> dict[str, object]:
     """Read live.json; HeadwayError where it is damaged or missing."""
+    if not folder.is_dir():
+        raise HeadwayError(f"{folder}: no such folder")
     path = folder / ABOUT
     about = read_json(path)
     if not {"device", "clock"} <= set(about):

@@ -23,7 +23,7 @@ from calibration.profile_yaml import (
     range_lines,
     residual_lines,
 )
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together
 
 STEPS, META = "steps.csv.gz", "meta.json"
@@ -62,6 +62,8 @@ def profile_name(meta: Mapping[str, object]) -> str:
 
 def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
     """Fit a profile to a file of measured steps, meta.json beside it; write profile and plot."""
+    if not source.is_file():
+        raise HeadwayError(f"--from {source}: no such file")
     meta = read_meta(source.parent / META)
     rows = read_rows(source)
     name = profile_name(meta)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration.engine_steps.live_folder import (
+    RERUN_PATTERN,
     MeasuredStep,
     read_about,
     read_measured,
@@ -48,7 +49,6 @@ METRICS = (
 )
 UNITS = {"Request throughput": "(1/s)", "Output throughput": "(tok/s)"}
 """Of the metrics that are not latencies, which are in ms."""
-RERUN_PATTERN = "rerun-*"
 
 
 @dataclass(frozen=True)

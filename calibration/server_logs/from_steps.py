@@ -81,7 +81,7 @@ def read_steps(path: Path) -> list[Row]:
     if lacking:
         raise HeadwayError(f"{path}:1: lacks the column {', '.join(lacking)}")
     if len(cells) < FEWEST:
-        raise HeadwayError(f"{path}: {len(cells)} steps are too few to fit; {FEWEST} would do")
+        raise HeadwayError(f"{path}: {len(cells)} steps are too few to fit: it takes {FEWEST}")
     assert prompts is not None
     return [
         _row(f"{path}:{number + 2}", number, cell, times[0], prompts)

@@ -101,7 +101,7 @@ def _as_before(
     before = record.get(name) or ""
     if given and before and given != before:
         raise HeadwayError(
-            f"--resume {archive}: its {name} is {before}, not {given}; begin a new campaign for that"
+            f"--resume {archive}: its {name} is {before}, not {given}: begin a new campaign"
         )
     return given or str(before)
 

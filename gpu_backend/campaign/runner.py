@@ -157,7 +157,8 @@ def _wait(
     with log.open("ab") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=lambda: die_with(this),
+            start_new_session=True,
+            preexec_fn=lambda: die_with(this),  # noqa: PLW1509  # a campaign has one thread
         )  # fmt: skip
     until = time.monotonic() + limit
     while (left := until - time.monotonic()) > 0:

@@ -52,7 +52,7 @@ def test_known_costs_are_found(put, write, tmp_path, capsys):
     ("text", "what"),
     [
         ("decodes,context\n1,2\n", "lacks the column chunks or prefill_tokens, duration_s"),
-        (HEAD + "1,10,,5\n" * 9, "9 steps are too few to fit; 100 would do"),
+        (HEAD + "1,10,,5\n" * 9, "9 steps are too few to fit: it takes 100"),
         (HEAD + "1,10,,-5\n" * 100, ":2: duration_ms: a step cannot take -5"),
         (HEAD + "5,2,,5\n" * 100, ":2: 5 decodes over 2 tokens: impossible"),
         (HEAD + "0,0,,5\n" * 100, ":2: 0 decodes over 0 tokens: impossible"),

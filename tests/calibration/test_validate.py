@@ -125,4 +125,9 @@ def test_a_damaged_line_is_told_by_its_number(log: Path) -> None:
     (log / MEASURED).write_text("\n".join(lines) + "\n")
     with pytest.raises(HeadwayError, match=r"steps_measured.csv:3: '17' is no piece of a prompt"):
         read_measured(log)
+    (log / MEASURED).write_text("\n".join([*lines[:2], "abc,-3,1,1,1,0,1,0,1,10,,,"]) + "\n")
+    with pytest.raises(HeadwayError, match=r"csv:3: start: must be a number, .* not 'abc'"):
+        read_measured(log)
+    with pytest.raises(HeadwayError, match="nowhere: no such folder"):
+        validate(log / "nowhere")
     assert main(["validate", str(log / "nowhere")]) == 2

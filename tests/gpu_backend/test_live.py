@@ -21,6 +21,7 @@ from simulator.simulation.run import run  # noqa: E402
 ROOT = Path(__file__).parents[2]
 SCENARIO = ROOT / "scenarios/live-tiny-cpu.yaml"
 FEW = ("workload.num_prompts=12", "workload.request_rate=50", "workload.output_len=12")
+FEW_SETS = [word for setting in FEW for word in ("--set", setting)]
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_live_writes_what_run_writes_and_more(
     """And the folder stands for itself: its own profile, its reruns, ready to validate."""
     profile = tmp_path / "mine.yaml"
     profile.write_bytes((PROFILES / "tiny-test.cpu.fp32.yaml").read_bytes())
-    sets = [word for setting in FEW for word in ("--set", setting)]
+    sets = [*FEW_SETS]
     sets += ["--set", f"cost={{profile: {profile}}}"]
     assert main(["live", str(SCENARIO), *sets, "--out", str(tmp_path / "l"), "--reruns", "1"]) == 0
     assert "Serving Benchmark Result" in capsys.readouterr().out
@@ -111,6 +112,12 @@ def test_live_writes_what_run_writes_and_more(
     names = {path.name for path in (tmp_path / "l").iterdir()}
     written = {"summary.json", "requests.csv", "steps.csv", "scenario.yaml", "steps_measured.csv"}
     assert names == written | {"live.json", "profile.yaml", "rerun-1"}
+    again = ["live", str(SCENARIO), *FEW_SETS, "--out", str(tmp_path / "l")]
+    assert main(again) == 2  # its reruns would be taken for those of another run
+    assert "holds a live run already (live.json)" in capsys.readouterr().err
+    assert {path.name for path in (tmp_path / "l").iterdir()} == names
+    assert main([*again[:-1], str(tmp_path / "m"), "--reruns", "-1"]) == 2
+    assert "--reruns -1: must be at least 0" in capsys.readouterr().err
     found = validate(tmp_path / "l")
     assert (found.reruns, found.clock) == (1, "exec")
 
@@ -129,7 +136,7 @@ def test_an_interrupt_of_a_rerun_says_what_is_written(
         return replace(done, result=result)
 
     monkeypatch.setattr(module, "run_live", interrupt_the_second)
-    sets = [word for setting in FEW for word in ("--set", setting)]
+    sets = FEW_SETS
     out = tmp_path / "l"
     assert main(["live", str(SCENARIO), *sets, "--out", str(out), "--reruns", "2"]) == 130
     count = len(list(out.iterdir()))
