@@ -63,15 +63,24 @@ def init(
     model = ask("Model", MODEL, _check_model, "--model", model)
     gpu = ask("GPU", GPU, _check_gpu, "--gpu", gpu)
     size = tensor_parallel_size or _fewest_gpus(model, gpu)
+    read: dict[Path, Workload] = {}
+
+    def check_traffic(text: str) -> None:
+        _check_traffic(text)
+        if not _is_rate(text):  # what is wrong in it is told at once
+            read[Path(text)] = _read(Path(text), columns, chars_per_token)
+
     if traffic is None:
         given = None if rate is None else f"{rate:g}"
-        told = ask("Requests per second, or a file of them", RATE, _check_traffic, "--rate", given)
+        told = ask("Requests per second, or a file of them", RATE, check_traffic, "--rate", given)
         traffic = None if _is_rate(told) else Path(told)
         rate = float(told) if _is_rate(told) else None
     given_levels: list[str | None] = [*slo] if slo else [None]
     levels = [ask("Service level", SLO, _check_slo, "--slo", one) for one in given_levels]
     estimate = {} if chars_per_token is None else {"chars_per_token": chars_per_token}
-    workload = None if traffic is None else _read(traffic, columns, chars_per_token)
+    if traffic is not None and traffic not in read:
+        read[traffic] = _read(traffic, columns, chars_per_token)
+    workload = None if traffic is None else read[traffic]
     chosen = _Choices(model, gpu, size, traffic, columns, estimate, rate, levels)
     cost = _try(_scenario(file, chosen, workload, str(traffic and traffic.absolute())), file)
     place = traffic
@@ -203,7 +212,8 @@ def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: 
     size, gpu = chosen.tensor_parallel_size, chosen.gpu
     engine: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, chosen.model)
     lines = [
-        f"# `headway run {file.name}` simulates this. docs/scenario.md explains each key;",
+        f"# `headway run {shlex.quote(str(file))}` simulates this.",
+        "# docs/scenario.md explains each key;",
         "# what is left out is as `vllm serve` has it on this GPU.",
         f"model: {as_yaml(chosen.model)}  # a shipped one's name, or the path of a config.json",
         f"gpu: {{name: {as_yaml(gpu)}}}",

@@ -107,7 +107,7 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
         if place is not None and prices_differ([s for s in summaries if s.get("completed")]):
             lines = [f"Winner by price: {labels[place]}: {why}; no service level is given (--slo)."]
         done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
-        for key in LEADS:
+        for key in LEADS if len(done) > 1 else ():
             leader, what = _first(summaries, done, (key,))
             if leader is not None:
                 text = what[0].upper() + what[1:]

@@ -1,5 +1,6 @@
 """What a trace is like: how many requests, how fast, how bursty, how long, how much alike."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TypedDict
 
@@ -123,6 +124,11 @@ def describe_text(
         ("output length", "".join(f"{value:>10,.0f}" for value in found["output_len"].values())),
     ]
     rows += _latencies(latencies or {})
+    if workload.priority is not None and len(set(workload.priority.tolist())) > 1:
+        levels = sorted(Counter(workload.priority.tolist()).items())
+        more = f", and {len(levels) - CLIENTS} more" if len(levels) > CLIENTS else ""
+        told = ", ".join(f"{level}: {count:,}" for level, count in levels[:CLIENTS])
+        rows.append(("priorities", f"{told}{more} (requests of each)"))
     lines = [f"{name:<16}{text}" for name, text in rows]
     return "\n".join([*lines, *_clients(workload)])
 

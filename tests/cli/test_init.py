@@ -151,3 +151,14 @@ def test_a_file_that_is_there_is_not_overwritten(folder, capsys):
         "headway: error: small.yaml: is there already; give another name\n"
     )
     assert Path("small.yaml").read_bytes() == before
+
+
+def test_a_file_of_traffic_is_checked_at_once(folder, answers, capsys):
+    """And asked for again; the comment names the scenario's path."""
+    Path("bad.csv").write_text("a,b\n1,2\n")
+    Path("good.csv").write_text("arrival,prompt_tokens,output_tokens\n0,5,3\n")
+    answers += ["", "", "bad.csv", "good.csv", ""]
+    assert main(["init", "sub/own.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert said.index("bad.csv:1: format: ") < said.index("Service level")
+    assert Path("sub/own.yaml").read_text().startswith("# `headway run sub/own.yaml` simulates")

@@ -84,3 +84,13 @@ def test_of_those_that_keep_them_alike_none_is_nearest() -> None:
         "No winner: no difference to speak of between the 2 that keep the service levels."
     )
     assert not any(line.startswith("Nearest") for line in lines)
+
+
+def test_a_run_alone_leads_in_nothing() -> None:
+    told = winner_lines(["a"], [summary(100, 9)])
+    assert not [line for line in told if "highest" in line or "lowest" in line]
+    assert [
+        line
+        for line in winner_lines(["a", "b"], [summary(100, 9), summary(50, 9)])
+        if "highest" in line
+    ]

@@ -52,7 +52,7 @@ def test_dynamo_without_sessions_comes_at_its_times(put):
     lost["event"]["request"]["output_tokens"] = 0
     tool = {"event": {"schema": "dynamo.request.trace.v1", "event_type": "tool_end", "tool": {}}}
     text = "\n".join(json.dumps(row) for row in (*rows, tool, lost))
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         trace = read_trace(put(text))
     assert trace.after is None
     bare = "\n".join(json.dumps(row["event"]) for row in rows)

@@ -9,6 +9,7 @@ from simulator.workload.describe import (
     shared_prefix_tokens,
     spread_seconds,
 )
+from simulator.workload.traces import read_trace
 from tests.support.workloads import of_prompts
 
 
@@ -124,3 +125,9 @@ def test_whole_seconds_are_told_and_can_be_parted():
     assert "whole seconds" not in describe_text(workload, "x")
     with pytest.raises(ValueError, match="finer than whole seconds"):
         spread_seconds(workload)
+
+
+def test_priorities_are_told(put):
+    text = "arrival,prompt_tokens,output_tokens,priority\n0,5,3,1\n1,5,3,0\n2,5,3,1\n"
+    found = describe_text(read_trace(put(text, "p.csv"), None), "requests")
+    assert "priorities      0: 1, 1: 2 (requests of each)" in found

@@ -43,7 +43,7 @@ def test_guidellm_requests_that_were_cancelled(put):
     groups = {"successful": [one], "errored": [], "incomplete": [one | {"output_tokens": 1}]}
     later = {"successful": [one | {"request_start_time": 9.0}]}
     path = put(json.dumps({"benchmarks": [{"requests": groups}, {"requests": later}]}))
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         assert read_trace(path).arrival.tolist() == [0.0, 4.0]
     bad = {"benchmarks": [{"requests": {"successful": [one, one | {"prompt_tokens": "x"}]}}]}
     with pytest.raises(HeadwayError, match=":11: prompt_tokens: 'x' is not a number"):
@@ -68,7 +68,7 @@ def test_aiperf_without_its_warm_up(put):
     line = json.loads((SAMPLES / "aiperf.jsonl").read_text().splitlines()[0])
     warm = line | {"metadata": line["metadata"] | {"benchmark_phase": "warmup"}}
     lost = {"metadata": line["metadata"], "metrics": {}, "error": {"code": 500}}
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         found = read_trace(put("\n".join(map(json.dumps, (warm, line, lost)))))
     assert len(found) == 1
 
@@ -112,10 +112,10 @@ def test_vllm_bench(put):
     """Lists for columns; the gaps between tokens add up to the last one's time."""
     path = put(json.dumps(BENCH), "bench.json")
     assert detect_format(path) == "vllm_bench"
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         trace = read_trace(path)
     assert trace.arrival.tolist() == [0.0, 2.5]
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         found = read_requests(path)
     assert found.e2el == pytest.approx([0.75, 0.25])
     assert found.tpot == pytest.approx([0.125, np.nan], nan_ok=True)

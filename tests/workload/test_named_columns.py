@@ -192,7 +192,7 @@ def test_headways_own_requests_are_a_trace(write, tmp_path, monkeypatch):
     (tmp_path / "some.csv").write_text(
         "\n".join([*lines[:-1], lines[-1].replace("stop", "timeout")])
     )
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         assert len(read_trace(tmp_path / "some.csv")) == 19
 
 

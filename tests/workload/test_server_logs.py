@@ -44,7 +44,7 @@ def test_spans_of_langfuses_sdk(put):
     text = path.read_text()
     key = '"langfuse.observation.usage_details": '
     failed = text.replace(key, '"langfuse.observation.level": "ERROR", ' + key, 1)
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         assert lengths(read_trace(put(failed))) == ([101, 102], [11, 12])
     whole = text.replace(r'"{\"input\": 100,', r'"{\"input\": 100.5,')
     with pytest.raises(HeadwayError, match=r"usage.*100\.5 is not a whole number"):
@@ -86,7 +86,7 @@ def test_spans_that_hold_others_are_sums(put):
             span("bad", "", (5, 5), status={"code": 2}),
         )
     )
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         trace = read_trace(path)
     assert lengths(trace) == ([100, 200], [10, 20])
     assert trace.arrival.tolist() == [0.0, 0.5]
@@ -166,7 +166,7 @@ def test_results_of_openais_batches(put):
          "response": {"status_code": code, "body": {"created": 1_700_000_000 + k, "usage": usage}}}
         for k, code in enumerate((200, 200, 500))
     ]  # fmt: skip
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         trace = read_trace(put("\n".join(map(json.dumps, rows))))
     assert trace.arrival.tolist() == [0, 1]
 
@@ -196,7 +196,7 @@ def test_access_logs(put):
     )
     rows = other.splitlines(keepends=True)
     assert lengths(read_trace(put(rows[0]))) == ([7], [5])
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         assert lengths(read_trace(put("".join(rows[1:])))) == ([9], [6])
 
 

@@ -280,3 +280,12 @@ def test_options_that_do_not_belong_are_refused(put):
         "hash_block_size: 0 is not a number above 0",
         "session_turns: 'x' is neither 'delta' nor 'whole'",
     ]
+
+
+def test_what_is_no_text_is_called_so(put):
+    path = put("", "t.csv")
+    path.write_bytes("arrival,prompt_tokens,output_tokens\n0,5,3\n".encode("utf-16"))
+    with pytest.raises(HeadwayError, match="is UTF-16; write it as UTF-8"):
+        read_trace(path, None)
+    with pytest.raises(HeadwayError, match="is not Parquet"):
+        read_trace(put("arrival,prompt_tokens,output_tokens\n0,5,3\n", "t.parquet"), None)

@@ -81,7 +81,7 @@ def test_failed_requests_take_their_labels_along(tmp_path):
         "Timestamp,Request tokens,Response tokens,priority,client\n"
         "1,5,5,1,a\n2,6,0,2,b\n3,7,7,3,c\n"
     )
-    with pytest.warns(match="1 requests failed"):
+    with pytest.warns(match="1 request left out"):
         workload = read(tmp_path, text)
     assert (workload.client, workload.priority.tolist()) == (["a", "c"], [1, 3])
 

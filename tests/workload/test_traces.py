@@ -108,7 +108,7 @@ def test_unusual_times_are_read_as_well(put, stamp, seconds):
 def test_burstgpt_leaves_out_failed_requests(put):
     """No response tokens means a failure: left out, and counted in a warning."""
     path = put(BURSTGPT)
-    with pytest.warns(HeadwayWarning, match="1 requests failed"):
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
         workload = read_trace(path)
     assert workload.arrival.tolist() == [0.0, 113.0]
     assert lengths(workload) == ([472, 417], [18, 276])

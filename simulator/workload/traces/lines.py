@@ -9,6 +9,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
 
 GZIP = b"\x1f\x8b"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 BOM = "\ufeff"
 BLOCK = 1 << 22  # bytes read at a time, so that a long file costs its columns and no more
 
@@ -23,7 +24,12 @@ def line_blocks(path: Path) -> Iterator[tuple[int, str]]:
     check_regular(path)  # besides, a trace is read more than once
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == GZIP
+            begins = raw.read(2)
+            if begins in UTF_16:
+                raise HeadwayError(f"{path}:1: line: is UTF-16; write it as UTF-8")
+            if path.suffix.lower() == ".parquet":
+                raise HeadwayError(f"{path}: is not Parquet: does not begin with PAR1")
+            packed = begins == GZIP
             raw.seek(0)
             file = gzip.GzipFile(fileobj=raw) if packed else raw
             while data := file.read(BLOCK) + file.readline():

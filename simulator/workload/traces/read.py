@@ -178,7 +178,9 @@ def _check_options(name: str, given: Mapping[str, Any]) -> None:
 def warn_of_failed(table: Table, path: Path) -> None:
     """Say how many requests are left out."""
     if table.failed:
-        text = f"{path}: {table.failed} requests failed when they were recorded and are left out"
+        some = "1 request" if table.failed == 1 else f"{table.failed} requests"
+        which = "failed when recorded, or without output tokens"
+        text = f"{path}: {some} left out: {which}"
         warnings.warn(text, HeadwayWarning, stacklevel=4)
 
 
