@@ -74,7 +74,12 @@ class UnsharedPrefixCache(EvictingCounter):
 
     def extend(self, request: Request, tokens: int) -> None:
         size = self.block_size
-        self.take(-(-tokens // size) - -(-request.computed // size))
+        count = -(-tokens // size) - -(-request.computed // size)
+        if count > self._blank:
+            self.take(count)
+        else:  # as `take`, without a call
+            self.free -= count
+            self._blank -= count
         request.computed = tokens
         known = request.padding + request.prompt_tokens + request.generated - request.unknown
         self._full[request] = (tokens if tokens < known else known) // size
@@ -96,6 +101,11 @@ class UnsharedPrefixCache(EvictingCounter):
             self._blank += count - full
         elif full < count:
             self._abandon(count - full)
+        if request.finish >= 0 and request not in self._regained:
+            if full:
+                self._abandon(full)
+            request.computed = 0
+            return
         table = self._regained.pop(request, [])
         if request not in self._freed_by:
             table = []  # there are no blocks of its own left that could be taken for these

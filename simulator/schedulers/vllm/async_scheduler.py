@@ -12,7 +12,7 @@ Before vLLM 0.11.1 a request that ends computes in that step, too: a ghost, whos
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from simulator.core.log import pack_run
@@ -35,8 +35,8 @@ class Run:
 class BatchInFlight:
     """What a batch in flight will bring."""
 
-    first_tokens: list[tuple[Request, Run]] = field(default_factory=list)  # of runs of decodes
-    ending: list[Request] = field(default_factory=list)  # who gets its last token
+    first_tokens: list[tuple[Request, Run]]  # of runs of decodes
+    ending: list[Request]  # who gets its last token
     leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
 
     def drop(self, request: Request) -> None:
@@ -110,10 +110,10 @@ class AsyncScheduler(Scheduler):
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass and count what it will bring."""
         self.blocks.begin_step(in_flight=bool(self.in_flight))
-        step = super().schedule(now)
+        step = Scheduler.schedule(self, now)  # `super()`, in the time of a plain call
         if not step.decodes and not step.prefills:
             return step
-        batch = BatchInFlight()
+        batch = BatchInFlight([], [])
         self.in_flight.append(batch)
         singles = step.singles
         if step.decodes > (len(singles) if singles else 0):
@@ -198,10 +198,12 @@ class AsyncScheduler(Scheduler):
             if request.unknown and request.generated < request.output_limit:
                 request.unknown = 0
                 self.blocks.register_last(request)
-        batch.ending.sort(key=by_admission)
-        for request in batch.ending:
+        ending = batch.ending
+        if len(ending) > 1:
+            ending.sort(key=by_admission)
+        for request in ending:
             self.finish(request, now)
-        return batch.ending
+        return ending
 
     def cancel(self, request: Request) -> None:
         """Let a request go: what the batch in flight computes of it is thrown away.
