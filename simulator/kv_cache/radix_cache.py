@@ -105,6 +105,9 @@ class RadixCache(EvictingCounter):
         """Use the path of a request's first tokens; return its blocks and its end."""
         content = pieces_of(request, tokens // self.block_size * self.block_size)
         node, hits, self._idle = self._root, 0, 0
+        self._found = node
+        if not content or self._key(content, (0, 0)) not in node.children:
+            return 0, node
         for found, blocks, _ in self._walk(content, node):
             node = found if blocks == found.blocks else self._split(found, blocks)
             self._use(node)
@@ -150,7 +153,10 @@ class RadixCache(EvictingCounter):
         prompt = request.prompt_tokens // size
         if 0 < prompt < blocks:  # so that the answer can be evicted without the prompt
             from_ = path if path.blocks <= prompt else _Path(self._root, 0)
-            self._insert(request, prompt, from_, prompt, above=1)
+            if from_.blocks == prompt:
+                self._use_path(from_, request.priority + 1, prompt)
+            else:
+                self._insert(request, prompt, from_, prompt, above=1)
         double = max(found - path.blocks, 0)  # somebody else has computed the same meanwhile
         self._pool += double
         self.free += double
@@ -308,23 +314,21 @@ class RadixCache(EvictingCounter):
         self._use_path(path, priority, inserted)
         if there == blocks:
             return node, there
-        content, cursor = (
-            pieces_of(request, blocks * self.block_size, there * self.block_size),
-            (0, 0),
-        )
-        if node.children:
+        content = pieces_of(request, blocks * self.block_size, there * self.block_size)
+        cursor, key = (0, 0), self._key(content, (0, 0))
+        if key in node.children:
             for found, length, after in self._walk(content, node):
                 node = found if length == found.blocks else self._split(found, length)
                 self._use(node)
                 node.priority = max(node.priority, priority)
                 cursor, there = after, there + length
                 node.inserts += there > inserted
-        if there == blocks:
-            return node, there
-        rest = _rest(content, cursor) if cursor != (0, 0) else content
+            if there == blocks:
+                return node, there
+            content = _rest(content, cursor)
+            key = self._key(content, (0, 0))
         self._clock += 1
-        key = self._key(rest, (0, 0))
-        new = Node(node, rest, blocks - there, key, stamp=self._clock, created=self._clock)
+        new = Node(node, content, blocks - there, key, stamp=self._clock, created=self._clock)
         new.priority, new.inserts = priority, int(blocks > inserted)
         # It consists of blocks that the request has taken: as long as nobody locks it, it is free.
         self.free += new.blocks

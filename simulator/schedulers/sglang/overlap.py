@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.core.log import pack_run
-from simulator.core.request import Request, Step
+from simulator.core.request import Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.radix_cache import RadixCache
 from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.vllm.async_scheduler import AsyncRunning, Run
 from simulator.schedulers.vllm.running_requests import PreemptionLoop
@@ -71,7 +70,7 @@ class OverlappedSgLang(SgLang):
 
     def schedule(self, now: float) -> Step:
         """Choose the next batch and count what it will bring."""
-        step = super().schedule(now)
+        step = SgLang.schedule(self, now)  # `super()`, in the time of a plain call
         if not step.decodes and not step.prefills:
             return step
         running, decodes = self.running, self.batch
@@ -203,6 +202,7 @@ class OverlappedSgLang(SgLang):
             return over
         now = ends[-1]
         ending = dict.fromkeys(batch.ending)
+        tree = self.tree
         for request, run, tokens in batch.prompts:
             run.start = now
             if request.first_token < 0:
@@ -213,9 +213,9 @@ class OverlappedSgLang(SgLang):
                 del ending[request]
                 self.finish(request, now)
                 over.append(request)
-            elif isinstance(self.blocks, RadixCache):
-                self.blocks.insert(request, tokens)
-        for request in sorted(ending, key=lambda one: one.admission):
+            elif tree is not None:
+                tree.insert(request, tokens)
+        for request in sorted(ending, key=by_admission) if len(ending) > 1 else ending:
             self.finish(request, now)
             over.append(request)
         over += self.aborted
@@ -231,10 +231,10 @@ class OverlappedSgLang(SgLang):
 
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
-        running = self.running
+        running, blocks = self.running, self.blocks
         tokens: int = self.batch.context
         for request in running.partial:
             tokens += request.computed
         for request in running.leaving:
             tokens += request.computed
-        return tokens - self.blocks.shared * self.blocks.block_size
+        return tokens - blocks.shared * blocks.block_size if blocks.shared else tokens

@@ -92,8 +92,8 @@ class PrefillBudget:
     def _add(self, request: Request, tokens: int, answer: int) -> None:
         """Compute tokens of a request, and charge them with its answer."""
         self.batch.append((request, tokens))
-        paged = self._pages(tokens)
         page = self.scheduler.blocks.block_size
+        paged = -(-tokens // page) * page
         self.total_offset += paged + page + answer
         self.current_offset += paged + page
         self.rem_input -= paged
@@ -126,7 +126,8 @@ class PrefillBudget:
             return self._add_ignoring_eos(request)
         page = scheduler.blocks.block_size
         extend = request.known - len(hits) * page
-        left = min(max(scheduler.limit(request) - request.generated, 0), CLIP_MAX_NEW_TOKENS)
+        limit = scheduler.limit(request)
+        left = min(max(limit - request.generated, 0), CLIP_MAX_NEW_TOKENS)
         idle = scheduler.idle_hits(request, hits) * page if hits else 0
         if extend + left + page + idle >= self.rem_total:
             return Verdict.NO_TOKEN
@@ -143,7 +144,7 @@ class PrefillBudget:
         scheduler.lock_hits(request, hits)
         if tokens < extend:
             self.chunked = request
-        self._add(request, tokens, 0 if tokens < extend else scheduler.clipped_limit(request))
+        self._add(request, tokens, 0 if tokens < extend else min(limit, CLIP_MAX_NEW_TOKENS))
         return self.state()
 
     def _add_ignoring_eos(self, request: Request) -> Verdict:

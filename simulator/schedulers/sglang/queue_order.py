@@ -80,7 +80,7 @@ class QueueOrder:
             _reorder(queue, lambda request: (priority(request), -self._limit(request)))
         elif order == "lof":
             _reorder(queue, lambda request: -self._limit(request))
-        if order not in CACHE_AWARE and self.tree is not None:
+        if self.tree is not None and order not in CACHE_AWARE:
             self._refresh(self.tree, queue)
 
     def uncached(self, request: Request) -> int:

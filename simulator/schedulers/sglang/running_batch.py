@@ -91,5 +91,6 @@ class RunningBatch(DecodeSet):
 
     def remaining(self, ratio: float, lag: int = 0) -> float:
         """Estimate the tokens that the members will still bring out, as of `lag` ticks ago."""
-        tick = self.tick - lag
-        return self._estimated.at(tick) * ratio + self._certain.at(tick)
+        tick, certain = self.tick - lag, self._certain
+        expected = self._estimated.at(tick) * ratio
+        return expected + certain.at(tick) if certain.last else expected

@@ -113,7 +113,8 @@ class SgLang(ContinuousBatching):
             max_new_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
         )
-        self._longest = min(max_model_len, blocks.usable * blocks.block_size) - 2
+        self._pool = blocks.usable * blocks.block_size  # tokens
+        self._longest = min(max_model_len, self._pool) - 2
         self.tree = blocks if isinstance(blocks, RadixCache) else None
         if self.tree is not None:
             self.tree.eviction_policy = radix_eviction_policy
@@ -169,9 +170,8 @@ class SgLang(ContinuousBatching):
         return self._find_limit(request) if known is None else known
 
     def _find_limit(self, request: Request) -> int:
-        size, pool = self.blocks.block_size, self.blocks.usable * self.blocks.block_size
-        prompt = request.prompt_tokens
-        room = min(self._longest - prompt, pool - -(-prompt // size) * size - size - 1)
+        size, prompt = self.blocks.block_size, request.prompt_tokens
+        room = min(self._longest - prompt, self._pool - -(-prompt // size) * size - size - 1)
         most = request.max_tokens or self.max_new_tokens or room
         if most == "exact":
             most = super().output_limit(request)
@@ -183,7 +183,7 @@ class SgLang(ContinuousBatching):
 
     def output_limit(self, request: Request) -> int:
         most = self.limit(request)
-        return most if request.ignore_eos else min(super().output_limit(request), most)
+        return most if request.ignore_eos else min(request.output_tokens, most)
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run; SGLang wants some tokens of slack.
@@ -191,10 +191,10 @@ class SgLang(ContinuousBatching):
         One that ignores the end of sequence, where nothing is cached, and may have all the memory
         would wait there for ever.
         """
-        size = self.blocks.block_size
-        pool = self.blocks.usable * size
+        pool = self._pool
         prompt, most = request.prompt_tokens, self.limit(request)
         if (self.ignore_eos or request.ignore_eos) and self.tree is None:
+            size = self.blocks.block_size
             paged = -(-prompt // size) * size
             if paged + size + most >= pool - 1:
                 return False
