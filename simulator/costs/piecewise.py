@@ -344,6 +344,8 @@ class PiecewiseCost(Fitted):
             found = [fixed + max(slope * read + wide * min(read, most), floor) for read in contexts]
         elif slope * first > floor:
             found = [fixed + slope * read for read in contexts]
+        elif slope * contexts[-1] <= floor:
+            found = [fixed + floor] * repeats
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
         return self._launched(step, found, count)
