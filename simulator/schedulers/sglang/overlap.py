@@ -77,7 +77,8 @@ class OverlappedSgLang(SgLang):
         batch = BatchInFlight(step.decodes > 0, [], [])
         if step.decodes:
             step.ghosts = len(self.running.ended)  # nobody knows that they have ended
-            self._tick(batch, 1)
+            if over := decodes.advance(1):
+                self._note_ends(batch, over)
         for chunk in step.prefills:
             request = chunk.request
             if request is self.chunked:
@@ -94,19 +95,19 @@ class OverlappedSgLang(SgLang):
         self.in_flight.append(batch)
         return step
 
-    def _tick(self, batch: BatchInFlight, ticks: int) -> None:
-        if over := self.batch.advance(ticks):
-            ended = self.running.ended
-            over = [r for r in over if r not in ended]
-            ended |= dict.fromkeys(over)
-            batch.ending += over
+    def _note_ends(self, batch: BatchInFlight, over: list[Request]) -> None:
+        """Note that a batch brings the last tokens of members of the decode set."""
+        ended = self.running.ended
+        over = [r for r in over if r not in ended]
+        ended |= dict.fromkeys(over)
+        batch.ending += over
 
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more."""
         batch = self.in_flight[-1]
         batch.leap_blocks = self._count_growth(ticks, 0)
         self.take_ticks(ticks, 0)
-        self._tick(batch, ticks)
+        self._note_ends(batch, self.batch.advance(ticks))
 
     def leap_blocks(self, ticks: int) -> list[int]:
         # A failure cuts a leap short, also one whose repeats have not been told of yet.
@@ -169,7 +170,7 @@ class OverlappedSgLang(SgLang):
         return bool(going)
 
     def _decode(self, step: Step) -> bool:
-        if self._let_go() and (not self.batch.count or not self._has_room()):
+        if self.running.ended and self._let_go() and (not self.batch.count or not self._has_room()):
             return False
         return super()._decode(step)
 
