@@ -38,7 +38,7 @@ POISSON = "{num_prompts: 2000, request_rate: 8, rescale: false, input_len: 512, 
 BIG = "1,000,000 requests"
 PLAIN = "19,366 requests (conv)"
 VLLM = "conv with vLLM's defaults"  # a prefix cache, though nobody shares; asynchronous
-SGLANG = "conv with SGLang's defaults"  # its radix tree, overlap; 1.3 times the steps
+SGLANG = "conv with SGLang's defaults"  # its radix tree, overlap; 1.2 times the steps
 SGLANG_KEYS = ("engine={name: sglang, max_model_len: 16384}",)
 VLLM_KEYS = ("engine.name=vllm", "engine.enable_prefix_caching=true")
 CASES = {
