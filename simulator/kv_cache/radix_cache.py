@@ -273,8 +273,7 @@ class RadixCache(EvictingCounter):
         stamp, renews, node = self._clock, self.eviction_policy == "mru", path.end
         while node.parent is not None:
             node.stamp = stamp
-            if node.priority < priority:
-                node.priority = priority
+            node.priority = max(node.priority, priority)
             node.inserts += there > inserted
             if renews:
                 node.offered = False
