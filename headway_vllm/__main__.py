@@ -10,8 +10,12 @@ def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     name = arguments[0].removeprefix("headway_vllm.") if arguments else "HeadwayScheduler"
     try:
+        if name in ("-h", "--help"):
+            print(f"usage: python -m headway_vllm [CLASS]; one of {', '.join(CLASSES)}")
+            return 0
         if len(arguments) > 1 or name not in CLASSES:
-            raise HeadwayError(f"headway_vllm: one class of {', '.join(CLASSES)}")
+            given = " ".join(arguments)
+            raise HeadwayError(f"headway_vllm: {given}: must be one class of {', '.join(CLASSES)}")
         policy = make_policy(CLASSES[name])
         from headway_vllm.scheduler import check_vllm
 

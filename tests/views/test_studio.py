@@ -141,6 +141,9 @@ def test_what_is_asked_of_the_server(port: int) -> None:
     assert lines[-1]["errors"]  # does not fit; the worker goes on
     status, (film,) = ask(port, {"knobs": {}}, "/film")
     assert [one["label"] for one in film["films"]] == ["fcfs", "static"]
+    assert film["told"] == ""
+    status, (film,) = ask(port, {"knobs": {"replicas": 3}}, "/film")
+    assert film["told"].startswith("one replica alone")
     for body, error in (
         (b"[", "the request is not JSON"),
         (b"[]", "the request is no mapping"),
@@ -168,9 +171,9 @@ def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
     assert scenario["workload"]["trace"]["path"] == "azure.csv"
     assert "{" not in lines[-1]["yaml"].replace("{}", "")  # in block style
     for body, error in (
-        (b"\x1f\x8b" + bytes(100), "the file is packed"),
-        (b"x" * (32 * 2**20 + 1), "the file has more than 32 MiB"),
-        (b"nonsense\n", "the file"),
+        (b"\x1f\x8b" + bytes(100), "x.csv: is packed"),
+        (b"x" * (32 * 2**20 + 1), "x.csv: has more than 32 MiB"),
+        (b"nonsense\n", "x.csv:"),
     ):
         status, lines = ask(port, body, "/trace?name=../../x.csv")
         assert status == 400

@@ -219,14 +219,14 @@ class Studio:
 
     async def _trace(self, request: web.Request) -> web.Response:
         """Take a trace, of a file of this size and no packed one, and offer its knobs."""
+        called = Path(request.query.get("name", "")).name[:MOST_NAME] or "trace.jsonl"
         text = bytearray()
         async for part in request.content.iter_chunked(2**16):
             text += part
             if len(text) > MOST_BYTES:
-                raise HeadwayError(f"the file has more than {MOST_BYTES // 2**20} MiB")
+                raise HeadwayError(f"{called}: has more than {MOST_BYTES // 2**20} MiB")
         if any(text.startswith(magic) for magic in PACKED):
-            raise HeadwayError("the file is packed: unpack it first")
-        called = Path(request.query.get("name", "")).name[:MOST_NAME] or "trace.jsonl"
+            raise HeadwayError(f"{called}: is packed: unpack it first")
         ending = Path(called).suffix.lower()
         ending = ending if ending in {".csv", ".json", ".jsonl"} else ".jsonl"
         name = secrets.token_hex(8)
@@ -236,7 +236,7 @@ class Studio:
             loaded = await asyncio.to_thread(self._read, [_as_workload(path)])
         except HeadwayError as error:
             path.unlink()
-            told = (message.replace(str(path), "the file") for message in error.messages)
+            told = (message.replace(str(path), called) for message in error.messages)
             raise HeadwayError(told) from None
         self.traces[name], self.knobs[name] = (path, called), loaded
         while len(self.traces) > MOST_TRACES:

@@ -120,7 +120,10 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     """
     scenario = load_scenario(job.scenario, list(job.overrides), own_code=False)
     if job.film:
-        yield {"films": films(scenario), "last": True}
+        cluster = scenario.cluster
+        several = cluster is not None and sum(map(cluster.max_replicas, cluster.replica_groups)) > 1
+        told = "one replica alone, to which all of these requests go" if several else ""
+        yield {"films": films(scenario), "told": told, "last": True}
         return
     load = scenario.make_workload()
     if len(load) > MOST_REQUESTS:
@@ -169,7 +172,10 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
 
 
 def films(scenario: Scenario) -> Sequence[Any]:
-    """Film the first requests under the scenario's policy, and in static batches beside it."""
+    """Film the first requests under the scenario's policy, and in static batches beside it.
+
+    Of a cluster it is one engine alone.
+    """
     alone = scenario.model_copy(update={"cluster": None})
     policy = alone.engine.scheduling_policy
     other = "fcfs" if policy == "static" else "static"

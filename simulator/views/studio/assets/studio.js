@@ -343,7 +343,7 @@
           byId("film-box").hidden = false;
           mountPlayer(byId("player"), answer.films);
           byId("film-box").scrollIntoView({ block: "start" });
-          say("Ready to be watched");
+          say(`Ready to be watched${answer.told ? `: ${answer.told}` : ""}`);
         }
       }
     } catch (error) {
