@@ -485,12 +485,12 @@ def shadow(
         if not value >= least:
             raise HeadwayError(f"--{name}: {value} is not {least:g} or more")
     loaded = load_scenario(scenario, settings.overrides, settings.seed)
-    print(heading(), flush=True)
     verdict = watch(
         loaded,
         url,
         Watched(duration, interval, window, tolerance),
         tell=lambda found: print(line(found), flush=True),
+        begun=lambda: print(heading(), flush=True),
     )
     print(conclusion(verdict))
     return (1 if verdict.parted else 0) if verdict.windows else 2

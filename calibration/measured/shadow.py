@@ -90,6 +90,7 @@ class Verdict:
 
     windows: list[Window] = field(default_factory=list)
     parted: dict[str, Window] = field(default_factory=dict)  # where each began to differ
+    requests: float = 0.0  # that came while it watched
 
 
 def read_poll(text: str, time: float) -> Poll:
@@ -303,9 +304,15 @@ def _first_apart(windows: Sequence[Window], name: str) -> dict[str, Window]:
 
 
 def shadow(
-    scenario: Scenario, url: str, watched: Watched, tell: Callable[[Window], None]
+    scenario: Scenario,
+    url: str,
+    watched: Watched,
+    tell: Callable[[Window], None],
+    begun: Callable[[], None] = lambda: None,
 ) -> Verdict:
     """Watch a server for a while, or until Ctrl-C; `tell` each window as it is compared.
+
+    `begun` is called when it has answered for the first time.
 
     Raises HeadwayError where the server cannot be reached, or is not vLLM's.
     """
@@ -320,7 +327,7 @@ def shadow(
         limits = aiohttp.ClientTimeout(total=SILENT)
         async with aiohttp.ClientSession(timeout=limits) as session:
             try:
-                return await _Watch(session, scenario, url, watched, tell).run()
+                return await _Watch(session, scenario, url, watched, tell).run(begun)
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise HeadwayError(f"--url: {url}: {error or 'no answer'}") from None
 
@@ -345,7 +352,7 @@ class _Watch:
         self.told = -1.0  # s, up to where windows have been told
         self.verdict = Verdict()
 
-    async def run(self) -> Verdict:
+    async def run(self, begun: Callable[[], None]) -> Verdict:
         duration, interval, length = (
             self.watched.duration,
             self.watched.interval,
@@ -363,6 +370,8 @@ class _Watch:
                 if response.status != 200:
                     raise HeadwayError(f"--url: {self.url}: status {response.status}")
                 poll = read_poll(await response.text(), now)
+            if not rounds and not self.polls:
+                begun()
             if self.polls and poll.finished < self.polls[-1].finished:
                 self.polls.clear()  # the server has begun anew
             self.polls.append(poll)
@@ -377,6 +386,8 @@ class _Watch:
         if judging is not None:
             await judging
         await self._judge()
+        if self.polls:
+            self.verdict.requests = self.polls[-1].seen - self.polls[0].seen
         return self.verdict
 
     async def _judge(self) -> None:
@@ -416,6 +427,8 @@ def line(window: Window) -> str:
 
 def conclusion(verdict: Verdict) -> str:
     """Say whether they have parted, and since when."""
+    if not verdict.windows and not verdict.requests:
+        return "nothing to compare: no request came"
     if not verdict.windows:
         return (
             "nothing to compare: no whole window after those requests ended that were there at the "

@@ -24,8 +24,8 @@ def serve(
         silent("folder with tokenizer.json, to count as the client does [default: words]"),
     ] = None,
     served_model_name: Annotated[
-        str, silent("the model's name to clients [default: the scenario's]")
-    ] = "",
+        str | None, silent("the model's name to clients [default: the scenario's]")
+    ] = None,
     replica_ports: Annotated[
         bool, silent("a port for each replica of the cluster, for a gateway of your own")
     ] = False,
@@ -63,6 +63,8 @@ def serve(
         raise HeadwayError(f"--speed: {speed} is not between 0.001 and 1000")
     if not 0 <= startup_delay <= 1e6:
         raise HeadwayError(f"--startup-delay: {startup_delay} is not between 0 and 1,000,000")
+    if served_model_name is not None and not served_model_name.strip():
+        raise HeadwayError("--served-model-name: is empty")
     if out is not None:  # a server that has run for hours is not to end with this
         check_folder(out)
     loaded = load_scenario(scenario, set_ or [], seed, own_code=own_code)
@@ -76,7 +78,7 @@ def serve(
     servers: list[Server] = []
     for number, one in enumerate(served):
         cores = sum(len(server.engine.cores) for server in servers)
-        place = host, port and port + number, speed, served_model_name, admin, startup_delay
+        place = host, port and port + number, speed, served_model_name or "", admin, startup_delay
         servers.append(Server(one, ServeOptions(*place, events, cores), counter))
 
     def ready(server: "Server", address: str) -> None:

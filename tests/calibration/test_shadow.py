@@ -181,7 +181,7 @@ def test_nothing_to_compare_is_no_agreement(path: Path) -> None:
         options = "--duration", "2", "--window", "1", "--interval", "0.5"
         found = headway("shadow", "--url", url, "--scenario", str(path), *options)
     assert found.returncode == 2
-    assert "nothing to compare: no whole window" in found.stdout
+    assert "nothing to compare: no request came" in found.stdout
 
 
 def test_nobody_there_is_told_in_a_line(path: Path) -> None:

@@ -158,7 +158,10 @@ def test_no_body_is_an_internal_error(admin: bool) -> None:
         for _ in range(250):
             asked = {draw.choice(WORDS + MORE): value(draw) for _ in range(draw.randrange(5))}
             if not admin and draw.random() < 0.5:
-                asked |= {"prompt": "some words", "messages": [{"content": "some words"}]}
+                asked |= {
+                    "prompt": "some words",
+                    "messages": [{"role": "user", "content": "some words"}],
+                }
             asked.pop("ignore_eos", None)
             response = await client.post(draw.choice(paths), data=json.dumps(asked), headers=head)
             assert response.status < 500, (asked, await response.text())

@@ -115,7 +115,7 @@ def test_a_replica_that_is_killed_drops_its_connections(stream: bool) -> None:
         assert await asyncio.gather(*asked) == ["broken"] * 4
         assert (await client.get("/health")).status == 503
         again = await client.post("/admin/kill", json={"replica": 0})
-        assert "is not up: it is down" in (await again.json())["error"]["message"]
+        assert "is not up or draining: it is down" in (await again.json())["error"]["message"]
         await act(client, "restart")
         assert (await client.get("/health")).status == 200
         await ask(client)
@@ -123,6 +123,36 @@ def test_a_replica_that_is_killed_drops_its_connections(stream: bool) -> None:
         assert server.engine.cores[0].used == server.engine.cores[1].used == 0
 
     served_by(play, FLEET, admin=True, speed=2)
+
+
+def test_a_drill_of_all_is_of_those_that_it_can_be_done_to() -> None:
+    async def refused(client: aiohttp.ClientSession, name: str, **body: Any) -> str:
+        response = await client.post(f"/admin/{name}", json=body)
+        assert response.status == 400
+        return str((await response.json())["error"]["message"])
+
+    async def play(client: aiohttp.ClientSession, server: Server) -> None:
+        starting = "replica: 0 is not up or down: it is starting"
+        assert await refused(client, "restart", replica=0) == starting
+        assert await refused(client, "kill") == "replica: none is up or draining"
+        while (await client.get("/health")).status == 503:
+            await asyncio.sleep(0.02)
+        await act(client, "kill", replica=0)
+        assert "replica: 0 is not up" in await refused(client, "slow", factor=2, replica=0)
+        assert "replica: 0 is not up" in await refused(client, "hang", replica=0)
+        state = await act(client, "slow", factor=3)
+        assert [one["slow"] for one in state["replicas"]] == [1, 3]
+        state = await act(client, "kill")  # the other one
+        assert [one["state"] for one in state["replicas"]] == ["down", "down"]
+        await act(client, "restart", replica=0, delay=1)
+        await act(client, "restart", replica=0, delay=1e6)  # in place of the first
+        state = await act(client, "restart", replica=1)
+        assert state["replicas"][1]["slow"] == 1
+        await asyncio.sleep(0.1)
+        state = await (await client.get("/admin")).json()
+        assert [one["state"] for one in state["replicas"]] == ["down", "up"]
+
+    served_by(play, FLEET, admin=True, startup_delay=60.0)
 
 
 def test_requests_fail_at_the_rates_that_are_set() -> None:
@@ -147,6 +177,7 @@ def test_requests_fail_at_the_rates_that_are_set() -> None:
     [
         ("slow", {"factor": 0}, "factor: must be more than 0"),
         ("slow", {}, "factor: None is not a number"),
+        ("slow", {"factr": 2}, "factr: unknown; there is replica, factor"),
         ("slow", {"factor": 2, "replica": 2}, "replica: there is no 2; the last is 1"),
         ("kill", {"replica": "a"}, "replica: a is not a whole number"),
         ("hang", {"second": 3}, "second: unknown; there is replica, seconds"),

@@ -335,7 +335,7 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
         ({"prompt": "a", "n": 0}, 400, "n must be at least 1, got 0."),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
         ({"prompt": "a", "max_tokens": 2.5}, 400, "max_tokens: 2.5 is not"),
-        ({"prompt": "a", "temperature": -4}, 400, "temperature must be in [0, 2], got -4."),
+        ({"prompt": "a", "temperature": -4}, 400, "temperature must be non-negative, got -4.0."),
         ({"prompt": "a", "temperature": 2.0000001}, 400, "temperature must be in [0, 2]"),
         ({"prompt": "a", "temperature": math.nan}, 400, "temperature must be in [0, 2], got nan."),
         ({"prompt": "a", "temperature": [1]}, 400, "temperature: [1] is not a number"),
@@ -352,6 +352,8 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
         ({"prompt": [1] * 9000}, 400, "maximum context length is 8192 tokens"),
         ({"prompt": "a", "user": "\ud800"}, 400, "user: not a name"),
         ({"prompt": "a", "user": {"id": 1}}, 400, "user: not a name"),
+        ({"prompt": [5, -1]}, 400, "Token id -1 is out of vocabulary"),
+        ({"prompt": [[5, 128256]]}, 400, "Token id 128256 is out of vocabulary"),
         ({"prompt": "a", "request_id": 3}, 400, "request_id: 3 is not text"),
         ({"prompt": "a", "cache_salt": ""}, 400, "must be a non-empty string"),
         ({"prompt": "a", "stream_options": 3}, 400, "stream_options: not an object"),
@@ -394,6 +396,12 @@ def test_refusals_that_are_not_ours_have_the_same_form() -> None:
             response = await client.post(path, data='{"prompt": "a"}')
             assert response.status == 400
             assert "Only 'application/json'" in (await response.json())["error"]["message"]
+        body = {"messages": [{"content": "a"}]}
+        response = await client.post("/v1/chat/completions", json=body)
+        assert (await response.json())["error"]["message"] == "messages: one has no role"
+        head = {"X-Client": "a" * 257}
+        response = await client.post("/v1/completions", json={"prompt": "a"}, headers=head)
+        assert (await response.json())["error"]["message"].startswith("X-Client: not a name")
         body = {"prompt": "a", "top_p": 2}
         response = await client.post("/v1/completions", json=body)
         assert (await response.json())["error"]["param"] == "top_p"

@@ -1,7 +1,7 @@
 """The addresses under /admin: drills of what goes wrong with servers. Off unless asked for."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from simulator.views.http.drills import SLOWEST, DrillError, Drills, FailureRates, number
@@ -10,6 +10,8 @@ from simulator.views.http.responses import error_response, web
 
 Body = Mapping[str, Any]
 LONGEST_WAIT = 1e6  # s
+RUNNING = ("up", "draining")
+ALIVE = (*RUNNING, "starting")
 
 
 def admin_routes(engine: LiveEngine, failures: FailureRates) -> list[web.RouteDef]:
@@ -51,6 +53,7 @@ class _Admin:
                 body = json.loads(text) if text else {}
                 if not isinstance(body, dict):
                     raise DrillError("the body is not a JSON object")
+                self.engine.clock.advance()
                 act(body)
             except DrillError as error:
                 return error_response(str(error), "BadRequestError", 400)
@@ -60,41 +63,48 @@ class _Admin:
 
         return handle
 
-    def _replicas(self, body: Body, *keys: str) -> list[int]:
-        """Give the numbers of the replicas that are meant: one, or all."""
+    def _replicas(self, body: Body, states: Sequence[str], *keys: str) -> list[int]:
+        """Give the numbers of the replicas that are meant: one, or all that are in such a state."""
         if unknown := [key for key in body if key not in ("replica", *keys)]:
             raise DrillError(f"{unknown[0]}: unknown; there is {', '.join(('replica', *keys))}")
+        now = self.drills.life.states
+        allowed = " or ".join(states)
         if body.get("replica") is None:
-            return [*range(len(self.drills.executors))]
+            if not (found := [k for k in range(len(now)) if now[k] in states]):
+                raise DrillError(f"replica: none is {allowed}")
+            return found
         chosen = body["replica"]
         if isinstance(chosen, bool) or not isinstance(chosen, int):
             raise DrillError(f"replica: {str(chosen)[:40]} is not a whole number")
         self.drills.check(chosen)
+        if now[chosen] not in states:
+            raise DrillError(f"replica: {chosen} is not {allowed}: it is {now[chosen]}")
         return [chosen]
 
     def slow(self, body: Body) -> None:
+        replicas = self._replicas(body, ALIVE, "factor")
         factor = number(body, "factor", most=SLOWEST)
         if not factor:
             raise DrillError("factor: must be more than 0")
-        self.engine.clock.advance()
-        for replica in self._replicas(body, "factor"):
+        for replica in replicas:
             self.drills.slow(replica, factor)
 
     def hang(self, body: Body) -> None:
+        replicas = self._replicas(body, ALIVE, "seconds")
         seconds = body.get("seconds")
         if seconds is not None:
             seconds = number(body, "seconds", most=LONGEST_WAIT)
-        self.engine.clock.advance()
-        for replica in self._replicas(body, "seconds"):
+        for replica in replicas:
             self.drills.hang(replica, seconds)
 
     def kill(self, body: Body) -> None:
-        for replica in self._replicas(body):
+        for replica in self._replicas(body, RUNNING):
             self.engine.kill(replica)
 
     def restart(self, body: Body) -> None:
+        replicas = self._replicas(body, ("up", "down"), "delay")
         delay = number(body, "delay", 0.0, LONGEST_WAIT)
-        for replica in self._replicas(body, "delay"):
+        for replica in replicas:
             self.engine.restart(replica, delay)
 
     def fail(self, body: Body) -> None:

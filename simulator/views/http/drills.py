@@ -55,6 +55,7 @@ class Drills:
         self.fleet, self.life = fleet, life
         self.executors: list[list[DrilledExecutor]] = [[] for _ in fleet.targets]
         self.hangs: set[int] = set()
+        self._repairs: dict[int, int] = {}  # orders to come back; the last one counts
         for core, target in zip(fleet.cores, fleet.owners, strict=True):
             core.executor = executor = DrilledExecutor(core.executor)
             self.executors[target.index].append(executor)
@@ -90,10 +91,12 @@ class Drills:
     def repair(self, number: int, delay: float) -> None:
         """Let a replica that failed come back in a while, s."""
         env, target = self.fleet.env, self.fleet.targets[number]
-        Alarm(env, partial(self._repair, target)).set(env.now + delay)
+        self._repairs[number] = order = self._repairs.get(number, 0) + 1
+        Alarm(env, partial(self._repair, target, order)).set(env.now + delay)
 
-    def _repair(self, target: Any, _: object) -> None:
-        self.life.repair(target)
+    def _repair(self, target: Any, order: int, _: object) -> None:
+        if order == self._repairs[target.index]:
+            self.life.repair(target)
 
     def states(self) -> list[dict[str, Any]]:
         """Tell how each replica is."""

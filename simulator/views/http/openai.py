@@ -83,9 +83,18 @@ class Wanted:
 
 
 def read_body(
-    body: object, chat: bool, model: str, counter: TokenCounter, max_model_len: int
+    body: object,
+    chat: bool,
+    model: str,
+    counter: TokenCounter,
+    max_model_len: int,
+    *,
+    vocab_size: int = MOST_TOKENS,
 ) -> Wanted:
-    """Understand the body of a completion, or of a chat; raise BadRequestError."""
+    """Understand the body of a completion, or of a chat; raise BadRequestError.
+
+    Ids of tokens are below `vocab_size`.
+    """
     if not isinstance(body, Mapping):
         raise BadRequestError("the body is not a JSON object")
     if (asked := body.get("model")) not in (None, "", model):
@@ -94,7 +103,10 @@ def read_body(
     if (_whole(body, "n") or 1) > 1:
         raise BadRequestError("n: only 1 answer is simulated", param="n")
     _check_sampling(body, chat)
-    tokens = _chat_tokens(body, counter) if chat else _prompt_tokens(body.get("prompt"), counter)
+    if chat:
+        tokens = _chat_tokens(body, counter)
+    else:
+        tokens = _prompt_tokens(body.get("prompt"), counter, vocab_size)
     if not tokens:
         key, what = ("messages", "text") if chat else ("prompt", "tokens")
         raise BadRequestError(f"{key}: no {what}", param=key)
@@ -158,11 +170,11 @@ def _salt(body: Mapping[str, Any]) -> str:
     return _text(body, "cache_salt")
 
 
-def client_name(name: object) -> str:
-    """Give who asks, by a name that a trace can hold, too; raise BadRequestError."""
+def client_name(name: object, key: str = "user") -> str:
+    """Give who asks, by a name that a trace can hold, too, from `key`; raise BadRequestError."""
     if not isinstance(name, str) or len(name) > LONGEST_NAME or name_problem(name):
-        why = f"user: not a name of at most {LONGEST_NAME} characters"
-        raise BadRequestError(why, param="user")
+        why = f"{key}: not a name of at most {LONGEST_NAME} characters"
+        raise BadRequestError(why, param=key)
     return name
 
 
@@ -187,6 +199,8 @@ def _check_sampling(body: Mapping[str, Any], chat: bool) -> None:
             why = f"{name}: {json.dumps(value)[:40]} is not a number"
         elif least < value < most or value in closed:
             continue
+        elif name == "temperature" and value < 0:
+            why = f"temperature must be non-negative, got {float(value)}."
         else:
             why = f"{name} must be in {bounds}, got {value}."
         raise BadRequestError(why, param=name)
@@ -235,14 +249,18 @@ def _whole(
     raise BadRequestError(why, param=name)
 
 
-def _prompt_tokens(prompt: object, counter: TokenCounter) -> Sequence[int]:
+def _prompt_tokens(prompt: object, counter: TokenCounter, vocab_size: int) -> Sequence[int]:
     if isinstance(prompt, str):
         return counter.encode(prompt)
     if isinstance(prompt, list):
         if all(isinstance(one, int) and not isinstance(one, bool) for one in prompt):
+            for edge in (min(prompt), max(prompt)) if prompt else ():
+                if not 0 <= edge < vocab_size:
+                    why = f"Token id {str(edge)[:40]} is out of vocabulary"
+                    raise BadRequestError(why, param="prompt")
             return prompt
         if len(prompt) == 1 and (prompt[0] == [] or not _is_batch(prompt[0])):
-            return _prompt_tokens(prompt[0], counter)
+            return _prompt_tokens(prompt[0], counter, vocab_size)
         raise BadRequestError("prompt: only one at a time is simulated", param="prompt")
     raise BadRequestError("prompt: neither text nor a list of tokens", param="prompt")
 
@@ -260,6 +278,8 @@ def _chat_tokens(body: Mapping[str, Any], counter: TokenCounter) -> Sequence[int
     for message in messages:
         if not isinstance(message, Mapping):
             raise BadRequestError("messages: one is not an object", param="messages")
+        if not isinstance(message.get("role"), str):
+            raise BadRequestError("messages: one has no role", param="messages")
         content = message.get("content")
         if isinstance(content, list):
             parts = [part.get("text") for part in content if isinstance(part, Mapping)]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import EACCES, EADDRINUSE
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,8 @@ class Server:
                 socket = await _listen(runner, self.options.host, self.options.port)
             except OSError as error:
                 where = f"{self.options.host}:{self.options.port}"
-                raise HeadwayError(f"--port: {where}: {error.strerror or error}") from None
+                option = "--port" if error.errno in {EADDRINUSE, EACCES} else "--host"
+                raise HeadwayError(f"{option}: {where}: {error.strerror or error}") from None
             gc.collect()
             gc.freeze()  # what is here stays: the collector need not look at it again
             host, port = socket.sockets[0].getsockname()[:2]
@@ -185,10 +187,13 @@ class Server:
             raise BadRequestError(text, 413) from None
         except (ValueError, RecursionError):
             raise BadRequestError("the body is not JSON") from None
-        wanted = read_body(body, chat, self.model, self.counter, self.max_model_len)
+        vocab_size = self.engine.parts.model.vocab_size
+        wanted = read_body(
+            body, chat, self.model, self.counter, self.max_model_len, vocab_size=vocab_size
+        )
         wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
         if "X-Client" in request.headers:
-            wanted.client = client_name(request.headers["X-Client"])
+            wanted.client = client_name(request.headers["X-Client"], "X-Client")
         return wanted
 
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
