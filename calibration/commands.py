@@ -97,8 +97,7 @@ def calibrate(
     beside = {"--scenario": scenario, "--columns": columns, "--set": set_}
     _check_source(sources, beside, [option for option, given in measuring.items() if given])
     if from_torch_profile is not None:
-        _from_profile(from_torch_profile, scenario, set_ or [], out=out)
-        return 0
+        return _from_profile(from_torch_profile, scenario, set_ or [], out=out)
     if scenario is not None:
         _from_log(from_requests, columns, from_steps, scenario, set_ or [], out=out)
         return 0
@@ -200,10 +199,11 @@ def _from_log(
         print(calibrate_from_steps(steps, loaded, folder))
 
 
-def _from_profile(
-    trace: Path, path: Path | None, overrides: list[str], *, out: Path | None
-) -> None:
-    """Tell what a torch profiler's trace holds; with a scenario, fit its cost."""
+def _from_profile(trace: Path, path: Path | None, overrides: list[str], *, out: Path | None) -> int:
+    """Tell what a torch profiler's trace holds; with a scenario, fit its cost.
+
+    Gives the exit status: 1 where the trace tells too little for that.
+    """
     from calibration.server_logs.from_steps import calibrate_from_profile
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
@@ -211,7 +211,9 @@ def _from_profile(
     loaded = load_scenario(path, overrides) if path is not None else None
     name = loaded.name if loaded is not None else trace.name.split(".")[0]
     folder = check_folder(out or Path("out") / f"calibrate-{name}")
-    print(calibrate_from_profile(trace, loaded, folder))
+    told, whole = calibrate_from_profile(trace, loaded, folder)
+    print(told)
+    return int(not whole)
 
 
 def _echo(line: str) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+MAX_HELD_OUT_ERROR = 0.5  # median, above which a fit explains nothing
 LOSS_SCALE = 0.05  # relative error beyond which a sample counts less in a robust fit
 
 

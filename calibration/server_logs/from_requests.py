@@ -18,8 +18,10 @@ estimator, clustered), and every other block is held out from the fit that error
 
 import json
 import shlex
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +29,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from calibration.errors import Floats, root_mean_square
+from calibration.errors import MAX_HELD_OUT_ERROR, Floats, root_mean_square
 from calibration.measured.compare import LATENCIES
 from calibration.measured.predict import sibling_file
 from calibration.measured.requests import Requests, read_requests
-from calibration.measured.runs import Run
+from calibration.measured.runs import NEAR, Run
 from calibration.measured.workload import read_config, replay
 from calibration.profile_yaml import how_to_use, rounded, scenario_profile
 from calibration.server_logs.response_surface import Flags, Intervals, Prior, Surface, grid
+from calibration.text_files import read_rows
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together
 from simulator.util.workers import WorkerDied, parallel_map
 
@@ -52,6 +55,7 @@ FEWEST = 3 * BLOCKS  # requests
 PARALLEL_FROM = 1000  # requests: below, starting workers takes longer than they save
 LOSS_SCALE = 0.1  # of the robust loss: a relative error beyond which a request counts less
 TPOT_SCALE = 0.02  # that of TPOT, where the host is hidden: it shows there, TTFT hides it in noise
+AT_BOUND = 0.99  # of the most that a term may be
 NEGLIGIBLE = 1e-3  # units: less is nothing
 MAX_SIMULATIONS = 40  # of a search, at most
 GAP_SD = 0.3e-3  # s, of launch gaps: versions and servers differ by so much
@@ -117,7 +121,30 @@ def calibrate_from_requests(
             "calibration.json": text.encode(),
         },
     )
-    return "\n".join(_report(fit, out / name, scenario))
+    doubts = _doubts(fit)
+    if doubts:
+        warnings.warn(
+            f"{source}: the fit explains too little to be used: {'; '.join(doubts)}; are its "
+            "columns in the units that their names say, and is the scenario that of the server?",
+            HeadwayWarning,
+            stacklevel=2,
+        )
+    return "\n".join(_report(fit, out / name, scenario, useful=not doubts))
+
+
+def _doubts(fit: "LogFit") -> list[str]:
+    """Say why a fit should not be used; nothing where it may be."""
+    found = [
+        f"half of the held-out requests are off by {after:.0%} or more in {name.upper()}"
+        for name, (_, after) in fit.errors.items()
+        if after > MAX_HELD_OUT_ERROR
+    ]
+    scales = HIDDEN_SCALES if any(term.name == "host" for term in fit.terms) else SCALES
+    for term in fit.terms:
+        words, scale, unit = MEANINGS[term.name]
+        if term.interval is not None and term.value >= AT_BOUND * scales[term.name].most:
+            found.append(f"{words} is at its bound, {scale * term.value:.4g} {unit}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -238,6 +265,8 @@ def read_log(path: Path, scenario: "Scenario", columns: str | None = None) -> Re
         )
     if not any(np.isfinite(getattr(requests, name)).any() for name in LATENCIES):
         raise HeadwayError(f"{path}:1: lacks a column of latencies: ttft_s, tpot_s or e2e_s")
+    if columns is None:
+        _check_misspelt(path, requests)
     run = Run({"run_id": path.name}, {}, {})
     workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     cost = assemble(scenario).cost
@@ -245,6 +274,31 @@ def read_log(path: Path, scenario: "Scenario", columns: str | None = None) -> Re
         raise HeadwayError(f"cost {cost.name}: has no terms to fit")
     block = np.arange(len(requests)) * BLOCKS // len(requests)
     return RequestLog(requests, workload, scenario, cost, block)
+
+
+def _check_misspelt(path: Path, requests: Requests) -> None:
+    """Refuse columns that look like a latency that is lacking: the fit would do without it."""
+    from simulator.workload.traces.fields import SPANS, UNITS, find_fields
+
+    there = {name for name in LATENCIES if np.isfinite(getattr(requests, name)).any()}
+    lacking = {"ttft"} - there | ({"tpot", "e2el"} if not there & {"tpot", "e2el"} else set())
+    if not lacking:
+        return
+    try:
+        names = [*next(iter(read_rows(path)), {})]
+    except HeadwayError:
+        return  # a format of other files
+    read = {name for found in find_fields(names).values() for name in found.names}
+    known = [
+        f"{word}_{unit}" for field in sorted(lacking) for word in SPANS[field] for unit in UNITS
+    ]
+    for name in names:
+        near = get_close_matches(name.lower(), known, 1, NEAR) if name not in read else []
+        if near:
+            raise HeadwayError(
+                f"{path}:1: {name}: unknown column; did you mean {near[0]}? Else say with "
+                "--columns which columns hold what"
+            )
 
 
 def terms_of(cost: Cost, client: float = 0.0) -> Floats:
@@ -448,7 +502,7 @@ def _host(fit: LogFit) -> str:
     return text + "}"
 
 
-def _report(fit: LogFit, path: Path, scenario: "Scenario") -> Iterator[str]:
+def _report(fit: LogFit, path: Path, scenario: "Scenario", *, useful: bool) -> Iterator[str]:
     yield f"{'term':<28}{'before':>10}{'fitted':>10}   95 % interval"
     for term in fit.terms:
         words, scale, unit = MEANINGS[term.name]
@@ -466,6 +520,8 @@ def _report(fit: LogFit, path: Path, scenario: "Scenario") -> Iterator[str]:
     client = fit.terms[-1].value
     latency = f" --set workload.client_latency={client:.4g}" if client else ""
     yield f"written: {path}, calibration.json"
+    if not useful:
+        return
     yield how_to_use(path, scenario) + latency
     if host := _host(fit):
         yield "or, beside the profile that it has, also for other models on this machine:"

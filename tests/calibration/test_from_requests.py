@@ -217,6 +217,10 @@ ROWS = "".join(f"{k},10,5,0.1,0.5\n" for k in range(70))
             "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{k},9,9\n" for k in range(70)),
             "log.csv:1: lacks a column of latencies: ttft_s, tpot_s or e2e_s",
         ),
+        (
+            HEAD.replace("e2e_s", "e2ee_s") + ROWS,
+            "log.csv:1: e2ee_s: unknown column; did you mean e2e_s?",
+        ),
     ],
 )
 def test_bad_logs(write, tmp_path, capsys, text, what):
@@ -229,6 +233,17 @@ def test_bad_logs(write, tmp_path, capsys, text, what):
     assert what in line
     assert line.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_wrong_unit_is_no_success(write, tmp_path, capsys):
+    """Milliseconds for seconds: a warning, and no line on how to use what was fitted."""
+    rows = "".join(f"{k / 8},100,9,{100 + k % 5},{500 + k % 7}\n" for k in range(60))
+    (tmp_path / "log.csv").write_text(HEAD + rows)
+    command = ["calibrate", "--from-requests", str(tmp_path / "log.csv"), "--scenario"]
+    assert main([*command, str(scenario(write)), "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr()
+    assert "log.csv: the fit explains too little to be used: half of the held-out" in told.err
+    assert "to use it" not in told.out
 
 
 @pytest.mark.parametrize(

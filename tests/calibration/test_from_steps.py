@@ -57,6 +57,11 @@ def test_known_costs_are_found(put, write, tmp_path, capsys):
         (HEAD + "5,2,,5\n" * 100, ":2: 5 decodes over 2 tokens: impossible"),
         (HEAD + "0,0,,5\n" * 100, ":2: 0 decodes over 0 tokens: impossible"),
         (HEAD + "1,10,7,5\n" * 100, ":2: chunks: '7' is no piece of a prompt: cached+new"),
+        (
+            "point,decodes,context,chunks,device_s,wall_s\n1,1,2,,3,3\n",
+            "these are steps of `headway calibrate`; --from fits them",
+        ),
+        ("start,end,chunks\n1,2,\n", "steps of `headway run`, which were simulated, not measured"),
         (HEAD + "x,10,,5\n" * 100, ":2: decodes: 'x' is no number"),
     ],
 )
@@ -69,3 +74,13 @@ def test_bad_logs(put, write, tmp_path, capsys, text, what):
     assert what in line
     assert line.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_wrong_unit_is_no_success(put, write, tmp_path, capsys):
+    """Seconds for milliseconds: a warning with both figures, and no line on how to use it."""
+    path = put(log().replace("duration_ms", "duration_s"), "steps.csv")
+    command = ["calibrate", "--from-steps", str(path), "--scenario", str(write(SERVER))]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr()
+    assert "times what the scenario's own cost says; is the unit of its column right?" in told.err
+    assert "to use it" not in told.out

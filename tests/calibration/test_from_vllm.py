@@ -240,6 +240,10 @@ def test_what_a_trace_lacks_is_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = tmp_path / "out"
     assert main(["calibrate", "--from-torch-profile", str(plain), "--out", str(out)]) == 0
     assert "detailed_trace_annotation" in capsys.readouterr().out
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text("name: s\n")
+    words = ["calibrate", "--from-torch-profile", str(plain), "--out", str(out)]
+    assert main([*words, "--scenario", str(scenario)]) == 1  # a profile was asked for
     for content, said in [
         ('{"traceEvents": []}', "has no steps of vLLM's"),
         ("{}", "is no trace of torch's profiler"),
