@@ -154,7 +154,8 @@ def test_what_needs_the_step_before_is_synchronous_unless_told_otherwise(more: d
     [
         ("gpt-oss-20b", {}, True),
         ("gemma-3-27b", {"scheduling_policy": "sjf", "async_scheduling": False}, True),
-        ("gpt-oss-20b", {"version": "0.10.2"}, False),
+        ("gpt-oss-20b", {"version": "0.10.2"}, True),
+        ("gpt-oss-20b", {"version": "0.9.0"}, False),
         ("gpt-oss-20b", {"name": "textbook"}, False),
         ("gpt-oss-20b", {"preemption_mode": "swap"}, False),
         ("gpt-oss-20b", {"scheduling_policy": "srpt"}, False),
@@ -167,7 +168,7 @@ def test_windows_are_given_back_where_vllm_does_and_that_is_simulated(
 ) -> None:
     engine = check(engine=more, model=model, predictor={"kind": "oracle"}).engine
     assert engine.disable_hybrid_kv_cache_manager is not gives_back
-    if more == {}:
+    if not more:
         assert engine.async_scheduling
         assert engine.enable_prefix_caching
 
