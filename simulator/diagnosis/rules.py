@@ -178,8 +178,8 @@ def waiting(run: AdvisedEvidence) -> Finding | None:
     }[cause]
     return Finding(
         share * (1 - run.misrouted),
-        f"Requests wait {_short(run.ms('mean_queue_time') / 1000)} s in the queue on average, "
-        f"{share:.0%} of their time, because {why} (GPU busy "
+        f"For {share:.0%} of their time requests wait because {why} (in the queue "
+        f"{_short(run.ms('mean_queue_time') / 1000)} s on average, for all reasons; GPU busy "
         f"{run.gauges['gpu_busy_fraction']:.0%}).",
         TTFT,
         run.advisor.cure(cause),

@@ -184,9 +184,16 @@ def has_fleet(run: Run) -> bool:
     return bool(run.groups) and (run.changes is not None or len(run.cores) > 1)
 
 
+def has_imbalance(run: Run) -> bool:
+    """Say whether a group of a run has several replicas, so that one may have more than others."""
+    names = [name for name, _ in run.cores]
+    return len({*names}) < len(names)
+
+
 def draw_fleet(runs: Sequence[Run]) -> "Figure":
     """Draw a column for each of up to three clusters: replicas, load, queues, KV, imbalance.
 
+    Where no group ever has two replicas that serve, there is no imbalance and no panel for it.
     Raises HeadwayError for more runs, or one without a cluster.
     """
     if alone := [run.label for run in runs if not run.groups]:
@@ -195,30 +202,34 @@ def draw_fleet(runs: Sequence[Run]) -> "Figure":
         raise HeadwayError(f"{len(runs)} runs are too many: up to {MOST_RUNS} stand side by side")
     edges = fleet_edges(runs)
     options: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
-    with sheet(5, len(runs), 9.5, **options) as figure:
+    found = [fleet_levels(run, edges) for run in runs]
+    titles, units = TITLES, UNITS
+    if not any(np.isfinite(levels.imbalance).any() for levels in found):
+        titles, units = TITLES[:-1], UNITS[:-1]
+    with sheet(len(titles), len(runs), 1.9 * len(titles), **options) as figure:
         columns = len(runs)
-        for k, run in enumerate(runs):
+        for k, (run, levels) in enumerate(zip(runs, found, strict=True)):
             panels = figure.axes[k::columns]
-            levels = fleet_levels(run, edges)
             fine = np.linspace(0.0, edges[-1], FINE * (len(edges) - 1) + 1)
             _draw_replicas(panels[0], levels, replica_states(run, fine), fine)
             _draw_load(panels[1], levels, edges, color(k))
             _draw_each(panels[2], levels.queue, edges, color(k))
             _draw_each(panels[3], levels.kv, edges, color(k))
-            middle = (edges[1:] + edges[:-1]) / 2
-            panels[4].plot(middle, levels.imbalance, color=color(k))
-            panels[4].set(xlim=(0, edges[-1]), xlabel="time (s)")
+            if len(panels) == len(TITLES):
+                middle = (edges[1:] + edges[:-1]) / 2
+                panels[-1].plot(middle, levels.imbalance, color=color(k))
+            panels[-1].set(xlim=(0, edges[-1]), xlabel="time (s)")
             for axes in panels:
                 grid(axes)
             for axes in panels[1:]:
                 for begin, end in levels.outages[:MOST_SHADED]:
                     axes.axvspan(begin, end, color=BAD, alpha=0.12, linewidth=0)
-            titles = TITLES if columns == 1 else (run.label, *([""] * len(TITLES[1:])))
-            for axes, title in zip(panels, titles, strict=True):
+            heads = titles if columns == 1 else (run.label, *([""] * len(titles[1:])))
+            for axes, title in zip(panels, heads, strict=True):
                 axes.set_title(title, loc="left")
         first = figure.axes[::columns]
-        for axes, unit in zip(first, UNITS, strict=True):
-            axes.set_ylim(bottom=1 if axes is first[-1] else 0)
+        for axes, unit in zip(first, units, strict=True):
+            axes.set_ylim(bottom=1 if unit == UNITS[-1] else 0)
             axes.set_ylabel(unit)
         whole_ticks(first[0])
         _name_all(figure, columns)
@@ -285,11 +296,13 @@ def _draw_load(axes: "Axes", levels: FleetLevels, edges: Floats, hue: str) -> No
 def _draw_each(axes: "Axes", levels: Floats, edges: Floats, hue: str) -> None:
     """Draw a line for each replica, of many a band from the least to the most and the median."""
     middle = (edges[1:] + edges[:-1]) / 2
+    style: dict[str, Any]
     if len(levels) <= MOST_LINES:
         for number, level in enumerate(levels):
-            axes.plot(middle, level, color=color(number), linewidth=1.2, label=f"replica {number}")
+            style = {"color": color(number), "linewidth": 1.2, "label": f"replica {number}"}
+            axes.plot(middle, level, clip_on=False, zorder=3, **style)  # at 0 it is on the axis
         return
     low, median, high = band(levels)
-    style: dict[str, Any] = {"color": hue, "alpha": 0.25, "linewidth": 0}
+    style = {"color": hue, "alpha": 0.25, "linewidth": 0}
     axes.fill_between(middle, low, high, label="least to most", **style)
     axes.plot(middle, median, color=hue, label="median")

@@ -77,6 +77,11 @@ class ClusterConfig(Config):
             raise ValueError(f"autoscaling.group: name one of {', '.join(self.replica_groups)}")
         if scaling is not None and scaling.group not in (None, *self.replica_groups):
             raise ValueError(f"autoscaling.group: there is {', '.join(self.replica_groups)}")
+        for name, group in self.replica_groups.items():
+            if group.replicas > (most := self.max_replicas(name)):
+                key = f"groups.{name}.replicas" if self.groups else "replicas"
+                what = f"must be at most autoscaling.max_replicas ({most}): one begins with them"
+                raise ValueError(f"{key}: {what}")
         return self
 
     @property
@@ -88,7 +93,7 @@ class ClusterConfig(Config):
     def max_replicas(self, name: str) -> int:
         """Count the replicas that a group may come to have."""
         if self.autoscaling is not None and self.autoscaling.group in (None, name):
-            return max(self.autoscaling.max_replicas, self.replica_groups[name].replicas)
+            return self.autoscaling.max_replicas
         return self.replica_groups[name].replicas
 
     @property

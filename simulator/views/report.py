@@ -107,6 +107,8 @@ PAID_LABELS = {
     "bandwidth_utilization": "Memory bandwidth (% while paid)",
 }
 """Labels that name what is divided by, where replicas come and go."""
+AT_MOST = {"gpus": "GPUs, at most", "dollars_per_hour": "Price, at most ($/h)"}
+"""Labels of what is of all replicas at once, where they come and go."""
 INCIDENTS = (
     Metric("shed", "Requests shed", -1),
     Metric("timed_out", "Requests timed out", -1),
@@ -467,7 +469,10 @@ def cost_lines(labels: Sequence[str], gauges: Sequence[Summary]) -> list[str]:
 def _cluster(cluster: Summary) -> list[str]:
     """Give the figures of a cluster, then a line for each group where there are several."""
     lines = [f"{'Cluster':-^{WIDTH}}", f"Router: {cluster['router']}"]
-    lines += _lines(cluster, CLUSTER) + _lines(cluster, INCIDENTS, zeros=False)
+    known: Sequence[Metric] = CLUSTER
+    if "paid_times" in cluster:
+        known = [replace(each, label=AT_MOST.get(each.key, each.label)) for each in CLUSTER]
+    lines += _lines(cluster, known) + _lines(cluster, INCIDENTS, zeros=False)
     if links := cluster.get("kv_transfer"):
         lines += [_line("KV caches moved (GB)", links["bytes"] / 1e9)]
         lines += [_line("Links of the producers busy (%)", 100 * links["link_utilization"])]

@@ -203,6 +203,18 @@ def test_a_damaged_table_is_told_by_its_place(folders, tmp_path, capsys, text, m
     assert not (tmp_path / "fleet.png").exists()
 
 
+def test_without_two_replicas_in_a_group_there_is_no_imbalance(write) -> None:
+    groups = "{a: {replicas: 1, kv_role: kv_producer}, b: {replicas: 1, kv_role: kv_consumer}}"
+    keys = [f"cluster={{kv_transfer: {{bandwidth: 50}}, groups: {groups}}}"]
+    found = Run.of("apart", run(load_scenario(write(LOST), keys)))
+    figure = draw_fleet([found])
+    assert [axes.get_ylabel() for axes in figure.axes][-1] == "% of KV blocks"
+    assert all(axes.get_ylim()[0] < axes.get_ylim()[1] for axes in figure.axes)
+    (fleet,) = charts([found])["fleets"]
+    assert "imbalance" not in fleet["charts"]
+    assert page([found]).count('data-kind="fleet-') == 4
+
+
 def test_what_has_no_fleet_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(HeadwayError, match="4 runs are too many"):
         draw_fleet(read_runs([folders["lost"]]) * 4)

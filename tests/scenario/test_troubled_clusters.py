@@ -163,6 +163,10 @@ def test_a_fleet_that_is_gone_for_good_is_told(tmp_path: Path) -> None:
             "s.yaml:6: cluster.autoscaling.min_replicas: must be at most max_replicas (8)",
         ),
         (
+            "{replicas: 4, autoscaling: {max_replicas: 2}}",
+            "s.yaml:6: cluster.replicas: must be at most autoscaling.max_replicas (2)",
+        ),
+        (
             "{autoscaling: {group: x}, groups: {a: {}, b: {}}}",
             "s.yaml:6: cluster.autoscaling.group: there is a, b",
         ),

@@ -13,6 +13,7 @@ from simulator.figures.fleet import (
     fleet_edges,
     fleet_levels,
     has_fleet,
+    has_imbalance,
     replica_states,
 )
 from simulator.figures.occupancy import lowest_slots, seats_by_phase
@@ -97,8 +98,9 @@ def _fleet(run: Run, runs: Sequence[Run], hue: str) -> dict[str, Any] | None:
         "load": load,
         "queue": _each(levels.queue, hue),
         "kv": _each(levels.kv, hue),
-        "imbalance": [("most / mean", hue, levels.imbalance)],
     }
+    if has_imbalance(run):
+        found["imbalance"] = [("most / mean", hue, levels.imbalance)]
     return {
         "time": _short((edges[1:] + edges[:-1]) / 2, 6),
         "scalings": levels.scalings,

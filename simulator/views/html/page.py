@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from simulator.figures.data import Run, shown_until
-from simulator.figures.fleet import has_fleet
+from simulator.figures.fleet import has_fleet, has_imbalance
 from simulator.figures.style import (
     COLORS,
     DARK_COLORS,
@@ -231,7 +231,8 @@ def _fleet(run: Run, index: int) -> str:
     """Leave room for the charts of a cluster, if the run has one."""
     if not has_fleet(run):
         return ""
-    figures = "".join(_figure(f"fleet-{index}", *chart) for chart in FLEET)
+    shown = FLEET if has_imbalance(run) else FLEET[:-1]
+    figures = "".join(_figure(f"fleet-{index}", *chart) for chart in shown)
     return f"<div class=grid>{figures}</div>"
 
 
