@@ -203,9 +203,9 @@ def draw_fleet(runs: Sequence[Run]) -> "Figure":
     edges = fleet_edges(runs)
     options: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
     found = [fleet_levels(run, edges) for run in runs]
-    titles, units = TITLES, UNITS
+    titles, units = [*TITLES], [*UNITS]
     if not any(np.isfinite(levels.imbalance).any() for levels in found):
-        titles, units = TITLES[:-1], UNITS[:-1]
+        titles, units = titles[:-1], units[:-1]
     with sheet(len(titles), len(runs), 1.9 * len(titles), **options) as figure:
         columns = len(runs)
         for k, (run, levels) in enumerate(zip(runs, found, strict=True)):
