@@ -61,7 +61,7 @@ def plot_live(
         whole.plot([100.0 * error for _, error, _ in metrics], places, "o", color="#0072B2")
         whole.axvline(0.0, color="black", lw=1)
         whole.set_yticks(places, [label for label, _, _ in metrics])
-        whole.set_xlabel("simulated / live - 1 (%); grey: live vs live")
+        whole.set_xlabel("simulated / live - 1 (%)\ngrey: live vs live")
         grid(whole, "x")
         figure.suptitle(title, fontsize=12)
     encode(figure, file)
