@@ -369,6 +369,8 @@ def test_a_link_that_is_wrong_says_what(port: int) -> None:
             (
                 ("%7Bnonsense", "This link is damaged: the scenario is shown as it is"),
                 ("[1]", "This link is damaged"),
+                ("gpu=H999", "This link is not followed in full: GPU has no H999"),
+                ("rate=abc&seats=4", "has no abc"),
                 ('{"seats": 4, "sets": 1}', "not followed in full: there is no knob sets"),
                 ('{"seats": 63}', "not followed in full: max_num_seqs has no 63"),
                 ('{"seats": 4}', ""),
@@ -381,5 +383,5 @@ def test_a_link_that_is_wrong_says_what(port: int) -> None:
             assert error in told
             assert bool(error) == bool(told)
             seats = driver.find_element("id", "knob-seats").get_attribute("aria-valuetext")
-            assert seats == ("4" if '"seats": 4' in hash_ else "256")
+            assert seats == ("4" if '"seats": 4' in hash_ or "seats=4" in hash_ else "256")
         assert complaints(driver) == []

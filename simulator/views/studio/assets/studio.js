@@ -240,7 +240,9 @@
     const decades = () => {
       const found = [];
       for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) found.push(...(high / low > 200 ? [power] : [power, 2 * power, 5 * power]));
-      return found.filter((tick) => tick >= low && tick <= high);
+      const shown = found.filter((tick) => tick >= low && tick <= high);
+      const every = Math.ceil(shown.length / Math.max(2, Math.floor((node.clientWidth - 54) / 72))); // so that labels do not touch
+      return shown.filter((tick, k) => k % every === 0);
     };
     const axis = log ? { filter: (u, all) => all, splits: decades, values: (u, all) => all.map(show) } : {};
     const bound = current?.bounds[name];
@@ -258,7 +260,13 @@
       ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
       const right = at > bbox.left + bbox.width / 2; // where the curve is near its end, else near its start
       ctx.textAlign = right ? "right" : "left";
-      ctx.fillText(` SLO ${show(bound)} ms `, at, right ? bbox.top + bbox.height - 8 * devicePixelRatio : bbox.top + 14 * devicePixelRatio);
+      const text = ` SLO ${show(bound)} ms `;
+      const base = right ? bbox.top + bbox.height - 8 * devicePixelRatio : bbox.top + 14 * devicePixelRatio;
+      const wide = ctx.measureText(text).width;
+      ctx.fillStyle = css("--paper"); // under the words, where a curve passes
+      ctx.fillRect(right ? at - wide : at + devicePixelRatio, base - 11 * devicePixelRatio, wide - devicePixelRatio, 14 * devicePixelRatio);
+      ctx.fillStyle = css("--bad");
+      ctx.fillText(text, at, base);
       ctx.restore();
     }] };
     plot(node, known, known.map(({ run: one }) => [one.cdf[name].ms, one.cdf[name].percent[0]]), { scale: { distr: log ? 3 : 1, range: () => [low, high] }, axis }, { top: 100 }, hooks);
@@ -283,7 +291,11 @@
     let values = {};
     waiting = {};
     try {
-      if (location.hash) values = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+      const text = decodeURIComponent(location.hash.slice(1));
+      if (/^\w+=/.test(text)) { // as people write it: rate=5&seats=64
+        const number = (value) => (value.trim() && !Number.isNaN(Number(value)) ? Number(value) : value);
+        for (const [name, value] of new URLSearchParams(text)) values[name] = number(value);
+      } else if (text) values = JSON.parse(text);
       if (values === null || typeof values !== "object" || Array.isArray(values)) throw new TypeError();
     } catch {
       values = {};
