@@ -8,6 +8,7 @@ from pathlib import Path
 
 from simulator.models.config_json import read_config
 from simulator.models.spec import ModelSpec
+from simulator.util.errors import did_you_mean
 from simulator.util.files import resolve, why_not_regular
 
 MODELS = Path(__file__).parent / "configs"
@@ -89,7 +90,8 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if not path.exists():
         near = get_close_matches(str(name_or_path).lower(), names, n=len(names), cutoff=0.5)
         raise ValueError(
-            f"model: no file {path} and no shipped model {str(name_or_path)!r}; there are "
+            f"model: no file {path} and no shipped model {str(name_or_path)!r}"
+            f"{did_you_mean(str(name_or_path), names)}; there are "
             f"{', '.join(dict.fromkeys([*near, *names]))}"
         )
     if wrong := why_not_regular(path):

@@ -17,7 +17,9 @@ def test_a_folder_and_a_relative_path(tmp_path: Path) -> None:
 
 def test_an_unknown_name_lists_the_shipped_ones_nearest_first() -> None:
     """The user sees at once what was meant."""
-    with pytest.raises(ValueError, match=r"no shipped model 'lama-3-8b'; there are llama-3-8b, "):
+    with pytest.raises(
+        ValueError, match=r"'lama-3-8b'; did you mean llama-3-8b\?; there are llama-3-8b, "
+    ):
         load_model("lama-3-8b")
 
 
