@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from statistics import median
 
 import numpy as np
@@ -103,6 +104,8 @@ def main() -> int:
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
+    if find_spec("vllm") is None:
+        parser.error("vLLM is not installed here: pip install vllm==0.33.0")
     most = 0.0
     for policy in options.policies:
         engine = TimedEngine(policy, options.waiting, options.running)

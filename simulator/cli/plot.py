@@ -94,6 +94,9 @@ def _write_film(folders: list[Path], out: Path, requests: int) -> int:
     if ending not in FILM_ENDINGS:
         raise HeadwayError(f"--out {path}: must end in .html, .svg or .gif")
     found = run_folders(folders)
+    for folder, _ in found:
+        if not (folder / "scenario.yaml").is_file():
+            raise HeadwayError(f"{folder}: has no scenario.yaml: film is of headway run or compare")
     if len(found) > film.MOST_FILMS:
         raise HeadwayError(f"{len(found)} runs are too many: up to {film.MOST_FILMS} side by side")
     films = [
@@ -123,7 +126,8 @@ def _draw_table(kind: Kind, folders: list[Path]) -> "Figure":
     if kind == "pareto" and (folder / "plan.csv").is_file():
         name = "plan"
     if not find_table(folder, name).is_file():
-        raise HeadwayError(f"{folder}: has no {name}.csv")
+        whose = {"steps": "headway live", "pareto": "a sweep or plan"}.get(kind, "a sweep")
+        raise HeadwayError(f"{folder}: has no {name}.csv: {kind} is of a folder of {whose}")
     rows = read_table(folder, name)
     try:
         figure: Figure = getattr(figures, f"draw_{kind}")(rows)
