@@ -161,6 +161,23 @@ def need_runnable(points: Sequence[DesignPoint]) -> None:
         raise HeadwayError(text for _, text in fold_errors(points))
 
 
+_MISSPELT = re.compile(
+    r": unknown key|: no (GPU|policy|router|file) "
+    r"|: must be (a whole number|a number|true or false|text|'.*), not "
+)
+"""What is said of a name that nothing has, and of a value that is none of its kind."""
+
+
+def need_known_values(points: Sequence[DesignPoint]) -> None:
+    """Raise HeadwayError for keys and values that are misspelt.
+
+    Those that only do not go together, as 3 GPUs for 32 heads, pass: another point may do.
+    """
+    found = [text for point in points for text in point.errors if _MISSPELT.search(text)]
+    if found:
+        raise HeadwayError(dict.fromkeys(found))
+
+
 LIKEWISE = 3  # points that a message names beside the first
 HIDDEN = "\0"  # in place of a varied value
 

@@ -18,6 +18,7 @@ from simulator.planning.design import (
     fold_errors,
     load_point,
     load_points,
+    need_known_values,
     need_runnable,
 )
 from simulator.planning.intervals import Estimate
@@ -167,6 +168,7 @@ def find_best(
     if optuna is None:
         design = factors(problem.axes)
         candidates = load_points(problem.path, design, problem.overrides, problem.seed, Candidate)
+        need_known_values(candidates)
         need_runnable(candidates)
         _need_power(problem, candidates)
         search = search_all if problem.key or problem.by_energy else search_by_price
@@ -375,7 +377,11 @@ def _load(problem: PlanProblem, candidate: Candidate, wanted: PlannedRun) -> Loa
         try:
             scenario = load_scenario(problem.path, problem.overrides, vary=settings)
         except HeadwayError as error:
-            return Outcome({}, error.messages)
+            messages = error.messages
+            if problem.high:
+                by = (f"--vary {problem.key}=", f"--fewest {problem.key}=")
+                messages = [text.replace(*by) for text in messages]
+            return Outcome({}, messages)
     return scenario, wanted.seconds is not None
 
 
@@ -450,6 +456,11 @@ def search_by_optuna(
     study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=problem.seed % 2**32, constant_liar=True),
+    )
+    firsts = {key: values[0] for key, values in problem.axes}
+    singles = [firsts | {key: value} for key, values in problem.axes for value in values]
+    need_known_values(
+        [load_point(problem.path, s, problem.overrides, problem.seed, Candidate) for s in singles]
     )
     tried: dict[tuple[str, ...], Candidate] = {}
     for begin in range(0, trials, BATCH):

@@ -107,6 +107,31 @@ def test_a_candidate_that_cannot_run_is_told_and_the_others_are_searched(
     assert "max_num_batched_tokens: must be at least max_num_seqs (5000)" in said
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("gpu.name", "H10"),
+        ("model", "llama-9"),
+        ("engine.max_num_seqs", "many"),
+        ("engine.max_num_sequs", "many"),
+        ("engine.scheduling_policy", "fcsf"),
+        ("engine.kv_cache_dtype", "fp9"),
+    ],
+)
+def test_a_misspelt_value_is_refused_before_any_run(scenario: Path, key: str, value: str):
+    """Though other candidates could run."""
+    axes = {"engine.max_num_batched_tokens": [512, 2048], key: [value]}
+    with pytest.raises(HeadwayError, match=f"^--vary {key}={value}: ") as error:
+        plan(scenario, ["p99_ttft_ms<=60000"], axes, cheapest=True, out=scenario.parent / "o")
+    assert len(error.value.messages) == 1
+    assert not (scenario.parent / "o").exists()
+
+
+def test_what_is_wrong_with_the_searched_key_names_its_option(scenario: Path):
+    with pytest.raises(HeadwayError, match="--fewest engine.max_num_sequs=1: .*unknown key"):
+        plan(scenario, ["p99_ttft_ms<=60000"], fewest="engine.max_num_sequs=1..3", jobs=1)
+
+
 def test_the_closest_is_named(scenario: Path):
     with pytest.raises(HeadwayError, match=r"the closest is engine.max_num_seqs=2: p99"):
         plan(
