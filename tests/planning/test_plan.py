@@ -128,7 +128,7 @@ def test_a_misspelt_value_is_refused_before_any_run(scenario: Path, key: str, va
 
 
 def test_what_is_wrong_with_the_searched_key_names_its_option(scenario: Path):
-    with pytest.raises(HeadwayError, match="--fewest engine.max_num_sequs=1: .*unknown key"):
+    with pytest.raises(HeadwayError, match=r"--fewest engine.max_num_sequs=1: .*unknown key"):
         plan(scenario, ["p99_ttft_ms<=60000"], fewest="engine.max_num_sequs=1..3", jobs=1)
 
 
