@@ -102,7 +102,7 @@ TESTED = tuple(
     for key in BY_KEY
     if key not in ("completed", "failed", "duration") and not key.startswith("slo_attainment_")
 )
-"""What a comparison tests; the others are there to be seen."""
+"""What a comparison tests, beside the cost of a token where prices differ; the others are seen."""
 DRAWN = (
     "output_throughput",
     "mean_ttft_ms",
@@ -122,7 +122,7 @@ def estimates(runs: Sequence[MetricValues]) -> dict[str, Estimate]:
 
     None can be below 0, and a share not above 1: their intervals end there.
     """
-    found = columns(runs, _keys(BY_KEY, runs))
+    found = columns(runs, _keys([*BY_KEY, DOLLARS.key], runs))
     return {key: _within_limits(key, estimate(values)) for key, values in found.items()}
 
 
@@ -143,7 +143,7 @@ def warn_constant(runs: Sequence[Sequence[MetricValues]]) -> None:
 
 def differences(runs: Sequence[Sequence[MetricValues]]) -> list[list[Difference]]:
     """Compare every run but the first with the first; p values adjusted as in `_tests`."""
-    tests, told = _tests(runs), {*_keys(TESTED, runs[0])}
+    tests, told = _tests(runs), {*_keys(TESTED, runs[0]), *_leads(runs)}
     return [
         [test for (a, b, key), test in tests.items() if a == 0 and b == k and key in told]
         for k in range(1, len(runs))
@@ -241,7 +241,9 @@ def compare_intervals(
         "chance."
     )
     if hidden:
-        blocks[-1] += f"\n{hidden} lines that may be chance are left out: --all shows them."
+        one = hidden == 1
+        left_out = "line that may be chance is" if one else "lines that may be chance are"
+        blocks[-1] += f"\n{hidden} {left_out} left out: --all shows {'it' if one else 'them'}."
     return "\n\n".join(blocks)
 
 
@@ -269,7 +271,7 @@ def _winner(
     known = [k for k, found in enumerate(values) if found is not None]
     if len(known) < 2:
         return
-    metric = DOLLARS if key == DOLLARS.key else BY_KEY[key]
+    metric = find_metric(key)
     best = max(known, key=lambda k: metric.better * estimate(values[k] or ()).mean)
     others = [
         (b if a == best else a, test)

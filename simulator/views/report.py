@@ -172,9 +172,9 @@ def part_values(summary: Summary) -> dict[str, Any]:
 
 
 def find_metric(key: str) -> Metric:
-    """Give the row of a key of BY_KEY, or of one that `part_values` gives."""
+    """Give the row of a key of BY_KEY, of the cost of a token, or of what `part_values` gives."""
     base, bracket, part = key.partition("[")
-    metric = BY_KEY[base]
+    metric = DOLLARS if base == DOLLARS.key else BY_KEY[base]
     if not bracket:
         return metric
     return replace(metric, key=key, label=f"{printable(part[:-1])}: {metric.label}")

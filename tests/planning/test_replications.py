@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from io import BytesIO
 from math import exp
 
 import numpy as np
@@ -13,7 +14,15 @@ from simulator.costs.linear import LinearCost
 from simulator.costs.noise import Noise, ScaledCost, with_drawn_noise
 from simulator.planning.design import expand
 from simulator.planning.intervals import estimate
-from simulator.planning.replications import differences, estimates, replicate, seeds, winner_lines
+from simulator.planning.replications import (
+    compare_intervals,
+    differences,
+    encode_differences,
+    estimates,
+    replicate,
+    seeds,
+    winner_lines,
+)
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -249,6 +258,33 @@ def test_the_table_and_the_winner_tell_the_same_p(others):
     assert "no winner" in line
     if others == 1:
         assert f"(p {found.adjusted:.2g} by Holm)" in line
+
+
+@pytest.mark.parametrize(("other", "told"), [(4.0, True), (2.0, False)])
+def test_where_prices_differ_the_cost_of_a_token_is_compared(other, told):
+    """Twice the price at nearly the same load; at equal prices the table is silent on cost."""
+    key, speeds = "dollars_per_million_output_tokens", (100.0, 101.0, 99.0)
+    runs = [
+        [{"output_throughput": speed, key: 100 * price / speed} for speed in speeds]
+        for price in (2.0, other)
+    ]
+    found = differences(runs)
+    table = compare_intervals(["a", "b"], found, everything=True)
+    assert ("Cost of 1M output tokens ($)" in table) is told
+    assert any(line.startswith("Cost of 1M") for line in winner_lines(["a", "b"], runs)) is told
+    rows = pd.read_csv(BytesIO(encode_differences([{"run": "a"}, {"run": "b"}], runs, found)))
+    (_, row) = rows[rows.metric == key].itertuples()
+    assert row.mean == pytest.approx(other, rel=1e-3)
+    if told:
+        assert (row.difference > 0, row.verdict) == (True, "-")
+
+
+def test_one_line_that_is_left_out_is_one():
+    runs = runs_with([0.8, 1.0, 0.8, 0.99], [0.9, 0.9, 0.9, 0.9])
+    said = compare_intervals(["a", "b"], differences(runs))
+    assert said.endswith("\n1 line that may be chance is left out: --all shows it.")
+    said = compare_intervals(["a", "b", "c"], differences([*runs, runs[1]]))
+    assert said.endswith("\n2 lines that may be chance are left out: --all shows them.")
 
 
 def test_a_share_is_told_in_per_cent(write, capsys):
