@@ -128,9 +128,10 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         names = [point_label(rows.iloc[k], keys) for k in named]
         if keys == [key] and "gpus" not in rows:  # the title says of what the numbers are
             names = [short_value(rows[key].iloc[k]) for k in named]
-        ends = zip(*(points[k] for k in best), strict=True)
-        axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
-        numbers = key.rpartition(".")[2] if keys == [key] and "gpus" not in rows else ""
+        if len(best) > 1:
+            ends = zip(*(points[k] for k in best), strict=True)
+            axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
+        numbers = short_key(key) if keys == [key] and "gpus" not in rows else ""
         axes.set_title(
             "Speed for a user against throughput" + (f" (numbers: {numbers})" if numbers else "")
         )
@@ -199,6 +200,7 @@ def _name_points(
             fontsize=8,
             color=GREY,
             arrowprops=line if abs(shift) > LINE else None,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
         ).set_in_layout(False)
 
 
@@ -327,8 +329,14 @@ def split_by_keys(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.D
 
 
 def legend_title(rows: "pd.DataFrame", along: str) -> str:
-    """Give the legend's title: the last words of the keys that tell the curves apart."""
-    return ", ".join(key.rpartition(".")[2] for key in varied_keys(rows, along))
+    """Give the legend's title: the keys that tell the curves apart."""
+    return ", ".join(map(short_key, varied_keys(rows, along)))
+
+
+def short_key(key: str) -> str:
+    """Give the last word of a dotted key; all of it where the word alone says little."""
+    last = key.rpartition(".")[2]
+    return key if last in ("name", "count", "kind") else last
 
 
 def varied_keys(rows: "pd.DataFrame", along: str) -> Sequence[str]:
@@ -347,7 +355,7 @@ def point_label(row: "pd.Series[Any]", keys: Sequence[str]) -> str:
         parts.append(f"{count} x {known['gpu.name']}" if "gpu.name" in known else alone)
     told = ("gpu.name", "gpu.count", "cluster.replicas") if parts else ()
     others = [key for key in keys if key not in told]
-    parts += [f"{key.rpartition('.')[2]} {short_value(row[key])}" for key in others]
+    parts += [f"{short_key(key)} {short_value(row[key])}" for key in others]
     return ", ".join(parts)
 
 

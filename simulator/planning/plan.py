@@ -503,6 +503,13 @@ def _mean_attainment(runs: Sequence[MetricValues]) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
+def looked_at(trial: Trial) -> str:
+    """Write how many runs there are of a place, and for how long requests came in each."""
+    seconds = trial.seconds or sum(run["duration"] for run in trial.runs) / len(trial.runs)
+    length = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+    return f"{len(trial.runs)} x {length}"
+
+
 def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     """Tell one candidate's answer: where it just holds, and what it does there."""
     best = candidate.result.best
@@ -514,6 +521,8 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     beyond = candidate.result.beyond
     row["broke"] = (beyond.breaks if beyond is not None else "") or None
     row["reason"] = (beyond.reason if beyond is not None else "") or None
+    judged = best or (candidate.result.trials[-1] if candidate.result.trials else None)
+    row["looked_at"] = looked_at(judged) if judged is not None else None
     row["cut_short"] = candidate.cut_short
     if best is None:
         return row

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from simulator.planning.design import axes_of, fold_errors
 from simulator.planning.journal import open_journal
-from simulator.planning.plan import JOURNAL, Candidate, find_best, result_row
+from simulator.planning.plan import JOURNAL, Candidate, find_best, looked_at, result_row
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import encode_csv, scenario_cost_lines
 from simulator.planning.search import PlannedRun, Trial, not_monotone
@@ -55,11 +55,11 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
         said = "cannot run" if candidate.errors else "dearer" if candidate.dearer else "no"
         cells = [said, *[""] * (len(heads) - 2)]
         if row["holds"]:
-            looked_at = _looked_at(candidate.best) + (", cut short" if row["cut_short"] else "")
-            cells = [*_cells(problem, candidate, row, metrics), looked_at]
+            basis = row["looked_at"] + (", cut short" if row["cut_short"] else "")
+            cells = [*_cells(problem, candidate, row, metrics), basis]
         elif candidate.result.trials:
             cells[heads.index("breaks") - 1] = row["reason"] or ""
-            cells[-1] = _looked_at(candidate.result.trials[-1])
+            cells[-1] = row["looked_at"]
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
     notes = [": ".join(pair) for pair in fold_errors(candidates)]
     if problem.key and any(candidate.result.best for candidate in candidates):
@@ -103,13 +103,6 @@ def _range(candidate: Candidate) -> str:
     return f"{least} to {most}"
 
 
-def _looked_at(trial: Trial) -> str:
-    """Write how many runs there are of a place, and for how long requests came in each."""
-    seconds = trial.seconds or sum(run["duration"] for run in trial.runs) / len(trial.runs)
-    length = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.3g} min"
-    return f"{len(trial.runs)} x {length}"
-
-
 def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     """Say what is best, what it takes and how far it goes."""
     row = result_row(problem, best)
@@ -140,7 +133,7 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     if row["dollars_per_million_output_tokens"] is not None:
         parts.append(f"${row['dollars_per_million_output_tokens']:.3g}/M output tokens")
     yield f"* {best.label}: {'; '.join(parts)}"
-    yield f"  looked at {_looked_at(best.best)} of load"
+    yield f"  looked at {row['looked_at']} of load"
     yield from _caveats(problem, best, row)
 
 
@@ -157,7 +150,7 @@ def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> I
         )
     beyond = best.result.beyond
     if beyond is not None and not beyond.sure and not problem.searches_rate:
-        yield f"  too close to tell at {beyond.at:g}, in {_looked_at(beyond)}: it may hold, too"
+        yield f"  too close to tell at {beyond.at:g}, in {looked_at(beyond)}: it may hold, too"
     if not problem.searches_rate:
         return
     low, high = row["capacity_low"], row["capacity_high"]
@@ -312,7 +305,7 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
         f"How near to {', '.join(bounds)}" if len(bounds) == 1 else "How near to the bounds"
     )
     if len(bounds) > 1:
-        axes.text(0.02, 0.98, "\n".join(bounds), transform=axes.transAxes, va="top", fontsize=10)
+        axes.legend([], [], title="\n".join(bounds), loc="best", title_fontsize=10)  # off the points
     axes.set_xlabel(label)
     if problem.high:
         axes.locator_params(axis="x", integer=True)

@@ -374,6 +374,20 @@ def test_of_more_points_than_colours_those_on_the_front_have_one() -> None:
     assert texts == ["others", "1", "2", "3", "4", "6", "7", "8", "9", "front"]
 
 
+def test_a_front_of_one_point_is_no_line() -> None:
+    """And a key whose last word says little is named in full."""
+    rows = pd.DataFrame(
+        {
+            "gpu.name": ["A", "B"],
+            "tokens_per_s_per_user": [10.0, 20.0],
+            "tokens_per_s_per_gpu": [100.0, 200.0],
+        }
+    )
+    (legend,) = draw_pareto(rows).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]
+    assert legend.get_title().get_text() == "gpu.name"
+
+
 def test_a_sweep_of_clusters_is_drawn_per_gpu() -> None:
     """9,000 tokens on 2 GPUs for half a minute, and on 4: 150 and 75 tokens/s of each."""
     rows = pd.DataFrame(

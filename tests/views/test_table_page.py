@@ -48,6 +48,24 @@ def test_a_sweep_ends_with_a_table_and_a_page(tmp_path: Path, capsys) -> None:
     assert "Below is its run" in text
 
 
+def test_the_page_of_a_plan_says_what_its_verdicts_stand_on(tmp_path: Path, capsys) -> None:
+    """One seat holds no such bound, eight do; each says how many runs of what length tell so."""
+    (tmp_path / "s.yaml").write_text(SMALL)
+    out, page = tmp_path / "out", tmp_path / "r.html"
+    args = ["--slo", "p99_ttft_ms<=250", "--vary", "engine.max_num_seqs=1,16", "--cheapest"]
+    assert main(["plan", str(tmp_path / "s.yaml"), *args, "--jobs", "1", "--out", str(out)]) == 0
+    assert main(["report", str(out), "--out", str(page)]) == 0
+    text = page.read_text("utf-8")
+    body = text.partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("<tr>")[1:]]
+    assert [row[:2] for row in rows] == [["1", "no"], ["16", "yes"]]
+    bases = pd.read_csv(out / "plan.csv").looked_at
+    assert all(basis in row for basis, row in zip(bases, rows, strict=True))
+    assert all(re.fullmatch(r"\d+ x [\d.]+ (s|min)", basis) for basis in bases)
+    assert bases[1] in capsys.readouterr().out
+    assert f"those of the table are means of {bases[1].split()[0]} runs." in text
+
+
 def test_where_no_point_keeps_the_levels_none_is_best(tmp_path: Path, capsys) -> None:
     """And a best.yaml of an earlier sweep goes."""
     out = sweep(tmp_path, *KEYS)
@@ -106,4 +124,4 @@ def test_points_are_named_by_their_gpus() -> None:
     row = pd.Series({"gpu.name": "H100-80GB", "cluster.replicas": 2, "gpus": 2.0, "a.b": 7})
     assert point_label(row, ["gpu.name", "cluster.replicas", "a.b"]) == "2 x H100-80GB, b 7"
     assert point_label(row.drop(["gpu.name"]), ["cluster.replicas"]) == "2 GPUs"
-    assert point_label(row.drop("gpus"), ["gpu.name", "a.b"]) == "name H100-80GB, b 7"
+    assert point_label(row.drop("gpus"), ["gpu.name", "a.b"]) == "gpu.name H100-80GB, b 7"

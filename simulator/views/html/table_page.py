@@ -41,6 +41,8 @@ PLAN_COLUMNS = {
     "kg_co2_per_million_output_tokens": "kg CO2e per M tokens",
     "tokens_per_s_per_gpu": "tok/s/GPU",
     "tokens_per_s_per_user": "tok/s/user",
+    "looked_at": "looked at",
+    "cut_short": "cut short",
     "error": "error",
 }
 MAX_ROWS = 2_000  # of the table: what a browser sorts at once
@@ -68,8 +70,10 @@ def table_page(folder: Path) -> tuple[str, str]:
     drawn = "".join(_pictures(rows))
     if drawn:
         above.insert(0, f"<section><h2>Over the keys</h2>{drawn}</section>")
-    best, slo = _plan_best(folder) if planned else (_sweep_best(rows), None)
+    best, slo, count = _plan_best(folder) if planned else (_sweep_best(rows), None, 1)
     runs, note = _best(folder, slo)
+    if runs and count > 1:
+        note += f" Its figures are of this one run; those of the table are means of {count} runs."
     above.insert(
         0, f"<section><h2>The best</h2><p>{escape(best)}</p><p class=note>{note}</p></section>"
     )
@@ -95,6 +99,8 @@ def _plan_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
     for key, label in PLAN_COLUMNS.items():
         if key in rows:
             shown[key] = (label, 100.0 if label.endswith("%") else 1.0)
+    if "cut_short" in rows and not rows.cut_short.any():
+        del shown["cut_short"]
     return {key: value for key, value in shown.items() if rows[key].notna().any()}
 
 
@@ -106,7 +112,9 @@ def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
         cells = []
         for key, (_, scale) in columns.items():
             value = row[key]
-            plain = isinstance(value, int | float) and not isinstance(value, bool)
+            if isinstance(value, bool):  # of a key as a scenario spells it
+                value = str(value).lower() if "." in key else "yes" if value else "no"
+            plain = isinstance(value, int | float)
             scaled = value * scale if plain else value
             missing = value is None or (isinstance(value, float) and isnan(value))
             order = "" if missing else f' data-sort="{scaled}"' if plain else ""
@@ -147,8 +155,8 @@ def _sweep_best(rows: "pd.DataFrame") -> str:
     return f"{point or 'the point'}: {why}."
 
 
-def _plan_best(folder: Path) -> tuple[str, list[str]]:
-    """Give the best candidate in words, and the plan's service levels."""
+def _plan_best(folder: Path) -> tuple[str, list[str], int]:
+    """Give the best candidate in words, the plan's service levels, and how often it was run."""
     plan = load_mapping(folder / "plan.json", parse_json)
     candidates, best = plan.get("candidates"), plan.get("best")
     if not isinstance(candidates, list) or type(best) is not int or best >= len(candidates):
@@ -158,7 +166,7 @@ def _plan_best(folder: Path) -> tuple[str, list[str]]:
     named = [*row][: [*row].index("holds")] if isinstance(row, dict) and "holds" in row else []
     label = ", ".join(f"{key}={row[key]}" for key in named) or "the scenario"
     searched = f", {plan['searched']}={row['at']:.4g}" if plan.get("searched") else ""
-    return f"{label}{searched}, under {', '.join(slo)}.", slo
+    return f"{label}{searched}, under {', '.join(slo)}.", slo, row.get("replications") or 1
 
 
 def _best(folder: Path, slo: list[str] | None) -> tuple[list[Run], str]:
