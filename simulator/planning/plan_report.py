@@ -305,7 +305,9 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
         f"How near to {', '.join(bounds)}" if len(bounds) == 1 else "How near to the bounds"
     )
     if len(bounds) > 1:
-        axes.legend([], [], title="\n".join(bounds), loc="best", title_fontsize=10)  # off the points
+        axes.legend(
+            [], [], title="\n".join(bounds), loc="best", title_fontsize=10
+        )  # off the points
     axes.set_xlabel(label)
     if problem.high:
         axes.locator_params(axis="x", integer=True)
