@@ -153,17 +153,17 @@ def test_a_part_that_had_done_its_work_when_its_time_was_over_is_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends well once it is told to, or had left its result; else it is a timeout."""
-    monkeypatch.setattr("gpu_backend.campaign.runner.GRACE_SECONDS", 1.0)
-    sleep = "import time, sys, pathlib\ntry: {}time.sleep(60)\nexcept KeyboardInterrupt: {}"
+    monkeypatch.setattr("gpu_backend.campaign.runner.GRACE_SECONDS", 10.0)
+    sleep = "import time, sys, pathlib\ntry: {}time.sleep(90)\nexcept KeyboardInterrupt: {}"
     written = f"pathlib.Path({str(tmp_path / 'live.json')!r}).touch(); "
     parts = [
-        say("fits", sleep.format("", "pass"), most=2.0),
-        say("none", sleep.format("", "sys.exit(130)"), most=2.0, result="live.json"),
-        say("whole", sleep.format(written, "sys.exit(130)"), most=2.0, result="live.json"),
+        say("fits", sleep.format("", "pass"), most=4.0),
+        say("none", sleep.format("", "sys.exit(130)"), most=4.0, result="live.json"),
+        say("whole", sleep.format(written, "sys.exit(130)"), most=4.0, result="live.json"),
     ]
-    outcomes = Campaign(tmp_path).run(parts, 60.0)
+    outcomes = Campaign(tmp_path).run(parts, 90.0)
     assert [outcome.status for outcome in outcomes] == ["ok", "timeout", "ok"]
-    assert outcomes[2].note == "ended at its limit of 2 s, with what it had"
+    assert outcomes[2].note == "ended at its limit of 4 s, with what it had"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel does it")

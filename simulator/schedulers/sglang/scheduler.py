@@ -183,7 +183,7 @@ class SgLang(ContinuousBatching):
 
     def output_limit(self, request: Request) -> int:
         most = self.limit(request)
-        return most if request.ignore_eos else min(request.output_tokens, most)
+        return most if request.ignore_eos else min(super().output_limit(request), most)
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run; SGLang wants some tokens of slack.
