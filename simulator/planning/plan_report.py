@@ -48,7 +48,8 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
         searched = ["req/s"]
     if problem.searches_rate:
         searched.append(f"{100 * problem.criteria.confidence:g} %")
-    heads = ["candidate", *searched, *metrics, "SLO %", "breaks", *COLUMNS.values(), "looked at"]
+    heads = ["candidate", *searched, *metrics, "SLO %", "breaks", "headroom %"]
+    heads += [*COLUMNS.values(), "looked at"]
     lines = [heads]
     for candidate in candidates:
         row = result_row(problem, candidate)
@@ -90,6 +91,7 @@ def _cells(
         yield "-" if row[name] is None else f"{row[name]:,.4g}"
     yield "-" if row["attainment"] is None else f"{100 * row['attainment']:.2f}"
     yield row["reason"] or "-"
+    yield "-" if row["headroom"] is None else f"{100 * row['headroom']:.0f}"
     for name in COLUMNS:
         yield "-" if row[name] is None else f"{row[name]:,.4g}"
 

@@ -53,3 +53,18 @@ def test_a_share_is_as_near_to_its_bound_as_what_is_missed_to_what_may_be():
     for goodput, ttft, strain in ((0.0, 90.0, 100.0), (0.98, 0.0, 2.0), (1.0, 90.0, 0.9)):
         trial = Trial(1.0, runs=[{"goodput": goodput, "p99_ttft_ms": ttft}])
         assert bound_ratio(trial, problem) == pytest.approx(strain)
+
+
+def test_the_table_has_the_headroom_of_those_that_hold(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+):
+    """As plan.json tells it, of the 0.2 requests/s that are offered."""
+    out = scenario.parent / "out"
+    args = ["--slo", "p99_ttft_ms<=60000", "--jobs", "1", "--out", str(out)]
+    assert main(["plan", str(scenario), *args]) == 0
+    (row,) = json.loads((out / "plan.json").read_text())["candidates"]
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [line for line in lines if line.startswith("candidate ")]
+    (cells,) = [line for line in lines if line.startswith("* the scenario  ")]
+    end = head.index("headroom %") + len("headroom %")
+    assert cells[:end].split()[-1] == f"{100 * row['headroom']:.0f}"
