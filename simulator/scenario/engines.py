@@ -235,7 +235,8 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
     """Say which engine is simulated, and which of its keys are as it has them on such a GPU.
 
     `defaults` are the keys whose value is what leaving them out gives, `set` all others; `follows`
-    is the system and its version.
+    is the system and its version. `not_simulated`, where there is any, has the values that vLLM's
+    own defaults would give other keys.
     """
     block = engine.model_dump()
     usual, given = {}, {}
@@ -249,7 +250,24 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
             given[key] = block[key]
         elif key in ENGINES[engine.name].defaults or block[key] != field.default:
             usual[key] = block[key]
-    return {"name": engine.name, "follows": _followed(engine), "defaults": usual, "set": given}
+    told = {"name": engine.name, "follows": _followed(engine), "defaults": usual, "set": given}
+    missing = {k: v for k, v in _not_simulated(engine, model).items() if k not in given}
+    return told | ({"not_simulated": missing} if missing else {})
+
+
+def _not_simulated(engine: EngineConfig, model: object) -> Defaults:
+    """Give the keys that vLLM would set otherwise beside what is asked for, and its values."""
+    release = release_of(engine)
+    found: Defaults = {}
+    if engine.name != VLLM:
+        return found
+    drafts = engine.speculative_config is not None and engine.speculative_config.method != "ngram"
+    if drafts and not engine.async_scheduling and (release is None or release >= ASYNC_SINCE):
+        found["async_scheduling"] = True
+    keeps_all = engine.disable_hybrid_kv_cache_manager and _keeps_window(model)
+    if keeps_all and (release is None or release >= HYBRID_SINCE):
+        found["disable_hybrid_kv_cache_manager"] = False
+    return found
 
 
 def _followed(engine: EngineConfig) -> str:

@@ -385,6 +385,10 @@ def engine_lines(gauges: Summary) -> list[str]:
             if keys:
                 text = f"{word}: {', '.join(_said(*pair) for pair in keys.items())}"
                 lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+        if missing := one.get("not_simulated"):
+            values = ", ".join(_said(*pair) for pair in missing.items())
+            text = f"vLLM's default, not simulated here: {values}"
+            lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 

@@ -15,6 +15,7 @@ from simulator.models.load import load_model
 from simulator.scenario.engines import (
     ENGINES,
     SYNCHRONOUS_POLICIES,
+    describe_engine,
     fraction_of,
     with_defaults,
 )
@@ -458,3 +459,20 @@ def test_the_command_lists_what_is_modelled(capsys: pytest.CaptureFixture[str]) 
         assert row["not_modelled"]
     assert rows[2]["sets"]["watermark"] == 0.01
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_what_vllm_would_have_and_is_not_simulated_is_named() -> None:
+    """Drafts of EAGLE, which vLLM schedules asynchronously; a window beside swapping."""
+    drafts = {"method": "eagle", "num_speculative_tokens": 2, "acceptance": 0.6}
+    drafts["draft"] = {"seconds": 5e-4}
+
+    def missing(model: str, **engine: object) -> object:
+        checked = check(engine=engine, model=model).engine
+        return describe_engine(checked, "H100-80GB", model).get("not_simulated")
+
+    assert missing("llama-3-8b", speculative_config=drafts) == {"async_scheduling": True}
+    assert missing("gpt-oss-20b", preemption_mode="swap") == {
+        "disable_hybrid_kv_cache_manager": False
+    }
+    assert missing("gpt-oss-20b") is None
+    assert missing("llama-3-8b", speculative_config=drafts, version="0.12") is None
