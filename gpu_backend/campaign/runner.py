@@ -158,7 +158,7 @@ def _wait(
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=lambda: die_with(this),  # noqa: PLW1509  # a campaign has one thread
+            preexec_fn=lambda: _prepare(this),  # noqa: PLW1509  # a campaign has one thread
         )  # fmt: skip
     until = time.monotonic() + limit
     while (left := until - time.monotonic()) > 0:
@@ -174,6 +174,12 @@ def _wait(
         except subprocess.TimeoutExpired:
             continue
     return process.wait(), True
+
+
+def _prepare(parent: int) -> None:
+    """Let a part hear of Ctrl-C, which a campaign in a shell's background ignores."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    die_with(parent)
 
 
 def die_with(parent: int) -> None:
