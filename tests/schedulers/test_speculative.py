@@ -42,9 +42,6 @@ def drafted(
 ) -> Speculative:
     """A small engine that verifies k drafts a step."""
     longest = int(options.get("max_model_len", 8192))  # type: ignore[call-overload]
-    if not k:
-        blocks = SlotCounter(num_blocks, size, lookahead=0, max_model_len=longest, groups=groups)
-        return Speculative(blocks, **options)
     block = SpeculativeConfig(
         num_speculative_tokens=k,
         acceptance=acceptance,
@@ -150,7 +147,7 @@ def test_no_draft_lies_beyond_the_longest_request() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30)), min_size=1, max_size=10),
-    st.integers(0, 5),
+    st.integers(1, 5),
     st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     st.sampled_from([1, 2, 4, 16]),
     st.integers(2, 60),

@@ -35,8 +35,6 @@ class Speculative(Scheduler):
     """The scheduler of vLLM V1 with speculative decoding; the arguments are those of Scheduler.
 
     `seed` is that of what is accepted. There is no prefix cache, and no leap: a step is cheap.
-    Without `speculation` there are no drafts: so it runs models whose layers keep a window alone,
-    by the groups of `blocks`.
     """
 
     caches_prefixes = False
@@ -47,7 +45,7 @@ class Speculative(Scheduler):
         self,
         blocks: SlotCounter,
         *,
-        speculation: SpeculativeConfig | None = None,
+        speculation: SpeculativeConfig,
         seed: int = 0,
         **options: object,
     ) -> None:
@@ -56,7 +54,7 @@ class Speculative(Scheduler):
         self.speculation = speculation
         self.seed = seed
         self._streams: dict[Request, Sequence[int]] = {}
-        self.most_drafts = 0 if speculation is None else speculation.num_speculative_tokens
+        self.most_drafts = speculation.num_speculative_tokens
         self.decodes = DraftedSet(blocks, self.most_drafts, self.accepted)
         if 0 < self.long_prefill_token_threshold <= self.most_drafts:
             raise ValueError(
@@ -68,9 +66,7 @@ class Speculative(Scheduler):
         """Give how many drafts are accepted at each position of a request's answer."""
         stream = self._streams.get(request)
         if stream is None:
-            stream = [0] * request.output_limit
-            if self.speculation is not None:
-                stream = self.speculation.accepted(self.seed, request.id, request.output_limit)
+            stream = self.speculation.accepted(self.seed, request.id, request.output_limit)
             self._streams[request] = stream
         return stream
 
