@@ -3,13 +3,12 @@
 import re
 import shutil
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.text import Text
 
 from simulator import load_scenario, run
 from simulator.cli.main import main
@@ -20,44 +19,18 @@ from simulator.figures import (
     draw_fairness,
     draw_kv,
     draw_latency,
-    draw_occupancy,
     draw_pareto,
     draw_throughput,
 )
 from simulator.figures.data import read_runs, shown_until
-from simulator.figures.occupancy import _batches, lowest_slots, seats_by_phase
-from simulator.figures.style import COLORS, MARKERS, PHASES, STATE_COLORS, tones
-from simulator.figures.tables import knee
+from simulator.figures.style import COLORS, PHASES, STATE_COLORS, tones
 from simulator.views.html.charts import over_time
 from simulator.views.report import run_table
 from tests.support.scenarios import AZURE, SMALL
 
-SCENARIO = """
-name: small
-engine: {max_num_seqs: 4, enable_prefix_caching: false}
-workload: {num_prompts: 40, request_rate: 20, input_len: 64, output_len: 32, clients: 2,
-           range_ratio: 0.5}
-"""
 LIVE = (
     "start,seconds,predicted_s,chunks\n0,0.010,0.011,\n0.01,0.020,0.018,64:0\n0.03,0.011,0.011,\n"
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A comparison, a sweep and a live run's steps."""
-    folder = tmp_path_factory.mktemp("figures")
-    (folder / "small.yaml").write_text(SCENARIO, "utf-8")
-    scenario, out = str(folder / "small.yaml"), str(folder / "cmp")
-    vary = "engine.scheduling_policy=static,fcfs"
-    assert main(["compare", scenario, "--vary", vary, "--out", out, "--quiet"]) == 0
-    keys = ("workload.request_rate=5,10,20", "engine.max_num_batched_tokens=64,128")
-    options = [word for key in keys for word in ("--vary", key)]
-    sweep = ["sweep", scenario, *options, "--jobs", "1", "--out", str(folder / "swp"), "--quiet"]
-    assert main(sweep) == 0
-    (folder / "live").mkdir()
-    (folder / "live" / "steps_measured.csv").write_text(LIVE, "utf-8")
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -210,38 +183,6 @@ def test_a_run_from_memory_is_the_run_from_its_files(folder) -> None:
         assert decoded == pytest.approx(each.summary["headway"]["decode_tokens"])
 
 
-def test_seats(folder) -> None:
-    """Nobody shares a seat, and only static batching keeps seats of requests that are done."""
-    static, fcfs = read_runs([folder / "cmp"])
-    figure = draw_occupancy([static, fcfs], start=0.0, seconds=1000.0)
-    for axes, seats in zip(figure.axes, (4, 4), strict=True):
-        worked = axes.containers[1]
-        assert len(worked) == 40
-        assert {bar.get_y() + bar.get_height() / 2 for bar in worked} == set(range(seats))
-        bars = sorted((bar.get_y(), bar.get_x(), bar.get_x() + bar.get_width()) for bar in worked)
-        for (seat, _, left), (other, boards, _) in pairwise(bars):
-            assert seat != other or boards >= left - 2e-6
-    grey = [sum(bar.get_width() for bar in axes.containers[0]) for axes in figure.axes]
-    assert grey[0] > 0
-    assert grey[1] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_many_seats_are_counted_by_phase() -> None:
-    """60 requests at once: 20 ms of prefill, then decode; no row is drawn for a seat."""
-    load = "{num_prompts: 60, request_rate: inf, input_len: 1, output_len: 10}"
-    cost = "{kind: linear, base: 1.0, per_token: 0, per_context: 0}"
-    settings = [f"workload={load}", f"cost={cost}", "engine.max_num_batched_tokens=60"]
-    result = Run.of("many", run(load_scenario("demo", [*settings, "engine.max_num_seqs=60"])))
-    found = seats_by_phase(result, np.arange(12.0))
-    assert found["prefill"].tolist() == [60] + [0] * 10
-    assert found["decode"].tolist() == [0] + [60] * 9 + [0]
-    assert not found["done"].any()
-    axes = draw_occupancy([result]).axes[0]
-    assert not axes.containers
-    assert len(axes.collections) == 3
-    assert axes.get_ylabel() == "seats"
-
-
 def test_no_phase_has_the_colour_of_a_run() -> None:
     assert {*COLORS}.isdisjoint({*PHASES.values(), *STATE_COLORS.values()})
     assert len(tones(COLORS[0])) == len({*tones(COLORS[0])}) == 4
@@ -279,130 +220,6 @@ def test_labels_at_ends_of_lines_do_not_touch(folder) -> None:
         }
         heights = sorted(text.xy[1] * axes.bbox.height for text in labels)
         assert min(b - a for a, b in pairwise(heights)) > 14.9
-
-
-FIVE = Path(__file__).parents[2] / "scenarios" / "examples" / "three-and-two.yaml"
-
-
-def test_five_requests_are_drawn_as_in_a_textbook() -> None:
-    """Answers of 1000, 200, 400, 300 and 500 tokens on three seats: the whole run, by number."""
-    policies = "static", "{policy: static, deliver: batch}", "fcfs"
-    five = [
-        Run.of(name, run(load_scenario(FIVE, [f"engine.scheduling_policy={name}"])))
-        for name in policies
-    ]
-    figure = draw_occupancy(five)
-    works, greys = [], []
-    for axes in figure.axes:
-        assert axes.get_xlim() == (0.0, 1500.0)
-        assert [text.get_text() for text in axes.texts] == ["0", "1", "2", "3", "4"]
-        grey, work = axes.containers
-        works.append([(bar.get_x(), bar.get_x() + bar.get_width()) for bar in work])
-        greys.append([bar.get_width() for bar in grey])
-    batched = [(0, 1000), (0, 200), (0, 400), (1000, 1300), (1000, 1500)]
-    assert works == [batched, batched, [*batched[:3], (200, 500), (400, 900)]]
-    assert greys == [[0, 800, 600, 200, 0]] * 2 + [[0] * 5]
-    assert figure.axes[-1].get_xlabel() == "time (s): the whole run"
-    assert (
-        figure.axes[0].get_title(loc="left") == "static: 1.6 tokens/s, 53.3% of decode seats used"
-    )
-    later = draw_occupancy(five[:1], start=1200.0, seconds=100.0).axes[0]
-    assert later.get_xlim() == (1200.0, 1300.0)
-    assert later.get_xlabel() == "time (s): 1,200 to 1,300 s of 1,500 s"
-
-
-def test_lowest_free_seat() -> None:
-    """Worked by hand: two are admitted, the second ends, the third takes its seat."""
-    assert list(lowest_slots([0.0, 0.0, 2.0, 2.5], [3.0, 2.0, 9.0, 4.0], 1e-6)) == [0, 1, 1, 2]
-
-
-def test_static_batches() -> None:
-    """A batch is admitted over several steps and ends with its longest member not preempted."""
-    admitted, done = np.array([0.0, 1.0, 6.0, np.nan]), np.array([6.0, 20.0, 9.0, np.nan])
-    found = list(_batches(admitted, done, np.array([False, True, False, False])))
-    assert found == [([0, 1], 6.0), ([2], 9.0)]
-
-
-def test_knee() -> None:
-    """The point farthest below the chord, on scaled axes; none on a straight line."""
-    assert knee(np.array([0.0, 5.0, 9.0, 10.0]), np.array([1.0, 2.0, 3.0, 11.0])) == 2
-    assert knee(np.array([0.0, 5.0, 10.0]), np.array([1.0, 2.0, 3.0])) is None
-    assert knee(np.array([0.0, 5.0]), np.array([1.0, 2.0])) is None
-    assert knee(np.array([1.0, 1.0, 1.0]), np.array([1.0, 2.0, 3.0])) is None
-
-
-def test_the_front_is_drawn_over_the_points_that_nothing_beats() -> None:
-    """Of four points one is beaten in both."""
-    rows = pd.DataFrame(
-        {
-            "mean_tpot_ms": [10.0, 20.0, 40.0, 50.0],
-            "output_throughput": [100.0, 300.0, 250.0, 400.0],
-            "engine.max_num_seqs": [1, 2, 3, 4],
-            "error": None,
-        }
-    )
-    (axes,) = draw_pareto(rows).axes
-    front = axes.lines[-1]
-    assert list(front.get_xdata()) == [20.0, 50.0, 100.0]
-    assert list(front.get_ydata()) == [400.0, 300.0, 100.0]
-    assert len(axes.lines) == 5
-    assert axes.get_xlim() == (0.0, 105.0)  # the marks at the ends are whole
-    assert axes.get_ylim() == (0.0, 420.0)
-
-
-def test_of_more_points_than_colours_those_on_the_front_have_one() -> None:
-    """Forty candidates of a plan, of which the first nine make the front and eight get a colour."""
-    place = np.arange(40)
-    rows = pd.DataFrame(
-        {
-            "engine.max_num_seqs": place + 1,
-            "tokens_per_s_per_user": np.where(place < 9, 10.0 + place, 5.0),
-            "tokens_per_s_per_gpu": np.where(place < 9, 100.0 - place, 40.0 + place),
-        }
-    )
-    (axes,) = (figure := draw_pareto(rows)).axes
-    grey = [line for line in axes.lines if line.get_color() == "0.65"]
-    marks = [line for line in axes.lines if line not in grey][:-1]  # the last is the front
-    assert (len(grey), len(marks)) == (32, 8)
-    assert {(line.get_color(), line.get_marker()) for line in marks} == set(
-        zip(COLORS, MARKERS, strict=True)
-    )
-    ends = [*range(10, 14), *range(15, 19)]  # both of them, and what lies evenly between
-    assert [line.get_xdata()[0] for line in marks] == ends
-    (legend,) = figure.legends
-    texts = [text.get_text() for text in legend.get_texts()]
-    assert texts == ["others", "1", "2", "3", "4", "6", "7", "8", "9", "front"]
-
-
-def test_a_front_of_one_point_is_no_line() -> None:
-    """And a key whose last word says little is named in full."""
-    rows = pd.DataFrame(
-        {
-            "gpu.name": ["A", "B"],
-            "tokens_per_s_per_user": [10.0, 20.0],
-            "tokens_per_s_per_gpu": [100.0, 200.0],
-        }
-    )
-    (legend,) = draw_pareto(rows).legends
-    assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]
-    assert legend.get_title().get_text() == "gpu.name"
-
-
-def test_a_sweep_of_clusters_is_drawn_per_gpu() -> None:
-    """9,000 tokens on 2 GPUs for half a minute, and on 4: 150 and 75 tokens/s of each."""
-    rows = pd.DataFrame(
-        {
-            "mean_tpot_ms": [20.0, 10.0],
-            "output_throughput": [300.0, 300.0],
-            "total_output_tokens": [9000, 9000],
-            "gpu_hours": [1 / 60, 2 / 60],
-            "cluster.replicas": [2, 4],
-            "error": None,
-        }
-    )
-    (axes,) = draw_pareto(rows).axes
-    assert axes.lines[-1].get_ydata() == pytest.approx([150.0, 75.0])
-    assert axes.get_ylabel() == "output tokens/s per GPU"
 
 
 SCALED = """
@@ -484,23 +301,3 @@ def test_one_client_alone_is_no_picture_of_clients(folder, tmp_path, capsys) -> 
     assert main(["plot", "clients", str(out)]) == 2
     assert "has one client and one priority only" in capsys.readouterr().err
     assert not (out / "clients.png").exists()
-
-
-def test_no_label_of_a_pareto_plot_covers_another():
-    """Twelve candidates, of which the points all but fall together."""
-    rows = pd.DataFrame(
-        {
-            "engine.max_num_seqs": [2**k for k in range(12)],
-            "gpus": [1.0] * 12,
-            "holds": [True] * 12,
-            "tokens_per_s_per_gpu": [800.0 + 9 * k for k in range(12)],
-            "tokens_per_s_per_user": [57.0 - k / 2 for k in range(12)],
-        }
-    )
-    figure = draw_pareto(rows)
-    figure.draw_without_rendering()
-    labels = [text for text in figure.axes[0].texts if "GPU" in text.get_text()]
-    assert sum(len(text.get_text().splitlines()) for text in labels) == 12
-    boxes = [Text.get_window_extent(label) for label in labels]  # without the line to its point
-    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
-    assert all(figure.bbox.contains(*corner) for box in boxes for corner in (box.min, box.max))

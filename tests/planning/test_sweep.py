@@ -2,25 +2,20 @@
 
 import csv
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
-from inspect import signature
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-import pandas as pd
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator import diagnose, load_scenario, plan, sweep
+from simulator import load_scenario
 from simulator.cli.main import main
 from simulator.planning.journal import read_journal
 from simulator.planning.runs import metric_values
@@ -30,21 +25,7 @@ from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.files import lock_folder
 from simulator.util.workers import parallel_map, use_backend
-
-SMALL = """
-model: tiny-test
-gpu: {name: A100-80GB}
-engine: {name: textbook, max_num_seqs: 4, num_gpu_blocks_override: 200, max_model_len: 256}
-cost: {kind: linear, base: 0.001, per_token: 0.0001}
-workload: {num_prompts: 20, request_rate: 50, input_len: 20, output_len: 10}
-"""
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    path = tmp_path / "small.yaml"
-    path.write_text(SMALL)
-    return path
+from tests.support.scenarios import TINY
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -107,7 +88,7 @@ def test_every_backend_gives_the_same_bytes_and_survives_a_killed_worker(name: s
 
 def test_the_block_in_the_scenario_makes_the_points(small: Path):
     small.write_text(
-        SMALL
+        TINY
         + """
 sweep:
   grid: {engine.max_num_seqs: [1, 2]}
@@ -132,7 +113,7 @@ sweep:
 
 def test_random_points_stay_inside_and_are_the_same_each_time(small: Path):
     small.write_text(
-        SMALL
+        TINY
         + """
 sweep:
   random:
@@ -206,7 +187,7 @@ def test_what_is_done_is_not_run_again(small: Path, monkeypatch: pytest.MonkeyPa
     rows = run_sweep(points, out)
     assert seen == [4]
     assert [row["completed"] for row in rows] == [20, 20, 20]
-    small.write_text(SMALL.replace("input_len: 20", "input_len: 21"))
+    small.write_text(TINY.replace("input_len: 20", "input_len: 21"))
     run_sweep(load_sweep_points(small, [("engine.max_num_seqs", ["1"])]), out)
     assert seen == [4, 1]  # another scenario is another point
 
@@ -231,72 +212,6 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(small: Path):
         assert main([*command[3:], "--jobs", "1", "--out", str(folder)]) == 0
     assert (out / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
     assert len(journal.read_bytes().splitlines()) == 40  # no point was run twice
-
-
-def test_the_function_returns_the_table(small: Path):
-    frame = sweep(small, {"engine.max_num_seqs": [1, 4]}, out=small.parent / "out", jobs=2)
-    assert isinstance(frame, pd.DataFrame)
-    assert frame["engine.max_num_seqs"].tolist() == [1, 4]
-    assert (frame["completed"] == 20).all()
-
-
-def test_the_function_without_files_and_with_the_rest_of_its_arguments(small: Path):
-    """`plan` takes the same, by name."""
-    more = {"slo": ["p99_ttft_ms<=1000"], "overrides": ["workload.num_prompts=5"], "seed": 7}
-    frame = sweep(small, {"engine.max_num_seqs": [1, 4]}, jobs=1, **more)
-    assert (frame["completed"] == 5).all()
-    assert [path.name for path in small.parent.iterdir()] == [small.name]
-    same = set(signature(sweep).parameters) - {"scenario"}
-    assert same == set(signature(plan).parameters) - {"scenario", "fewest", "cheapest"}
-    with pytest.raises(ValueError, match=r"vary: engine\.max_num_seqs: is not a list"):
-        sweep(small, {"engine.max_num_seqs": "1,4"})
-    with pytest.raises(ValueError, match="slo: is a list of bounds; what is varied goes to vary="):
-        plan(small, {"engine.max_num_seqs": [1, 4]})
-
-
-GIVEN = {"model": "llama-3-8b", "workload": {"num_prompts": 8}}
-QUICK = ["plan.min_duration=10", "plan.replications=1", "plan.most_replications=1"]
-
-
-def test_every_function_takes_what_load_scenario_takes(write):
-    """A dict, a file, a name; in what is wrong with it all say the same."""
-    alike = sweep(GIVEN, {"engine.max_num_seqs": [2]}, jobs=1)
-    assert alike.equals(sweep(write(yaml.dump(GIVEN)), {"engine.max_num_seqs": [2]}, jobs=1))
-    summary = run(GIVEN).summary()
-    assert summary == run(load_scenario(GIVEN)).summary()
-    assert run("examples/batch-of-four").scenario.name == "batch-of-four"
-    found = diagnose(GIVEN, jobs=1)
-    assert found.values["completed"] == 8
-    assert repr(found).startswith("<Diagnosis: ")
-    answer = plan(GIVEN, ["p99_ttft_ms<=1000"], overrides=QUICK, jobs=1)
-    assert answer["holds"][0]
-
-
-@pytest.mark.parametrize("call", [load_scenario, run, sweep, plan, diagnose])
-@pytest.mark.parametrize("given", [7, None, ["demo"], b"demo"])
-def test_what_is_no_scenario_is_a_value_error(call, given):
-    with pytest.raises(ValueError, match="scenario: must be a file, the name of a shipped one"):
-        call(given)
-
-
-@pytest.mark.parametrize("call", [load_scenario, sweep, plan])
-def test_what_sets_keys_needs_them_as_they_were_written(call):
-    with pytest.raises(ValueError, match="not a Scenario, loaded already"):
-        call(load_scenario(GIVEN))
-
-
-@pytest.mark.parametrize(
-    ("vary", "message"),
-    [
-        ({"engine.max_num_seqs": []}, "vary: engine.max_num_seqs: has no values"),
-        ({"engine.max_num_seqs": 3}, "vary: engine.max_num_seqs: is not a list of values, but 3"),
-        (["seed=1"], "vary: must be a mapping of dotted keys to lists, not ['seed=1']"),
-    ],
-)
-def test_what_is_varied_is_checked(vary, message):
-    for call in (sweep, partial(plan, slo=["p99_ttft_ms<=1000"])):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            call(GIVEN, vary=vary)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +256,7 @@ def test_a_wrong_command_is_one_clear_error(
     ],
 )
 def test_a_wrong_block_names_its_key(small: Path, block: str, message: str):
-    small.write_text(SMALL + f"sweep: {block}\n")
+    small.write_text(TINY + f"sweep: {block}\n")
     with pytest.raises(HeadwayError, match=message.replace("?", r"\?")) as told:
         load_sweep_points(small)
     assert len(told.value.messages) == 1
@@ -349,7 +264,7 @@ def test_a_wrong_block_names_its_key(small: Path, block: str, message: str):
 
 def test_points_may_put_a_scenario_right_and_without_any_it_says_what_is_wrong(small: Path):
     """Two GPUs want an engine of two; the first point has one, and says so."""
-    text = SMALL.replace("A100-80GB}", "A100-80GB, count: 2}")
+    text = TINY.replace("A100-80GB}", "A100-80GB, count: 2}")
     small.write_text(text)
     with pytest.raises(HeadwayError, match=r"gpu.count: must equal engine.tensor_parallel_size"):
         load_sweep_points(small)
@@ -419,10 +334,3 @@ def test_a_backend_that_does_not_start_leaves_nothing(small: Path):
     args = ["--vary", "seed=1,2", "--backend", "dask", "--address", "nowhere", "--out", str(out)]
     assert main(["sweep", str(small), *args]) == 2
     assert not out.exists()
-
-
-def test_what_cannot_be_swept_is_told_with_the_way_out():
-    with pytest.raises(HeadwayError, match="jobs: 0: must be 1 or more"):
-        sweep("demo", {"seed": [1, 2]}, jobs=0)
-    with pytest.raises(HeadwayError, match="loaded already: give what it was loaded from"):
-        sweep(load_scenario("demo"), {"seed": [1, 2]})  # type: ignore[arg-type]

@@ -96,3 +96,12 @@ def test_tests_mirror_the_wings() -> None:
     folders = {path.name for path in listed(ROOT / "tests") if path.is_dir()}
     others = {"calibration", "gpu_backend", "headway_vllm", "project", "support"}
     assert folders - others == {path.name for path in WINGS}
+
+
+def test_files_of_tests_are_short() -> None:
+    """One that grows past 400 lines is split by behaviour."""
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines())
+        for path in (ROOT / "tests").rglob("*.py")
+    }
+    assert {path: lines for path, lines in lengths.items() if lines > 400} == {}
