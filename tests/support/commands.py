@@ -28,5 +28,5 @@ def headway(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 def names(folder: Path) -> list[str]:
-    """List a folder."""
-    return sorted(path.name for path in folder.iterdir())
+    """List a folder, without what Python itself leaves beside a policy it has imported."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
