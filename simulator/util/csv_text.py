@@ -22,8 +22,11 @@ Floats = npt.NDArray[np.float64]
 
 DECIMALS = 9  # of a float: a nanosecond, where the column is in seconds
 LARGEST = 9.0e18  # an int64 holds it
-_QUADS = np.frombuffer("".join(f"{i:04d}" for i in range(10_000)).encode(), np.uint32)
-_FIRST_QUADS = np.frombuffer("".join(f"{i:\0>4d}" for i in range(10_000)).encode(), np.uint32)
+_NUMBERS = np.arange(10_000, dtype=np.int16)[:, None]
+_PLACES = np.array([1000, 100, 10, 1], np.int16)
+_DIGITS = (_NUMBERS // _PLACES % 10 + ord("0")).astype(np.uint8)
+_QUADS = _DIGITS.view(np.uint32).ravel()
+_FIRST_QUADS = (_DIGITS * ((_NUMBERS >= _PLACES) | (_PLACES == 1))).view(np.uint32).ravel()
 """Four digits each; the latter without leading zeros, as the first digits of a number."""
 _ZERO = np.frombuffer(f"{0:.{DECIMALS}f}".encode(), np.uint8)
 

@@ -12,10 +12,11 @@ GZIP = b"\x1f\x8b"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 BOM = "\ufeff"
 BLOCK = 1 << 22  # bytes read at a time, so that a long file costs its columns and no more
+FIRST_BLOCK = 1 << 16  # likewise, where the first line alone is wanted
 
 
-def line_blocks(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield whole lines, some megabytes at a time, each time with the number of the first line.
+def line_blocks(path: Path, size: int = BLOCK) -> Iterator[tuple[int, str]]:
+    """Yield whole lines, `size` bytes or more at a time, each time with the number of the first.
 
     A gzip file is known by its first bytes, not by its name. Every block ends with a newline,
     even where the file does not.
@@ -32,7 +33,7 @@ def line_blocks(path: Path) -> Iterator[tuple[int, str]]:
             packed = begins == GZIP
             raw.seek(0)
             file = gzip.GzipFile(fileobj=raw) if packed else raw
-            while data := file.read(BLOCK) + file.readline():
+            while data := file.read(size) + file.readline():
                 text = data.decode("utf-8", errors="replace").removesuffix("\n") + "\n"
                 yield number, text.removeprefix(BOM) if number == 1 else text
                 number += text.count("\n")
@@ -52,7 +53,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def first_line(path: Path) -> tuple[int, str]:
     """Give the first line that is not blank and its number, or raise HeadwayError."""
-    for number, text in line_blocks(path):
+    for number, text in line_blocks(path, FIRST_BLOCK):
         if body := text.lstrip():
             blank = text.count("\n", 0, len(text) - len(body))
             return number + blank, body[: body.find("\n")].rstrip()
