@@ -96,11 +96,14 @@ class Fitted:
         """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""
         messages = []
         found, repeats = quantities(steps), steps["steps"]
-        sequences = np.maximum(found["sequences"], 1)
         for what, (low, high) in (self.limits or {}).items():
             values = found[what]
-            late = (values - high + sequences - 1) // sequences if what == "context" else repeats
-            above = np.where(values > high, np.minimum(repeats, late), 0).sum()
+            over = np.flatnonzero(values > high)
+            late = repeats[over]
+            if what == "context":  # it grows: the last steps of a row alone may be beyond
+                sequences = np.maximum(found["sequences"][over], 1)
+                late = np.minimum(late, (values[over] - high + sequences - 1) // sequences)
+            above = late.sum()
             below = repeats[(values < low) & (values > 0)].sum()
             if above + below:
                 messages.append(

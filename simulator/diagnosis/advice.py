@@ -11,7 +11,7 @@ from simulator.cluster.config import MOST_REPLICAS
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.evidence import Evidence
 from simulator.diagnosis.finding import Advice, turn
-from simulator.results.breakdown import prompt_rows, prompt_stalls
+from simulator.results.breakdown import prompt_rows
 from simulator.results.metrics import percentiles
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Floats
@@ -183,7 +183,7 @@ class Advisor:
         for log, cost in zip(self.logs, self.costs, strict=True):
             rows, prompts = log.steps, prompt_rows(log)
             mixed = rows["decodes"][prompts] > 0
-            stalls.append(prompt_stalls(log, cost)[mixed])
+            stalls.append(self.run.prompt_stalls(log, cost)[mixed])
             at = prompts[mixed]
             time = rows["end"][at] - rows["start"][at]
             columns.append((time, rows["prefill_tokens"][at], rows["decodes"][at]))

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
+from simulator.results.breakdown import prompt_stalls
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Floats, Ints
 from simulator.results.time_series import Leaps, arrivals, decisions
 
 if TYPE_CHECKING:
     from simulator.core.engine_config import EngineConfig
+    from simulator.costs.cost_model import CostModel
     from simulator.results.record import ClusterRecord, Record
 
 CAUSES = ("seats", "token budget", "blocks", "policy")
@@ -40,10 +42,17 @@ class Evidence:
         self.total = float(self.table.e2el[done].sum()) or 1.0  # s
         policy = self.engine.scheduling_policy
         self.policy = policy if isinstance(policy, str) else str(policy["policy"])
+        self._stalls: dict[int, Floats] = {}
 
     def share(self, *parts: str) -> float:
         """Give the share of the requests' e2el that these parts of it are together."""
         return sum(self.time.get(name, 0.0) for name in parts) / self.total
+
+    def prompt_stalls(self, log: Log, cost: "CostModel") -> Floats:
+        """Give the `prompt_stalls` of one of the run's logs; computed once."""
+        if id(log) not in self._stalls:
+            self._stalls[id(log)] = prompt_stalls(log, cost)
+        return self._stalls[id(log)]
 
     @cached_property
     def engines(self) -> "list[EngineConfig]":
@@ -191,10 +200,11 @@ def blocked_time(log: Log, engine: "EngineConfig", spare: float) -> tuple[dict[s
 
 def _rows_of_two_causes(log: Log, engine: "EngineConfig", spare: float, cause: Ints) -> Ints:
     """Give the numbers of the leapt rows in which blocks begin to lack; `cause` is of the first."""
+    if spare in (0.0, inf):  # the blocks in use tell nothing
+        return np.zeros(0, np.int64)
     leaps = Leaps(log)
     used = log.steps["blocks_used"].astype(np.int64)
-    added = [blocks for *_, blocks in leaps.sums()]
-    used[leaps.leapt] += np.concatenate([np.zeros(0, np.int64), *added])
+    used[leaps.leapt] += leaps.added_blocks
     return np.flatnonzero(_causes(log, engine, spare, used) != cause)
 
 

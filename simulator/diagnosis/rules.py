@@ -30,7 +30,7 @@ from simulator.diagnosis.fleet_rules import (
 )
 from simulator.diagnosis.reuse import known_share
 from simulator.diagnosis.unfairness import most_underserved
-from simulator.results.breakdown import prompt_rows, prompt_stalls
+from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.request_table import RETRY, Floats
 
@@ -287,7 +287,7 @@ def _mixed_steps(run: AdvisedEvidence) -> tuple[float, float]:
         if run.custom_admission:  # it may keep decodes out of such steps: they wait all the same
             mixed[:] = True
         times.append((log.steps["end"][rows] - log.steps["start"][rows])[mixed])
-        stalls.append(prompt_stalls(log, cost)[mixed])
+        stalls.append(run.prompt_stalls(log, cost)[mixed])
     time, stall = np.concatenate(times), np.concatenate(stalls)
     return (float(time.mean()), float((time - stall).mean())) if len(time) else (0.0, 0.0)
 

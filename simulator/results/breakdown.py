@@ -189,7 +189,7 @@ def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
         alone = _verification(log, prompts, cost)
     else:
         alone = cost.decode_seconds(decodes, rows["context"][prompts])
-    stalls: Floats = np.clip(np.where(decodes > 0, time - alone, time), 0.0, time)
+    stalls: Floats = np.clip(time - np.where(decodes > 0, alone, 0.0), 0.0, time)
     return stalls
 
 

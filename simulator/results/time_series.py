@@ -72,6 +72,12 @@ class Leaps:
         self._blocks, self._ticks = np.asarray(log.leap_blocks), np.asarray(log.tick_ends)
         self._first = np.cumsum(later) - later  # of each row, among the later steps of all
 
+    @property
+    def added_blocks(self) -> Ints:
+        """Give how many KV blocks the later steps of each leapt row add."""
+        first = self._first[self.leapt]
+        return np.add.reduceat(self._blocks, first, dtype=np.int64) if len(first) else first
+
     def later_steps(self, numbers: Ints) -> LaterSteps:
         """Give the steps of leapt rows, by the numbers of these."""
         rows = self.rows[numbers]

@@ -34,13 +34,16 @@ class TokenTimes:
             runs = runs[wanted]
         self.starts: Floats = runs["start"]
         self.ends: Floats = np.asarray(log.tick_ends, np.float64)
-        self.tokens: Counts = np.zeros(len(self.ends) + 1, np.int32)  # the last stays 0
+        self.tokens: Counts = np.empty(len(self.ends) + 1, np.int32)  # the last is 0
         longer = runs[runs["ticks"] > 0]
         first = longer["first_tick"]
-        np.add.at(self.tokens, first, 1)
-        np.subtract.at(self.tokens, first + longer["ticks"], 1)
-        np.cumsum(self.tokens, out=self.tokens)
-        self._first: Ints = np.sort(first)
+        begun, ended = (
+            np.bincount(ticks, minlength=len(self.tokens))
+            for ticks in (first, first + longer["ticks"])
+        )
+        np.cumsum(np.subtract(begun, ended, out=ended), out=self.tokens)
+        self._begun: Counts = begun.astype(np.int32)
+        """How many come into the set at each tick: their gap reaches back to a prefill."""
         between, began = self._gaps_between(runs)
         self.request_gaps: Floats = np.concatenate((self.ends[first] - longer["start"], between))
         self.request_gap_ends: Floats = np.concatenate((self.ends[first], began))
@@ -75,9 +78,7 @@ class TokenTimes:
         """Yield the same, and when each gap ended, s."""
         for at in range(1, len(self.ends), SLICE):
             stop = min(at + SLICE, len(self.ends))
-            weights = self.tokens[at:stop].copy()
-            began = slice(*np.searchsorted(self._first, (at, stop)))
-            np.subtract.at(weights, self._first[began] - at, 1)  # theirs reach back to a prefill
+            weights = self.tokens[at:stop] - self._begun[at:stop]
             used = np.flatnonzero(weights)
             ends = self.ends[at:stop]
             yield (ends - self.ends[at - 1 : stop - 1])[used], weights[used], ends[used]

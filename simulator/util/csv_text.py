@@ -114,13 +114,16 @@ def _integers(values: Ints) -> Chars:
     width = len(str(values.max(initial=0)))
     quads = -(-width // 4)
     out = np.empty((len(values), quads), np.uint32)
-    rest = values
-    for place in reversed(range(quads)):
+    small = width < 10 and values.min(initial=0) >= -1
+    rest = values.astype(np.int32) if small else values  # half as much to move
+    least = 0  # the last digit is there even of 0
+    for place in reversed(range(1, quads)):
         high = rest // 10_000
         quad = rest - high * 10_000
-        first = _FIRST_QUADS[quad] * (rest > 0 if place < quads - 1 else rest >= 0)
+        first = _FIRST_QUADS[quad] * (rest >= least)
         out[:, place] = np.where(high > 0, _QUADS[quad], first)
-        rest = high
+        rest, least = high, 1
+    out[:, 0] = _FIRST_QUADS.take(rest, mode="clip") * (rest >= least)
     return out.view(np.uint8)[:, 4 * quads - width :]
 
 
@@ -147,10 +150,10 @@ def _decimals(values: Floats) -> Chars:
 
 
 def _digits(values: Ints, width: int) -> Chars:
-    """Give the last `width` decimal digits as characters, leading zeros included."""
+    """Give numbers of at most `width` digits, 9 or fewer, with leading zeros."""
     quads = -(-width // 4)
     out = np.empty((len(values), quads), np.uint32)
-    rest = values
+    rest = values.astype(np.int32)
     for place in reversed(range(quads)):
         high = rest // 10_000
         out[:, place] = _QUADS[rest - high * 10_000]
