@@ -11,7 +11,7 @@ import numpy as np
 
 from simulator.core.log import REQUEST, UNFINISHED, Log
 from simulator.planning.runs import MetricValues, read_metric_values
-from simulator.planning.search import CERTAIN
+from simulator.planning.search import CERTAIN, WARMING_UP
 from simulator.results.request_table import (
     Flags,
     Floats,
@@ -27,41 +27,45 @@ from simulator.simulation.run import run
 from simulator.workload.workload import Workload
 
 BATCHES = 10  # of a run
-WARMING_UP = "still warming up"
 
 
-def measure_run(scenario: Scenario, slos: Sequence[Slo], *, steady: bool) -> MetricValues:
+def measure_run(
+    scenario: Scenario, slos: Sequence[Slo], *, steady: bool, warmup: float | None = None
+) -> MetricValues:
     """Make a run and give its numbers.
 
-    `steady` says that its load stays the same: what comes before a steady state is then left out,
-    growth is looked for, and the run ends as soon as it has broken a bound for certain. That bound
-    is `broken`, what grows `growing`; both are "" as a rule.
+    `steady` says that its load stays the same: what comes before a steady state is then left out
+    (`warmup`, else what the run finds, `found_warmup_s`), growth is looked for, and the run ends as
+    soon as it has broken a bound for certain. That bound is `broken`, what grows `growing`; both
+    are "" as a rule.
     """
     workload = scenario.make_workload()
     stop = _Watch(workload, scenario, slos) if steady else None
     result = run(scenario, workload=workload, stop=stop)
     broken = growing = ""
+    more: dict[str, float] = {}
     if result.interrupted:
         broken = broken_bound(result.request_table(), scenario, slos) if steady else ""
         if not broken:
             raise KeyboardInterrupt("the user broke it off")
     elif steady:
-        warmup = find_warmup(result)
+        found = find_warmup(result)
         span = float(np.nanmax(result.sent) - np.nanmin(result.sent))
-        result.warmup = span / 2 if warmup is None else warmup
-        growing = WARMING_UP if warmup is None else find_growth(result)
+        more["found_warmup_s"] = span / 2 if found is None else found
+        result.warmup = min(more["found_warmup_s"] if warmup is None else warmup, span / 2)
+        growing = WARMING_UP if found is None else find_growth(result)
     table = result.request_table()
     start, end = run_span(table, result.logs)
     values = {**read_metric_values(result, slos), "broken": broken, "growing": growing}
-    values |= {"run_duration": end - start}  # s, with the warm-up
+    values |= {"run_duration": end - start, **more}  # s, with the warm-up
     if broken:
         completed = float(table.completed.sum() / max(_over(table).sum(), 1))
         return {**values, "completion": completed}
-    found = _batches(result, slos)
+    shares = _batches(result, slos)
     if not steady:  # a batch of a load that changes is no sample of it
         told = ("measured", "attainment")
-        return {**values, **{name: found[name] for name in told if name in found}}
-    return {**values, **found}
+        return {**values, **{name: shares[name] for name in told if name in shares}}
+    return {**values, **shares}
 
 
 def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:

@@ -365,8 +365,8 @@ def _run_all(
     return [outcomes[k] for k in range(len(loaded))]
 
 
-LoadedRun = tuple[Scenario, bool]
-"""The scenario of one run, and whether its load stays the same."""
+LoadedRun = tuple[Scenario, bool, float | None]
+"""The scenario of one run, whether its load stays the same, and its warm-up (s) if it is known."""
 
 
 def _load(problem: PlanProblem, candidate: Candidate, wanted: PlannedRun) -> LoadedRun | Outcome:
@@ -382,21 +382,22 @@ def _load(problem: PlanProblem, candidate: Candidate, wanted: PlannedRun) -> Loa
                 by = (f"--vary {problem.key}=", f"--fewest {problem.key}=")
                 messages = [text.replace(*by) for text in messages]
             return Outcome({}, messages)
-    return scenario, wanted.seconds is not None
+    return scenario, wanted.seconds is not None, wanted.warmup
 
 
 def _key(problem: PlanProblem, run: LoadedRun | Outcome) -> str | None:
     """Tell whether two runs are the same, and measured alike; None of one that cannot be loaded."""
     if isinstance(run, Outcome):
         return None
-    scenario, steady = run
-    return scenario_key(scenario, "plan", steady, sorted(slo.text for slo in problem.criteria.slos))
+    scenario, steady, warmup = run
+    bounds = sorted(slo.text for slo in problem.criteria.slos)
+    return scenario_key(scenario, "plan", steady, warmup, bounds)
 
 
 def _measure(problem: PlanProblem, run: LoadedRun) -> MetricValues:
     """Make one run, in a worker."""
-    scenario, steady = run
-    return measure_run(scenario, problem.criteria.slos, steady=steady)
+    scenario, steady, warmup = run
+    return measure_run(scenario, problem.criteria.slos, steady=steady, warmup=warmup)
 
 
 def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candidate:

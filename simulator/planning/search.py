@@ -23,6 +23,7 @@ class PlannedRun(NamedTuple):
     at: float  # a rate, a number of replicas
     replication: int = 0
     seconds: float | None = None  # s; None: as long as the scenario says
+    warmup: float | None = None  # s, left out; None: as the run itself finds it
     burst: int = 0  # so many requests in its place, all at once
 
 
@@ -30,6 +31,7 @@ Search = Generator[list[PlannedRun], list[MetricValues], "SearchResult"]
 
 CERTAIN = 5.0  # times what a bound allows the whole run: then the rest of it is spared
 LOST = 100  # requests beyond such a bound: no chance, and no longer look would say otherwise
+WARMING_UP = "still warming up"
 BEYOND = 20  # requests beyond a percentile, for it to be known
 TOO_CLOSE = "too close to tell"
 MIN_MISSED = 1e-3  # of a share that is missed: a plot over logarithms has no 0
@@ -56,6 +58,7 @@ class Trial:
     settled: bool = False  # runs half as long said the same
     superseded: bool = False  # by longer runs at the same place
     cut_short: bool = False  # it was to be looked at for longer than is allowed
+    warmup: float | None = None  # s: the mean of what the runs before found
 
     @property
     def breaks(self) -> str:
@@ -268,24 +271,45 @@ def _strain(runs: Sequence[MetricValues], slo: Slo, confidence: float) -> Span:
 
 
 def look(
-    trial: Trial, criteria: Criteria, counts: Sequence[int], *, strict: bool
+    trial: Trial,
+    criteria: Criteria,
+    counts: Sequence[int],
+    *,
+    strict: bool = False,
+    quick: bool = False,
 ) -> Generator[list[PlannedRun], list[MetricValues], Trial]:
     """Run one place, and judge it after so many runs, and after so many, until one tells.
 
     Where the intervals cannot tell in the end, the means do; `strict`: then it does not hold.
+    `quick`: the means do, too, where a run was too short to get warm: a longer look will tell.
     """
     for count in counts:
         have = len(trial.runs)
-        trial.runs += yield [PlannedRun(trial.at, k, trial.seconds) for k in range(have, count)]
+        places = [(trial.at, k, trial.seconds, trial.warmup) for k in range(have, count)]
+        trial.runs += yield [PlannedRun(*place) for place in places]
+        trial.warmup = _mean_warmup(trial)
         found = judge(trial.runs, criteria, strict=strict)
         # One run may be lucky as a whole: that a place holds takes several.
         alone = strict and count < criteria.replications and trial.seconds is not None
         if found.kept is False or (found.kept and not alone):
             break
     trial.sure, trial.strict = found.kept is not None, strict
-    trial.ok = bool(found.kept) or (found.kept is None and found.mean_kept and not strict)
+    by_mean = found.mean_kept or (
+        quick and found.growing == WARMING_UP and found.strain[1] <= NOT_KEPT
+    )
+    trial.ok = bool(found.kept) or (found.kept is None and by_mean and not strict)
     trial.why, trial.growing, trial.strain = found.why, found.growing, found.strain
     return trial
+
+
+def _mean_warmup(trial: Trial) -> float | None:
+    """Give the warm-up that further runs of a place leave out.
+
+    A run that leaves out what MSER-5 finds in itself leaves out its worst minutes where they come
+    early by chance, and then looks better than it is. Those of other runs are no such choice.
+    """
+    found = [float(run["found_warmup_s"]) for run in trial.runs if "found_warmup_s" in run]
+    return sum(found) / len(found) if found else trial.warmup
 
 
 def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = None) -> Search:
@@ -312,7 +336,7 @@ def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = 
                 at = (max if side else min)(trial.at for trial in trials) * step
                 trial = Trial(at, criteria.first_seconds)
                 counts = sorted({1, criteria.replications})
-                trials.append((yield from look(trial, criteria, counts, strict=False)))
+                trials.append((yield from look(trial, criteria, counts)))
     return result
 
 
@@ -393,12 +417,14 @@ def _search(
     at: float | None = start
     while True:
         if at is not None:
-            counts = [1] if quick and seconds is not None else criteria.counts(strict=rising)
-            strict = rising and not (quick and seconds is not None)
+            short = quick and seconds is not None
+            counts = [1] if short else criteria.counts(strict=rising)
             if at in places:  # a longer look nearby has overturned what led past it
                 places[at].superseded = True
-            places[at] = trial = Trial(at, seconds)
-            trials.append((yield from look(trial, criteria, counts, strict=strict)))
+            warmup = places[at].warmup if at in places else None
+            places[at] = trial = Trial(at, seconds, warmup=warmup)
+            strict = rising and not short
+            trials.append((yield from look(trial, criteria, counts, strict=strict, quick=short)))
             trial.settled = trial.is_lost(criteria)
             if not quick:
                 trial.settled |= trial.agrees(criteria, strict=rising)
@@ -418,7 +444,7 @@ def _search(
         if longer is None:
             end.settled, end.cut_short = True, end.seconds is not None
             continue
-        again = Trial(end.at, longer)
+        again = Trial(end.at, longer, warmup=end.warmup)
         counts = [n for n in criteria.counts(strict=rising) if end.sure or n >= len(end.runs)]
         trials.append((yield from look(again, criteria, counts, strict=rising)))
         end.superseded = True

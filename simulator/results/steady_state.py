@@ -24,6 +24,7 @@ SIGNIFICANCE_LEVEL = 0.01  # of the test
 MATERIAL_CHANGE = 0.2  # of the mean: a smaller change over the run is no matter
 MATERIAL_USAGE = 0.05  # of the KV cache: a smaller change is no matter
 MOST_UNSERVED = 0.05  # of the requests that come, at the end of a run that keeps up
+MOST_CHANCE = 3.0  # standard deviations by which two Poisson numbers of one mean may differ
 ROUNDING = 1e-20
 MSER_BATCH = 5  # values in a batch of MSER-5
 TERMS = 100  # of a continued fraction; 40 give every digit for up to 18 degrees of freedom
@@ -157,7 +158,7 @@ def find_growth(record: "Record") -> str:
 
     Three signs that a load is more than can be served for long: requests in the system, or KV
     blocks in use, have a rising trend that is significant and material (`linear_trend`), or fewer
-    requests are over than come. To fill an empty system is none: the warm-up is left out.
+    requests are over than come, by more than chance. To fill an empty system is none: the warm-up is left out.
     """
     times, level, left = requests_in_system(record.request_table(), ConcurrencyCounter())
     low, high = float(times[0]) + record.warmup, float(times[-1])
@@ -167,8 +168,9 @@ def find_growth(record: "Record") -> str:
     found = trend.test()
     if found["stationary"] is False and trend.means[-1] > trend.means[0]:
         return "requests in the system"
-    over = int(((left >= low) & (left <= high)).sum())
-    if len(times) >= MIN_REQUESTS and over < (1.0 - MOST_UNSERVED) * len(times):
+    more = len(times) - int(((left >= low) & (left <= high)).sum())
+    chance = MOST_CHANCE * sqrt(2.0 * float(level.mean()))
+    if len(times) >= MIN_REQUESTS and more > max(MOST_UNSERVED * len(times), chance):
         return "requests served fall behind those offered"
     usage = _kv_usage(record, np.linspace(low, high, BATCHES + 1))
     change, p = linear_trend(usage)

@@ -13,6 +13,7 @@ from simulator.results.steady_state import find_growth, find_warmup
 from tests.support.scenarios import ONE_A_SECOND
 
 P99 = parse_slo("p99_ttft_ms<=1050")
+MEDIAN = parse_slo("median_ttft_ms<=1050")
 
 
 def loaded(path: Path, rate: float, count: int, *more: str):
@@ -45,10 +46,9 @@ def test_what_is_broken_for_certain_is_so_at_the_end(scenario: Path):
 
 
 def test_the_batches_hold_every_measured_request(scenario: Path):
-    median = parse_slo("median_ttft_ms<=1050")
-    values = measure_run(loaded(scenario, 0.7, 1000), [median], steady=True)
+    values = measure_run(loaded(scenario, 0.7, 1000), [MEDIAN], steady=True)
     assert (values["broken"], values["growing"]) == ("", "")
-    shares = values["batches"][median.text]
+    shares = values["batches"][MEDIAN.text]
     assert len(shares) == 10
     table = run(loaded(scenario, 0.7, 1000)).request_table()
     late = table.ttft[table.sent >= table.sent[0] + values["warmup_s"]] > 1.05
@@ -56,6 +56,18 @@ def test_the_batches_hold_every_measured_request(scenario: Path):
     assert values["completion"] == 1.0  # of those measured, whatever the warm-up is
     assert values["attainment"] == pytest.approx(1 - late.mean())
     assert shares == [part.mean() for part in np.array_split(late, 10)]
+
+
+def test_a_warm_up_that_is_known_is_left_out(scenario: Path):
+    """In place of what the run itself finds, and never more than half of it."""
+    own = measure_run(loaded(scenario, 0.7, 1000), [MEDIAN], steady=True)
+    given = measure_run(loaded(scenario, 0.7, 1000), [MEDIAN], steady=True, warmup=100.0)
+    assert (own["warmup_s"], given["warmup_s"]) == (own["found_warmup_s"], 100.0)
+    assert given["found_warmup_s"] == own["found_warmup_s"]
+    sent = run(loaded(scenario, 0.7, 1000)).sent
+    assert given["measured"] == (sent >= sent[0] + 100.0).sum()
+    most = measure_run(loaded(scenario, 0.7, 1000), [MEDIAN], steady=True, warmup=1e6)
+    assert most["warmup_s"] == (sent[-1] - sent[0]) / 2
 
 
 def test_the_ramp_up_of_an_idle_fleet_is_no_growth(tmp_path: Path):
@@ -84,6 +96,20 @@ def test_growth_is_told_by_queue_and_by_what_is_served(scenario: Path):
         result = run(loaded(scenario, rate, 2000))
         assert find_growth(result) == "requests in the system"
     assert find_growth(run(loaded(scenario, 0.5, 1000))) == ""
+
+
+def test_a_few_requests_more_in_the_system_are_chance(tmp_path: Path):
+    """At 4 requests/s of 20 s each there are 80: in half a minute 12 more or fewer mean nothing."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        ONE_A_SECOND.replace("base: 0.1", "base: 2").replace("max_num_seqs: 1", "max_num_seqs: 200")
+    )
+    told = []
+    for seed in range(40):
+        result = run(loaded(path, 4.0, 260, f"seed={seed}"))
+        result.warmup = 30.0
+        told.append(find_growth(result))
+    assert told.count("requests served fall behind those offered") <= 1
 
 
 def test_growth_of_the_kv_cache_is_told(tmp_path: Path):

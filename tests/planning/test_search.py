@@ -10,6 +10,7 @@ from simulator.planning.search import (
     Criteria,
     PlannedRun,
     Search,
+    WARMING_UP,
     SearchResult,
     Trial,
     as_configured,
@@ -128,6 +129,39 @@ def test_what_holds_for_five_minutes_and_not_for_ten_does_not_hold():
     found = play(fewest(1, 8, STEADY, start=3), slow)
     assert found.best is not None
     assert (found.best.at, found.best.seconds) == (4, 600.0)
+
+
+def test_further_runs_leave_out_what_earlier_ones_found():
+    """What a run finds in itself depends on where its own worst minutes are."""
+    wishes: list[PlannedRun] = []
+
+    def found(wanted: PlannedRun) -> dict[str, object]:
+        wishes.append(wanted)
+        warmup = {300.0: 90.0}.get(wanted.seconds, 30.0 * wanted.replication)
+        return share(0.0, wanted.seconds, found_warmup_s=warmup)
+
+    play(as_configured(STEADY), found)
+    assert [(w.seconds, w.replication, w.warmup) for w in wishes] == [
+        (300.0, 0, None),
+        (600.0, 0, 90.0),  # of the short look
+        (600.0, 1, 0.0),  # of the run before
+        (600.0, 2, 0.0),
+    ]
+
+
+def test_a_quick_look_that_did_not_get_warm_follows_its_mean():
+    """Else it would lead the search away from rates that longer runs hold."""
+
+    def measured(wanted: PlannedRun) -> dict[str, object]:
+        cold = wanted.seconds < 600.0
+        value = 0.0 if wanted.at <= 2.0 else 0.5
+        return share(value, wanted.seconds, growing=WARMING_UP if cold else "")
+
+    found = play(largest_rate(1.0, STEADY), measured)
+    assert found.best is not None
+    assert 2.0 / 1.05 <= found.best.at <= 2.0
+    never = play(largest_rate(1.0, STEADY), lambda w: share(0.0, w.seconds, growing=WARMING_UP))
+    assert never.best is None  # what no run gets warm at does not hold
 
 
 def test_what_grows_is_looked_at_ever_longer_and_never_holds():
