@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.planning.search import (
+    WARMING_UP,
     Criteria,
     PlannedRun,
     Search,
-    WARMING_UP,
     SearchResult,
     Trial,
     as_configured,
