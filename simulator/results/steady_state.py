@@ -158,7 +158,8 @@ def find_growth(record: "Record") -> str:
 
     Three signs that a load is more than can be served for long: requests in the system, or KV
     blocks in use, have a rising trend that is significant and material (`linear_trend`), or fewer
-    requests are over than come, by more than chance. To fill an empty system is none: the warm-up is left out.
+    requests are over than come, by more than chance. To fill an empty system is none: the warm-up
+    is left out.
     """
     times, level, left = requests_in_system(record.request_table(), ConcurrencyCounter())
     low, high = float(times[0]) + record.warmup, float(times[-1])
