@@ -1,9 +1,13 @@
-"""From what a scenario's `cost` says to a cost model: profiles, forms, rooflines, overheads."""
+"""From what a scenario's `cost` says to a cost model: profiles, forms, rooflines, overheads.
+
+Rooflines and pipelines are imported by those alone who ask for them.
+"""
 
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simulator.core.engine_config import UNIFORM, EngineConfig, HostConfig
 from simulator.costs.cost_model import CostModel
@@ -19,14 +23,15 @@ from simulator.costs.overhead import (
     samples_truncated,
 )
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.costs.pipeline import AnyCost, PipelineCost, Stage, make_pipeline, stages_of
 from simulator.costs.profile import FORMS, find_profile, make_form, read_profile
-from simulator.costs.roofline import roofline
 from simulator.models.gpus import HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.from_mapping import prefix_keys, short_repr
+
+if TYPE_CHECKING:
+    from simulator.costs.pipeline import AnyCost, PipelineCost, Stage
 
 
 def load_cost(
@@ -92,8 +97,10 @@ def _make_pipeline(
     spec: Mapping[str, object],
     base: Path | None,
     target: "_Target",
-) -> PipelineCost:
+) -> "PipelineCost":
     """Split a cost of all layers into stages."""
+    from simulator.costs.pipeline import make_pipeline, stages_of
+
     model, gpu, engine = target.model, target.gpu, target.engine
     assert model is not None
     assert gpu is not None
@@ -115,7 +122,7 @@ class _Target:
     model: ModelSpec | None
     gpu: Gpu | None
     engine: EngineConfig | None
-    stage: Stage | None = None  # of a pipeline; None: all layers
+    stage: "Stage | None" = None  # of a pipeline; None: all layers
     host: HostConfig | None = None
 
     @property
@@ -145,7 +152,7 @@ class _Target:
             layers=None if stage is None else stage.layers,
         )
 
-    def part(self, cost: AnyCost) -> AnyCost:
+    def part(self, cost: "AnyCost") -> "AnyCost":
         """Give the share of a stage of a cost of all layers."""
         return cost if self.stage is None else self.stage.part(cost)
 
@@ -199,6 +206,8 @@ def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost
 
     Experts that are spread over data-parallel ranks come on top (`data_parallel.py`).
     """
+    from simulator.costs.roofline import roofline
+
     if extra := [key for key in spec if key not in {"kind", "overhead"}]:
         raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
     overhead = choose_overhead(spec.get("overhead"), VLLM, target.overhead)

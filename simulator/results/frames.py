@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.cluster.lifecycle import STATES
 from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import ClusterRecord, Record
@@ -90,6 +89,8 @@ def client_tables(record: Record) -> dict[str, dict[str, Column]]:
 
 def replica_columns(cluster: ClusterRecord) -> dict[str, Column]:
     """Give the columns of replicas.csv: a row for each time (s) at which a replica changed."""
+    from simulator.cluster.lifecycle import STATES
+
     names = list(dict.fromkeys(cluster.groups))
     ranks: dict[int, list[int]] = {}
     for replica, server in enumerate(cluster.servers):

@@ -10,7 +10,6 @@ from typing import Any
 from simulator.cluster.load_balancer import SINCE
 from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
-from simulator.costs.data_parallel import DataParallelCost, Experts
 from simulator.costs.load import load_cost
 from simulator.costs.noise import describe_cost
 from simulator.costs.overhead import VLLM, read_version, without_host
@@ -125,6 +124,8 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
         cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)
     if not parallel:
         return cost
+    from simulator.costs.data_parallel import DataParallelCost, Experts
+
     experts = None
     if spec.get("kind") == "roofline":
         sizes = engine.tensor_parallel_size, engine.data_parallel_size

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_v
 
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.policies.predictor import parse_predictor
-from simulator.scenario.cluster_config import ClusterConfig, GroupConfig
+from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engines import fill_in_defaults
 from simulator.scenario.planning_config import PlanConfig, SweepConfig
 from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
@@ -110,7 +110,9 @@ class Scenario(Config):
 
     def of_group(self, name: str) -> "Scenario":
         """Give the scenario of one replica of a group of the cluster."""
-        group = self.cluster.replica_groups[name] if self.cluster is not None else GroupConfig()
+        if self.cluster is None:
+            return self
+        group = self.cluster.replica_groups[name]
         changed = {
             "gpu": group.gpu or self.gpu,
             "engine": group.engine or self.engine,
@@ -173,9 +175,10 @@ class Scenario(Config):
                 raise self._errors(field_errors(("workload",), error)) from None
         from simulator.workload.select import select
 
-        reading = trace.model_dump(include={*READ_OPTIONS}) | {"columns": self.workload.columns}
-        part = trace.model_dump(exclude={"path", "format", *READ_OPTIONS})
-        workload = select(load(trace.path, trace.format, **reading), **part)
+        part = dict(trace)
+        path, form = part.pop("path"), part.pop("format")
+        reading = {key: part.pop(key) for key in READ_OPTIONS} | {"columns": self.workload.columns}
+        workload = select(load(path, form, **reading), **part)
         workload.max_concurrency = self.workload.max_concurrency
         self._draw_clients(workload)
         self._draw_max_tokens(workload, load)
