@@ -14,6 +14,7 @@ from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
+from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.models.gpus import GIB
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.load import load_model
@@ -37,7 +38,7 @@ from simulator.scenario.policy_table import (
 )
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
-from simulator.schedulers.sglang.scheduler import SgLang
+from simulator.schedulers.sglang.scheduler import SgLang, serves_unshared
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
@@ -147,7 +148,10 @@ def _make(
         raise ValueError(f"engine.kv_offloading_size: {policy_name(told)} has no host tier")
     check_arguments(policy_class, arguments, taken=options)
     tree = engine.prefix_cache == "radix" or (scheduler_class.prefix_tree and not named)
-    blocks = _make_blocks(engine, parts, caching, shares_prefixes, named=named, tree=tree)
+    counts = policy_class is SgLang and serves_unshared(**arguments)
+    blocks = _make_blocks(
+        engine, parts, caching, shares_prefixes, named=named, tree=tree, counts=counts
+    )
     if is_own(policy_class) and check_only:
         return None
     if issubclass(policy_class, Scheduler):  # fcfs needs no policy
@@ -407,11 +411,12 @@ def _make_blocks(
     *,
     named: bool,
     tree: bool,
+    counts: bool,
 ) -> BlockCounter:
     """Make the block manager that the scenario's memory rule needs.
 
     `shares` says whether prompts have contents that others may begin with, too; with `tree` a
-    prefix cache is a radix tree.
+    prefix cache is a radix tree, of which the scheduler `counts` the blocks alone.
 
     Contiguous allocation is paging with one page a request, of the greatest length.
     """
@@ -427,7 +432,8 @@ def _make_blocks(
     if tree and caching:
         if named:
             raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
-        return RadixCache(parts.num_gpu_blocks, engine.block_size)
+        cache = UnsharedRadixCache if counts and not shares else RadixCache
+        return cache(parts.num_gpu_blocks, engine.block_size)
     if engine.kv_offloading_size is not None:
         if named or not caching:
             why = "a live engine has no host tier" if caching else "there is no prefix cache"

@@ -6,6 +6,7 @@ from random import Random
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import Node, RadixCache, pieces_of
+from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.policies.waiting_queues import Fifo
 
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
@@ -60,6 +61,10 @@ class QueueOrder:
         self._limit = limit
         self._priority = priority
         self._random = Random(seed)
+        lru = isinstance(blocks, UnsharedRadixCache) or (
+            isinstance(blocks, RadixCache) and blocks.eviction_policy == "lru"
+        )
+        self._refreshed = blocks if lru else None
         self._refreshes = 0
         self.cached: dict[Request, int] = {}  # tokens, by the last sort that asked
 
@@ -80,8 +85,10 @@ class QueueOrder:
             _reorder(queue, lambda request: (priority(request), -self._limit(request)))
         elif order == "lof":
             _reorder(queue, lambda request: -self._limit(request))
-        if self.tree is not None and order not in CACHE_AWARE:
-            self._refresh(self.tree, queue)
+        if self._refreshed is not None and order not in CACHE_AWARE:
+            self._refreshes += 1
+            if self._refreshes % REFRESH_INTERVAL == 1:
+                self._refresh(self._refreshed, queue)
 
     def uncached(self, request: Request) -> int:
         """Count the tokens that a waiting request has to compute, one at least."""
@@ -129,15 +136,10 @@ class QueueOrder:
                 seen.add(start)
         return ends
 
-    def _refresh(self, tree: RadixCache, queue: Queue) -> None:
-        """Now and then, use what those who wait would find, the head's last."""
-        if tree.eviction_policy != "lru":
-            return
-        due = self._refreshes % REFRESH_INTERVAL == 0
-        self._refreshes += 1
-        if due:
-            for request in reversed(list(queue)[:MATCHED_AT_MOST]):
-                tree.find(request, request.known)
+    def _refresh(self, tree: RadixCache | UnsharedRadixCache, queue: Queue) -> None:
+        """Use what those who wait would find, the head's last."""
+        for request in reversed(list(queue)[:MATCHED_AT_MOST]):
+            tree.find(request, request.known)
 
 
 def _reorder(queue: Queue, key: Callable[[Request], object]) -> None:

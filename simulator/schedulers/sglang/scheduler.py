@@ -8,15 +8,27 @@ from typing import Any, Literal
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
+from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
 from simulator.schedulers.sglang.prefill import PrefillBudget, Verdict
-from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES, Queue, QueueOrder
+from simulator.schedulers.sglang.queue_order import (
+    CACHE_AWARE,
+    ORDERS,
+    WITH_PRIORITIES,
+    Queue,
+    QueueOrder,
+)
 from simulator.schedulers.sglang.running_batch import CLIP_MAX_NEW_TOKENS, RunningBatch
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP
 from simulator.util.from_mapping import check_least, check_range, raise_if
 
 RETRACTION_POLICIES = ("length", "priority")
 MOST_IDLE_PASSES = 1000
+
+
+def serves_unshared(order: str = "fcfs", radix_eviction_policy: str = "lru", **_: Any) -> bool:
+    """Say whether an UnsharedRadixCache does where prompts share nothing, by SgLang's arguments."""
+    return order not in CACHE_AWARE and radix_eviction_policy == "lru"
 
 
 class SgLang(ContinuousBatching):
@@ -104,6 +116,11 @@ class SgLang(ContinuousBatching):
                 order == "shortest-prefill-first" and not blocks.prefix_caching,
                 "order: shortest-prefill-first wants a prefix cache",
             ),
+            (
+                isinstance(blocks, UnsharedRadixCache)
+                and not serves_unshared(order, radix_eviction_policy),
+                "UnsharedRadixCache has the policy lru, and does not serve orders by the tree",
+            ),
         )
         super().__init__(
             blocks,
@@ -115,9 +132,9 @@ class SgLang(ContinuousBatching):
         )
         self._pool = blocks.usable * blocks.block_size  # tokens
         self._longest = min(max_model_len, self._pool) - 2
-        self.tree = blocks if isinstance(blocks, RadixCache) else None
-        if self.tree is not None:
-            self.tree.eviction_policy = radix_eviction_policy
+        self.tree = blocks if isinstance(blocks, RadixCache | UnsharedRadixCache) else None
+        if isinstance(blocks, RadixCache):
+            blocks.eviction_policy = radix_eviction_policy
         self.batch = RunningBatch(blocks.block_size, blocks.names_blocks, self.limit)
         """Those who decode: `decodes` itself, which is slower to read."""
         self.decodes = self.batch
