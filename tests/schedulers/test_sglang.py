@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from simulator.core.request import Step
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.scheduler import SgLang
-from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.support.schedules import counter, prompts, run
 
 
@@ -30,11 +30,15 @@ def test_sglang_expects_seven_tenths_of_what_may_still_come() -> None:
 def test_sglangs_ratio_falls_with_each_step_of_decodes() -> None:
     """From 0.7 by (0.7 - 0.098) / 4 a step; the answer of 7 has 6 such steps."""
     scheduler = SgLang(counter(100, 1), new_token_ratio_decay_steps=4, max_model_len=100)
-    ratios = []
-    scheduler.decode_all = lambda step: (  # type: ignore[method-assign]
-        ratios.append(scheduler.ratio),
-        Scheduler.decode_all(scheduler, step),
-    )[1]
+    ratios, schedule = [], scheduler.schedule
+
+    def listen(now: float) -> Step:
+        step = schedule(now)
+        if step.decodes:
+            ratios.append(scheduler.ratio)
+        return step
+
+    scheduler.schedule = listen  # type: ignore[method-assign]
     run(scheduler, (0, 10, 7))
     assert ratios == pytest.approx([0.5495, 0.399, 0.2485, 0.098, 0.098, 0.098])
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.core.log import pack_run
-from simulator.core.request import Request, Step, by_admission
+from simulator.core.request import Chunk, Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.vllm.async_scheduler import AsyncRunning, Run
@@ -40,16 +40,15 @@ class BatchInFlight:
     """What a batch in flight will bring."""
 
     decodes: bool
-    prompts: list[tuple[Request, Run, int]]
+    prompts: Sequence[tuple[Request, Run, int]] = ()
     """Whose prompts it completes, and how many tokens go into the tree then."""
-    ending: list[Request]  # who gets its last token
+    ending: Sequence[Request] = ()  # who gets its last token
     leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
 
     def drop(self, request: Request) -> None:
         """Bring nothing to a request: SGLang throws away what a retracted one gets."""
         self.prompts = [row for row in self.prompts if row[0] is not request]
-        if request in self.ending:
-            self.ending.remove(request)
+        self.ending = [one for one in self.ending if one is not request]
 
 
 class OverlappedSgLang(SgLang):
@@ -71,36 +70,46 @@ class OverlappedSgLang(SgLang):
     def schedule(self, now: float) -> Step:
         """Choose the next batch and count what it will bring."""
         step = SgLang.schedule(self, now)  # `super()`, in the time of a plain call
-        if not step.decodes and not step.prefills:
-            return step
-        running, decodes = self.running, self.batch
-        batch = BatchInFlight(step.decodes > 0, [], [])
         if step.decodes:
+            batch = BatchInFlight(True)
+            self.in_flight.append(batch)
             step.ghosts = len(self.running.ended)  # nobody knows that they have ended
-            if over := decodes.advance(1):
+            if over := self.batch.advance(1):
                 self._note_ends(batch, over)
-        for chunk in step.prefills:
+        elif step.prefills:
+            batch = BatchInFlight(False)
+            self.in_flight.append(batch)
+        if step.prefills:
+            self._note_prompts(batch, step.prefills)
+        return step
+
+    def _note_prompts(self, batch: BatchInFlight, chunks: Sequence[Chunk]) -> None:
+        """Note that a batch brings the first tokens of those whose prompts it completes."""
+        running, chunked = self.running, self.chunked
+        prompts, over = [], []
+        for chunk in chunks:
             request = chunk.request
-            if request is self.chunked:
+            if request is chunked:
                 continue
             run = Run()
-            batch.prompts.append((request, run, request.computed))
+            prompts.append((request, run, request.computed))
             request.generated += 1
-            decodes.emitted(request)
             running.open[request] = run
             running.start_decoding(request)
             if request.generated == request.output_limit:
-                self.running.ended[request] = None
-                batch.ending.append(request)
-        self.in_flight.append(batch)
-        return step
+                over.append(request)
+        batch.prompts = prompts
+        if over:
+            self._note_ends(batch, over)
 
     def _note_ends(self, batch: BatchInFlight, over: list[Request]) -> None:
         """Note that a batch brings the last tokens of members of the decode set."""
         ended = self.running.ended
-        over = [r for r in over if r not in ended]
-        ended |= dict.fromkeys(over)
-        batch.ending += over
+        if ended:
+            over = [r for r in over if r not in ended]
+        for request in over:
+            ended[request] = None
+        batch.ending = [*batch.ending, *over] if batch.ending else over
 
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more."""
@@ -197,21 +206,19 @@ class OverlappedSgLang(SgLang):
         """Deliver the tokens of the oldest batch in flight; return who finished."""
         batch = self.in_flight.popleft()
         if batch.leap_blocks is not None and len(ends) <= len(batch.leap_blocks):
-            batch.ending.clear()  # a failure broke the leap off: last tokens come with its end
+            batch.ending = ()  # a failure broke the leap off: last tokens come with its end
         over: list[Request] = []
         if not batch.prompts and not batch.ending and not self.aborted:
             return over
-        now = ends[-1]
-        ending = dict.fromkeys(batch.ending)
-        tree = self.tree
+        now, ending, tree = ends[-1], batch.ending, self.tree
         for request, run, tokens in batch.prompts:
             run.start = now
             if request.first_token < 0:
                 request.first_token = now
             if run.ticks >= 0:  # it has left already
                 self.running.runs += pack_run(now, request.id, run.first_tick, run.ticks)
-            if request in ending:
-                del ending[request]
+            if ending and request in ending:
+                ending = [one for one in ending if one is not request]
                 self.finish(request, now)
                 over.append(request)
             elif tree is not None:
@@ -219,16 +226,20 @@ class OverlappedSgLang(SgLang):
         for request in sorted(ending, key=by_admission) if len(ending) > 1 else ending:
             self.finish(request, now)
             over.append(request)
-        over += self.aborted
-        self.aborted.clear()
+        if self.aborted:
+            over += self.aborted
+            self.aborted.clear()
         return over
 
     def finish(self, request: Request, now: float) -> None:
-        full, left = self.full, request in self.running.leaving
-        self.running.ended.pop(request, None)
-        super().finish(request, now)
-        if left:
-            self.full = full  # the running batch gets no smaller by it
+        running = self.running
+        if request not in running.leaving:  # else the running batch gets no smaller by it
+            self.full = False
+        running.ended.pop(request, None)
+        running.remove(request)
+        request.finish = now
+        self.blocks.release(request)
+        self._forget(request)
 
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""

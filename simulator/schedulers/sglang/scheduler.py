@@ -188,11 +188,14 @@ class SgLang(ContinuousBatching):
 
     def _find_limit(self, request: Request) -> int:
         size, prompt = self.blocks.block_size, request.prompt_tokens
-        room = min(self._longest - prompt, self._pool - -(-prompt // size) * size - size - 1)
+        room, fits = self._longest - prompt, self._pool - -(-prompt // size) * size - size - 1
+        if fits < room:
+            room = fits
         most = request.max_tokens or self.max_new_tokens or room
         if most == "exact":
             most = super().output_limit(request)
-        return max(min(room, most), 0)
+        most = most if most < room else room
+        return most if most > 0 else 0
 
     def clipped_limit(self, request: Request) -> int:
         """Give that, as the estimates count it."""
@@ -259,7 +262,7 @@ class SgLang(ContinuousBatching):
             self.blocks.cache(self.chunked)
         if self._passes_left:
             self._passes_left -= 1
-        elif self._prefill(step):
+        elif (self.waiting or self.chunked is not None) and self._prefill(step):
             self._passes_left = self._interval
             return True
         if self.batch.count:
@@ -293,7 +296,7 @@ class SgLang(ContinuousBatching):
         if self._preempts or not running:
             self.full = False
         if chunked is None:
-            if self.full or not self.waiting:
+            if self.full:
                 return False
             if running and self.max_num_seqs - running < self._min_free_slots > 1:
                 return False
@@ -426,24 +429,29 @@ class SgLang(ContinuousBatching):
 
     def _has_room(self) -> bool:
         """Evict what the next token of all needs; say whether that is enough."""
-        _, need = self.batch.demand()
+        batch = self.batch
+        need = batch.phases[batch.tick % batch.block_size]
         if self.tree is not None:
             self.tree.make_room(need)
         return need <= self.blocks.free
 
     def _decode_all(self, step: Step) -> None:
-        if self.blocks.block_size > 1:
-            self.evict(self.batch.count)
-        self.decode_all(step)
+        batch, count = self.batch, self.batch.count
+        if batch.block_size > 1:
+            self.evict(count)
+        self.blocks.take_ticks(batch, 1)
+        step.decodes += count
+        step.context += batch.context + count
 
     def _decode(self, step: Step) -> bool:
         """Let all decode who have room; False: nobody does."""
         if self._has_room():
-            self.ratio = max(self.ratio - self._decay, self._min_ratio)
+            ratio, least = self.ratio - self._decay, self._min_ratio
+            self.ratio = ratio if ratio > least else least
         else:
             self._retract()
-        if not self.batch.count:
-            return False
+            if not self.batch.count:
+                return False
         self._decode_all(step)
         self.computed_tokens += self._stale_tokens  # SGLang counts that prefill again and again
         return True
@@ -533,7 +541,9 @@ class SgLang(ContinuousBatching):
         self.computed_tokens += ticks * self._stale_tokens
 
     def finish(self, request: Request, now: float) -> None:
-        super().finish(request, now)
+        self.running.remove(request)
+        request.finish = now
+        self.blocks.release(request)
         self._forget(request)
         self.full = False
 
@@ -547,7 +557,8 @@ class SgLang(ContinuousBatching):
 
     def _forget(self, request: Request) -> None:
         self.queue.entered.pop(request, None)
-        self.tried.pop(request, None)
+        if self.tried:
+            self.tried.pop(request, None)
         self._limits.pop(request, None)
 
     def horizon(self, step: Step) -> int:
