@@ -47,7 +47,7 @@ CASES = {
     PLAIN: (CONV, conv(19366), (), 1.2, 130),
     "the same, stepwise": (CONV, conv(19366), ("--stepwise",), None, None),
     VLLM: (CONV, [*conv(19366), *VLLM_KEYS], (), 1.8, 130),
-    SGLANG: (CONV, [*conv(19366), *SGLANG_KEYS], (), None, None),
+    SGLANG: (CONV, [*conv(19366), *SGLANG_KEYS], (), 1.8, 130),
     "100,000 requests": (CONV, conv(100_000), (), 4.0, 350),
     BIG: (CONV, conv(1_000_000), (), 40.0, 1500),
 }
@@ -127,7 +127,8 @@ def main() -> None:
         wanted = f"{target} s" if target else ""
         wanted += f", {memory} MB" if memory else ""
         users[name] = show(name, usages, unit, wanted)
-    print(f"\nvLLM's defaults take {users[VLLM] / users[PLAIN]:.2f} times as long as plain fcfs.")
+    print(f"\nvLLM's defaults take {users[VLLM] / users[PLAIN]:.2f} times as long as plain fcfs, ")
+    print(f"SGLang's {users[SGLANG] / users[PLAIN]:.2f} times.")
     print("\nWhere the time of conv goes (user CPU, s):")
     for name, seconds in phases():
         print(f"  {name:30} {seconds:6.3f}")

@@ -114,8 +114,15 @@ class UnsharedRadixCache(EvictingCounter):
         """Unlock the path; what a finished request leaves in the tree nobody will find."""
         self.unreserve(request)
         chain, size = self._chains[request], self.block_size
-        ended = request.finish >= 0
-        if ended:
+        ended, prompt = request.finish >= 0, request.prompt_tokens // size
+        if ended and chain.locked == len(chain.nodes) and chain.blocks >= prompt > 0:
+            self._clock += 1  # as `insert`, for an answer whose prompt is there
+            more = request.computed // size - chain.blocks
+            if more:
+                chain.nodes.append(more)
+                chain.blocks += more
+                self._blocks_in_tree += more
+        elif ended:
             self.insert(request, request.computed)
         held = -(-request.computed // size)
         self._pool += held - chain.blocks

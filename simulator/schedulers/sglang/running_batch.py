@@ -1,7 +1,7 @@
 """What those who decode may still bring out, as sums."""
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from math import inf
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
@@ -15,21 +15,22 @@ class RemainingTokens:
     """Adds up the tokens that requests may still bring out, `most` of each at most.
 
     What a request has left falls by one a tick, once it is that much or less: so those who are
-    near their end are a sum and a count, and of the others a heap tells who comes near next.
-    Ticks never go back.
+    near their end are a sum and a count. Whoever comes near next is looked for only then: most
+    requests leave before. Ticks never go back.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.last: dict[Request, int] = {}  # the tick at which it has brought out all it may
-        self._far: list[tuple[int, int, Request]] = []  # (last tick, admission, request), a heap
+        self._least: float = inf  # of those not near, also of some who have left
         self._near: dict[Request, None] = {}
         self._sum = 0  # of the last ticks of those near
 
     def join(self, request: Request, last: int) -> None:
         """Count a request that may bring out tokens up to the tick `last`."""
         self.last[request] = last
-        heappush(self._far, (last, request.admission, request))
+        if last < self._least:
+            self._least = last
 
     def leave(self, request: Request) -> None:
         """Count a request no more."""
@@ -40,14 +41,21 @@ class RemainingTokens:
 
     def at(self, tick: int) -> int:
         """Add up what is left at a tick."""
-        far, near = self._far, self._near
-        while far and far[0][0] - tick <= self._most:
-            last, _, request = heappop(far)
-            if self.last.get(request) == last and request not in near:  # else it has left since
+        if self._least - tick <= self._most:
+            self._find_near(tick)
+        near = len(self._near)
+        return self._sum - near * tick + (len(self.last) - near) * self._most
+
+    def _find_near(self, tick: int) -> None:
+        near, self._least = self._near, inf
+        for request, last in self.last.items():
+            if request in near:
+                continue
+            if last - tick <= self._most:
                 near[request] = None
                 self._sum += last
-        others = len(self.last) - len(near)
-        return self._sum - len(near) * tick + others * self._most
+            elif last < self._least:
+                self._least = last
 
 
 class RunningBatch(DecodeSet):

@@ -202,8 +202,8 @@ class SgLang(ContinuousBatching):
         return min(self.limit(request), CLIP_MAX_NEW_TOKENS)
 
     def output_limit(self, request: Request) -> int:
-        most = self.limit(request)
-        return most if request.ignore_eos else min(super().output_limit(request), most)
+        most, tokens = self.limit(request), request.output_tokens
+        return tokens if tokens < most and not request.ignore_eos else most
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run; SGLang wants some tokens of slack.
