@@ -1,4 +1,4 @@
-"""SGLang's prefix cache for prompts that have nothing in common: a request finds but its own blocks.
+"""SGLang's prefix cache for prompts with nothing in common: a request finds but its own blocks.
 
 That happens after a retraction. So the tree is a chain of nodes for each request, and of those who
 have ended it only matters in which order their leaves are evicted, and how many blocks each has.

@@ -8,6 +8,7 @@ from typing import Protocol
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import RadixCache
+from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.schedulers.sglang.queue_order import Queue
 from simulator.schedulers.sglang.running_batch import CLIP_MAX_NEW_TOKENS
 
@@ -16,7 +17,7 @@ class Admitting(Protocol):
     """What a pass asks of the scheduler: see `SgLang`."""
 
     blocks: BlockCounter
-    tree: RadixCache | None
+    tree: RadixCache | UnsharedRadixCache | None
     queue: Queue
     order: str
     ratio: float

@@ -61,10 +61,11 @@ class QueueOrder:
         self._limit = limit
         self._priority = priority
         self._random = Random(seed)
-        lru = isinstance(blocks, UnsharedRadixCache) or (
-            isinstance(blocks, RadixCache) and blocks.eviction_policy == "lru"
-        )
-        self._refreshed = blocks if lru else None
+        self._refreshed: RadixCache | UnsharedRadixCache | None = None  # with the policy lru
+        if isinstance(blocks, UnsharedRadixCache):
+            self._refreshed = blocks
+        elif self.tree is not None and self.tree.eviction_policy == "lru":
+            self._refreshed = self.tree
         self._refreshes = 0
         self.cached: dict[Request, int] = {}  # tokens, by the last sort that asked
 

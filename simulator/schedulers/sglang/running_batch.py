@@ -29,8 +29,7 @@ class RemainingTokens:
     def join(self, request: Request, last: int) -> None:
         """Count a request that may bring out tokens up to the tick `last`."""
         self.last[request] = last
-        if last < self._least:
-            self._least = last
+        self._least = min(self._least, last)
 
     def leave(self, request: Request) -> None:
         """Count a request no more."""

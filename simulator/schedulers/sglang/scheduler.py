@@ -189,8 +189,7 @@ class SgLang(ContinuousBatching):
     def _find_limit(self, request: Request) -> int:
         size, prompt = self.blocks.block_size, request.prompt_tokens
         room, fits = self._longest - prompt, self._pool - -(-prompt // size) * size - size - 1
-        if fits < room:
-            room = fits
+        room = min(room, fits)
         most = request.max_tokens or self.max_new_tokens or room
         if most == "exact":
             most = super().output_limit(request)
