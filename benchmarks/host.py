@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from gpu_backend.engine import Engine
-from gpu_backend.executor import TorchExecutor
+from gpu_backend.executor import NOBODY, TorchExecutor
 from gpu_backend.input_batch import InputBatch
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
@@ -76,7 +76,7 @@ class Bench:
         as_run, anew = [], []
         for _ in range(steps):
             as_run.append(self.step())
-            self.executor.decoding = []  # forgotten: the next step lists everybody
+            self.executor.decoding = NOBODY  # forgotten: the next step lists everybody
             anew.append(self.step())
         scheduler, metadata = (1e3 * median(column) for column in zip(*as_run, strict=True))
         return scheduler, metadata, 1e3 * sum(median(column) for column in zip(*anew, strict=True))

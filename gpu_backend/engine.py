@@ -39,7 +39,7 @@ MAX_PINNED = 8 * GIB
 """Bytes of host memory that are pinned before a run, at most."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Measured:
     """What a step took, in seconds."""
 
@@ -49,9 +49,9 @@ class Measured:
     launch_s: float = 0.0  # of device_s, CPU time of the launches; on a CPU nothing is launched
     swap_out_s: float = 0.0  # copies of KV blocks to the host, before it
     swap_in_s: float = 0.0  # and back
-    bucket: int = 0  # sequences that a CUDA graph was padded to, 0: launched kernel by kernel
+    bucket: int = 0  # tokens that a CUDA graph was padded to, 0: launched kernel by kernel
     n_logits: int = 0  # tokens after which a new one was sampled
-    listing_s: float = 0.0  # of host_s, what an executor took to tell the step's sequences
+    listing_s: float = 0.0  # of host_s, what the executor took before and after the engine
     unique_ctx: int = 0  # KV entries of all running requests, shared ones once; a scheduler's
 
     @property
@@ -139,39 +139,43 @@ class Engine:
     @contextmanager
     def launched_one_by_one(self) -> Iterator[None]:
         """Let no step run as a CUDA graph within a `with` block."""
-        graphs, sizes = self.graphs, self.inputs.capture_sizes
-        self.graphs, self.inputs.capture_sizes = None, []
+        graphs, inputs = self.graphs, self.inputs
+        sizes = inputs.capture_sizes, inputs.mixed_sizes
+        self.graphs, inputs.capture_sizes, inputs.mixed_sizes = None, [], []
         try:
             yield
         finally:
-            self.graphs, self.inputs.capture_sizes = graphs, sizes
+            self.graphs, (inputs.capture_sizes, inputs.mixed_sizes) = graphs, sizes
 
-    def execute(self, chunks: Sequence[Chunk] | None, *, keep: bool = True) -> Measured:
+    def execute(
+        self,
+        chunks: Sequence[Chunk] | None,
+        decoding: Sequence[Request] = (),
+        *,
+        keep: bool = True,
+    ) -> Measured:
         """Run one forward pass and append what it sampled to the texts.
 
-        None for `chunks`: the step before was of decodes alone, and all of them decode on.
+        `decoding` are requests beside the chunks that go on by the token that came out of them
+        last. None for `chunks`: the step before was of decodes alone, and all of them decode on.
         `keep=False` throws the sampled tokens away, so that the same step can be timed again.
         Raises ValueError for a chunk that ends beyond the model's positions.
         """
         wall = time.perf_counter()
         begun = time.thread_time()
         inputs = self.inputs
-        batch, emitting = inputs.advance() if chunks is None else inputs.build(chunks)
-        longest, limit = int(batch.host.lengths.max()), self.spec.max_position_embeddings
-        if longest > limit:
+        batch, emitting = inputs.advance() if chunks is None else inputs.build(chunks, decoding)
+        host, limit = batch.host, self.spec.max_position_embeddings
+        if host.longest > limit:
             raise ValueError(
-                f"{self.spec.name} has {limit} positions, not {longest}: lower max_model_len"
+                f"{self.spec.name} has {limit} positions, not {host.longest}: lower max_model_len"
             )
-        ready = time.thread_time()
-        tokens, device_s, launch_s, over = self._forward(batch)
+        tokens, device_s, launch_s, ready, over = self._forward(batch)
         if keep:
             self.states.append(emitting, tokens)
         host_s = ready - begun + time.thread_time() - over
         wall_s = time.perf_counter() - wall
-        count = len(batch.host.emits)
-        return Measured(
-            device_s, host_s, wall_s, launch_s=launch_s, bucket=batch.bucket, n_logits=count
-        )
+        return Measured(device_s, host_s, wall_s, launch_s, 0.0, 0.0, batch.bucket, len(host.emits))
 
     @property
     def gpu_name(self) -> str:
@@ -184,21 +188,27 @@ class Engine:
         """Batches of decodes that have a CUDA graph, ascending; none where there are no graphs."""
         return list(self.inputs.capture_sizes)
 
-    def _forward(self, batch: InputBatch) -> tuple[npt.NDArray[np.integer], float, float, float]:
-        """Run the model: sampled tokens, seconds of device and launches, CPU time as it was over.
+    @property
+    def mixed_sizes(self) -> list[int]:
+        """Tokens of steps with prompts that have a CUDA graph, ascending; none: no such graphs."""
+        return list(self.inputs.mixed_sizes)
+
+    def _forward(
+        self, batch: InputBatch
+    ) -> tuple[npt.NDArray[np.integer], float, float, float, float]:
+        """Run the model: sampled tokens, seconds of device and launches, CPU time before and after.
 
         The inputs are on their way before the first event, so that the device's seconds are those
         of kernels, and of waits for their launches where these take longer.
         """
+        run = (self.graphs or self.model).sample
+        if self.device.type != "cuda":
+            begun = time.thread_time()
+            with torch.inference_mode():
+                found = run(batch).numpy()
+            over = time.thread_time()
+            return found, over - begun, 0.0, begun, over
         with torch.inference_mode():
-            run = (self.graphs or self.model).sample
-            if not len(batch.emits):
-                run = self._run_without_sampling
-            if self.device.type != "cuda":
-                begun = time.thread_time()
-                tokens = run(batch)
-                over = time.thread_time()
-                return tokens.numpy(), over - begun, 0.0, over
             events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
             begun = time.thread_time()
             events[0].record()
@@ -208,11 +218,7 @@ class Engine:
             tokens = tokens.cpu()
             over = time.thread_time()
             device_s = events[0].elapsed_time(events[1]) / 1e3
-            return tokens.numpy(), device_s, launched - begun, over
-
-    def _run_without_sampling(self, batch: InputBatch) -> torch.Tensor:
-        self.model.hidden(batch)
-        return batch.emits  # empty
+            return tokens.numpy(), device_s, launched - begun, begun, over
 
     def swap_out(self, request: Request, blocks: list[int]) -> float:
         """Copy a request's blocks to the host; give the seconds, CPU time on CPU."""

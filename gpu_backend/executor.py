@@ -1,14 +1,14 @@
 """The engine behind the simulator's seam: steps of the Scheduler, carried out and timed."""
 
 import time
-from dataclasses import replace
 
 from gpu_backend.engine import Engine, Measured
-from simulator.core.request import Request, Step
+from simulator.core.request import Step
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 
 SPARE_ROWS = 64  # rows that may belong to requests that are over
+NOBODY = (-1, 0)
 
 
 class TorchExecutor:
@@ -46,7 +46,8 @@ class TorchExecutor:
         self.engine = engine
         self.scheduler = scheduler
         self.last = Measured(0.0, 0.0, 0.0)
-        self.decoding: list[Request] = []  # in the last step, where that was of decodes alone
+        self.decoding = NOBODY
+        """Admissions so far and who runs, where the last step was of decodes alone."""
         engine.reserve_host(scheduler.swap_space.free)
 
     @property
@@ -68,30 +69,36 @@ class TorchExecutor:
         for swap in step.incoming or ():
             back += engine.swap_in(swap.request, swap.blocks or [], swap.first)
         begun = time.thread_time()
-        chunks = None if self._continues(step) else self.scheduler.running.listed(step)
-        listing = time.thread_time() - begun
-        done = engine.execute(chunks)
-        self.last = replace(
-            done,
-            host_s=done.host_s + listing,
-            wall_s=done.wall_s + listing + out + back,
-            listing_s=listing,
-            swap_out_s=out,
-            swap_in_s=back,
-            unique_ctx=self.scheduler.stored(step),
-        )
+        if self._continues(step):
+            listing = time.thread_time() - begun
+            done = engine.execute(None)
+        else:
+            running = self.scheduler.running
+            chunks = [*step.prefills, *(step.singles or ())]
+            decoding = running.members() if step.decodes else []
+            listing = time.thread_time() - begun
+            done = engine.execute(chunks, decoding)
+        over = time.thread_time()
+        done.swap_out_s, done.swap_in_s = out, back
+        done.unique_ctx = self.scheduler.stored(step)
         self._retire()
-        return self.last
+        done.listing_s = listing + time.thread_time() - over
+        done.host_s += done.listing_s
+        done.wall_s += done.listing_s + out + back
+        self.last = done
+        return done
 
     def _continues(self, step: Step) -> bool:
-        """Tell whether just those who decoded in the step before, all who run, decode on."""
-        everybody = step.decodes - step.ghosts == self.scheduler.decodes.count
+        """Tell whether just those who decoded in the step before, all who run, decode on.
+
+        They do where as many run as before and nobody was admitted since: nobody is looked at.
+        """
+        running = self.scheduler.running
+        before, self.decoding = self.decoding, NOBODY
         alone = not (step.prefills or step.singles or step.incoming or step.ghosts)
-        running = list(self.scheduler.running)
-        before, self.decoding = self.decoding, []
-        if alone and everybody and step.decodes == len(running):
-            self.decoding = running
-        return bool(self.decoding) and self.decoding == before
+        if alone and step.decodes == self.scheduler.decodes.count == len(running):
+            self.decoding = running.admissions, len(running)
+        return self.decoding is not NOBODY and self.decoding == before
 
     def _retire(self) -> None:
         """Give up the rows of requests that are over, once they are many."""

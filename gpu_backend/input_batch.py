@@ -2,13 +2,13 @@
 
 They are gathered from the request states into one block of memory. A step in which everybody
 decodes on is made out of the one before: every position grows by one, and one sequence in
-`block_size` has a new block. Nothing else is looked at, so that its cost hardly depends on how
-many sequences there are.
+`block_size` has a new block. Where somebody has joined or left, the others' rows are known still.
+Nothing else is looked at, so that its cost hardly depends on how many sequences there are.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,12 @@ from torch import Tensor
 
 from gpu_backend.request_states import RequestStates, RowIndices
 from gpu_backend.staging import Ints, StagingBuffer, aligned
-from simulator.core.request import Chunk
+from simulator.core.request import Chunk, Request
+from simulator.costs.piecewise import MIXED_GRAPH_PROMPTS
+
+IDS, POSITIONS, SLOTS, LENGTHS = range(4)
+"""Lines of a step's numbers, one below the other; a step with prompts has lengths apart."""
+NONE: Ints = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -34,6 +39,7 @@ class HostInputs:
     slots: Ints  # [T]
     tables: Ints  # [n, width]
     emits: Ints  # [m]
+    longest: int  # of the lengths
 
 
 @dataclass(slots=True)
@@ -41,22 +47,24 @@ class InputBatch:
     """One step: n sequences with T new tokens, those with one new token first.
 
     The tensors are int32, views of one block on the device; each begins at a multiple of 16
-    numbers. A batch that runs in a CUDA graph has the graph's size as n and T there: rows that only
-    pad have length 0 and slot -1, so they read and write no cache.
+    numbers. A batch that runs in a CUDA graph has the graph's size as T there, and n, where nobody
+    has more than one token, too: rows that only pad have length 0 and slot -1, so they read and
+    write no cache.
     """
 
     decodes: int  # the first so many sequences have one new token each
     ids: Tensor  # [T]
     positions: Tensor  # [T]
     slots: Tensor  # [T] where each token's KV goes: block * block_size + offset; -1: nowhere
-    lengths: Tensor  # [n] tokens in the cache after this step; 0: a row that only pads
+    lengths: Tensor  # [n] tokens in the cache after this step; of decodes alone in a mixed graph
     width: Tensor  # [1] blocks of a row of `tables`, a multiple of 16
     tables: Tensor  # [n, width] blocks, 0 (the null block) beyond each sequence's last
     emits: Tensor  # [m] places among the T of the tokens after which a new one is sampled
     tiles: Tensor | None = None  # [k, 4] as of `prefill_tiles`, where a backend wants them
-    bucket: int = 0  # sequences that it is padded to, to run in a CUDA graph; 0: it does not
+    bucket: int = 0  # tokens that it is padded to, to run in a CUDA graph; 0: it does not
+    mixed: bool = False  # that graph is one of steps with prompts
     on_host: HostInputs | None = None
-    scratch: dict[str, Any] = field(default_factory=dict)  # what a backend makes once a step
+    scratch: dict[str, Any] = field(default_factory=dict)  # what a backend makes for all layers
 
     @property
     def tokens(self) -> int:
@@ -70,11 +78,12 @@ class InputBatch:
         return self.on_host
 
 
-def prefill_tiles(starts: Ints, new: Ints, first: int, rows: int) -> Ints:
+def prefill_tiles(starts: Ints, new: Ints, first: int, rows: int, sequence: int = 0) -> Ints:
     """Cut chunks into tiles [n, 4]: first row, rows, position of the first, sequence.
 
-    Chunk i has `new[i]` tokens after `starts[i]` cached ones; its rows follow those of the chunks
-    before it, from row `first` on. The tiles with the most keys come first, lest they end last.
+    Chunk i has `new[i]` tokens after `starts[i]` cached ones, and is sequence number `sequence` + i;
+    its rows follow those of the chunks before it, from row `first` on. The tiles with the most keys
+    come first, lest they end last.
     """
     counts = -(-new // rows)
     chunk = np.repeat(np.arange(len(new), dtype=np.int32), counts)
@@ -82,11 +91,34 @@ def prefill_tiles(starts: Ints, new: Ints, first: int, rows: int) -> Ints:
     ahead = (ahead * rows).astype(np.int32)
     begin = (first + np.cumsum(new) - new).astype(np.int32)
     tiles = np.stack(
-        [begin[chunk] + ahead, np.minimum(rows, new[chunk] - ahead), starts[chunk] + ahead, chunk],
+        [
+            begin[chunk] + ahead,
+            np.minimum(rows, new[chunk] - ahead),
+            starts[chunk] + ahead,
+            sequence + chunk,
+        ],
         axis=1,
     )
     order = np.argsort(-(tiles[:, 1] + tiles[:, 2]), kind="stable")
     return np.ascontiguousarray(tiles[order], dtype=np.int32)
+
+
+def most_tiles(tokens: int, rows: int) -> int:
+    """Count the tiles of `rows` that a graph of so many tokens has room for.
+
+    A chunk fills all of its tiles but one.
+    """
+    return tokens // rows + MIXED_GRAPH_PROMPTS
+
+
+@dataclass(slots=True)
+class _Decodes:
+    """A step of decodes alone, as the next one goes on from it."""
+
+    batch: InputBatch
+    rows: RowIndices
+    lines: Ints  # [4, n]: ids, positions, slots, lengths, where they are sent from
+    staging: StagingBuffer
 
 
 class InputBatchBuilder:
@@ -95,8 +127,9 @@ class InputBatchBuilder:
     What a batch holds on the host, and on CPU its tensors, is therefore good until the next one.
     Steps in which every sequence decodes and emits are padded to the next of `capture_sizes`
     (ascending) and lie where the CUDA graph of that size reads them; a row of their block tables
-    has up to `max_blocks`. Chunks are cut into tiles of `tile_rows` queries, 0: into none. One
-    copy per step goes to the device.
+    has up to `max_blocks`. So are steps with prompts, to the next of `mixed_sizes`, where these are
+    few. Chunks are cut into tiles of `tile_rows` queries, 0: into none. One copy per step goes to
+    the device.
     """
 
     def __init__(
@@ -106,6 +139,7 @@ class InputBatchBuilder:
         device: torch.device,
         *,
         capture_sizes: Sequence[int] = (),
+        mixed_sizes: Sequence[int] = (),
         max_blocks: int = 0,
         tile_rows: int = 0,
     ) -> None:
@@ -113,15 +147,20 @@ class InputBatchBuilder:
         self.block_size = block_size
         self.device = device
         self.capture_sizes = [*capture_sizes]
+        self.mixed_sizes = [*mixed_sizes]
         self.tile_rows = tile_rows
+        self._max_decodes = max(capture_sizes, default=0)
         self._staging = StagingBuffer(1 << 14, device)
         self._graph_staging: StagingBuffer | None = None
         if capture_sizes:
-            most = capture_sizes[-1]
-            size = aligned(1) + 4 * aligned(most) + aligned(most * aligned(max_blocks))
-            self._graph_staging = StagingBuffer(size, device, fixed=True)
-        # The step before, if it was of decodes alone, and the block that it lies in.
-        self._last: tuple[InputBatch, RowIndices, StagingBuffer] | None = None
+            longest = max(*capture_sizes, *mixed_sizes)
+            rows = self._max_decodes + MIXED_GRAPH_PROMPTS
+            tiles = most_tiles(longest, tile_rows) if tile_rows else 0
+            size = aligned(1) + 4 * aligned(longest) + aligned(4 * tiles) + aligned(rows)
+            self._graph_staging = StagingBuffer(
+                size + aligned(rows * aligned(max_blocks)), device, fixed=True
+            )
+        self._last: _Decodes | None = None  # the step before, if it was of decodes alone
 
     def reset(self, states: RequestStates) -> None:
         """Build out of other states from now on."""
@@ -130,52 +169,117 @@ class InputBatchBuilder:
 
     def bucket(self, decodes: int) -> int:
         """The size that so many decodes are padded to, 0 where there is no graph for them."""
-        place = bisect_left(self.capture_sizes, decodes)
-        return self.capture_sizes[place] if place < len(self.capture_sizes) else 0
+        return next_size(self.capture_sizes, decodes)
 
-    def padding(self, size: int) -> InputBatch:
+    def padding(self, size: int, *, mixed: bool = False) -> InputBatch:
         """Make a batch of rows that only pad, to capture the graph of a size with."""
-        no = np.zeros(0, np.int32)
-        width = aligned(1)
-        tables = np.zeros((size, width), np.int32)
-        return self._pad(size, (no, no, no, no), tables)[0]
+        tables = np.zeros((1, aligned(1)), np.int32)
+        lines = np.zeros((3 if mixed else 4, 0), np.int32)
+        if mixed:
+            return self._send_mixed(size, 0, lines, NONE, NONE.reshape(0, 4), tables, NONE)[0]
+        return self._send_decodes(size, lines, tables)[0]
 
-    def build(self, chunks: Sequence[Chunk]) -> tuple[InputBatch, RowIndices]:
+    def build(
+        self, chunks: Sequence[Chunk], decoding: Sequence[Request] = ()
+    ) -> tuple[InputBatch, RowIndices]:
         """Gather a step's inputs; also give the rows of the sequences that emit a token.
 
         Sequences with one new token come first, the others after them, in the order of `chunks`.
+        `decoding` are requests that go on by the token that has come out of them last.
         """
-        rows, n = self.states.find(chunks), len(chunks)
-        starts = np.fromiter((chunk.start for chunk in chunks), np.int32, n)
-        counts = np.fromiter((chunk.tokens for chunk in chunks), np.int32, n)
+        states, last, self._last = self.states, self._last, None
+        if last is not None:
+            states.num_computed[last.rows] = last.lines[LENGTHS]
+        rows = states.rows_of(decoding)
+        starts = states.num_computed[rows]
+        fresh = (starts % self.block_size == 0).nonzero()[0]
+        if len(fresh):
+            states.add_blocks(rows[fresh], starts[fresh] // self.block_size)
+        if not chunks:
+            return self._gather_decodes(rows, starts, states.newest(rows)), rows
+        n = len(chunks)
+        rows = np.concatenate((states.find(chunks), rows))
+        begun = np.fromiter((chunk.start for chunk in chunks), np.int32, n)
+        starts = np.concatenate((begun, starts))
+        counts = np.ones(len(rows), np.int32)
+        counts[:n] = [chunk.tokens for chunk in chunks]
         decodes = int((counts == 1).sum())
-        if decodes < n and (counts[:decodes] != 1).any():
+        if decodes < len(rows) and (counts[:decodes] != 1).any():
             order = np.argsort(counts != 1, kind="stable")
             rows, starts, counts = rows[order], starts[order], counts[order]
-        emitting = starts + counts == self.states.num_tokens[rows]
+        emitting = starts + counts == states.num_tokens[rows]
+        if decodes == len(rows) and emitting.all():
+            return self._gather_decodes(rows, starts, states.token_ids[rows, starts]), rows
         return self._gather(decodes, rows, starts, counts, emitting), rows[emitting]
 
     def advance(self) -> tuple[InputBatch, RowIndices]:
         """Let everybody of the step before, who must have decoded, decode on: one token each."""
-        assert self._last is not None, "the step before was not of decodes alone"
-        batch, rows, staging = self._last
+        last = self._last
+        assert last is not None, "the step before was not of decodes alone"
+        batch, rows, lines = last.batch, last.rows, last.lines
         host = batch.host
-        host.positions += 1
-        host.lengths += 1
-        host.slots += 1
-        fresh = np.flatnonzero(host.positions % self.block_size == 0)
+        lines[IDS] = self.states.newest(rows)
+        lines[POSITIONS:] += 1
+        host.longest += 1
+        positions = lines[POSITIONS]
+        fresh = (positions % self.block_size == 0).nonzero()[0]
         if len(fresh):
-            number = host.positions[fresh] // self.block_size
+            number = positions[fresh] // self.block_size
             blocks = self.states.add_blocks(rows[fresh], number)
-            if int(number.max()) >= host.tables.shape[1]:
-                everybody = np.ones(len(rows), bool)
-                starts, counts = host.positions.copy(), host.counts.copy()
-                return self._gather(len(rows), rows, starts, counts, everybody), rows
+            if host.longest > host.tables.shape[1] * self.block_size:
+                return self._gather_decodes(rows, positions.copy(), lines[IDS].copy()), rows
             host.tables[fresh, number] = blocks
-            host.slots[fresh] = blocks * self.block_size
-        host.ids[:] = self.states.token_ids[rows, host.positions]
-        staging.send()
-        return replace(batch, scratch={}), rows
+            lines[SLOTS, fresh] = blocks * self.block_size
+        last.staging.send()
+        return batch, rows
+
+    def _gather_decodes(
+        self, rows: RowIndices, starts: Ints, ids: npt.NDArray[np.integer]
+    ) -> InputBatch:
+        """Send a step in which each row computes one token and emits the next one."""
+        n, size = len(rows), self.block_size
+        longest = int(np.maximum.reduce(starts)) + 1  # as .max(), which takes longer
+        tables = self.states.block_tables[rows, : aligned(-(-longest // size))]
+        block, offset = np.divmod(starts, size)
+        each = np.arange(n + 1, dtype=np.int32)
+        slots = tables[each[:n], block] * size + offset
+        lines = np.array((ids, starts, slots, starts + 1), np.int32)
+        batch, lines, tables, staging = self._send_decodes(self.bucket(n), lines, tables)
+        batch.on_host = HostInputs(
+            starts=lines[POSITIONS],
+            counts=np.ones(n, np.int32),
+            lengths=lines[LENGTHS],
+            query_starts=each,
+            ids=lines[IDS],
+            positions=lines[POSITIONS],
+            slots=lines[SLOTS],
+            tables=tables,
+            emits=each[:n],
+            longest=longest,
+        )
+        self._last = _Decodes(batch, rows, lines, staging)
+        return batch
+
+    def _send_decodes(
+        self, bucket: int, lines: Ints, tables: Ints
+    ) -> tuple[InputBatch, Ints, Ints, StagingBuffer]:
+        """Send ids, positions, slots and lengths [4, n], padded to a graph's size if there is one.
+
+        Also give them and the tables where they are sent from.
+        """
+        staging = self._graph_staging if bucket else self._staging
+        assert staging is not None
+        n, width = lines.shape[1], tables.shape[1]
+        size = bucket or n
+        parts = [np.array([width], np.int32), *_padded(lines, size), tables]
+        if not bucket:  # a graph emits a token after every row
+            parts.append(np.arange(n, dtype=np.int32))
+        arrays, (there, ids, positions, slots, lengths, blocks, *emits) = staging.stage(parts)
+        batch = InputBatch(
+            size, ids, positions, slots, lengths, there, blocks.view(-1, width),
+            *(emits or (ids,)), bucket=bucket,
+        )  # fmt: skip
+        return batch, staging.lines(4, size)[:, :n], arrays[5].reshape(-1, width), staging
 
     def _gather(
         self,
@@ -188,80 +292,93 @@ class InputBatchBuilder:
         """Work out each new token's id, position and slot, and send all of it to the device."""
         states, size = self.states, self.block_size
         lengths = starts + counts
+        states.num_computed[rows] = lengths
         ends = np.cumsum(counts, dtype=np.int32)
-        total = int(ends[-1])
-        decodes_only = total == len(rows)
-        if decodes_only:
-            each, positions = rows, starts
-        else:
-            each = np.repeat(rows, counts)
-            positions = np.arange(total, dtype=np.int32) + np.repeat(lengths - ends, counts)
+        total, longest = int(ends[-1]), int(lengths.max())
+        each = np.repeat(rows, counts)
+        positions = np.arange(total, dtype=np.int32) + np.repeat(lengths - ends, counts)
         block, offset = np.divmod(positions, size)
         slots = states.block_tables[each, block] * size + offset
-        width = aligned(-(-int(lengths.max()) // size))
-        tables = states.block_tables[rows, :width]
-        ids = states.token_ids[each, positions]
-        everybody = decodes_only and bool(emitting.all())
-        bucket = self.bucket(len(rows)) if everybody else 0
-        if bucket:
-            batch, host = self._pad(bucket, (ids, positions, slots, lengths), tables)
-        else:
-            parts = {
-                "width": np.array([width], np.int32), "ids": ids, "positions": positions,
-                "slots": slots, "lengths": lengths, "emits": ends[emitting] - 1, "tables": tables,
-            }  # fmt: skip
-            if self.tile_rows and decodes < len(rows):
-                parts["tiles"] = prefill_tiles(
-                    starts[decodes:], counts[decodes:], decodes, self.tile_rows
-                )
-            batch, host = self._send(decodes, parts)
-        batch.on_host = HostInputs(
-            starts=host["positions"] if decodes_only else starts,
-            counts=counts,
-            query_starts=np.concatenate((np.zeros(1, np.int32), ends)),
-            **host,
+        tables = states.block_tables[rows, : aligned(-(-longest // size))]
+        lines = np.array((states.token_ids[each, positions], positions, slots), np.int32)
+        tiles = NONE.reshape(0, 4)
+        if self.tile_rows and decodes < len(rows):
+            tiles = prefill_tiles(
+                starts[decodes:], counts[decodes:], decodes, self.tile_rows, decodes
+            )
+        bucket = 0
+        if 0 < len(rows) - decodes <= MIXED_GRAPH_PROMPTS and decodes <= self._max_decodes:
+            bucket = next_size(self.mixed_sizes, total)
+        batch, lines, tables = self._send_mixed(
+            bucket, decodes, lines, lengths, tiles, tables, ends[emitting] - 1
         )
-        staging = self._graph_staging if bucket else self._staging
-        assert staging is not None
-        self._last = (batch, rows, staging) if everybody else None
+        batch.on_host = HostInputs(
+            starts=starts,
+            counts=counts,
+            lengths=lengths,
+            query_starts=np.append(np.zeros(1, np.int32), ends),
+            ids=lines[IDS],
+            positions=lines[POSITIONS],
+            slots=lines[SLOTS],
+            tables=tables,
+            emits=ends[emitting] - 1,
+            longest=longest,
+        )
         return batch
 
-    def _send(self, decodes: int, parts: dict[str, Ints]) -> tuple[InputBatch, dict[str, Ints]]:
-        """Send a step that is launched kernel by kernel; also give its arrays on the host."""
-        arrays, tensors = self._staging.stage([*parts.values()])
-        host = dict(zip(parts, arrays, strict=True))
-        width = int(host.pop("width")[0])
-        host.pop("tiles", None)
-        host["tables"] = host["tables"].reshape(-1, width)
-        there: dict[str, Any] = dict(zip(parts, tensors, strict=True))
-        there["tables"] = there["tables"].view(-1, width)
-        if "tiles" in there:
-            there["tiles"] = there["tiles"].view(-1, 4)
-        return InputBatch(decodes, **there), host
+    def _send_mixed(  # noqa: PLR0917
+        self,
+        bucket: int,
+        decodes: int,
+        lines: Ints,
+        lengths: Ints,
+        tiles: Ints,
+        tables: Ints,
+        emits: Ints,
+    ) -> tuple[InputBatch, Ints, Ints]:
+        """Send ids, positions and slots [3, T] and what attention needs, padded if so wanted.
 
-    def _pad(
-        self, size: int, parts: Sequence[Ints], tables: Ints
-    ) -> tuple[InputBatch, dict[str, Ints]]:
-        """Send ids, positions, slots and lengths, padded to `size`, to where its graph reads."""
-        assert self._graph_staging is not None
-        rows, width = len(parts[0]), tables.shape[1]
-        whole = np.zeros((4, size), np.int32)
-        whole[2] = -1
-        for line, part in zip(whole, parts, strict=True):
-            line[:rows] = part
-        sent = [np.array([width], np.int32), *whole, tables]
-        arrays, tensors = self._graph_staging.stage(sent)
-        names = ("ids", "positions", "slots", "lengths")
-        host = {name: array[:rows] for name, array in zip(names, arrays[1:5], strict=True)}
-        host["tables"] = arrays[5].reshape(-1, width)
-        host["emits"] = np.arange(rows, dtype=np.int32)
-        there: dict[str, Any] = dict(zip(names, tensors[1:5], strict=True))
+        A graph launches attention for the most rows and tiles that it has room for; those without
+        keys end at once. Also give the lines and the tables where they are sent from.
+        """
+        staging = self._graph_staging if bucket else self._staging
+        assert staging is not None
+        total, width = lines.shape[1], tables.shape[1]
+        size = bucket or total
+        if bucket:
+            rows = min(size, self._max_decodes)
+            lengths = _grown(lengths[:decodes], rows)
+            decodes = rows
+            if self.tile_rows:
+                tiles = _grown(tiles, most_tiles(size, self.tile_rows))
+        parts = [np.array([width], np.int32), *_padded(lines, size), lengths, tiles, tables, emits]
+        arrays, (there, ids, positions, slots, ends, cut, blocks, last) = staging.stage(parts)
         batch = InputBatch(
-            decodes=size,
-            width=tensors[0],
-            tables=tensors[5],
-            emits=there["ids"],  # as many as rows: a token comes out after every one
-            bucket=size,
-            **there,
-        )
-        return batch, host
+            decodes, ids, positions, slots, ends, there, blocks.view(-1, width), last,
+            cut.view(-1, 4) if len(tiles) else None, bucket=bucket, mixed=bool(bucket),
+        )  # fmt: skip
+        return batch, staging.lines(3, size)[:, :total], arrays[6].reshape(-1, width)
+
+
+def next_size(sizes: Sequence[int], count: int) -> int:
+    """Give the first of ascending sizes that holds so many, 0 where none does."""
+    place = bisect_left(sizes, count)
+    return sizes[place] if place < len(sizes) else 0
+
+
+def _padded(lines: Ints, size: int) -> Ints:
+    """Give ids, positions, slots and so on with columns that only pad: they have no slot."""
+    real = lines.shape[1]
+    if real == size:
+        return lines
+    found: Ints = np.zeros((len(lines), size), np.int32)
+    found[:, :real] = lines
+    found[SLOTS, real:] = -1
+    return found
+
+
+def _grown(rows: Ints, count: int) -> Ints:
+    """Give an array with zeros behind it, `count` rows in all."""
+    found: Ints = np.zeros((count, *rows.shape[1:]), np.int32)
+    found[: len(rows)] = rows
+    return found

@@ -74,7 +74,10 @@ class Transformer:
 
     def logits(self, batch: InputBatch) -> Tensor:
         """Run the model; give the logits [m, V] after the tokens `batch.emits`."""
-        delta, x = self.hidden(batch)
+        return self.head(*self.hidden(batch), batch)
+
+    def head(self, delta: Tensor, x: Tensor, batch: InputBatch) -> Tensor:
+        """Give the logits [m, V] after the tokens `batch.emits`, of what `hidden` gave."""
         if len(batch.emits) != len(x):
             delta = delta.index_select(0, batch.emits)
             x = x.index_select(0, batch.emits)
@@ -83,4 +86,10 @@ class Transformer:
 
     def sample(self, batch: InputBatch) -> Tensor:
         """Run the model; give the likeliest next tokens, int64 [m]."""
-        return self.logits(batch).argmax(-1)
+        return self.next_tokens(*self.hidden(batch), batch)
+
+    def next_tokens(self, delta: Tensor, x: Tensor, batch: InputBatch) -> Tensor:
+        """Give the likeliest next tokens, int64 [m], of what `hidden` gave."""
+        if not len(batch.emits):
+            return batch.emits
+        return self.head(delta, x, batch).argmax(-1)

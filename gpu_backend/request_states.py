@@ -2,7 +2,9 @@
 
 A row holds the request's block table and its token ids. A step's inputs are then gathered from
 them with a handful of numpy calls, and only what has changed is written: at most one block per
-request and step, once in `block_size` steps.
+request and step, once in `block_size` steps. After a forward pass the caches are cold, and a look
+at every request would cost more than all else: those that decode on are known by their rows, and
+their tokens go into the texts many steps together.
 
 No text of a prompt is known, so each token's name, its segment and its place in it, decides which
 one it is: its id is a hash of both. So prompts that the scheduler takes for equal are equal, and
@@ -21,7 +23,11 @@ from simulator.core.request import Chunk, Request
 
 Ids = npt.NDArray[np.int32]
 RowIndices = npt.NDArray[np.intp]
+Tokens = tuple[RowIndices, npt.NDArray[np.integer]]
+"""Rows, and the token that has come out of each."""
+NO_ROWS: RowIndices = np.zeros(0, np.intp)
 ROWS, WIDTH, TOKENS = 64, 16, 256  # of the arrays, at the beginning
+MOST_HELD = 32  # steps whose tokens are not in the texts yet
 
 
 @dataclass(slots=True)
@@ -42,9 +48,14 @@ class RequestStates:
         self.vocab_size = vocab_size
         self.block_tables: Ids = np.zeros((ROWS, WIDTH), np.int32)
         self.token_ids: Ids = np.zeros((ROWS, TOKENS), np.int32)  # padding, prompt and answer
-        self.num_tokens: npt.NDArray[np.int64] = np.zeros(ROWS, np.int64)
+        self.num_computed: Ids = np.zeros(ROWS, np.int32)  # tokens in the cache after the last step
+        self._newest: Ids = np.zeros(ROWS, np.int32)  # the token that came out last
+        self._latest: Tokens = NO_ROWS, NO_ROWS  # of the last step, not yet in `_newest`
+        self._num_tokens: npt.NDArray[np.int64] = np.zeros(ROWS, np.int64)
+        self._held: list[Tokens] = []  # not yet in the texts
+        self._rows: dict[Request, int] = {}
         self._entries: dict[int, _Entry] = {}  # by request
-        self._by_row: dict[int, _Entry] = {}
+        self._by_row: dict[int, Request] = {}
         self._free = list(range(ROWS - 1, -1, -1))
         self._answers: dict[int, Ids] = {}  # of requests that are over
 
@@ -71,14 +82,34 @@ class RequestStates:
             found.append(entry.row)
         return np.array(found, np.intp)
 
+    def rows_of(self, requests: Sequence[Request]) -> RowIndices:
+        """Give the rows of requests that have one; their block tables are not looked at."""
+        rows = map(self._rows.__getitem__, requests)
+        return np.fromiter(rows, np.intp, len(requests))
+
     def add_blocks(self, rows: RowIndices, numbers: npt.NDArray[np.integer]) -> Ids:
         """Write down the block that each of the rows' requests has just got; give those blocks.
 
         `numbers` are their places in the block tables.
         """
-        for row in rows.tolist():
-            self._write_blocks(self._by_row[row])
-        return self.block_tables[rows, numbers]
+        of, places = self._by_row, numbers.tolist()
+        pairs = zip(rows.tolist(), places, strict=True)
+        found: Ids = np.array([of[row].blocks[place] for row, place in pairs], np.int32)  # type: ignore[index]
+        self._widen(max(places) + 1)
+        self.block_tables[rows, numbers] = found
+        return found
+
+    def newest(self, rows: RowIndices) -> npt.NDArray[np.integer]:
+        """Give the tokens that came out of rows last; those of the last step's as they are."""
+        if rows is self._latest[0]:
+            return self._latest[1]
+        self._note_latest()
+        return self._newest[rows]
+
+    def _note_latest(self) -> None:
+        rows, tokens = self._latest
+        self._newest[rows] = tokens
+        self._latest = NO_ROWS, NO_ROWS
 
     def _add(self, request: Request) -> _Entry:
         """Give a new request a row with its prompt, and what it has answered elsewhere."""
@@ -86,7 +117,9 @@ class RequestStates:
         if not self._free:
             self._add_rows()
         entry = _Entry(self._free.pop(), request, request.padding)
-        self._entries[request.id] = self._by_row[entry.row] = entry
+        self._entries[request.id] = entry
+        self._by_row[entry.row] = request
+        self._rows[request] = entry.row
         answered = token_ids(("out", request.id), 0, request.generated, self.vocab_size)
         prompt = prompt_ids(request, self.vocab_size, self.answer)
         self._write_ids(entry, np.concatenate((prompt, answered)))
@@ -95,7 +128,7 @@ class RequestStates:
     def _write_ids(self, entry: _Entry, ids: Ids) -> None:
         """Write a request's prompt and answer behind its padding."""
         padding, row = entry.padding, entry.row
-        self.num_tokens[row] = end = padding + len(ids)
+        self._num_tokens[row] = end = padding + len(ids)
         self._reserve(end + 1)
         self.token_ids[row, :padding] = 0
         self.token_ids[row, padding:end] = ids
@@ -105,10 +138,7 @@ class RequestStates:
         request, blocks = entry.request, entry.request.blocks
         if blocks is None:
             raise ValueError(f"request {request.id} has no blocks: live runs need a BlockManager")
-        width = self.block_tables.shape[1]
-        if len(blocks) > width:
-            more = max(2 * width, aligned(len(blocks))) - width
-            self.block_tables = np.pad(self.block_tables, ((0, 0), (0, more)))
+        self._widen(len(blocks))
         first = entry.written if entry.table is blocks and entry.written <= len(blocks) else 0
         self.block_tables[entry.row, first : len(blocks)] = blocks[first:]
         entry.table, entry.written = blocks, len(blocks)
@@ -117,17 +147,43 @@ class RequestStates:
             entry.padding = request.padding
             self._write_ids(entry, ids)
 
+    def _widen(self, blocks: int) -> None:
+        """Make room for so many blocks in a table."""
+        width = self.block_tables.shape[1]
+        if blocks > width:
+            more = max(2 * width, aligned(blocks)) - width
+            self.block_tables = np.pad(self.block_tables, ((0, 0), (0, more)))
+
     def append(self, rows: RowIndices, tokens: npt.NDArray[np.integer]) -> None:
         """Let each of the rows' texts go on by a token."""
-        ends = self.num_tokens[rows]
-        if len(ends):
-            self._reserve(int(ends.max()) + 2)
-        self.token_ids[rows, ends] = tokens
-        self.num_tokens[rows] = ends + 1
+        if rows is not self._latest[0]:
+            self._note_latest()
+        self._latest = rows, tokens
+        self._held.append(self._latest)
+        if len(self._held) > MOST_HELD:
+            self.write_texts()
+
+    def write_texts(self) -> None:
+        """Write the tokens held back into the texts, which are `token_ids` and `num_tokens`."""
+        for rows, tokens in self._held:
+            ends = self._num_tokens[rows]
+            if len(ends):
+                self._reserve(int(ends.max()) + 2)
+            self.token_ids[rows, ends] = tokens
+            self._num_tokens[rows] = ends + 1
+        self._held.clear()
+
+    @property
+    def num_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each row's text; `token_ids` holds all of them once this was asked for."""
+        if self._held:
+            self.write_texts()
+        return self._num_tokens
 
     def _ids(self, entry: _Entry) -> Ids:
         """Copy a request's prompt and answer so far."""
-        return self.token_ids[entry.row, entry.padding : self.num_tokens[entry.row]].copy()
+        end = self.num_tokens[entry.row]
+        return self.token_ids[entry.row, entry.padding : end].copy()
 
     def tokens(self, request_id: int) -> Ids:
         """Give the text of a request that has a row: prompt and answer so far."""
@@ -151,7 +207,9 @@ class RequestStates:
         """Let others have a request's row, if it has one."""
         entry = self._entries.pop(request_id, None)
         if entry is not None:
-            del self._by_row[entry.row]
+            self._note_latest()
+            self.write_texts()
+            del self._by_row[entry.row], self._rows[entry.request]
             self._free.append(entry.row)
 
     def _reserve(self, tokens: int) -> None:
@@ -161,10 +219,12 @@ class RequestStates:
 
     def _add_rows(self) -> None:
         """Double the number of rows."""
-        count = len(self.num_tokens)
+        count = len(self._num_tokens)
         self.block_tables = np.pad(self.block_tables, ((0, count), (0, 0)))
         self.token_ids = np.pad(self.token_ids, ((0, count), (0, 0)))
-        self.num_tokens = np.pad(self.num_tokens, (0, count))
+        self.num_computed = np.pad(self.num_computed, (0, count))
+        self._newest = np.pad(self._newest, (0, count))
+        self._num_tokens = np.pad(self._num_tokens, (0, count))
         self._free += range(2 * count - 1, count - 1, -1)
 
 

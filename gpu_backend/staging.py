@@ -33,6 +33,7 @@ class StagingBuffer:
         on_cuda = self.device.type == "cuda"
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=on_cuda)
         self._there = self._host.to(self.device)
+        self.array: Ints = self._host.numpy()
         self._end = 0
         if on_cuda:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -42,23 +43,30 @@ class StagingBuffer:
 
         They are good until the next call. Raises ValueError where a fixed block is too small.
         """
-        starts = np.cumsum([0, *(aligned(part.size) for part in parts)]).tolist()
-        self._end = starts.pop()
-        if self._end > len(self._host):
+        sizes = []  # of each section and of what is unused behind it
+        for part in parts:
+            sizes += (part.size, -part.size % ALIGN)
+        end = sum(sizes)
+        if end > len(self.array):
             if self.fixed:
-                raise ValueError(
-                    f"a step needs {self._end} numbers and the block holds {len(self._host)}"
-                )
-            self._allocate(2 * self._end)
+                raise ValueError(f"a step needs {end} numbers and the block holds {len(self.array)}")
+            self._allocate(2 * end)
         if self._copied is not None:
             self._copied.synchronize()  # the copy before this one has left the block
-        places = [slice(at, at + part.size) for at, part in zip(starts, parts, strict=True)]
-        array: Ints = self._host.numpy()
-        host = [array[place] for place in places]
-        for view, part in zip(host, parts, strict=True):
+        array, host, start = self.array, [], 0
+        for part, size, unused in zip(parts, sizes[::2], sizes[1::2], strict=True):
+            view = array[start : start + size]
             view[:] = part.reshape(-1)
+            host.append(view)
+            start += size + unused
+        self._end = end
         self.send()
-        return host, [self._there[place] for place in places]
+        return host, [*self._there[:end].split_with_sizes(sizes)[::2]]
+
+    def lines(self, count: int, size: int) -> Ints:
+        """View sections 1 to `count`, which are of one size, as [count, size], on the host."""
+        step = aligned(size)
+        return self.array[ALIGN : ALIGN + count * step].reshape(count, step)[:, :size]
 
     def send(self) -> None:
         """Copy the block once more, after what `stage` gave was changed in place."""

@@ -45,12 +45,16 @@ class TorchBackend:
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         q, k = (rotate(x, *scratch["rotation"]) for x in (q, k))
-        self.cache.keys[number].index_copy_(0, scratch["slots"], k)
-        self.cache.values[number].index_copy_(0, scratch["slots"], v)
+        tokens = len(scratch["slots"])  # those behind them only pad
+        self.cache.keys[number].index_copy_(0, scratch["slots"], k[:tokens])
+        self.cache.values[number].index_copy_(0, scratch["slots"], v[:tokens])
         out = torch.empty_like(q)
+        out[tokens:] = 0.0
         for place, blocks, length, mask in scratch["sequences"]:
             key, value = self.cache.gather(number, blocks, length)
             out[place] = attend(q[place], key, value, mask)
+        if number == spec.num_hidden_layers - 1:
+            scratch.clear()  # the batch may come again, with other numbers
         return out.flatten(1)
 
     def _prepare(self, batch: InputBatch) -> None:
@@ -60,7 +64,7 @@ class TorchBackend:
         batch.scratch["rotation"] = self.rotary.index_select(0, batch.positions)[:, None].chunk(
             2, -1
         )
-        batch.scratch["slots"] = batch.slots.long()
+        batch.scratch["slots"] = batch.slots[: ends[-1]].long()
         batch.scratch["sequences"] = [
             (
                 slice(ends[i], ends[i + 1]),

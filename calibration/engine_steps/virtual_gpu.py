@@ -45,7 +45,7 @@ DRAWN = 100  # steps of each regime, beside those that the calibration holds out
 SEQUENCES, TOKENS, LENGTH = 256, 2048, 8192  # of an engine's limits
 REPLAYS = {"light": (4.0, 40), "heavy": (14.0, 140)}
 """Requests per second, and how many, as in the campaign."""
-HOST_SECONDS = 60e-6  # of the scheduler before a step, and of listing what it holds
+HOST_SECONDS = 60e-6  # of the scheduler before a step, of listing what it holds, and after it
 TILE = 64  # tokens that a matrix product rounds up to, beyond the first
 JITTER, LAUNCH_JITTER = 0.01, 0.02  # standard deviations, relative
 
@@ -128,9 +128,16 @@ class VirtualEngine(Engine):
         """The GPU whose figures the formula has."""
         return "H200"
 
-    def execute(self, chunks: Sequence[Chunk] | None, *, keep: bool = True) -> Measured:
+    def execute(
+        self,
+        chunks: Sequence[Chunk] | None,
+        decoding: Sequence[Request] = (),
+        *,
+        keep: bool = True,
+    ) -> Measured:
         """Build the inputs of a step, and say what it would take."""
-        batch, emitting = self.inputs.advance() if chunks is None else self.inputs.build(chunks)
+        inputs = self.inputs
+        batch, emitting = inputs.advance() if chunks is None else inputs.build(chunks, decoding)
         if keep:
             self.states.append(emitting, np.zeros(len(emitting), np.int64))
         formula = self.formula
@@ -211,7 +218,7 @@ def drawn(engine: VirtualEngine) -> list[Sample]:
         blocks = ShuffledBlocks(engine, random, engine.num_blocks)
         done = engine.execute(make_chunks(point, blocks), keep=False)
         row = point_row(point, done, "drawn", 0)
-        samples.append(Sample(row, row.wall_s + 2 * HOST_SECONDS, held_out=True))
+        samples.append(Sample(row, row.wall_s + 3 * HOST_SECONDS, held_out=True))
     return samples
 
 

@@ -51,10 +51,8 @@ class CudaBackend:
                 q[:decodes], keys, values, batch.tables, batch.width, batch.lengths, out,
                 self._scratch, page=page,
             )  # fmt: skip
-        if batch.tiles is not None:
-            ops.prefill(
-                q, keys, values, batch.tables[decodes:], batch.width, batch.tiles, out, page=page
-            )
+        if batch.tiles is not None:  # after the decodes, which in a graph take more rows than theirs
+            ops.prefill(q, keys, values, batch.tables, batch.width, batch.tiles, out, page=page)
         return out.flatten(1)
 
     def _reserve(self, rows: int) -> None:

@@ -1,23 +1,34 @@
-"""CUDA graphs of decode steps, in sizes: one launch from the host instead of some three hundred.
+"""CUDA graphs of steps, in sizes: one launch from the host instead of some three hundred.
 
 A graph replays its kernels on the addresses it was captured with, so a step's numbers (token ids,
 positions, slots, lengths, block tables) go into one block of int32 that lies at the same place
 every time, with one copy from pinned memory. A batch runs in the graph of the next size; rows
 that only pad have length 0 and slot -1, so they read and write no cache. What the matrix products
 cost follows the padded size, not the batch's.
+
+Steps of decodes alone have graphs by sequences, whole ones. Steps with prompts have graphs by
+tokens, which end before the output projection: which tokens are sampled after differs from step to
+step, and its four launches go out while the graph runs.
 """
 
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from gpu_backend.input_batch import InputBatch, InputBatchBuilder
+from simulator.util.errors import HeadwayWarning
 
 if TYPE_CHECKING:
     from gpu_backend.model import Transformer
 
+T = TypeVar("T")
 WARM_REPLAYS = 3  # before replays are timed
+MIXED_SIZES = (16, 32, 64, 128, 256, 384, 512)
+"""Tokens of graphs of steps with prompts; vLLM 0.33 has such graphs for up to 512 tokens
+(`max_cudagraph_capture_size`)."""
 
 
 def sizes_for(most: int) -> tuple[int, ...]:
@@ -26,25 +37,32 @@ def sizes_for(most: int) -> tuple[int, ...]:
 
 
 class Graphs:
-    """Runs a model's decode steps, each in the graph of its size; other steps as they come.
+    """Runs a model's steps, each in the graph of its size, and those that have none as they come.
 
-    All `capture_sizes` of the inputs are captured when it is made. Without CUDA the same padded
-    batches run uncaptured.
+    All `capture_sizes` and `mixed_sizes` of the inputs are captured when it is made. Without CUDA
+    the same padded batches run uncaptured. Where steps with prompts cannot be captured a warning
+    tells, and the inputs lose their `mixed_sizes`.
     """
 
     def __init__(self, model: "Transformer", inputs: InputBatchBuilder) -> None:
         self._model = model
         self._inputs = inputs
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # and its tokens
+        self._mixed: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
+        self.bytes = 0  # of the device's memory that they hold
         if inputs.device.type == "cuda":
-            self._capture_all(inputs.capture_sizes)
+            self._capture_all()
 
     def sample(self, batch: InputBatch) -> Tensor:
         """Run a step; give the likeliest next tokens, int64 [m], good until the next step.
 
         Nothing waits for the device.
         """
-        if not batch.bucket:
+        if batch.mixed and batch.bucket in self._mixed:
+            graph, hidden = self._mixed[batch.bucket]
+            graph.replay()
+            return self._model.next_tokens(*hidden, batch)
+        if not batch.bucket or batch.mixed:
             return self._model.sample(batch)
         count = len(batch.host.emits)
         if batch.bucket not in self._captured:
@@ -58,12 +76,15 @@ class Graphs:
         for size, (graph, _) in self._captured.items():
             self._inputs.padding(size)
             graph.replay()
+        for size, (graph, _) in self._mixed.items():
+            self._inputs.padding(size, mixed=True)
+            graph.replay()
         if self._captured:
             torch.cuda.synchronize()
 
-    def replay_seconds(self, size: int, repeats: int) -> float:
+    def replay_seconds(self, size: int, repeats: int, *, mixed: bool = False) -> float:
         """Give the device's seconds of a replay of the graph that has just run: kernels alone."""
-        graph, _ = self._captured[size]
+        graph = self._mixed[size][0] if mixed else self._captured[size][0]
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         for _ in range(WARM_REPLAYS):
             graph.replay()
@@ -74,26 +95,43 @@ class Graphs:
         events[1].synchronize()
         return events[0].elapsed_time(events[1]) / 1e3 / repeats
 
-    def _capture_all(self, sizes: list[int]) -> None:
+    def _capture_all(self) -> None:
         """Capture every size, the largest first: its memory then serves the others."""
+        model, inputs = self._model, self._inputs
+        free = torch.cuda.mem_get_info(inputs.device)[0]
         pool = torch.cuda.graph_pool_handle()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.inference_mode():
-            for size in reversed(sizes):
-                self._captured[size] = self._capture(size, pool, aside)
+            try:
+                for size in reversed(inputs.mixed_sizes):
+                    batch = inputs.padding(size, mixed=True)
+                    self._mixed[size] = _capture(model.hidden, batch, pool, aside)
+            except RuntimeError as error:
+                self._mixed.clear()
+                inputs.mixed_sizes = []
+                warnings.warn(
+                    "steps with prompts are launched kernel by kernel, since they could not be "
+                    f"captured: {str(error).splitlines()[0]}",
+                    HeadwayWarning,
+                    stacklevel=4,
+                )
+                pool = torch.cuda.graph_pool_handle()
+            for size in reversed(inputs.capture_sizes):
+                self._captured[size] = _capture(model.sample, inputs.padding(size), pool, aside)
             torch.cuda.synchronize()
+        self.bytes = free - torch.cuda.mem_get_info(inputs.device)[0]
 
-    def _capture(
-        self, size: int, pool: object, aside: torch.cuda.Stream
-    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Capture the graph of one size; `aside` is the stream of all warm-up runs, whose
-        libraries keep a workspace for each stream."""
-        batch = self._inputs.padding(size)
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            self._model.sample(batch)  # compiles and makes handles, which a capture may not
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type]
-            tokens = self._model.sample(batch)
-        return graph, tokens
+
+def _capture(
+    run: Callable[[InputBatch], T], batch: InputBatch, pool: object, aside: torch.cuda.Stream
+) -> tuple[torch.cuda.CUDAGraph, T]:
+    """Capture a graph; `aside` is the stream of all warm-up runs, whose libraries keep a workspace
+    for each stream."""
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        run(batch)  # compiles and makes handles, which a capture may not
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type]
+        found = run(batch)
+    return graph, found

@@ -124,6 +124,7 @@ class FakeBlock:
     def _allocate(self, size: int) -> None:
         self.seen.allocate("a block of inputs")
         self._host = HostBlock(size)
+        self.array = self._host.array
         self._there = torch.empty(size, dtype=torch.int32, device=CUDA)
         self._end = 0
 

@@ -130,7 +130,7 @@ def test_a_step_is_sent_to_the_device_once(monkeypatch: pytest.MonkeyPatch) -> N
     batch, _ = made.build([*decodes(2), prompt])
     assert len(sent) == 1
     assert batch.tiles is not None
-    assert batch.tiles.tolist() == [[18, 4, 16, 0], [10, 8, 8, 0], [2, 8, 0, 0]]
+    assert batch.tiles.tolist() == [[18, 4, 16, 2], [10, 8, 8, 2], [2, 8, 0, 2]]
 
 
 def test_a_replayed_graph_reads_the_new_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +156,7 @@ def test_a_replayed_graph_reads_the_new_batch(monkeypatch: pytest.MonkeyPatch) -
         "CUDAGraph": Graph, "graph": capture, "graph_pool_handle": object,
         "Stream": lambda: stream, "current_stream": lambda: stream,
         "stream": lambda other: nullcontext(), "synchronize": lambda: None,
+        "mem_get_info": lambda device: (0, 0),
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, stand_in)
     made = inputs(4)

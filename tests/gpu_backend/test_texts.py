@@ -18,7 +18,7 @@ from simulator.policies.orders import Priority  # noqa: E402
 from simulator.schedulers.static import Static  # noqa: E402
 from simulator.schedulers.vllm.scheduler import Scheduler  # noqa: E402
 from simulator.workload.workload import Workload  # noqa: E402
-from tests.support.engines import play, workload  # noqa: E402
+from tests.support.engines import listed, play, workload  # noqa: E402
 from tests.support.reference_transformer import likeliest  # noqa: E402
 
 
@@ -30,7 +30,7 @@ class Recorder:
         self.mixed = self.chunked = self.shared = self.out = self.back = 0
 
     def execute(self, step: Step) -> float:
-        chunks = self.executor.scheduler.running.listed(step)
+        chunks = listed(self.executor.scheduler, step)
         assert len(chunks) == step.decodes + len(step.prefills)
         assert sum(c.start + 1 for c in chunks[len(step.prefills) :]) == step.context
         self.mixed += bool(step.decodes and step.prefills)

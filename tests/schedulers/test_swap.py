@@ -21,7 +21,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Workload
-from tests.support.engines import Clock, fcfs, play, workload
+from tests.support.engines import Clock, fcfs, listed, play, workload
 
 
 class Spy(Clock):
@@ -117,14 +117,14 @@ def test_listed_spells_out_prefills_then_singles_then_the_set() -> None:
     for request in requests[:2]:
         scheduler.add(request)
     step = scheduler.schedule(0.0)
-    assert _plain(scheduler.running.listed(step)) == [(0, 0, 3), (1, 0, 2)]
+    assert _plain(listed(scheduler, step)) == [(0, 0, 3), (1, 0, 2)]
     scheduler.commit(step, [1.0])
     step = scheduler.schedule(1.0)
-    assert _plain(scheduler.running.listed(step)) == [(0, 3, 1), (1, 2, 1)]
+    assert _plain(listed(scheduler, step)) == [(0, 3, 1), (1, 2, 1)]
     scheduler.commit(step, [2.0, 3.0, 4.0])
     scheduler.add(requests[2])
     step = scheduler.schedule(4.0)
-    assert _plain(scheduler.running.listed(step)) == [(2, 0, 6), (0, 6, 1), (1, 5, 1)]
+    assert _plain(listed(scheduler, step)) == [(2, 0, 6), (0, 6, 1), (1, 5, 1)]
 
 
 def _plain(chunks: list[Chunk]) -> list[tuple[int, int, int]]:

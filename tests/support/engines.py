@@ -8,7 +8,7 @@ import simpy
 
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import Log
-from simulator.core.request import Step
+from simulator.core.request import Chunk, Step
 from simulator.engine.client import Client
 from simulator.engine.pipeline import make_replica
 from simulator.kv_cache.block_manager import BlockCounter
@@ -50,6 +50,14 @@ class Stages:
     def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
         seconds = self.clock.execute(step)
         return self.host * seconds, [share * seconds for share in self.shares], self.send
+
+
+def listed(scheduler: Scheduler, step: Step) -> list[Chunk]:
+    """Spell out all work of `step`, just scheduled: prefills, singles, then who decodes on."""
+    running = scheduler.running
+    members = running.members() if step.decodes else []
+    decoding = [Chunk(request, running.decodes.computed(request), 1) for request in members]
+    return [*step.prefills, *(step.singles or ()), *decoding]
 
 
 def workload(*requests: tuple[float, int, int], **more: object) -> Workload:

@@ -2,7 +2,7 @@
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import pack_pause, pack_run
-from simulator.core.request import Chunk, Request, Step, by_admission
+from simulator.core.request import Request, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.util.errors import HeadwayError
 
@@ -145,16 +145,15 @@ class RunningRequests(dict[Request, None]):
         """Forget a preempted request that will not come back."""
         self._paused.pop(request, None)
 
-    def listed(self, step: Step) -> list[Chunk]:
-        """Spell out all work of `step`, just scheduled: prefills, singles, then the decode set.
-
-        Each in running order. An engine that computes must know every sequence; a cost does not.
-        """
-        chunks = [*step.prefills, *(step.singles or ())]
-        if step.decodes and self.decodes.count:
-            members = (request for request in self if request.joined >= 0)
-            chunks += [Chunk(request, self.decodes.computed(request), 1) for request in members]
-        return chunks
+    def members(self) -> list[Request]:
+        """List who is in the decode set, in running order; of most requests nothing is read."""
+        partial = self.partial
+        if self.decodes.count + len(partial) != len(self):
+            return [request for request in self if request.joined >= 0]
+        if not partial:
+            return list(self)
+        others = set(partial)
+        return [request for request in self if request not in others]
 
     def last(self) -> Request:
         """Give the last admitted."""
