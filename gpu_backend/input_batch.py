@@ -81,8 +81,8 @@ class InputBatch:
 def prefill_tiles(starts: Ints, new: Ints, first: int, rows: int, sequence: int = 0) -> Ints:
     """Cut chunks into tiles [n, 4]: first row, rows, position of the first, sequence.
 
-    Chunk i has `new[i]` tokens after `starts[i]` cached ones, and is sequence number `sequence` + i;
-    its rows follow those of the chunks before it, from row `first` on. The tiles with the most keys
+    Chunk i has `new[i]` tokens after `starts[i]` cached ones, and is sequence `sequence` + i; its
+    rows follow those of the chunks before it, from row `first` on. The tiles with the most keys
     come first, lest they end last.
     """
     counts = -(-new // rows)
@@ -277,7 +277,7 @@ class InputBatchBuilder:
         arrays, (there, ids, positions, slots, lengths, blocks, *emits) = staging.stage(parts)
         batch = InputBatch(
             size, ids, positions, slots, lengths, there, blocks.view(-1, width),
-            *(emits or (ids,)), bucket=bucket,
+            emits[0] if emits else ids, bucket=bucket,
         )  # fmt: skip
         return batch, staging.lines(4, size)[:, :n], arrays[5].reshape(-1, width), staging
 

@@ -49,7 +49,8 @@ class StagingBuffer:
         end = sum(sizes)
         if end > len(self.array):
             if self.fixed:
-                raise ValueError(f"a step needs {end} numbers and the block holds {len(self.array)}")
+                room = len(self.array)
+                raise ValueError(f"a step needs {end} numbers and the block holds {room}")
             self._allocate(2 * end)
         if self._copied is not None:
             self._copied.synchronize()  # the copy before this one has left the block

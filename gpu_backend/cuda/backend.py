@@ -37,7 +37,10 @@ class CudaBackend:
         return ops.add_rmsnorm(delta, x, weight, eps), x
 
     def attend(self, number: int, layer: LayerWeights, qkv: Tensor, batch: InputBatch) -> Tensor:
-        """Norm, rotate and store in one launch; then attend: decodes, then chunks."""
+        """Norm, rotate and store in one launch; then attend: decodes, then chunks.
+
+        In this order, since in a graph the decodes' launch writes zeros to other rows.
+        """
         keys, values = self.cache.keys[number], self.cache.values[number]
         page, decodes = self.cache.block_size, batch.decodes
         q = ops.rope_store(
@@ -51,7 +54,7 @@ class CudaBackend:
                 q[:decodes], keys, values, batch.tables, batch.width, batch.lengths, out,
                 self._scratch, page=page,
             )  # fmt: skip
-        if batch.tiles is not None:  # after the decodes, which in a graph take more rows than theirs
+        if batch.tiles is not None:
             ops.prefill(q, keys, values, batch.tables, batch.width, batch.tiles, out, page=page)
         return out.flatten(1)
 
