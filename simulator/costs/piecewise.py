@@ -66,7 +66,9 @@ Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
 
 MAX_TOKENS = 1 << 31
-MIXED_GRAPH_PROMPTS = 8  # chunks of more than a token that a graph of a step with prompts has room for
+MIXED_GRAPH_PROMPTS = (
+    8  # chunks of more than a token that a graph of a step with prompts has room for
+)
 THREAD_BLOCKS = 4  # per multiprocessor, see SplitCost
 MAX_TABLE_TOKENS = 1 << 16
 """Tokens up to which a table is looked up by index; beyond, by search."""
