@@ -43,7 +43,7 @@ class StagingBuffer:
 
         They are good until the next call. Raises ValueError where a fixed block is too small.
         """
-        sizes = []  # of each section and of what is unused behind it
+        sizes: list[int] = []  # of each section and of what is unused behind it
         for part in parts:
             sizes += (part.size, -part.size % ALIGN)
         end = sum(sizes)
