@@ -83,7 +83,7 @@ def plan(
         with (
             open_journal(folder / JOURNAL) as journal,
             use_backend("loky", jobs),
-            search_progress(quiet, rising=not problem.searches_rate) as progress,
+            search_progress(quiet, problem.key, rising=not problem.searches_rate) as progress,
         ):
             candidates, best = find_best(problem, optuna, jobs, progress, journal)
             journal.check()

@@ -100,9 +100,9 @@ def results_progress(unit: str, quiet: bool) -> Iterator[Callable[[int, int, str
 class SearchProgress:
     """Shows what a plan knows: a table on a terminal, else a line on stderr for each decision."""
 
-    def __init__(self, live: "Live | None", rising: bool) -> None:
+    def __init__(self, live: "Live | None", key: str, rising: bool) -> None:
         self._live = live
-        self._rising = rising
+        self._place, self._rising = _form_of_place(key), rising
         self._began = perf_counter()
         self._runs = 0
 
@@ -115,8 +115,10 @@ class SearchProgress:
             self._live.update(self._table(candidates))
         elif decided is not None:
             state = "done" if decided.done else "so far"
-            known = _bracket(decided, self._rising)
-            print_line(f"{decided.label}: {_last_trial(decided)}; {state}: {known}")
+            said = _last_trial(decided, self._place)
+            if self._place:
+                said += f"; {state}: {_bracket(decided, self._place, self._rising)}"
+            print_line(f"{decided.label}: {said}")
 
     def _table(self, candidates: "Sequence[Candidate]") -> "Table":
         from rich.table import Table
@@ -137,14 +139,24 @@ class SearchProgress:
             table.add_column(head)
         for one in [*filter(lambda one: one.result.trials, candidates)][-SHOWN:]:
             count = sum(len(trial.runs) for trial in one.result.trials)
-            table.add_row(one.label, _bracket(one, self._rising), str(count), _last_trial(one))
+            known = _bracket(one, self._place, self._rising)
+            table.add_row(one.label, known, str(count), _last_trial(one, self._place))
         return table
 
 
-def _bracket(candidate: "Candidate", rising: bool) -> str:
+def _form_of_place(key: str) -> str:
+    """Give how a value of the key that is searched is written; "" where things are run as they are."""
+    if key == "workload.request_rate":
+        return "{:.4g} req/s"
+    if key == "workload.trace.rate_scale":
+        return "{:.4g} x the trace's rate"
+    return f"{key}={{:g}}" if key else ""
+
+
+def _bracket(candidate: "Candidate", place: str, rising: bool) -> str:
     """Write between which places the answer lies, as far as it is known.
 
-    `rising`: more of what is searched is better (replicas), else worse (load).
+    `place` is the form of one (`_form_of_place`). `rising`: more of what is searched is better (replicas), else worse (load).
     """
     from simulator.planning.search import ends
 
@@ -154,13 +166,15 @@ def _bracket(candidate: "Candidate", rising: bool) -> str:
     holds, fails = ends([trial for trial in result.trials if not trial.superseded], rising)
     if candidate.done:
         holds, fails = result.best, result.beyond
-    parts = [] if holds is None else [f"holds {holds.at:.4g}"]
+    found = []
+    if holds is not None:
+        found.append(("holds", holds.at))
     if fails is not None:
-        parts.append(f"{'breaks' if fails.breaks else 'does not hold'} {fails.at:.4g}")
-    return ", ".join(parts) or "nothing"
+        found.append(("breaks" if fails.breaks else "does not hold", fails.at))
+    return ", ".join(f"{word} {place.format(at)}".strip() for word, at in found) or "nothing"
 
 
-def _last_trial(candidate: "Candidate") -> str:
+def _last_trial(candidate: "Candidate", place: str) -> str:
     """Write what the newest place said."""
     from simulator.planning.search import TOO_CLOSE
 
@@ -172,23 +186,26 @@ def _last_trial(candidate: "Candidate") -> str:
     length = "" if trial.seconds is None else f" of {trial.seconds:.0f} s"
     sure = "" if trial.sure or TOO_CLOSE in verdict else f", {TOO_CLOSE}"
     runs = f"{len(trial.runs)} run{'s' if len(trial.runs) > 1 else ''}"
-    return f"{trial.at:.4g} {verdict} ({runs}{length}{sure})"
+    return f"{place.format(trial.at)} {verdict} ({runs}{length}{sure})".lstrip()
 
 
 @contextmanager
-def search_progress(quiet: bool, *, rising: bool) -> Iterator[SearchProgress | None]:
-    """Show what a plan finds while it searches; `rising`: for more replicas, not for more load."""
+def search_progress(quiet: bool, key: str, *, rising: bool) -> Iterator[SearchProgress | None]:
+    """Show what a plan finds while it searches for a value of a key ("": whether things hold).
+
+    `rising`: for more replicas, not for more load.
+    """
     if quiet:
         yield None
     elif not sys.stderr.isatty():
-        yield SearchProgress(None, rising)
+        yield SearchProgress(None, key, rising)
     else:
         from rich.console import Console
         from rich.live import Live
 
         with Live(console=Console(file=sys.stderr), transient=True) as live:
             try:
-                yield SearchProgress(live, rising)
+                yield SearchProgress(live, key, rising)
             except KeyboardInterrupt:
                 live.transient = False  # what is known stays in sight
                 raise

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 MOST = 8  # runs: colours that people can tell apart
+LISTED = 5  # folders that are named
 SUFFIXES = (".html", ".htm")
 
 
@@ -22,12 +23,12 @@ def report(
     out: Annotated[Path, Parameter(help="file to write")] = Path("report.html"),
 ) -> int:
     """Write one self-contained HTML page about runs side by side, or about a sweep or plan."""
-    from simulator.figures.data import read_runs
+    from simulator.figures.data import read_runs, run_folders
     from simulator.results.read import refuse_unfinished
     from simulator.util.errors import HeadwayError
     from simulator.util.files import check_file
     from simulator.views.html.page import page
-    from simulator.views.html.table_page import is_table_folder, table_page
+    from simulator.views.html.table_page import is_table_folder, table_folders, table_page
 
     if not folders:
         raise HeadwayError("OUT_DIR: is missing; for example headway report out/demo")
@@ -41,10 +42,24 @@ def report(
             raise HeadwayError(f"{len(folders)} folders: a page holds one sweep or plan")
         text, names = table_page(folders[0])
         return _write(out, text, names)
+    inside = [table for folder in folders for table in table_folders(folder)]
+    if inside and not any((path / "summary.json").exists() for path, _ in run_folders(folders)):
+        if len(inside) > 1:
+            raise HeadwayError(f"{_listed(inside)}: a page holds one sweep or plan; name one")
+        text, names = table_page(inside[0])
+        return _write(out, text, f"{inside[0]}, {names}")
     runs = read_runs(folders)
     if len(runs) > MOST:
         raise HeadwayError(f"{len(runs)} runs are too many for one page, which holds {MOST}")
-    return _write(out, page(runs), ", ".join(run.label for run in runs))
+    written = _write(out, page(runs), ", ".join(run.label for run in runs))
+    if inside:
+        print(f"left out: {_listed(inside)}: a sweep or plan has a page of its own")
+    return written
+
+
+def _listed(folders: list[Path]) -> str:
+    more = f" and {len(folders) - LISTED} more" if len(folders) > LISTED else ""
+    return ", ".join(map(str, folders[:LISTED])) + more
 
 
 def _write(out: Path, page: str, names: str) -> int:

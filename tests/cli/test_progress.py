@@ -32,7 +32,7 @@ def test_on_a_terminal_runs_are_counted(monkeypatch, capsys):
     candidate = Candidate({"engine.max_num_seqs": "8"}, result=SearchResult(None, [trial]))
     with (
         runs_progress("points", quiet=False) as progress,
-        search_progress(quiet=False, rising=False) as search,
+        search_progress(False, "workload.request_rate", rising=False) as search,
     ):
         progress(2, 3)
         search([candidate], 2, None)
@@ -41,7 +41,7 @@ def test_on_a_terminal_runs_are_counted(monkeypatch, capsys):
     with runs_progress("points", quiet=False) as progress:
         progress(2, 3)
     assert re.search(r"2/3.*points, left", capsys.readouterr().err)
-    with search_progress(quiet=False, rising=False) as search:
+    with search_progress(False, "workload.request_rate", rising=False) as search:
         search([candidate], 3, None)
         search([candidate], 4, None)
     assert re.search(r"7 runs, 0 of 1 done", capsys.readouterr().err)
@@ -51,12 +51,21 @@ def test_a_pipe_has_a_line_for_each_decision(capsys):
     """Whatever is not a terminal."""
     trial = Trial(at=2.0, seconds=600.0, runs=[{}], ok=True)
     found = Candidate({"engine.max_num_seqs": "8"}, result=SearchResult(trial, [trial]), done=True)
-    with search_progress(quiet=False, rising=False) as search:
+    with search_progress(False, "workload.request_rate", rising=False) as search:
         search([found], 1, found)
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "8" in told
-    assert "done" in told
+    assert told == (
+        "engine.max_num_seqs=8: 2 req/s holds (1 run of 600 s); done: holds 2 req/s\n"
+    )
+
+
+def test_where_nothing_is_searched_a_line_has_no_place(capsys):
+    trial = Trial(at=1.0, seconds=600.0, runs=[{}], why="p99_ttft_ms", strain=(1.0, 2.0, 3.0))
+    found = Candidate({"gpu.name": "H200"}, result=SearchResult(None, [trial]), done=True)
+    with search_progress(False, "", rising=True) as search:
+        search([found], 1, found)
+    assert capsys.readouterr().err == "gpu.name=H200: breaks p99_ttft_ms (1 run of 600 s)\n"
 
 
 def test_the_lines_of_a_search_do_not_contradict_its_answer(capsys):
@@ -67,11 +76,11 @@ def test_the_lines_of_a_search_do_not_contradict_its_answer(capsys):
         Trial(at=24.0, seconds=60.0, runs=[{}], ok=True),
     ]
     found = Candidate({}, result=SearchResult(None, trials))
-    with search_progress(quiet=False, rising=True) as search:
+    with search_progress(False, "cluster.replicas", rising=True) as search:
         search([found], 1, found)
         trials.append(Trial(at=1.0, seconds=120.0, runs=[{}], ok=True))
         found.result, found.done = SearchResult(trials[-1], trials), True
         search([found], 1, found)
     first, last = capsys.readouterr().err.splitlines()
-    assert first.endswith("so far: holds 4")
-    assert last.endswith("done: holds 1")
+    assert first.endswith("so far: holds cluster.replicas=4")
+    assert last.endswith("done: holds cluster.replicas=1")

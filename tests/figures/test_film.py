@@ -168,3 +168,11 @@ def test_the_command_and_what_it_refuses(scenario, tmp_path: Path, capsys) -> No
     assert main(["plot", "film", str(tmp_path / "c")]) == 2
     assert "cluster: a film shows one engine" in capsys.readouterr().err
     assert not (tmp_path / "c" / "film.html").exists()
+
+
+def test_no_two_requests_have_one_colour() -> None:
+    """Neither in the picture nor in the page, whose player counts hues in the same steps."""
+    hues = {film._hue_of(request) for request in range(film.MOST_REQUESTS)}
+    assert len(hues) == film.MOST_REQUESTS
+    player = (Path(film.__file__).parents[1] / "views/html/assets/player.js").read_text("utf-8")
+    assert f"(id * {film.GOLDEN_ANGLE}) % 360}} 45% ${{(id >> 3) & 1 ? 20 : 31}}%" in player

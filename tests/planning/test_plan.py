@@ -211,7 +211,8 @@ def test_a_plan_that_was_stopped_goes_on_where_it_was(
     assert main([*args, "--out", str(out)]) == 130
     *decisions, last = capsys.readouterr().err.splitlines(keepends=True)
     assert decisions[0] == (
-        "engine.max_num_seqs=1: 0.75 holds (1 run of 60 s, too close to tell); so far: holds 0.75\n"
+        "engine.max_num_seqs=1: 0.75 req/s holds (1 run of 60 s, too close to tell); "
+        "so far: holds 0.75 req/s\n"
     )
     assert last == (
         f"headway: interrupted; what is done is in {out}/runs.jsonl, and the same command goes on "

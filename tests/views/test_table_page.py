@@ -91,6 +91,46 @@ def test_a_page_holds_one_sweep(tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "r.html").exists()
 
 
+def test_a_folder_around_a_sweep_is_it_unless_there_is_more(tmp_path: Path, capsys) -> None:
+    """Of two it has to be said which; beside runs a sweep is left out, and that is said."""
+    out, page = sweep(tmp_path, *KEYS), tmp_path / "r.html"
+    capsys.readouterr()
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 0
+    assert f"{out}, 4 points" in capsys.readouterr().out
+    assert "Over the keys" in page.read_text("utf-8")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "results.csv").write_bytes((out / "results.csv").read_bytes())
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 2
+    told = capsys.readouterr().err
+    assert told == f"headway: error: {other}, {out}: a page holds one sweep or plan; name one\n"
+    run = ["run", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(run) == 0
+    capsys.readouterr()
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"left out: {other}, {out}: a sweep or plan has a page of its own"
+
+
+def test_what_a_plan_did_not_try_is_neither_yes_nor_no(tmp_path: Path) -> None:
+    """Nor has the table a place where nothing was searched."""
+    (tmp_path / "s.yaml").write_text(SMALL)
+    out, page = tmp_path / "out", tmp_path / "r.html"
+    args = ["--slo", "p99_ttft_ms<=1e6", "--vary", "cluster.replicas=1,2", "--cheapest"]
+    args += ["--min-duration", "60", "--jobs", "1", "--quiet", "--out", str(out)]
+    assert main(["plan", str(tmp_path / "s.yaml"), *args]) == 0
+    assert main(["report", str(out), "--out", str(page)]) == 0
+    text = page.read_text("utf-8")
+    rows = text.partition("<tbody>")[2].partition("</tbody>")[0].split("<tr>")[1:]
+    assert [re.findall("yes|no|dearer, not tried", row)[0] for row in rows] == [
+        "yes",
+        "dearer, not tried",
+    ]
+    heads = re.findall("<th>(.*?)</th>", text.partition("<tbody>")[0])
+    assert "holds" in heads
+    assert "at" not in heads
+
+
 def test_wrong_levels_are_refused_before_the_runs(tmp_path: Path, capsys) -> None:
     (tmp_path / "s.yaml").write_text(SMALL)
     args = ["sweep", str(tmp_path / "s.yaml"), *KEYS, "--out", str(tmp_path / "out")]

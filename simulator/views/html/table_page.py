@@ -30,7 +30,6 @@ PLAN_COLUMNS = {
     "at": "at",
     "capacity": "capacity",
     "reason": "breaks",
-    "not_tried": "not tried: it",
     "headroom": "headroom, %",
     "attainment": "SLO attainment, %",
     "gpus": "GPUs",
@@ -45,13 +44,19 @@ PLAN_COLUMNS = {
     "cut_short": "cut short",
     "error": "error",
 }
+TABLES = ("plan.csv", "results.csv")
 MAX_ROWS = 2_000  # of the table: what a browser sorts at once
 MAX_REQUESTS = 200_000  # of the best point, to run it again for its charts
 
 
 def is_table_folder(folder: Path) -> bool:
     """Tell whether a folder is one of a sweep or a plan."""
-    return any((folder / name).is_file() for name in ("plan.csv", "results.csv"))
+    return any((folder / name).is_file() for name in TABLES)
+
+
+def table_folders(parent: Path) -> list[Path]:
+    """List the folders of sweeps and plans in a folder."""
+    return sorted({path.parent for name in TABLES for path in parent.glob(f"*/{name}")})
 
 
 def table_page(folder: Path) -> tuple[str, str]:
@@ -64,13 +69,15 @@ def table_page(folder: Path) -> tuple[str, str]:
     rows = read_table(folder, "plan" if planned else "results")
     if not len(rows):
         raise HeadwayError(f"{folder}: its table has no row")
-    columns = _plan_columns(rows) if planned else _sweep_columns(rows)
+    if "not_tried" in rows:  # neither yes nor no
+        rows["holds"] = rows.holds.where(rows.not_tried.isna(), "dearer, not tried")
+    best, slo, count, searched = _plan_best(folder) if planned else (_sweep_best(rows), None, 1, "")
+    columns = _plan_columns(rows, searched) if planned else _sweep_columns(rows)
     kind = "candidates" if planned else "points"
     above = [f"<section><h2>{kind.capitalize()}</h2>{_table(rows, columns)}</section>"]
     drawn = "".join(_pictures(rows))
     if drawn:
         above.insert(0, f"<section><h2>Over the keys</h2>{drawn}</section>")
-    best, slo, count = _plan_best(folder) if planned else (_sweep_best(rows), None, 1)
     runs, note = _best(folder, slo)
     if runs and count > 1:
         note += f" Its figures are of this one run; those of the table are means of {count} runs."
@@ -78,7 +85,8 @@ def table_page(folder: Path) -> tuple[str, str]:
         0, f"<section><h2>The best</h2><p>{escape(best)}</p><p class=note>{note}</p></section>"
     )
     name = folder.resolve().name
-    return page(runs, name=name, above="".join(above)), f"{len(rows):,} {kind}"
+    words = f"{len(rows):,} {kind}" if len(rows) > 1 else f"1 {kind[:-1]}"
+    return page(runs, name=name, above="".join(above)), words
 
 
 def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
@@ -92,15 +100,19 @@ def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
     return shown
 
 
-def _plan_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
+def _plan_columns(rows: "pd.DataFrame", searched: str) -> dict[str, tuple[str, float]]:
+    """Likewise of a plan; `searched` is the key that it searched a value of, if there is one."""
     first = [*rows.columns[: rows.columns.get_loc("holds")]] if "holds" in rows else []
     bounded = [key for key in rows if key.endswith("_ms")]
     shown = {str(key): (str(key), 1.0) for key in [*first, *bounded]}
     for key, label in PLAN_COLUMNS.items():
         if key in rows:
+            label = searched if key == "at" else label
             shown[key] = (label, 100.0 if label.endswith("%") else 1.0)
     if "cut_short" in rows and not rows.cut_short.any():
         del shown["cut_short"]
+    if "at" in rows and not searched:
+        del shown["at"]
     return {key: value for key, value in shown.items() if rows[key].notna().any()}
 
 
@@ -155,8 +167,10 @@ def _sweep_best(rows: "pd.DataFrame") -> str:
     return f"{point or 'the point'}: {why}."
 
 
-def _plan_best(folder: Path) -> tuple[str, list[str], int]:
-    """Give the best candidate in words, the plan's service levels, and how often it was run."""
+def _plan_best(folder: Path) -> tuple[str, list[str], int, str]:
+    """Give the best candidate in words, the plan's service levels, how often it was run, and the
+    key that was searched.
+    """
     plan = load_mapping(folder / "plan.json", parse_json)
     candidates, best = plan.get("candidates"), plan.get("best")
     if not isinstance(candidates, list) or type(best) is not int or best >= len(candidates):
@@ -165,8 +179,10 @@ def _plan_best(folder: Path) -> tuple[str, list[str], int]:
     row = candidates[best]
     named = [*row][: [*row].index("holds")] if isinstance(row, dict) and "holds" in row else []
     label = ", ".join(f"{key}={row[key]}" for key in named) or "the scenario"
-    searched = f", {plan['searched']}={row['at']:.4g}" if plan.get("searched") else ""
-    return f"{label}{searched}, under {', '.join(slo)}.", slo, row.get("replications") or 1
+    key = str(plan.get("searched") or "")
+    found = f", {key}={row['at']:.4g}" if key else ""
+    said = f"{label}{found}, under {', '.join(slo)}."
+    return said, slo, row.get("replications") or 1, key
 
 
 def _best(folder: Path, slo: list[str] | None) -> tuple[list[Run], str]:

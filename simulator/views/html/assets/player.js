@@ -55,7 +55,7 @@ function mountPlayer(node, films) {
   });
   panels.append(...views.map((view) => view.panel));
 
-  const hue = (id) => `hsl(${(id * 67) % 360} 45% 31%)`;
+  const hue = (id) => `hsl(${(id * 137.508) % 360} 45% ${(id >> 3) & 1 ? 20 : 31}%)`;
   function chip(id) {
     const made = make("span", "chip", id);
     made.style.background = hue(id);
