@@ -55,9 +55,7 @@ def test_a_pipe_has_a_line_for_each_decision(capsys):
         search([found], 1, found)
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert told == (
-        "engine.max_num_seqs=8: 2 req/s holds (1 run of 600 s); done: holds 2 req/s\n"
-    )
+    assert told == ("engine.max_num_seqs=8: 2 req/s holds (1 run of 600 s); done: holds 2 req/s\n")
 
 
 def test_where_nothing_is_searched_a_line_has_no_place(capsys):

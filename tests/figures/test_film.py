@@ -170,9 +170,9 @@ def test_the_command_and_what_it_refuses(scenario, tmp_path: Path, capsys) -> No
     assert not (tmp_path / "c" / "film.html").exists()
 
 
-def test_no_two_requests_have_one_colour() -> None:
+def test_no_two_requests_that_are_seen_together_have_one_colour() -> None:
     """Neither in the picture nor in the page, whose player counts hues in the same steps."""
-    hues = {film._hue_of(request) for request in range(film.MOST_REQUESTS)}
-    assert len(hues) == film.MOST_REQUESTS
+    seen = film.MOST_SEATS + film.MOST_WAITING  # at most, and one after another
+    assert len({film._hue_of(request) for request in range(seen)}) == seen
     player = (Path(film.__file__).parents[1] / "views/html/assets/player.js").read_text("utf-8")
     assert f"(id * {film.GOLDEN_ANGLE}) % 360}} 45% ${{(id >> 3) & 1 ? 20 : 31}}%" in player

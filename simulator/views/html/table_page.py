@@ -105,9 +105,8 @@ def _plan_columns(rows: "pd.DataFrame", searched: str) -> dict[str, tuple[str, f
     first = [*rows.columns[: rows.columns.get_loc("holds")]] if "holds" in rows else []
     bounded = [key for key in rows if key.endswith("_ms")]
     shown = {str(key): (str(key), 1.0) for key in [*first, *bounded]}
-    for key, label in PLAN_COLUMNS.items():
+    for key, label in (PLAN_COLUMNS | {"at": searched}).items():
         if key in rows:
-            label = searched if key == "at" else label
             shown[key] = (label, 100.0 if label.endswith("%") else 1.0)
     if "cut_short" in rows and not rows.cut_short.any():
         del shown["cut_short"]
