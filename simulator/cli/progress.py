@@ -145,7 +145,7 @@ class SearchProgress:
 
 
 def _form_of_place(key: str) -> str:
-    """Give how a value of the key that is searched is written; "" where things are run as they are."""
+    """Give how a value of the searched key is written; "" where things are run as they are."""
     if key == "workload.request_rate":
         return "{:.4g} req/s"
     if key == "workload.trace.rate_scale":
