@@ -156,7 +156,8 @@ def _form_of_place(key: str) -> str:
 def _bracket(candidate: "Candidate", place: str, rising: bool) -> str:
     """Write between which places the answer lies, as far as it is known.
 
-    `place` is the form of one (`_form_of_place`). `rising`: more of what is searched is better (replicas), else worse (load).
+    `place` is the form of one (`_form_of_place`). `rising`: more of what is searched is better
+    (replicas), else worse (load).
     """
     from simulator.planning.search import ends
 
