@@ -139,8 +139,8 @@ class SearchProgress:
             table.add_column(head)
         for one in [*filter(lambda one: one.result.trials, candidates)][-SHOWN:]:
             count = sum(len(trial.runs) for trial in one.result.trials)
-            known = _bracket(one, self._place, self._rising)
-            table.add_row(one.label, known, str(count), _last_trial(one, self._place))
+            bracket = _bracket(one, self._place, self._rising)
+            table.add_row(one.label, bracket, str(count), _last_trial(one, self._place))
         return table
 
 
