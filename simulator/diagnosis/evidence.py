@@ -35,9 +35,10 @@ class Evidence:
         self.engine = record.scenario.engine
         self.summary = summary
         self.gauges: Mapping[str, Any] = summary["headway"]
+        parts = record.time_parts()  # first: it takes a table of its own
         self.table = record.request_table()
         done = self.done = self.table.completed
-        self.time = {name: float(part[done].sum()) for name, part in record.time_parts().items()}
+        self.time = {name: float(part[done].sum()) for name, part in parts.items()}
         self.time["queue_time"] = float(self.table.queue_time[done].sum())
         self.total = float(self.table.e2el[done].sum()) or 1.0  # s
         policy = self.engine.scheduling_policy

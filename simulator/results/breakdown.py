@@ -4,7 +4,7 @@ Nothing is followed token by token. What a step's prompts add to the time of its
 up over the steps once; a request's share is the difference of that sum between two times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ PARTS = (
     "swap_time",
 )
 """Columns of requests.csv that, with `queue_time`, add up to `e2el`."""
+SLICE = 1 << 16  # rows or requests looked at together: bounds the temporaries
 
 
 class CumulativeTime:
@@ -90,9 +91,9 @@ def break_down(
         here = done[bounds[number] : bounds[number + 1]]
         if not len(here):
             continue
-        values = _break_down(table, log, here, completed, costs[number])
-        for name, seconds in zip(PARTS, values, strict=True):
-            parts[name][here] = seconds
+        for ids, values in _break_down(table, log, here, completed, costs[number]):
+            for name, seconds in zip(PARTS, values, strict=True):
+                parts[name][ids] = seconds
     return parts
 
 
@@ -108,15 +109,27 @@ def as_computed(table: RequestTable, logs: Sequence[Log]) -> RequestTable:
 
 def _break_down(
     table: RequestTable, log: Log, ids: Ints, completed: Flags, cost: "CostModel"
-) -> tuple[Floats, ...]:
-    """Do it for the completed requests of one replica."""
-    scheduled, first, finish = table.first_scheduled[ids], table.first_token[ids], table.finish[ids]
+) -> Iterator[tuple[Ints, tuple[Floats, ...]]]:
+    """Do it for the completed requests of one replica, some at a time."""
     slowed = CumulativeTime(log.steps["end"][prompt_rows(log)], prompt_stalls(log, cost), "right")
     copies = CumulativeTime(log.swaps["start"], log.swaps["added"], "left")
     pauses = find_preemptions(log, completed)
+    for at in range(0, len(ids), SLICE):
+        some = ids[at : at + SLICE]
+        yield some, _divide(table, some, pauses, (slowed, copies))
+
+
+def _divide(
+    table: RequestTable,
+    ids: Ints,
+    pauses: Preemptions,
+    sums: tuple[CumulativeTime, CumulativeTime],
+) -> tuple[Floats, ...]:
+    """Divide the time of the requests `ids`; `sums` as for `_phase`."""
+    scheduled, first, finish = table.first_scheduled[ids], table.first_token[ids], table.finish[ids]
     early = pauses.resumed < table.first_token[pauses.id]
-    before = _phase(ids, scheduled, first, pauses[early], (slowed, copies))
-    after = _phase(ids, first, finish, pauses[~early], (slowed, copies))
+    before = _phase(ids, scheduled, first, pauses[early], sums)
+    after = _phase(ids, first, finish, pauses[~early], sums)
     prefill, decode = before.active, after.active
     stall = np.clip(after.slowed, 0.0, np.maximum(decode, 0.0))
     lost = before.preempted + after.preempted, before.recompute + after.recompute
@@ -176,7 +189,14 @@ def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
 
     Copies of KV blocks are left out. Never below 0, nor above the step's own time.
     """
-    rows, prompts = log.steps, prompt_rows(log)
+    prompts = prompt_rows(log)
+    slices = (prompts[at : at + SLICE] for at in range(0, len(prompts), SLICE))
+    return np.concatenate([np.empty(0), *(_stalls(log, part, cost) for part in slices)])
+
+
+def _stalls(log: Log, prompts: Ints, cost: "CostModel") -> Floats:
+    """Do it for the rows of these numbers."""
+    rows = log.steps
     starts = rows["start"][prompts]
     time = rows["end"][prompts] - starts
     if len(starts) and len(log.swaps):

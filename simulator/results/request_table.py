@@ -119,7 +119,10 @@ def gather_requests(
     columns |= {name: np.zeros(size, np.int64) for name in COUNTS}
     columns |= {name: np.full(size, -1) for name in ("reason", "replica")}
     table = RequestTable(workload, sent, sent, **columns)
-    rows = np.frombuffer(b"".join(log.request_rows for log in logs), REQUEST)
+    if len(logs) == 1:
+        rows = logs[0].requests  # as it is: a copy would be large
+    else:
+        rows = np.frombuffer(b"".join(log.request_rows for log in logs), REQUEST)
     ids = rows["id"]
     for name in TIMES:
         columns[name][ids] = np.where(rows[name] >= 0.0, rows[name], np.nan)

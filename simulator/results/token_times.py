@@ -34,18 +34,14 @@ class TokenTimes:
             runs = runs[wanted]
         self.starts: Floats = runs["start"]
         self.ends: Floats = np.asarray(log.tick_ends, np.float64)
-        self.tokens: Counts = np.empty(len(self.ends) + 1, np.int32)  # the last is 0
-        longer = runs[runs["ticks"] > 0]
-        first = longer["first_tick"]
-        begun, ended = (
-            np.bincount(ticks, minlength=len(self.tokens))
-            for ticks in (first, first + longer["ticks"])
-        )
-        np.cumsum(np.subtract(begun, ended, out=ended), out=self.tokens)
-        self._begun: Counts = begun.astype(np.int32)
-        """How many come into the set at each tick: their gap reaches back to a prefill."""
+        longer = runs["ticks"] > 0
+        first = runs["first_tick"][longer]
+        over = first + runs["ticks"][longer]
+        self._begun, self.tokens = _count_members(first, over, len(self.ends) + 1)
         between, began = self._gaps_between(runs)
-        self.request_gaps: Floats = np.concatenate((self.ends[first] - longer["start"], between))
+        self.request_gaps: Floats = np.concatenate(
+            (self.ends[first] - runs["start"][longer], between)
+        )
         self.request_gap_ends: Floats = np.concatenate((self.ends[first], began))
 
     def _gaps_between(self, runs: npt.NDArray[np.void]) -> tuple[Floats, Floats]:
@@ -82,6 +78,17 @@ class TokenTimes:
             used = np.flatnonzero(weights)
             ends = self.ends[at:stop]
             yield (ends - self.ends[at - 1 : stop - 1])[used], weights[used], ends[used]
+
+
+def _count_members(first: Ints, over: Ints, ticks: int) -> tuple[Counts, Counts]:
+    """Count who comes into the decode set with each tick, and who takes part in it.
+
+    The gap of who comes reaches back to a prefill. With the last tick nobody is left.
+    """
+    begun = np.bincount(first, minlength=ticks).astype(np.int32)
+    change = np.bincount(over, minlength=ticks)
+    np.subtract(begun, change, out=change)
+    return begun, np.cumsum(change, dtype=np.int32)
 
 
 class TokensTogether:
