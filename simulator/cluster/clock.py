@@ -6,7 +6,7 @@ from math import inf
 
 import simpy
 
-from simulator.core.alarm import LATE, MOST_SKIPS, Alarm, FastEnvironment
+from simulator.core.alarm import LATE, Alarm, FastEnvironment
 from simulator.engine.loop import EngineLoop
 
 
@@ -84,19 +84,19 @@ class FleetClock:
             return
         self._armed = -inf
         now = self.env.now
-        for _ in range(MOST_SKIPS):
-            self._ring(now)
-            self.settled = now
-            now = self._next()
-            if now == inf or self._clock is None or not self._clock.skip_to(now):
-                break
-        self._armed = now
-        if now < inf:
-            self._alarm.set(now)
+        self._armed = when = (
+            self._turn(now) if self._clock is None else self._clock.go_on(self._turn, now)
+        )
+        if when < 0.0:
+            self._armed = inf
+        else:
+            self._alarm.set(when)
 
-    def _next(self) -> float:
-        """Say when the next timer is due; inf: none is set."""
+    def _turn(self, now: float) -> float:
+        """Ring; say when the next timer is due, -1: none is set."""
+        self._ring(now)
+        self.settled = now
         heap, timers = self._heap, self.timers
         while heap and not timers[heap[0][1]].is_set(heap[0][0]):
             heappop(heap)
-        return heap[0][0] if heap else inf
+        return heap[0][0] if heap else -1.0

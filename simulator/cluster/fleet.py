@@ -234,8 +234,10 @@ class Fleet:
             if ended:
                 self._deliver(ended)
             for timer in due:
-                timer.take(now)
-                timer.loop.begin_steps(now)
+                timer.cancel()
+                when = timer.loop.begin_steps(now)
+                if when >= 0.0:
+                    timer.set(when)
 
     def _deliver(self, ended: list[tuple[Target, Request]]) -> None:
         """Tell the router of all that ended at this instant, then the client."""

@@ -122,12 +122,13 @@ class RecordedReplica(Replica):
         self.recorder.finished.append(request.id)
         super()._end(request)
 
-    def _rest(self, now: float) -> None:
+    def _rest(self, now: float) -> float:
         """Wait for the next arrival; tell of a step that only preempted."""
-        if self.scheduler.preempted:
-            self.recorder.add_step(Step([]))
-            self.recorder.write_outcome([int(now + self.empty_step_seconds)])
-            super()._rest(now)
+        if not self.scheduler.preempted:
+            return -1.0
+        self.recorder.add_step(Step([]))
+        self.recorder.write_outcome([int(now + self.empty_step_seconds)])
+        return super()._rest(now)
 
     def commit(
         self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
@@ -145,7 +146,7 @@ class RecordedReplica(Replica):
 class RecordedAsyncReplica(RecordedReplica):
     """The same with two batches in flight."""
 
-    def _rest(self, now: float) -> None:
+    def _rest(self, now: float) -> float:
         """Wait for the batch in flight or the next arrival; tell of a step that only preempted."""
         recorder, queue = self.recorder, self.batch_queue
         recorder.write_empty()
@@ -155,7 +156,8 @@ class RecordedAsyncReplica(RecordedReplica):
             if queue:
                 recorder.empty.start = int(queue[-1][3][-1])
         if queue or self.scheduler.preempted:
-            EngineLoop._rest(self, now)
+            return EngineLoop._rest(self, now)
+        return -1.0
 
     def begin(self, now: float, start: float) -> InFlight | None:
         batch = super().begin(now, start)

@@ -326,12 +326,9 @@ class RecordedSglangReplica(Replica):
             self.recorder.begun(int(start))
         return batch
 
-    def _rest(self, now: float) -> None:
+    def _rest(self, now: float) -> float:
         """Wait for whatever comes next, also where somebody waits in vain: SGLang does."""
-        if self.batch_queue:
-            super()._rest(now)
-        else:
-            self._due = -1.0
+        return super()._rest(now) if self.batch_queue else -1.0
 
     def _end(self, request: Request) -> None:
         self.recorder.finished.append(request.id)

@@ -1,8 +1,9 @@
 """Exact, reusable timers for a SimPy environment, and one that spares a simulation events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappush
+from itertools import repeat
 from math import inf, nextafter
 from typing import Any
 
@@ -19,25 +20,32 @@ class FastEnvironment(simpy.Environment):
     """A SimPy environment that nobody looks at between two events.
 
     A loop that wakes up for every step need not make an event of each: while nothing else is due
-    it may let the clock go on (`skip_to`). One call of `step` may then comprise several steps of an
+    it may let the clock go on (`go_on`). One call of `step` may then comprise several steps of an
     engine. In other environments, where time is real or somebody watches event by event, each is
     an event of its own; the outcome is the same.
     """
 
-    def skip_to(self, when: float) -> bool:
-        """Let the clock show `when` if nothing else happens until then; say whether it does.
+    def go_on(self, turn: Callable[[float], float], now: float) -> float:
+        """Call `turn(now)`, and again at the time that it gives if nothing else happens before.
 
-        That is what a LATE alarm set to `when` comes to.
+        That is what a LATE alarm set to each time comes to. Return the time at which it is to be
+        called next, below 0 if never.
         """
         queue = self._queue
-        if queue and queue[0][0] <= when:
-            return False
-        self._now = when
-        return True
+        when = turn(now)
+        for _ in repeat(None, MOST_SKIPS):
+            if when < 0.0 or (queue and queue[0][0] <= when):
+                break
+            self._now = when
+            when = turn(when)
+        return when
 
-    def schedule_at(self, event: simpy.Event, priority: EventPriority, when: float) -> None:
-        """Schedule an event at a time, where SimPy takes but delays."""
-        heappush(self._queue, (when, priority, next(self._eid), event))
+    def agenda(self) -> tuple[list[Any], Iterator[int]]:
+        """Give the heap of events (when, priority, number, event), and their numbers to come.
+
+        So an event can be scheduled at a time, where SimPy takes but delays.
+        """
+        return self._queue, self._eid
 
 
 class Alarm(simpy.Event):
@@ -59,17 +67,20 @@ class Alarm(simpy.Event):
         self._value = None
         self._ok = True
         self._defused = False
+        self._agenda: list[Any] | None = None
+        self._numbers: Iterator[int] = iter(())
+        if isinstance(env, FastEnvironment):
+            self._agenda, self._numbers = env.agenda()
 
     def set(self, when: float) -> None:
         """Come off at `when`; only for an alarm that is not set already."""
-        env = self.env
-        if isinstance(env, FastEnvironment):
-            self.callbacks = self._when_due
-            env.schedule_at(self, self.priority, when)
+        self.callbacks = self._when_due
+        if self._agenda is not None:
+            heappush(self._agenda, (when, self.priority, next(self._numbers), self))
             return
+        env = self.env
         now = env.now
         delay = when - now
-        self.callbacks = self._when_due
         if now + delay != when:
             delay = nextafter(delay, inf if now + delay < when else -inf)
             if now + delay != when:  # no delay does it: from half way, the difference is exact

@@ -40,19 +40,19 @@ class DecodeSet:
 
     def join(self, request: Request, ticks: int) -> None:
         """Take in a request that ends after `ticks` ticks from now."""
-        tick = self.tick
+        tick, computed = self.tick, request.computed
         self.joins += 1
         request.joined = tick
         request.last_tick = last = tick + ticks  # as `end_after`, without a call
         heappush(self._ends, (last, request.admission, request))
         self.count += 1
-        self.context += request.computed
-        phase = (tick - request.computed) % self.block_size
+        self.context += computed
+        phase = (tick - computed) % self.block_size
         self.phases[phase] += 1
         if self.members is not None:
             self.members[phase][request] = None
         if self._begins is not None:
-            heappush(self._begins, (tick - request.computed, request.admission, request))
+            heappush(self._begins, (tick - computed, request.admission, request))
 
     def end_after(self, request: Request, ticks: int) -> None:
         """Have `advance` return a member when `ticks` more ticks are over."""
@@ -69,12 +69,13 @@ class DecodeSet:
 
     def leave(self, request: Request) -> int:
         """Let a member go, bring its own counters up to date, return its ticks in the set."""
-        ticks = self.tick - request.joined
-        phase = (request.joined - request.computed) % self.block_size
-        request.computed += ticks
+        joined, computed = request.joined, request.computed
+        ticks = self.tick - joined
+        phase = (joined - computed) % self.block_size
+        request.computed = computed = computed + ticks
         request.joined = -1
         self.count -= 1
-        self.context -= request.computed
+        self.context -= computed
         self.phases[phase] -= 1
         if self.members is not None:
             del self.members[phase][request]

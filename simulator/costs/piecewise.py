@@ -91,12 +91,12 @@ MIXED_TERMS = (
     *("overhead", "overhead_per_sequence", "head", "head_per_sequence"),
     *("prefill", "serial_per_token"),
 )
-"""Those of a step with prompts, in the order of `_mixed_seconds`, beside its work."""
+"""Those of a step with prompts, in the order of `execute`, beside its work."""
 WORK_TERMS = (
-    *("prefill_per_pair", "prefill_per_token", "mixed_per_context", "mixed_per_sequence"),
-    *("prefill_per_key", "prefill_per_sequence"),
+    *("prefill_per_pair", "prefill_per_token"),
+    *("mixed_per_context", "mixed_per_sequence"),
 )
-"""Those of its work, likewise."""
+"""Those of its work, likewise, but of chunks one by one and of windows."""
 CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
 WINDOW_TERMS = ("decode_per_window", "mixed_per_window", "prefill_per_window_pair")
 HOST_TERMS = ("host", "host_per_sequence", "host_per_prefill", "host_per_prefill_token")
@@ -151,6 +151,9 @@ class PiecewiseCost(Fitted):
     _decode: list[float] = field(init=False, repr=False, compare=False)  # by sequences
     _mixed_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _work_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    """The terms of work, whether there are others, and whether more is to be done than to add."""
+
+    reads_longest = False
 
     def __post_init__(self) -> None:
         others = ("overhead_per_sequence", "state_per_sequence")
@@ -169,14 +172,19 @@ class PiecewiseCost(Fitted):
         counts = np.arange(int(min(tokens[-1], MAX_TABLE_TOKENS)) + 1)
         dense = np.interp(counts, tokens, seconds)
         heads = np.maximum(self.head, self.head_per_sequence * counts)
+        host = any(getattr(self, name) for name in HOST_TERMS)
         vars(self).update(
             cudagraph_capture_sizes=(*self.cudagraph_capture_sizes,),
             _largest_graph=max(self.cudagraph_capture_sizes, default=0),
             host_interval=(*self.host_interval,),
-            has_host_work=any(getattr(self, name) for name in HOST_TERMS),
+            has_host_work=host,
             _per_sequence=self.overhead_per_sequence + self.state_per_sequence,
             _mixed_terms=tuple(getattr(self, name) for name in MIXED_TERMS),
-            _work_terms=tuple(getattr(self, name) for name in WORK_TERMS),
+            _work_terms=(
+                *(getattr(self, name) for name in WORK_TERMS),
+                bool(self.prefill_per_key or self.prefill_per_sequence or self.window),
+                bool(self.launch or self.reads_longest or host),
+            ),
             _slope_beyond=max(0.0, float(beyond)),
             _dense=dense.tolist(),
             _decode=(self.overhead + dense + heads + self.decode).tolist(),
@@ -220,62 +228,73 @@ class PiecewiseCost(Fitted):
 
     def execute(self, step: Step) -> float:
         """Give the seconds that a step takes."""
-        if step.prefills:
-            seconds = self._mixed_seconds(step)
-        else:
+        prefills, count, context = step.prefills, step.decodes, step.context
+        if not prefills:
             seconds = self._verify_seconds(step) if step.drafts else self.leap(step, 1)[0]
+        else:
+            # Most steps of a busy engine come here: one look at a tuple, not one at each term.
+            overhead, waits, least_head, per_row, prefill, serial_per_token = self._mixed_terms
+            per_pair, per_token, per_context, per_sequence, more, adjusts = self._work_terms
+            prompts = len(prefills)
+            rows = count + step.drafts  # of logits
+            longest = context / count if count else 0.0
+            if prompts == 1:
+                (chunk,) = prefills
+                start, new = chunk.start, chunk.tokens
+                keys = start + new
+                pairs = new * start + new * (new + 1) // 2
+                longest = keys if keys > longest else longest
+            else:
+                new = pairs = keys = 0
+                for chunk in prefills:
+                    start, size = chunk.start, chunk.tokens
+                    end = start + size
+                    new += size
+                    keys += end
+                    pairs += size * start + size * (size + 1) // 2
+                    longest = end if end > longest else longest
+            work = per_pair * pairs + per_token * new + per_context * context + per_sequence * count
+            if more:
+                work = self._with_more_work(step, work, keys)
+            serial = serial_per_token * longest
+            table, tokens = self._dense, rows + new
+            head = per_row * (rows + prompts)
+            seconds = (
+                overhead
+                + waits * (count + prompts)
+                + (table[tokens] if tokens < len(table) else self.dense_seconds(tokens))
+                + (head if head > least_head else least_head)
+                + prefill
+                + (work if work > serial else serial)
+            )
+            if adjusts:
+                seconds = self._adjust_mixed(step, seconds, new)
         if step.outgoing or step.incoming or step.loads:
             return self.with_copies(seconds, step)
         return seconds
 
-    def _mixed_seconds(self, step: Step) -> float:
-        """Give the time of a step with prompts, without swaps."""
-        prefills, count, context = step.prefills, step.decodes, step.context
-        # Most steps of a busy engine come here: one look at a tuple instead of one at each term.
-        overhead, waits, least_head, per_row, prefill, serial_per_token = self._mixed_terms
-        per_pair, per_token, per_context, per_sequence, per_key, per_chunk = self._work_terms
-        prompts = len(prefills)
-        rows = count + step.drafts  # of logits
-        longest = context / count if count else 0.0
-        if prompts == 1:
-            chunk = prefills[0]
-            start, new = chunk.start, chunk.tokens
-            keys = start + new
-            pairs = new * start + new * (new + 1) // 2
-            longest = keys if keys > longest else longest
-        else:
-            new = pairs = keys = 0
-            for chunk in prefills:
-                start, size = chunk.start, chunk.tokens
-                end = start + size
-                new += size
-                keys += end
-                pairs += size * start + size * (size + 1) // 2
-                longest = end if end > longest else longest
-        work = per_pair * pairs + per_token * new + per_context * context + per_sequence * count
-        if per_key or per_chunk:
-            work = work + per_key * keys + per_chunk * prompts
+    def _with_more_work(self, step: Step, work: float, keys: int) -> float:
+        """Add the work of chunks one by one, over so many keys, and that within windows."""
+        if self.prefill_per_key or self.prefill_per_sequence:
+            work += self.prefill_per_key * keys
+            work += self.prefill_per_sequence * len(step.prefills)
         if self.window:
-            work += self.mixed_per_window * min(context, self.window * count)
-            for chunk in prefills:
+            work += self.mixed_per_window * min(step.context, self.window * step.decodes)
+            for chunk in step.prefills:
                 seen = window_pairs(chunk.start, chunk.tokens, self.window)
                 work += self.prefill_per_window_pair * seen
-        serial = serial_per_token * longest
-        table, tokens = self._dense, rows + new
-        head = per_row * (rows + prompts)
-        seconds = (
-            overhead
-            + waits * (count + prompts)
-            + (table[tokens] if tokens < len(table) else self.dense_seconds(tokens))
-            + (head if head > least_head else least_head)
-            + prefill
-            + (work if work > serial else serial)
-        )
+        return work
+
+    def _adjust_mixed(self, step: Step, seconds: float, new: int) -> float:
+        """Let a step with prompts be no faster than its launches, and add the host's work."""
+        prompts = len(step.prefills)
+        sequences = step.decodes + prompts
         if self.launch:
-            seconds = max(seconds, overhead + waits * (count + prompts) + self.launch)
+            waits = self.overhead_per_sequence * sequences
+            seconds = max(seconds, self.overhead + waits + self.launch)
         if not self.has_host_work:
             return seconds
-        return self._with_host(step, seconds, count + prompts, prompts, new)
+        return self._with_host(step, seconds, sequences, prompts, new)
 
     def _verify_seconds(self, step: Step) -> float:
         """Give the time of a step of decodes that verify drafts, without swaps."""
@@ -397,8 +416,8 @@ class SplitCost(PiecewiseCost):
         few = (self.multiprocessors < 1, "multiprocessors: must be at least 1")
         raise_if(*check_terms(self, ("per_key",)), wrong, few)
 
-    def _mixed_seconds(self, step: Step) -> float:
-        seconds = super()._mixed_seconds(step)
+    def _adjust_mixed(self, step: Step, seconds: float, new: int) -> float:
+        seconds = super()._adjust_mixed(step, seconds, new)
         return seconds + self._waits(step, 1)[0] if step.decodes else seconds
 
     def _verify_seconds(self, step: Step) -> float:

@@ -41,7 +41,7 @@ class RequestReader:
             0 if self._priority is None else int(self._priority[index]),
             None if self._segments is None else self._segments[index],
             None if self._hints is None else self._hints[index] or None,
-            max_tokens=None if self._max_tokens is None else self._max_tokens[index] or None,
+            None if self._max_tokens is None else self._max_tokens[index] or None,
         )
 
 
@@ -54,21 +54,19 @@ class ApiServer:
         self._free = 0.0  # s, when the server has passed on all that was sent
         self._last_arrival = -1.0  # of a request at the engine, s
 
-    def send(self, reader: RequestReader, index: int) -> None:
+    def send(self, reader: RequestReader, index: int, now: float) -> None:
         """Send the request of a row, now."""
         costs = reader.frontend
         if costs is None:
-            self._deliver(reader, index)
+            self._deliver(reader, index, now)
             return
-        now = self.env.now
         work = costs.per_request + costs.per_token * reader.prompts[index]
         self._free = max(self._free, now) + work
         arrival = self.env.timeout(self._free - now + costs.latency)
-        arrival.callbacks.append(partial(self._deliver, reader, index))
+        arrival.callbacks.append(lambda _: self._deliver(reader, index, self.env.now))
 
-    def _deliver(self, reader: RequestReader, index: int, _: simpy.Event | None = None) -> None:
+    def _deliver(self, reader: RequestReader, index: int, now: float) -> None:
         """Hand a request to the engine, now."""
-        now = self.env.now
         # Engines stamp requests by a clock that never shows the same time twice. Of two that
         # agreed in priority and arrival, vLLM's scheduler would undo the work for ever.
         last = self._last_arrival
@@ -126,18 +124,17 @@ class Client:
 
     def _arrive(self, alarm: simpy.Event) -> None:
         """Offer the requests whose time has come, sleep until the next one's."""
-        times, total = self._times, len(self.sent)
-        now = self.env.now
-        index = self._index
-        while index < total and not times[index] > now:
-            if times[index] == times[index]:  # NaN: a later turn
+        times, total, index = self._times, len(self.sent), self._index
+        now, when = self.env.now, nan
+        while index < total and not (when := times[index]) > now:
+            if not isnan(when):  # else it is a later turn
                 self._held.append(index)
             index += 1
         self._index = index
         if self._held and not self._sending:
             self._send_held()
         if index < total:
-            self._alarm.set(times[index])
+            self._alarm.set(when)
 
     def _offer(self, index: int, _: simpy.Event | None = None) -> None:
         """Send a request whose time has come, after those that wait already."""
@@ -148,11 +145,12 @@ class Client:
     def _send_held(self) -> None:
         """Send as many as may be sent; one that is rejected at once lets the next go."""
         self._sending = True
-        while self._held and self._in_flight < self._limit:
-            index = self._held.popleft()
+        held, now = self._held, self.env.now
+        while held and self._in_flight < self._limit:
+            index = held.popleft()
             self._in_flight += 1
-            self.sent[index] = self.env.now
-            self._server.send(self._reader, index)
+            self.sent[index] = now
+            self._server.send(self._reader, index, now)
         self._sending = False
 
     def _submit_with_hint(self, submit: Callable[[Request], None], request: Request) -> None:
@@ -193,7 +191,7 @@ class Client:
         """Send what waited for a request, or for its place."""
         self.done += 1
         self._in_flight -= 1
-        for turn in self._next.pop(request.id, ()):
+        for turn in self._next.pop(request.id, ()) if self._next else ():
             delay = 0.0 if self.workload.delay is None else float(self.workload.delay[turn])
             if delay > 0:
                 later = self.env.timeout(delay)
@@ -315,5 +313,5 @@ class StreamClient:
             self._index += 1
             self._in_flight += 1
             self._chunk.sent[self._index - 1] = now
-            self._server.send(self._chunk.reader, self._index - 1)
+            self._server.send(self._chunk.reader, self._index - 1, now)
         self._sending = False

@@ -10,7 +10,16 @@ from typing import Any, Protocol
 import simpy
 
 from simulator.core.executor import CanLeap, Executor
-from simulator.core.log import LENGTH, REJECTED, STOP, UNFINISHED, Log, pack_request, pack_step
+from simulator.core.log import (
+    LENGTH,
+    REJECTED,
+    STOP,
+    UNFINISHED,
+    Log,
+    pack_request,
+    pack_span,
+    pack_step,
+)
 from simulator.core.request import Request, Step
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 
@@ -115,7 +124,7 @@ class EngineCore:
         """Take in the outcome of a step and its repeats, which ended at `ends`, s."""
         step, row = scheduled
         log, scheduler, steps = self.log, self.scheduler, len(ends)
-        log.step_rows += pack_step(start, ends[-1], steps, *row)
+        log.step_rows += pack_span(start, ends[-1], steps) + pack_step(*row)
         if self._overlaps:
             log.decided.append(decided)
         if step.outgoing or step.incoming or step.loads:
@@ -128,10 +137,17 @@ class EngineCore:
             else:
                 log.tick_ends.extend(ends)
                 log.leap_blocks.extend(scheduler.leap_blocks(steps - 1))
-        before = log.written if self.cancelled else None
-        ended = scheduler.commit(step, ends)
-        if before is not None:  # what they said as they were about to leave nobody has received
-            log.drop_rows_of([request.id for request in self.cancelled], before)
+        if self.cancelled:
+            self._commit_with_cancelled(step, ends)
+            return
+        for request in scheduler.commit(step, ends):
+            self._end(request)
+
+    def _commit_with_cancelled(self, step: Step, ends: Sequence[float]) -> None:
+        """Do so where requests are about to leave: nobody receives what they still said."""
+        before = self.log.written
+        ended = self.scheduler.commit(step, ends)
+        self.log.drop_rows_of([request.id for request in self.cancelled], before)
         for request in ended:
             self._end(request)
 

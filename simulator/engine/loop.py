@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from simulator.core.alarm import LATE, MOST_SKIPS, Alarm, FastEnvironment
+from simulator.core.alarm import LATE, Alarm, FastEnvironment
 from simulator.core.request import Request
 from simulator.engine.core import EngineCore
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -33,7 +33,7 @@ InFlight = tuple[Any, float, float, list[float]]
 
 
 class Timer(Protocol):
-    """Wakes a loop: calls its `end_steps` and `begin_steps`."""
+    """Wakes a loop: calls its `turn`, or `end_steps` and `begin_steps`, and again when they say."""
 
     def set(self, when: float) -> None:
         """Wake the loop at `when`, and at no other time."""
@@ -54,12 +54,12 @@ class LoopTimer:
         self._awake = False
 
     def set(self, when: float) -> None:
-        """Wake the loop at `when`, and at no other time."""
+        """Wake the loop at `when`, and at no other time; one that is awake says so itself."""
         if not self._awake:
             if self._when >= 0:
                 self.cancel()
             self._alarm.set(when)
-        self._when = when
+            self._when = when
 
     def cancel(self) -> None:
         """Do not wake the loop: the old alarm will come off to no effect."""
@@ -70,18 +70,12 @@ class LoopTimer:
         """Let the loop go on, again and again as long as nothing else happens in between."""
         if alarm is not self._alarm:
             return
-        loop, clock, now = self._loop, self._clock, self._when
+        turn, clock = self._loop.turn, self._clock
         self._awake = True
-        for _ in range(MOST_SKIPS):
-            self._when = -1.0
-            loop.end_steps(now)
-            loop.begin_steps(now)
-            now = self._when
-            if now < 0.0 or clock is None or not clock.skip_to(now):
-                break
+        self._when = when = turn(self._when) if clock is None else clock.go_on(turn, self._when)
         self._awake = False
-        if self._when >= 0.0:
-            self._alarm.set(self._when)
+        if when >= 0.0:
+            self._alarm.set(when)
 
 
 class EngineLoop(ABC):
@@ -171,6 +165,31 @@ class EngineLoop(ABC):
         self._due = when
         self._timer.set(when)
 
+    def turn(self, now: float) -> float:
+        """Take in the outcome of the steps that are over and begin the next.
+
+        Return the time at which that is to be done again, -1: it rests.
+        """
+        queue = self.batch_queue
+        if self.batch_queue_size > 1 or not queue:
+            self.end_steps(now)
+            return self.begin_steps(now)
+        # The one batch in flight, without a look at what can only be where it is not alone.
+        scheduled, decided, start, ends = queue.popleft()
+        self.commit(scheduled, decided, start, ends)
+        if self.cancels:
+            self.end_steps(now)
+        batch = self.begin(now, now)
+        if batch is None:
+            self._leaping = False
+            self._due = when = self._rest(now)
+            return when
+        queue.append(batch)
+        ends = batch[3]
+        self._leaping = len(ends) > 1
+        self._due = when = ends[-1]
+        return when
+
     def end_steps(self, now: float) -> None:
         """Take in the outcome of the steps that are over."""
         queue = self.batch_queue
@@ -184,43 +203,31 @@ class EngineLoop(ABC):
             for core in self.cores:
                 core.drop_cancelled()
 
-    def begin_steps(self, now: float) -> None:
-        """Schedule as many batches as may be in flight, or rest."""
+    def begin_steps(self, now: float) -> float:
+        """Schedule as many batches as may be in flight; say when to go on, -1: the loop rests."""
         self._pausing = False
         if self._leaping:
             self._end_leap()
         if self._starved:
             # Also where nobody is left: those who have just ended are told of by the next step.
             self._starved = False
-            self._pause(now)
-            return
+            return self._pause(now)
         queue, size = self.batch_queue, self.batch_queue_size
-        if size == 1 and not queue:  # the loop below, for one batch
-            batch = self.begin(now, now)
-            if batch is None:
-                self._rest(now)
-                return
-            queue.append(batch)
-            ends = batch[3]
-            self._leaping = len(ends) > 1
-            self._due = when = ends[-1]
-            self._timer.set(when)
-            return
         start = queue[-1][3][-1] if queue else now
         while len(queue) < size:
             batch = self.begin(now, start)
             if batch is None:
-                self._rest(now)
-                return
+                self._due = self._rest(now)
+                return self._due
             queue.append(batch)
             ends = batch[3]
             if len(ends) > 1:
                 self._leaping = True
-                self._sleep(ends[-size])
-                return
+                self._due = ends[-size]
+                return self._due
             start = ends[0]
         self._due = when = queue[0][3][-1]
-        self._timer.set(when)
+        return when
 
     def _end_leap(self) -> None:
         """Let the schedulers, where they schedule ahead, know of all steps of a leap."""
@@ -229,25 +236,25 @@ class EngineLoop(ABC):
             scheduled, _, _, ends = self.batch_queue[-1]
             self.repeat(scheduled, len(ends) - 1)
 
-    def _rest(self, now: float) -> None:
+    def _rest(self, now: float) -> float:
         """Wait for the batch in flight, for an arrival, or until what waits may start."""
         schedulers = [core.scheduler for core in self.cores]
         due = [when for one in schedulers if (when := one.next_wakeup()) is not None]
         if self.batch_queue:
             self._starved = schedulers[0].pauses
-            self._sleep(self._next())
-        elif due:
-            self._sleep(max(min(due), now))
-        elif any(one.preempted for one in schedulers):
-            self._pause(now)
-        elif any(one.waiting and not one.awaits_transfer for one in schedulers):
+            return self._next()
+        if due:
+            return max(min(due), now)
+        if any(one.preempted for one in schedulers):
+            return self._pause(now)
+        if any(one.waiting and not one.awaits_transfer for one in schedulers):
             raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")
-        else:
-            self._due = -1.0
+        return -1.0
 
-    def _pause(self, now: float) -> None:
+    def _pause(self, now: float) -> float:
         self._pausing = True
-        self._sleep(now + self.empty_step_seconds)
+        self._due = when = now + self.empty_step_seconds
+        return when
 
     def crash(self, *schedulers: Scheduler) -> list[Request]:
         """Lose what is in flight and all requests, which are returned; go on with other schedulers.

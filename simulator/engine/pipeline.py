@@ -89,6 +89,11 @@ class PipelineReplica(Replica):
             super().commit(scheduled, decided, start, ends)
             self._ended |= len(self.scheduler.running) < running
 
+    def turn(self, now: float) -> float:
+        """Go on, which even one batch in flight does in its own way."""
+        self.end_steps(now)
+        return self.begin_steps(now)
+
     def end_steps(self, now: float) -> None:
         """Take in the outcome of the oldest batch, if the loop has waited for it."""
         if self._blocked:
@@ -97,15 +102,14 @@ class PipelineReplica(Replica):
                 self.cancels = False
                 self.drop_cancelled()
 
-    def begin_steps(self, now: float) -> None:
-        """Go on, call by call, until there is something to wait for."""
+    def begin_steps(self, now: float) -> float:
+        """Go on, call by call, until there is something to wait for; say when that is, or -1."""
         queue = self.batch_queue
         while True:
             if self._blocked:
                 self._blocked = False
                 if not self._executed and self._has_requests():
-                    self._pause(now)
-                    return
+                    return self._pause(now)
             self._pausing = self._executed = False
             if self._has_requests():
                 last = queue[-1][3][-1] if queue else now
@@ -116,15 +120,14 @@ class PipelineReplica(Replica):
                     if self._executed:
                         continue
                     self._check_progress(now)
-                    self._pause(now)
-                    return
+                    return self._pause(now)
             elif not queue:
                 self._due = -1.0
-                return
+                return self._due
             self._blocked = True
-            if queue[0][3][-1] > now:
-                self._sleep(queue[0][3][-1])
-                return
+            self._due = when = queue[0][3][-1]
+            if when > now:
+                return when
             self.end_steps(now)
 
     def _has_requests(self) -> bool:

@@ -30,7 +30,7 @@ class Replica(EngineCore, EngineLoop):
     def begin(self, now: float, start: float) -> InFlight | None:
         """Schedule the next step, now, and its sure repeats; None: there is nothing to do."""
         # `self.schedule` written out: this is done for every step.
-        scheduler, leaper = self.scheduler, self.leaper
+        scheduler = self.scheduler
         step = scheduler.schedule(now)
         if not step.decodes and not step.prefills:
             self.note_empty_step()
@@ -38,7 +38,8 @@ class Replica(EngineCore, EngineLoop):
         row = scheduler.account(step)
         if self._unlogged:
             row = self.with_unlogged(row)
-        if leaper is None or step.prefills or (repeats := scheduler.horizon(step)) == 1:
+        leaper = self.leaper
+        if step.prefills or leaper is None or (repeats := scheduler.horizon(step)) == 1:
             ends = [start + self.executor.execute(step)]
         else:
             ends = list(accumulate(leaper.leap(step, repeats), initial=start))[1:]

@@ -33,14 +33,10 @@ class BlockCounter:
     """`cache` wants to be called."""
     evicts_runs = False
     """A waiting request may lose more cached blocks at once than somebody takes."""
-    tier: HostTier | None = None
-    """Where evicted blocks of the prefix cache go."""
     splits_free_list = True
     """Of freed blocks those that nobody will find are taken first; before vLLM 0.24, in turn."""
     delay = 0
     """Steps after which a generated token is known to the prefix cache; 1: async_scheduling."""
-    num_groups = 1
-    """Block tables of a request, in each of which a new token may take a block."""
     leaps = True
     """What a tick takes can be told without taking it."""
 
@@ -52,6 +48,10 @@ class BlockCounter:
         self.block_size = block_size
         self.usable = num_blocks - 1
         self.free = self.usable
+        self.num_groups = 1  # block tables of a request; a new token may take a block in each
+        self.tier: HostTier | None = None  # where evicted blocks of the prefix cache go
+        # What every step asks is found faster as an attribute of the object itself.
+        self.names_blocks, self.caches_chunks = self.names_blocks, self.caches_chunks
         self.shared = 0  # table entries beyond the first of each block in use
         self.reserved = 0  # blocks reserved for running requests, those that they have included
         self._reservations: dict[Request, int] = {}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy.events import NORMAL
 
-from simulator.core.alarm import LATE, Alarm, FastEnvironment
+from simulator.core.alarm import LATE, MOST_SKIPS, Alarm, FastEnvironment
 
 KINDS = (simpy.Environment, FastEnvironment)
 
@@ -74,15 +74,20 @@ def test_late_comes_after_everything_of_its_instant(kind) -> None:
     assert order == ["timeout", "zero", "late"]
 
 
-def test_a_clock_skips_to_a_time_only_before_anything_else_is_due() -> None:
+def test_a_clock_goes_on_only_before_anything_else_is_due() -> None:
     """What is due at that very time comes first, too, as it does before a late alarm."""
     env = FastEnvironment(1.0)
     Alarm(env, lambda _: None).set(3.0)
-    assert env.skip_to(2.5)
-    assert env.now == 2.5
-    assert not env.skip_to(3.0)
-    assert not env.skip_to(4.0)
-    assert env.now == 2.5
+    turns: list[float] = []
+
+    def turn(now: float) -> float:
+        assert now == env.now
+        turns.append(now)
+        return now + 0.5
+
+    assert env.go_on(turn, 1.0) == 3.0
+    assert turns == [1.0, 1.5, 2.0, 2.5]
     env.step()
-    assert env.skip_to(4.0)
-    assert env.now == 4.0
+    assert env.go_on(turn, 3.0) > 3.0
+    assert len(turns) == 4 + 1 + MOST_SKIPS
+    assert env.go_on(lambda now: -1.0, env.now) == -1.0

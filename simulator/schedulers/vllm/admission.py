@@ -67,19 +67,19 @@ class Admission:
         what the others will take before.
         """
         blocks = self.blocks
-        spare = 0
+        spare = need
         if running:
             many = running + 1 if self.for_all else 1
-            spare = self.watermark_blocks + self.min_decode_blocks * many
+            spare += self.watermark_blocks + self.min_decode_blocks * many
         if self.whole_prompt:
             missing = blocks.missing_whole(request.known, tokens, hits)
         else:
             missing = blocks.missing(tokens, hits)
-        lacking = missing + spare + need - blocks.free
+        lacking = missing + spare - blocks.free
         if self.output_tokens is not None:
             whole = blocks.missing(self._reservation(request), hits)
             lacking = max(lacking, whole - blocks.unreserved)
-        return max(lacking, 0)
+        return lacking if lacking > 0 else 0
 
     def reserve(self, request: Request) -> None:
         """Reserve blocks for a request that is admitted, if answers are reserved for."""

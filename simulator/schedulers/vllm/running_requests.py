@@ -104,9 +104,9 @@ class RunningRequests(dict[Request, None]):
 
     def stop_decoding(self, request: Request) -> None:
         """Take a request out of the decode set and write down its run of tokens."""
-        first = request.joined
-        request.generated = self.decodes.generated(request)
-        ticks = self.decodes.leave(request)
+        decodes, first = self.decodes, request.joined
+        request.generated = decodes.generated(request)
+        ticks = decodes.leave(request)
         self.runs += pack_run(request.run_start, request.id, first, ticks)
 
     def dissolve(self) -> None:

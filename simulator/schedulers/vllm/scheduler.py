@@ -207,8 +207,11 @@ class Scheduler:
 
     def output_limit(self, request: Request) -> int:
         """Give the output tokens after which a request ends, or is ended."""
+        most, tokens = request.max_tokens, request.output_tokens
         room = self.max_model_len - request.prompt_tokens
-        return min(request.output_tokens, room, request.max_tokens or room)
+        if most and most < room:
+            room = most
+        return tokens if tokens < room else room
 
     def add(self, request: Request) -> bool:
         """Take a new request; say whether the next step may differ for it."""
@@ -241,8 +244,12 @@ class Scheduler:
         if interval is not None:
             interval.begin(running)
         chunks: Sequence[tuple[Request, int]] | None = ()
-        most = count * self.blocks.num_groups
-        if running.partial or count > budget or most > self.blocks.free or not decodes.alike:
+        if (
+            running.partial
+            or count > budget
+            or count * self.blocks.num_groups > self.blocks.free
+            or not decodes.alike
+        ):
             chunks = self.plan(cap)
             count = decodes.count
         if chunks is None:
@@ -297,12 +304,12 @@ class Scheduler:
         Return tokens per partial request, or None where only a walk can tell.
         """
         running, blocks, interval = self.running, self.blocks, self.prefill_interval
+        decodes, groups, budget = running.decodes, blocks.num_groups, self.max_num_batched_tokens
         # Where a token takes a block at most, nobody need count while so many are free.
-        decodes, groups = running.decodes, blocks.num_groups
-        ample = blocks.free >= self.max_num_batched_tokens * groups and decodes.alike
+        ample = decodes.alike and blocks.free >= budget * groups
         while True:
             queries, need = (decodes.count, 0) if ample else decodes.demand()
-            left, need = self.max_num_batched_tokens - queries, need * groups
+            left, need = budget - queries, need * groups
             if left < 0:
                 return None
             chunks = []
@@ -310,8 +317,8 @@ class Scheduler:
                 if interval is not None and interval.holds(request):
                     continue
                 # Its `pending` tokens, which as a property cost a step more.
-                tokens = request.padding + request.prompt_tokens + request.generated
-                tokens -= request.computed
+                known = request.padding + request.prompt_tokens + request.generated
+                tokens = known - request.computed
                 tokens = tokens if tokens < cap else cap
                 if tokens > left:
                     # The last admitted has nobody behind it.
@@ -408,10 +415,13 @@ class Scheduler:
             loads = 0
             if blocks.tier is not None and not request.swapped:
                 loads = blocks.loadable(request, hits)
-            start = max((len(hits) + loads) * blocks.block_size, request.swapped)
+            start = request.swapped
+            if hits or loads:
+                start = max((len(hits) + loads) * blocks.block_size, start)
             if interval is not None and interval.refuses(request, start):
                 break
-            tokens = self.chunk(min(request.known - start, cap), budget)
+            pending = request.padding + request.prompt_tokens + request.generated - start
+            tokens = self.chunk(pending if pending < cap else cap, budget)
             if not tokens and tries_others:
                 set_aside.append(waiting.take())
                 continue
@@ -545,10 +555,10 @@ class Scheduler:
                 self.blocks.cache(request)
             if request.computed == request.padding + request.prompt_tokens + request.generated:
                 self._emit(request, now, over)
-        if len(over) > 1:
+        if over:
             over.sort(key=by_admission)  # blocks are freed in the order of the running list
-        for request in over:
-            self.finish(request, now)
+            for request in over:
+                self.finish(request, now)
         return over
 
     def _emit(self, request: Request, now: float, over: list[Request]) -> None:
@@ -627,19 +637,19 @@ class Scheduler:
 
         They begin after `steps`.
         """
+        blocks, ghosts = self.blocks, step.ghosts
         tokens = pairs = 0
         for chunk in step.prefills:
             size = chunk.tokens
             tokens += size
             pairs += size * chunk.start + size * (size + 1) // 2
-        blocks = self.blocks
         return (
             step.context,
             pairs,
             self.stored(step),
             tokens - step.padding,
-            step.decodes - step.ghosts,
-            step.ghosts + step.padding,
+            step.decodes - ghosts,
+            ghosts + step.padding,
             len(self.running),
             len(self.waiting),
             blocks.used if blocks.reserved else blocks.usable - blocks.free,
@@ -649,14 +659,14 @@ class Scheduler:
 
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
-        running, blocks = self.running, self.blocks
+        running = self.running
         decodes = running.decodes
         tokens = decodes.context + self.kept_tokens
         if step.decodes:
             tokens += decodes.count
         for request in running.partial:
             tokens += request.computed
-        return blocks.in_use(tokens)
+        return self.blocks.in_use(tokens)
 
     # Subclasses written for Headway up to 0.9.
 
