@@ -1,13 +1,14 @@
 """Time the whole command `headway run`, and say where the time goes.
 
-    python benchmarks/speed.py [--big]
+    python benchmarks/speed.py [--big] [--sweep]
 
 Figures are the user CPU and the peak memory of the process, everything written. Engines are
 those that the scenarios name, `textbook`, but where a case says vLLM's defaults. The work is that
 of the Azure 2023 conversation trace (19,366 requests, 4.09 M output tokens) where HEADWAY_DATA
 names a folder that holds it, else of a generated workload with its statistics. Machines differ and
 other processes disturb: the second column of times divides by what this machine needs for a
-million SimPy timeouts, so compare that one between machines. `--big` adds a million requests.
+million SimPy timeouts, so compare that one between machines. `--big` adds a million requests;
+`--sweep` times sweeps alone, on one core and on two, and needs both for itself.
 The costliest functions: `python -m cProfile -s tottime -m simulator run ...`.
 """
 
@@ -98,6 +99,23 @@ def phases() -> list[tuple[str, float]]:
     return [(name, now - before) for (_, before), (name, now) in pairwise(marks)]
 
 
+def sweep_seconds(points: int, jobs: int) -> float:
+    """Measure a sweep of so many seeds, 20,000 requests each; wall time, s, start-up included."""
+    seeds = "seed=" + ",".join(map(str, range(points)))
+    words = ["sweep", str(DEMO), "--set", "workload.num_prompts=20000", "--vary", seeds]
+    with tempfile.TemporaryDirectory() as out:
+        return python([*HEADWAY, *words, "--jobs", str(jobs), "--out", out]).wall
+
+
+def sweeps() -> None:
+    """Print how well two cores share sweeps: 1 would be half the time of one core."""
+    print(f"{'points':>6} {'1 core, s':>10} {'2 cores, s':>10} {'efficiency':>10}")
+    for points in (16, 40):
+        for _ in range(2):
+            one, two = (sweep_seconds(points, jobs) for jobs in (1, 2))
+            print(f"{points:6} {one:10.2f} {two:10.2f} {one / two / 2:10.2f}", flush=True)
+
+
 def show(name: str, usages: list[Usage], unit: float, target: str) -> float:
     """Print the median of a case; return its user CPU."""
     median = sorted(usages)[len(usages) // 2]
@@ -111,7 +129,11 @@ def show(name: str, usages: list[Usage], unit: float, target: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--big", action="store_true", help="add a million requests")
+    parser.add_argument("--sweep", action="store_true", help="sweeps on one core and two, alone")
     options = parser.parse_args()
+    if options.sweep:
+        sweeps()
+        return
     warnings.simplefilter("ignore")
     unit = timeouts()
     source = "the Azure 2023 conversation trace" if REAL else "a generated workload of its kind"
