@@ -214,11 +214,13 @@ def judge(runs: Sequence[MetricValues], criteria: Criteria, *, strict: bool = Fa
     """Say whether the bounds are kept; `strict`: so that it may be judged several times over.
 
     Runs that were broken off decide against, and those that grow tell nothing, if they are the
-    most.
+    most. One is enough that lost a request where none may be.
     """
     broken = [str(run["broken"]) for run in runs if run.get("broken")]
-    if 2 * len(broken) > len(runs):
-        return Verdict(False, False, broken[0], BROKEN)
+    none_may = {slo.metric for slo in criteria.slos if slo.is_share and not slo.limit}
+    lost = next((metric for metric in broken if metric in none_may), "")
+    if lost or 2 * len(broken) > len(runs):
+        return Verdict(False, False, lost or broken[0], BROKEN)
     whole = [run for run in runs if not run.get("broken")]
     confidence = criteria.confidence
     if strict:  # a place is judged after ever more runs, and ever longer ones (Bonferroni)

@@ -260,6 +260,9 @@ def test_one_request_that_is_lost_breaks_what_allows_none():
     for lost, kept in ((0.0, True), (0.01, False)):
         run = {"batches": {"completion>=1": [0.0] * 9 + [lost]}, "measured": 1000}
         assert judge([run], criteria).kept is kept
+    told = {"broken": "completion", "growing": ""}
+    run = {"batches": {"completion>=1": [0.0] * 10}, "measured": 1000}
+    assert judge([told, run, run, run], criteria).kept is False  # no further run takes it back
 
 
 def test_what_breaks_is_told_of_the_place_next_to_the_answer():
