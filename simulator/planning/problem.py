@@ -192,7 +192,8 @@ def make_problem(
         longest = max(longest, shortest)
     if not shortest <= longest < inf:
         raise HeadwayError(
-            f"--max-duration {longest:g}: must be at least --min-duration, {shortest:g} s, and finite"
+            f"--max-duration {longest:g}: must be at least --min-duration, {shortest:g} s, and "
+            "finite"
         )
     count = block.replications if options.replications is None else options.replications
     if count < 1:
