@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COST = "dollars_per_million_output_tokens"
 MEASURES = {
+    "capacity": ("Capacity: largest load that holds", 1.0, 1),
+    COST: ("$ per M output tokens", 1.0, -1),
     "slo_attainment": ("SLO attainment, %", 100.0, 1),
     "attainment": ("SLO attainment, %", 100.0, 1),
     "p99_ttft_ms": ("P99 TTFT, ms", 1.0, -1),
@@ -29,11 +32,12 @@ MAX_CELLS = 24  # a side of a heat map whose numbers can be read
 def draw_grid(rows: "pd.DataFrame") -> "Figure":
     """Draw the first two of MEASURES that are there over the keys that were varied.
 
-    Over one key it is a curve, over more a heat map of the first two: of several points in a cell
+    The cost only beside a capacity: there bounds are just kept, and attainment tells nothing. Over one key it is a curve, over more a heat map of the first two: of several points in a cell
     the best, by its own measure. Raises HeadwayError where no key or no measure varies.
     """
     keys = varied_keys(rows, "")
-    measures = [name for name in MEASURES if name in rows and rows[name].notna().any()][:PANELS]
+    there = [name for name in MEASURES if name in rows and rows[name].notna().any()]
+    measures = [name for name in there if name != COST or "capacity" in there][:PANELS]
     if not keys or not measures:
         raise HeadwayError("the table has nothing to draw over its keys")
     check_columns(rows, measures, "the table")

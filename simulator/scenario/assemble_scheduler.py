@@ -187,8 +187,6 @@ def can_cancel(scenario: Scenario) -> bool:
 
 def check_role(role: str, scenario: Scenario) -> None:
     """Refuse an engine that cannot have a role in a cluster that prefills and decodes apart."""
-    for key, word in differing_keys(scenario.engine, REQUIRED_FOR_ROLE):
-        raise ValueError(f"engine.{key}: a group with kv_role {role} wants {word}")
     policy_class, _ = find_policy(scenario)
     found = _find_scheduler(scenario.engine, policy_class, windowed=False)
     if found not in (Scheduler, AsyncScheduler):
@@ -197,6 +195,8 @@ def check_role(role: str, scenario: Scenario) -> None:
             f"group with kv_role {role} fcfs does, and policies that only order the queue: "
             "priority, sjf, fair"
         )
+    for key, word in differing_keys(scenario.engine, REQUIRED_FOR_ROLE):
+        raise ValueError(f"engine.{key}: a group with kv_role {role} wants {word}")
 
 
 def differing_keys(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -64,6 +64,14 @@ def test_the_page_of_a_plan_says_what_its_verdicts_stand_on(tmp_path: Path, caps
     assert all(re.fullmatch(r"\d+ x [\d.]+ (s|min)", basis) for basis in bases)
     assert bases[1] in capsys.readouterr().out
     assert f"those of the table are means of {bases[1].split()[0]} runs." in text
+    best = re.search("<h2[^>]*>The best</h2><p>(.*?)</p>", text)
+    assert best is not None
+    assert re.fullmatch(
+        r"engine.max_num_seqs=16, under p99_ttft_ms&lt;=250, completion&gt;=1; SLO attainment "
+        rf"[\d.]+ %; headroom \d+ %; 1 GPU, \$[\d.]+/h; \$[\d.]+/M output tokens; looked at "
+        rf"{bases[1]} of load\.",
+        best[1],
+    )
 
 
 def test_where_no_point_keeps_the_levels_none_is_best(tmp_path: Path, capsys) -> None:
@@ -154,6 +162,12 @@ def test_heat_map_and_curve() -> None:
     assert cells == [["10", "30", "20", "35"], ["1", "3", "2", "5"]]
     figure = draw_grid(rows[rows["b.y"] == 3])
     assert figure.axes[0].lines[0].get_ydata().tolist() == [10.0, 30.0]
+    costs = {"dollars_per_million_output_tokens": [3.0, 2.0, 1.0, 1.0, 1.0]}
+    labels = [axes.get_title() for axes in draw_grid(rows.assign(**costs)).axes]
+    assert labels == ["P99 TTFT, ms", "output tokens/s"]
+    planned = rows.assign(**costs, capacity=[1.0, 2.0, 3.0, 4.0, 5.0])
+    labels = [axes.get_title() for axes in draw_grid(planned).axes]
+    assert labels == ["Capacity: largest load that holds", "$ per M output tokens"]
     named = rows[rows["b.y"] == 3].assign(**{"a.x": pd.array(["fcfs", "sjf"], dtype="string")})
     assert [bar.get_height() for bar in draw_grid(named).axes[0].patches] == [10.0, 30.0]
     with pytest.raises(HeadwayError, match="nothing to draw"):

@@ -5,7 +5,7 @@ import json
 from html import escape
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulator.figures.data import Run
 from simulator.figures.grids import draw_grid
@@ -180,8 +180,34 @@ def _plan_best(folder: Path) -> tuple[str, list[str], int, str]:
     label = ", ".join(f"{key}={row[key]}" for key in named) or "the scenario"
     key = str(plan.get("searched") or "")
     found = f", {key}={row['at']:.4g}" if key else ""
-    said = f"{label}{found}, under {', '.join(slo)}."
+    said = f"{label}{found}, under {', '.join(slo)}{''.join(_answer(row, key))}."
     return said, slo, row.get("replications") or 1, key
+
+
+def _answer(row: dict[str, Any], searched: str) -> "Iterator[str]":
+    """Tell the answer of a plan in figures, as far as they are known."""
+
+    def read(key: str, scale: float = 1.0) -> float | None:
+        value = row.get(key)
+        return scale * value if isinstance(value, int | float) else None
+
+    capacity, low, high = (read(key) for key in ("capacity", "capacity_low", "capacity_high"))
+    if capacity is not None:
+        unit = " req/s" if searched == "workload.request_rate" else " x the trace's rate"
+        ends = f" ({low:.3g} to {high:.3g})" if low is not None and high is not None else ""
+        yield f"; capacity {capacity:.3g}{unit}{ends}"
+    if (share := read("attainment", 100.0)) is not None:
+        yield f"; SLO attainment {share:.2f} %"
+    if (room := read("headroom", 100.0)) is not None:
+        yield f"; {-room:.0f} % below the offered load" if room < 0 else f"; headroom {room:.0f} %"
+    if (gpus := read("gpus")) is not None:
+        yield f"; {gpus:.4g} GPU{'s' if gpus != 1 else ''}"
+    if (price := read("dollars_per_hour")) is not None:
+        yield f", ${price:,.4g}/h"
+    if (cost := read("dollars_per_million_output_tokens")) is not None:
+        yield f"; ${cost:.3g}/M output tokens"
+    if isinstance(row.get("looked_at"), str):
+        yield f"; looked at {row['looked_at']} of load"
 
 
 def _best(folder: Path, slo: list[str] | None) -> tuple[list[Run], str]:
