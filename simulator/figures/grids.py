@@ -32,8 +32,9 @@ MAX_CELLS = 24  # a side of a heat map whose numbers can be read
 def draw_grid(rows: "pd.DataFrame") -> "Figure":
     """Draw the first two of MEASURES that are there over the keys that were varied.
 
-    The cost only beside a capacity: there bounds are just kept, and attainment tells nothing. Over one key it is a curve, over more a heat map of the first two: of several points in a cell
-    the best, by its own measure. Raises HeadwayError where no key or no measure varies.
+    The cost only beside a capacity: there bounds are just kept, and attainment tells nothing. Over
+    one key it is a curve, over more a heat map of the first two: of several points in a cell the
+    best, by its own measure. Raises HeadwayError where no key or no measure varies.
     """
     keys = varied_keys(rows, "")
     there = [name for name in MEASURES if name in rows and rows[name].notna().any()]
