@@ -29,7 +29,6 @@ from simulator.diagnosis.fleet_rules import (
     scattered_prefixes,
 )
 from simulator.diagnosis.reuse import known_share
-from simulator.diagnosis.unfairness import most_underserved
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.request_table import RETRY, Floats
@@ -316,6 +315,8 @@ def unfair(run: AdvisedEvidence) -> Finding | None:
     """A client waits while another gets clearly more service than it."""
     if not several_clients(run.record.workload):
         return None
+    from simulator.diagnosis.unfairness import most_underserved
+
     clients = Clients.of(run.record)
     names = clients.words.names
     found = most_underserved(clients)

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan, nan, nextafter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
 
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.policies.predictor import Predictor
 from simulator.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from simulator.policies.predictor import Predictor
 
 
 class RequestReader:
@@ -89,7 +92,7 @@ class Client:
         env: simpy.Environment,
         workload: Workload,
         submit: Callable[[Request], None],
-        predictor: Predictor | None = None,
+        predictor: "Predictor | None" = None,
         cancel: Callable[[Request], object] | None = None,
     ) -> None:
         self.env = env

@@ -7,7 +7,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.cluster.load_balancer import SINCE
 from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.load import load_cost
@@ -77,12 +76,7 @@ def assemble(scenario: Scenario) -> EngineParts:
             f"{room}. engine.disable_hybrid_kv_cache_manager: false has windows"
         )
     messages += ignored_keys(engine, find_policy(scenario)[0], max_model_len)
-    version = read_version(engine.version or "")
-    if engine.data_parallel_size > 1 and version is not None and version < SINCE:
-        messages.append(
-            f"engine.version {engine.version}: its load balancer filled data-parallel ranks less "
-            "evenly than vLLM 0.33's, which is simulated"
-        )
+    messages += _ranks_filled_otherwise(engine)
     for message in messages:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
     blocks = engine.num_gpu_blocks_override or (0 if budget is None else budget.num_gpu_blocks)
@@ -148,6 +142,21 @@ def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: 
         f"engine.expert_routing: no profile is shipped of {model.name} on {gpu.name} with "
         f"{', '.join(words)}, and the roofline that stands for it knows {UNIFORM} alone{there}"
     )
+
+
+def _ranks_filled_otherwise(engine: EngineConfig) -> list[str]:
+    """Say where a release's load balancer is another than that which is simulated."""
+    version = read_version(engine.version or "")
+    if engine.data_parallel_size == 1 or version is None:
+        return []
+    from simulator.cluster.load_balancer import SINCE
+
+    if version >= SINCE:
+        return []
+    return [
+        f"engine.version {engine.version}: its load balancer filled data-parallel ranks less "
+        "evenly than vLLM 0.33's, which is simulated"
+    ]
 
 
 def describe_costs(scenario: Scenario) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
 
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
-from simulator.policies.predictor import parse_predictor
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engines import fill_in_defaults
 from simulator.scenario.planning_config import PlanConfig, SweepConfig
@@ -32,6 +31,8 @@ def _predictor(value: object) -> object:
     if isinstance(value, str):
         value = {"kind": value}
     if isinstance(value, dict):
+        from simulator.policies.predictor import parse_predictor
+
         parse_predictor(value)
     return value
 

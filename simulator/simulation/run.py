@@ -16,7 +16,6 @@ from simulator.engine.client import Client
 from simulator.engine.drive import drive
 from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
-from simulator.policies.predictor import make_predictor
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.load import Source, as_scenario
@@ -96,7 +95,11 @@ def play(
 ) -> Result:
     """Send a workload to a replica, whatever its clock and its executor, until all is done."""
     env = replica.env
-    predictor = make_predictor(scenario.predictor, workload, scenario.seed)
+    predictor = None
+    if scenario.predictor is not None:
+        from simulator.policies.predictor import make_predictor
+
+        predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     client = Client(env, workload, replica.submit, predictor, _cancel_of(replica))
     replica.on_finish = client.finished
     ends = None if stop is None else partial(stop, np.frombuffer(client.sent), [replica.log])
