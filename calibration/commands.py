@@ -74,6 +74,9 @@ def calibrate(
         Parameter(help="longest context, tokens [default: 4096, or the model's positions]"),
     ] = None,
     seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0,
+    graph_tokens: Annotated[
+        int, Parameter(help="most tokens of a step with prompts that is a CUDA graph, 0: none is")
+    ] = 512,
     no_graphs: NoGraphs = False,
 ) -> int:
     """Measure what steps take on a device, and fit a cost profile to them."""
@@ -110,6 +113,8 @@ def calibrate(
         wrong.append(f"--max-model-len {max_model_len}: must be at least {LEAST_LENGTH}")
     if seed < 0:
         wrong.append(f"--seed {seed}: must be at least 0")
+    if graph_tokens < 0:
+        wrong.append(f"--graph-tokens {graph_tokens}: must be at least 0")
     if wrong:
         raise HeadwayError(wrong)
     setup = Setup(
@@ -123,6 +128,7 @@ def calibrate(
         max_model_len,
         seed,
         graphs=not no_graphs,
+        graph_tokens=graph_tokens,
     )
     name = Path(model).name
     measure_and_fit(setup, out or Path("out") / f"calibrate-{name}-{device}", _echo)

@@ -29,6 +29,7 @@ MEANINGS = {
     "prefill_per_token": "the same, per token of the prompts",
     "mixed_per_context": "the same, per cached token that its decodes read",
     "mixed_per_sequence": "the same, per decode",
+    "mixed_least": "mixed_per_context times them, however few",
     "state_per_sequence": "the states of linear attention of each decode, alone",
     "window": "tokens that layers with a sliding window read, at most",
     "decode_per_window": "decode_per_context of these layers",

@@ -65,8 +65,9 @@ class Engine:
 
     `dtype` is a torch dtype or its name; by default bfloat16 on CUDA and float32 on CPU. `weights`
     is a folder with safetensors; without it the weights are random, drawn from `seed`. On CUDA
-    steps of decodes alone run as CUDA graphs for up to `max_num_seqs` sequences, unless `graphs` is
-    false; memory is kept for steps of `max_num_batched_tokens`. On CPU the engine uses one thread,
+    steps of decodes alone run as CUDA graphs for up to `max_num_seqs` sequences, and steps with
+    prompts as graphs of `mixed_sizes` tokens (ascending), unless `graphs` is false; memory is kept
+    for steps of `max_num_batched_tokens`. On CPU the engine uses one thread,
     and sets torch to that: more of them wait for one another as soon as anything else runs, and
     their time could not be measured.
     Raises HeadwayError where the device is not there or the model does not fit it.
@@ -85,6 +86,7 @@ class Engine:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 8192,
         graphs: bool = True,
+        mixed_sizes: Sequence[int] = (),
     ) -> None:
         check_supported(spec)
         self.spec = spec
@@ -95,7 +97,10 @@ class Engine:
         if dtype is None:
             dtype = torch.bfloat16 if on_cuda else torch.float32
         self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        work = work_bytes(spec, max_num_seqs, max_num_batched_tokens, self.dtype) if on_cuda else 0
+        work = 0
+        if on_cuda:
+            work = work_bytes(spec, max_num_seqs, max_num_batched_tokens, self.dtype)
+            work += graph_bytes(spec, max_num_seqs, mixed_sizes, self.dtype) if graphs else 0
         check_fits(spec, num_blocks, block_size, self.device, self.dtype, work)
         if not on_cuda:
             torch.set_num_threads(1)
@@ -108,6 +113,7 @@ class Engine:
         self.states = RequestStates(spec.vocab_size)
         self._rotary = rotary_table(spec, spec.max_position_embeddings, self.device)
         self._max_num_seqs = max_num_seqs
+        self._mixed_sizes = mixed_sizes
         self.model = Transformer(spec, loaded, TorchBackend(spec, self.cache, self._rotary))
         self.inputs = InputBatchBuilder(self.states, block_size, self.device)
         self.graphs: Graphs | None = None
@@ -123,7 +129,7 @@ class Engine:
         self.graphs = None
 
     def use_triton(self, *, graphs: bool) -> None:
-        """Do it in Triton's kernels, decodes in CUDA graphs if so wanted, as always on CUDA."""
+        """Do it in Triton's kernels, and in CUDA graphs if so wanted, as always on CUDA."""
         from gpu_backend.cuda.backend import CudaBackend
         from gpu_backend.cuda.ops import prefill_cut
 
@@ -132,6 +138,7 @@ class Engine:
         self.inputs = InputBatchBuilder(
             self.states, self.block_size, self.device,
             capture_sizes=sizes_for(self._max_num_seqs) if graphs else (),
+            mixed_sizes=self._mixed_sizes if graphs else (),
             max_blocks=min(blocks, self.num_blocks), tile_rows=prefill_cut(self.dtype)[0],
         )  # fmt: skip
         self.graphs = Graphs(self.model, self.inputs) if graphs else None
@@ -328,12 +335,29 @@ def work_bytes(spec: ModelSpec, sequences: int, tokens: int, dtype: torch.dtype)
 
     Of a layer the largest are alive at once: the stream, its norm, gate and up and their product.
     """
-    wide = 3 * spec.hidden_size + 3 * spec.intermediate_size
-    heads = spec.num_attention_heads * spec.head_dim
-    wide += 2 * heads + 2 * spec.num_key_value_heads * spec.head_dim
     logits = max(sequences, 1) * spec.vocab_size
+    heads = spec.num_attention_heads * spec.head_dim
     partials = 4 * MAX_DECODE_PARTS * heads  # float32
-    return (tokens * wide + logits) * dtype.itemsize + partials + LIBRARY_BYTES
+    return (tokens * _layer_width(spec) + logits) * dtype.itemsize + partials + LIBRARY_BYTES
+
+
+def graph_bytes(
+    spec: ModelSpec, sequences: int, mixed_sizes: Sequence[int], dtype: torch.dtype
+) -> int:
+    """Count what the graphs hold, which share one pool: activations and logits of the largest.
+
+    Those of steps with prompts leave two streams each, that the output projection reads.
+    """
+    decodes = sequences * (_layer_width(spec) + spec.vocab_size)
+    prompts = max(mixed_sizes, default=0) * _layer_width(spec)
+    outputs = sum(mixed_sizes) * 2 * spec.hidden_size
+    return (max(decodes, prompts) + outputs) * dtype.itemsize
+
+
+def _layer_width(spec: ModelSpec) -> int:
+    """Count the numbers per token that one layer holds at once."""
+    wide = 3 * spec.hidden_size + 3 * spec.intermediate_size
+    return wide + 2 * (spec.num_attention_heads + spec.num_key_value_heads) * spec.head_dim
 
 
 def check_fits(  # noqa: PLR0917

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gpu_backend.request_states import RequestStates, RowIndices
 from gpu_backend.staging import Ints, StagingBuffer, aligned
+from simulator.core.executor import MIXED_GRAPH_PROMPTS
 from simulator.core.request import Chunk, Request
-from simulator.costs.piecewise import MIXED_GRAPH_PROMPTS
 
 IDS, POSITIONS, SLOTS, LENGTHS = range(4)
 """Lines of a step's numbers, one below the other; a step with prompts has lengths apart."""

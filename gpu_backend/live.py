@@ -156,6 +156,7 @@ def build_engine(
         max_num_seqs=wanted.max_num_seqs,
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         graphs=graphs,
+        mixed_sizes=[int(tokens) for tokens, _ in getattr(parts.cost, "graph_mixed", ())],
     )
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 GRID_SHARE, RUNS_SHARE = 0.5, 0.4  # of the time
 LONGEST = 4096  # tokens of context, unless another length is asked for
+GRAPH_TOKENS = 512  # as vLLM 0.33 (max_cudagraph_capture_size)
 LOADS = (0.5, 0.8, 1.3)  # of what the engine can serve
 MIXES = (((20, 400), (6, 120)), ((64, 2000), (16, 384)), ((400, 1600), (8, 200)))
 """Tokens of the runs' prompts and answers, from and to. The last is held out: the fit is judged by
@@ -48,7 +49,8 @@ class Setup:
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None  # None: LONGEST, or the model's positions
     seed: int = 0
-    graphs: bool = True  # CUDA graphs of decodes, on a GPU
+    graphs: bool = True  # CUDA graphs, on a GPU
+    graph_tokens: int = GRAPH_TOKENS  # most of a step with prompts that has one
 
 
 def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
@@ -56,6 +58,7 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
 
     Ctrl-C ends the measurement early: what there is then gets fitted.
     """
+    from gpu_backend.cuda.graphs import mixed_sizes_for
     from gpu_backend.engine import Engine
     from simulator.models.load import load_model
 
@@ -78,7 +81,8 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
         )
     engine = Engine(
         spec, setup.num_blocks, setup.block_size, setup.device, max_num_seqs=setup.max_num_seqs,
-        graphs=setup.graphs,
+        max_num_batched_tokens=setup.max_num_batched_tokens, graphs=setup.graphs,
+        mixed_sizes=mixed_sizes_for(min(setup.graph_tokens, setup.max_num_batched_tokens)),
     )  # fmt: skip
     meta = describe_engine(engine) | {
         "max_num_seqs": setup.max_num_seqs,
@@ -133,7 +137,7 @@ def measure_all(  # noqa: PLR0917
         measure_swaps(engine, sink, rng)
         file.flush()
         kind = "wall" if engine.device.type == "cuda" else "cpu"
-        guess = fit_rows(rows, kind, engine.capture_sizes).cost
+        guess = fit_rows(rows, kind, engine.capture_sizes, engine.mixed_sizes).cost
         seconds = min(RUNS_SHARE * left, until - clock())
         for name, scenario in _runs(engine, setup, guess, seconds):
             if clock() > until:

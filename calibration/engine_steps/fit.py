@@ -5,9 +5,9 @@ with dense(T) as a constant and a slope between every two knots, or a staircase.
 negative, so no step gets cheaper by a token more. Rows are divided by the time that the fit before
 gave them, three times over: dividing by the measured time would favour fast outliers.
 
-Where decodes ran as CUDA graphs these have a table of their own, a row per size. On a GPU the
-device's seconds are fitted, and the host's apart. Steps without a graph take no less than their
-launches: of several such floors, the one that leaves least is kept.
+Where decodes ran as CUDA graphs these have a table of their own, a row per size, and so have steps
+with prompts that did. On a GPU the device's seconds are fitted, and the host's apart. Steps without
+a graph take no less than their launches: of several such floors, the one that leaves least is kept.
 
 Points of the grid count by their median over the passes, steps of runs one by one. On the wall's
 clock a step's time includes the scheduler's, which a grid has not: its points get what steps of as
@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from operator import attrgetter, itemgetter
 
 import numpy as np
@@ -27,7 +27,7 @@ from calibration.engine_steps.grid import DENSE_TOKENS
 from calibration.engine_steps.steps_file import Row
 from calibration.errors import Errors, Floats, residuals
 from simulator.costs.linear import QUANTITIES, Limits
-from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.piecewise import PiecewiseCost, Table
 from simulator.util.errors import HeadwayError
 
 Pieces = list[tuple[int, int]]
@@ -61,7 +61,8 @@ class Form:
     """What is fitted: where dense may grow, sizes of graphs, floors."""
 
     pieces: Pieces
-    sizes: Sequence[int] = ()  # of the CUDA graphs that were measured
+    sizes: Sequence[int] = ()  # of the CUDA graphs of decodes that were measured
+    mixed: Sequence[int] = ()  # and of those of steps with prompts
     keys: int = 0  # that a decode costs at least
     reads: int = 0  # keys that the decodes of a step cost together, at least
     floor: float = 0.0  # s, the least of a step launched kernel by kernel
@@ -109,16 +110,22 @@ def collect_samples(rows: Sequence[Row], clock: Callable[[Row], float]) -> list[
 
 
 def fit_rows(
-    rows: Sequence[Row], clock: str = "cpu", sizes: Sequence[int] = (), *, launched: bool = False
+    rows: Sequence[Row],
+    clock: str = "cpu",
+    sizes: Sequence[int] = (),
+    mixed: Sequence[int] = (),
+    *,
+    launched: bool = False,
 ) -> StepFit:
     """Fit a cost to measured rows.
 
-    `sizes` are the batches of decodes that had a CUDA graph, ascending; `launched`: a host launches
-    the kernels of other steps one by one, which may take longer than they do. Raises HeadwayError
-    where rows are too few, or were padded to something else.
+    `sizes` are the batches of decodes that had a CUDA graph, `mixed` the tokens of steps with
+    prompts that had, both ascending; `launched`: a host launches the kernels of other steps one by
+    one, which may take longer than they do. Raises HeadwayError where rows are too few, or were
+    padded to something else.
     """
     rows = [_as_launched(row) for row in rows]
-    _check_buckets(rows, sizes)
+    _check_buckets(rows, sizes, mixed)
     samples = collect_samples(rows, CLOCKS[clock])
     if len(samples) < FEWEST:
         raise HeadwayError(
@@ -180,13 +187,16 @@ def _as_launched(row: Row) -> Row:
     )  # fmt: skip
 
 
-def _check_buckets(rows: Sequence[Row], sizes: Sequence[int]) -> None:
+def _check_buckets(rows: Sequence[Row], sizes: Sequence[int], mixed: Sequence[int]) -> None:
     """Raise HeadwayError where a row was not padded as the cost will pad it."""
     for number, row in enumerate(rows, 2):
-        if row.bucket and row.bucket != next((n for n in sizes if n >= row.decodes), 0):
+        prompts = bool(row.chunks)
+        name, there = ("mixed", mixed) if prompts else ("capture", sizes)
+        if row.bucket and row.bucket != next((n for n in there if n >= row.tokens), 0):
+            what = f"{row.tokens} tokens" if prompts else f"{row.decodes} decodes"
             raise HeadwayError(
-                f"row {number}: {row.decodes} decodes were padded to {row.bucket}, which is not "
-                f"the next of cudagraph_capture_sizes: {[*sizes]}"
+                f"row {number}: {what} were padded to {row.bucket}, which is not the next of "
+                f"cudagraph_{name}_sizes: {[*there]}"
             )
 
 
@@ -207,7 +217,8 @@ def _fit_apart(
     rows = {id(sample.row) for sample in samples}
     device = [sample for sample in device if id(sample.row) in rows]
     pairs = [*zip(samples, device, strict=True)]
-    start, each = _fit_host([pair for pair in pairs if not pair[0].row.bucket] or pairs)
+    anew = [pair for pair in pairs if not pair[0].row.bucket or pair[0].row.chunks]
+    start, each = _fit_host(anew or pairs)
     device = [
         replace(kernels, seconds=max(whole.seconds - start - each * _sequences(whole.row), 1e-6))
         if whole.row.bucket
@@ -222,19 +233,22 @@ def _fit(
     host: float, sizes: Sequence[int], samples: Sequence[Sample], *, launched: bool = False
 ) -> PiecewiseCost:
     """Fit with every floor of a decode's keys, keep the best; on a GPU dense may be a staircase."""
-    graphs = _some([sample for sample in samples if sample.row.bucket])
+    graphs = _some([s for s in samples if s.row.bucket and not s.row.chunks])
     others = _some([sample for sample in samples if not sample.row.bucket])
     used = sorted({sample.row.bucket for sample in graphs})
+    mixed = sorted({s.row.bucket for s in samples if s.row.bucket and s.row.chunks})
     most = max([_dense_tokens(sample.row) for sample in others], default=1)
     form = Form(_linear_pieces(most))
-    if used and most > 1:
+    if used and len(others) >= FEWEST:
         form = min((form, Form(_step_pieces(most))), key=partial(_held_out_loss, others))
     if launched and others:
         form = _with_floor(others, form)
     if used:
-        forms = [Form([], used, keys, reads) for keys in KEY_FLOORS for reads in READ_FLOORS]
+        floors = product(KEY_FLOORS, READ_FLOORS)
+        forms = [Form([], used, keys=keys, reads=reads) for keys, reads in floors]
         best = min(forms, key=lambda one: _fit_form(graphs, graphs, one)[1])
         form = replace(form, sizes=used, keys=best.keys, reads=best.reads)
+    form = replace(form, mixed=mixed)
     found, _ = _fit_form(samples, samples, form)
     return replace(_cost(found, form, host), cudagraph_capture_sizes=sizes)
 
@@ -319,22 +333,22 @@ TERMS = (
 
 def _features(row: Row, form: Form) -> list[float]:
     """Give what each coefficient is multiplied by: tables of either path, then the terms."""
-    new = sum(size for _, size in row.chunks)
-    tokens = _dense_tokens(row)
-    if row.bucket:
-        steps = [float(row.bucket >= size) for size in form.sizes]
-        decode = (0.0, max(row.context, form.keys * row.decodes, form.reads), *(0.0,) * 7)
-        return [*(0.0,) * (1 + len(form.pieces)), *steps, *decode]
-    dense = [1.0]
+    tokens, graph = _dense_tokens(row), bool(row.bucket)
+    dense = [0.0 if graph else 1.0]
     for low, high in form.pieces:
-        dense.append(float(min(max(tokens - low, 0), high - low)))
-    dense += [0.0] * len(form.sizes)
-    if not row.chunks:
+        dense.append(0.0 if graph else float(min(max(tokens - low, 0), high - low)))
+    prompts = bool(row.chunks)
+    dense += [float(not prompts and row.bucket >= size) for size in form.sizes]
+    dense += [float(prompts and row.bucket >= size) for size in form.mixed]
+    if not prompts:
         read = max(row.context, form.keys * row.decodes, form.reads)
-        return [*dense, tokens, read, *(0.0,) * 7]
+        return [*dense, 0.0 if graph else tokens, read, *(0.0,) * 7]
+    new = sum(size for _, size in row.chunks)
     seen = sum(start + size for start, size in row.chunks)
     count = len(row.chunks)
-    work = (row.decodes + count, 0.0, 1.0, row.pairs, new, seen, count, row.context, row.decodes)
+    read = max(row.context, form.reads) if row.decodes else 0
+    const = not graph
+    work = (row.decodes + count, 0.0, const, row.pairs, new, seen, count, read, row.decodes)
     return [*dense, *map(float, work)]
 
 
@@ -370,9 +384,10 @@ def _solve(table: Floats, measured: Floats, weights: Floats, floors: Floats) -> 
 def _cost(found: Floats, form: Form, host: float) -> PiecewiseCost:
     """Write coefficients as a cost model. The host's time is told apart where it can be."""
     count = 1 + len(form.pieces)
-    graphs = np.cumsum(found[count : count + len(form.sizes)])
-    terms = dict(zip(TERMS, map(_round, found[count + len(form.sizes) :]), strict=True))
-    consts = [max(float(const), 1e-9) for const in (found[0], *graphs[:1])]
+    ends = count + len(form.sizes), count + len(form.sizes) + len(form.mixed)
+    graphs, mixed = np.cumsum(found[count : ends[0]]), np.cumsum(found[ends[0] : ends[1]])
+    terms = dict(zip(TERMS, map(_round, found[ends[1] :]), strict=True))
+    consts = [max(float(const), 1e-9) for const in (found[0], *graphs[:1], *mixed[:1])]
     overhead = _round(min(host, *(const / 2.0 for const in consts)))
     height = consts[0] - overhead
     heights = {1: height}
@@ -387,14 +402,18 @@ def _cost(found: Floats, form: Form, host: float) -> PiecewiseCost:
         overhead=overhead,
         decode_per_sequence=floor,
         decode_least=_round(form.reads * terms["decode_per_context"]),
-        graph_dense=[
-            [size, _round(max(float(seconds), 1e-9) - overhead)]
-            for size, seconds in zip(form.sizes, graphs, strict=True)
-        ]
-        or (),
+        mixed_least=_round(form.reads * terms["mixed_per_context"]),
+        graph_dense=_graph_table(form.sizes, graphs, overhead),
+        graph_mixed=_graph_table(form.mixed, mixed, overhead),
         launch=_round(max(form.floor - overhead, 0.0)),
     )
     return replace(cost, **terms)  # type: ignore[arg-type]
+
+
+def _graph_table(sizes: Sequence[int], seconds: Floats, overhead: float) -> Table:
+    """Give the rows of a table of graphs, none where there are no graphs."""
+    pairs = zip(sizes, seconds, strict=True)
+    return [[size, _round(max(float(value), 1e-9) - overhead)] for size, value in pairs] or ()
 
 
 def _round(value: float) -> float:

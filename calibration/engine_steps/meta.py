@@ -51,6 +51,8 @@ def describe_engine(engine: "Engine") -> Meta:
     }
     if engine.capture_sizes:
         meta["cudagraph_capture_sizes"] = engine.capture_sizes
+    if engine.mixed_sizes:
+        meta["cudagraph_mixed_sizes"] = engine.mixed_sizes
     if cuda:
         meta |= {"device": name, "cuda": torch.version.cuda}
     return meta
@@ -82,9 +84,12 @@ def read_meta(path: Path) -> Meta:
     return meta
 
 
-def capture_sizes(meta: Meta, path: Path) -> list[int]:
-    """Give the batches that had a CUDA graph, none on a CPU; HeadwayError where damaged."""
-    sizes = meta.get("cudagraph_capture_sizes", [])
+def capture_sizes(meta: Meta, path: Path, name: str = "cudagraph_capture_sizes") -> list[int]:
+    """Give the batches that had a CUDA graph, none on a CPU; HeadwayError where damaged.
+
+    `cudagraph_mixed_sizes` names those of steps with prompts, in tokens.
+    """
+    sizes = meta.get(name, [])
     if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
-        raise HeadwayError(f"{path}: cudagraph_capture_sizes must be whole numbers, not {sizes!r}")
+        raise HeadwayError(f"{path}: {name} must be whole numbers, not {sizes!r}")
     return sorted(set(sizes))

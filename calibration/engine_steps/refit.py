@@ -41,7 +41,8 @@ ENGINE_MEANINGS = {
     "cudagraph_capture_sizes": "batches that pure decodes are padded to",
     "launch": "least time of the kernels of a step launched one by one",
 }
-NOT_TERMS = {"kind", "dense", "graph_dense"}
+NOT_TERMS = {"kind", "dense", "graph_dense", "graph_mixed"}
+MIXED_SIZES = "cudagraph_mixed_sizes"
 MAX_DRIFT = 0.02  # of the probe's median between two passes, above which a warning tells
 CLOCK_WORDS = {
     "cpu": "CPU time of one thread, forward pass and the host's part",
@@ -69,7 +70,8 @@ def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
     name = profile_name(meta)
     sizes = capture_sizes(meta, source.parent / META)
     clock = str(meta["clock"])
-    fit = with_name(fit_rows(rows, clock, sizes, launched=clock == "wall"), name)
+    mixed = capture_sizes(meta, source.parent / META, MIXED_SIZES)
+    fit = with_name(fit_rows(rows, clock, sizes, mixed, launched=clock == "wall"), name)
     text = steps_profile(fit, meta).encode()
     title = f"Steps of {name}, predicted and measured"
     written = write_together(
@@ -156,6 +158,9 @@ def _graph_lines(fit: StepFit) -> Iterator[str]:
     if fit.cost.graph_dense:
         yield "  graph_dense: # [sequences, seconds]: the same of decodes in CUDA graphs, by size"
         yield from (f"  - [{size}, {seconds}]" for size, seconds in fit.cost.graph_dense)
+    if fit.cost.graph_mixed:
+        yield "  graph_mixed: # [tokens, seconds]: the same of steps with prompts in CUDA graphs"
+        yield from (f"  - [{size}, {seconds}]" for size, seconds in fit.cost.graph_mixed)
 
 
 def _fit_lines(fit: StepFit, clock: str) -> Iterator[str]:

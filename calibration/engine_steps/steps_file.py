@@ -34,7 +34,7 @@ class Row:
     point: int = -1  # number of the grid's point, -1: none
     turn: int  # the pass, or the number of the step in its run
     path: str = "eager"  # how it was launched: eager, graph
-    bucket: int = 0  # sequences that a graph was padded to, 0: none
+    bucket: int = 0  # tokens that a graph was padded to, 0: none
     decodes: int = 0
     context: int = 0  # KV entries that the decodes read, each one's new token included
     longest: int = 0  # the most of them in one sequence
@@ -256,8 +256,8 @@ def parse_row(values: Mapping[str, str]) -> Row:
         raise ValueError(f"times must be seconds, at least 0, not {times}")
     if min(row.decodes, row.context) < 0:
         raise ValueError("counts must be at least 0")
-    if row.bucket and row.bucket < row.decodes:
-        raise ValueError(f"bucket {row.bucket} is less than its {row.decodes} decodes")
+    if row.bucket and row.bucket < row.tokens:
+        raise ValueError(f"bucket {row.bucket} is less than its {row.tokens} tokens")
     if row.context < row.decodes:
         raise ValueError(f"context {row.context} is less than its {row.decodes} decodes")
     if not row.tokens and not row.swapped_out and not row.swapped_in:

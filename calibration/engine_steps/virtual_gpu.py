@@ -27,7 +27,7 @@ from calibration.engine_steps.steps_file import RowFile, read_rows
 from calibration.errors import Errors
 from calibration.profile_yaml import cost_block
 from gpu_backend import executor, live
-from gpu_backend.cuda.graphs import sizes_for
+from gpu_backend.cuda.graphs import MIXED_SIZES, sizes_for
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.input_batch import HostInputs, InputBatchBuilder
 from gpu_backend.request_states import RequestStates
@@ -47,6 +47,8 @@ REPLAYS = {"light": (4.0, 40), "heavy": (14.0, 140)}
 """Requests per second, and how many, as in the campaign."""
 HOST_SECONDS = 60e-6  # of the scheduler before a step, of listing what it holds, and after it
 TILE = 64  # tokens that a matrix product rounds up to, beyond the first
+EMPTY_ROW_SECONDS = 10e-9  # that a row without keys takes a layer's attention
+HEAD_SHARE = 0.02  # of a step's launches, those of output projection and sampling
 JITTER, LAUNCH_JITTER = 0.01, 0.02  # standard deviations, relative
 
 
@@ -68,8 +70,11 @@ class Formula:
         tiles = max(tokens, -(-tokens // TILE) * TILE if tokens > 2 * TILE else tokens)
         return max(bytes_read / self.bandwidth, tiles * bytes_read / self.flops) + 3e-7 * tokens
 
-    def kernels(self, host: HostInputs, padded: int) -> float:
-        """All kernels of a step, one after the other."""
+    def kernels(self, host: HostInputs, padded: int, *, mixed: bool = False) -> float:
+        """All kernels of a step, one after the other.
+
+        A graph of a step with prompts also launches programs for rows and tiles that are not there.
+        """
         spec = self.spec
         layers, width = spec.num_hidden_layers, spec.num_attention_heads * spec.head_dim
         tokens = padded or int(host.counts.sum())
@@ -80,6 +85,8 @@ class Formula:
             read = 4.0 * spec.num_key_value_heads * spec.head_dim * host.lengths[alone].sum()
             slow = 8e-6 + 0.5e-9 * float(host.lengths[alone].max())
             total += layers * (2e-6 + max(slow, read / self.cache_bandwidth))
+        if mixed:
+            total += layers * (2e-6 + EMPTY_ROW_SECONDS * padded)
         for start, count in zip(host.starts[~alone], host.counts[~alone], strict=True):
             pairs = float(count) * float(start) + count * (count + 1) / 2
             total += layers * (5e-6 + 4.0 * width * pairs / self.attention_flops)
@@ -99,14 +106,21 @@ class Formula:
 class VirtualEngine(Engine):
     """An engine without weights, cache or device; `seconds` is what its steps have taken."""
 
-    def __init__(self, model: str, launches: float, num_blocks: int = 24576) -> None:
+    def __init__(
+        self,
+        model: str,
+        launches: float,
+        num_blocks: int = 24576,
+        mixed_sizes: Sequence[int] = MIXED_SIZES,
+    ) -> None:
         spec = load_model(model)
         self.spec, self.num_blocks, self.block_size = spec, num_blocks, 16
         self.device, self.dtype = torch.device("cuda"), torch.bfloat16
         self.states = RequestStates(spec.vocab_size)
         self.inputs = InputBatchBuilder(
             self.states, 16, torch.device("cpu"), capture_sizes=sizes_for(256),
-            max_blocks=-(-spec.max_position_embeddings // 16), tile_rows=128,
+            mixed_sizes=mixed_sizes, max_blocks=-(-spec.max_position_embeddings // 16),
+            tile_rows=128,
         )  # fmt: skip
         self.graphs = None
         self.formula = Formula(spec, launches)
@@ -141,8 +155,10 @@ class VirtualEngine(Engine):
         if keep:
             self.states.append(emitting, np.zeros(len(emitting), np.int64))
         formula = self.formula
-        device = formula.kernels(batch.host, batch.bucket)
+        device = formula.kernels(batch.host, batch.bucket, mixed=batch.mixed)
         launch = 20e-6
+        if batch.mixed:
+            launch += HEAD_SHARE * formula.floor()  # while the graph runs
         if not batch.bucket:
             launch = formula.floor()
             device = max(device, launch)
@@ -186,7 +202,7 @@ def calibrated(engine: VirtualEngine, model: str, budget_s: float) -> StepFit:
         measure_all(engine, setup, file, until, lambda _: None, lambda: engine.seconds)
         file.flush()
         rows = read_rows(file.path)
-    return fit_rows(rows, "wall", engine.capture_sizes, launched=True)
+    return fit_rows(rows, "wall", engine.capture_sizes, engine.mixed_sizes, launched=True)
 
 
 def draw_points(random: np.random.Generator) -> Iterator[Point]:

@@ -49,7 +49,7 @@ def list_checks(device: str) -> list[Check]:
             (2, lambda: check_fused(device, bf16)),
             (1, lambda: [check_rope(device, bf16)]),
             (1, lambda: [check_logits(device, shape)]),
-            (5, lambda: check_graphs(device, shape)),
+            (11, lambda: check_graphs(device, shape)),
             (
                 2,
                 lambda: check_schedule(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gpu_backend.campaign.kernel_checks import PAGE, Row, error, make_row
+from gpu_backend.cuda.graphs import MIXED_SIZES
 from gpu_backend.engine import Engine
 from gpu_backend.executor import TorchExecutor
 from simulator.core.request import Chunk, Request
@@ -18,6 +19,7 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 
 SMALL = ModelSpec("small", 2, 64, 4, 2, 32, 96, 256, max_position_embeddings=512)
 NORMED = ModelSpec("normed", 2, 64, 4, 2, 32, 96, 256, qk_norm=True, max_position_embeddings=512)
+MIXED_LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of logits, as `check_logits` has
 WIDTHS = (16, 512)  # blocks of a row of the block tables that graphs are replayed with
 
 
@@ -31,7 +33,9 @@ def reference_engine(spec: ModelSpec, device: str, dtype: torch.dtype) -> Engine
 
 def triton_engine(spec: ModelSpec, device: str, dtype: torch.dtype) -> Engine:
     """Make an engine on the Triton kernels and graphs, also on CPU (in the interpreter)."""
-    engine = Engine(spec, 64, PAGE, device, dtype, max_num_seqs=8, graphs=False)
+    engine = Engine(
+        spec, 64, PAGE, device, dtype, max_num_seqs=8, graphs=False, mixed_sizes=(8, 16, 32)
+    )
     _vary_norms(engine)
     engine.use_triton(graphs=True)
     return engine
@@ -117,7 +121,13 @@ def check_graphs(device: str, spec: ModelSpec, most: int = 256) -> Iterator[Row]
     batch of one less must then give the same tokens without the last one.
     """
     random = np.random.default_rng(0)
-    engine = Engine(spec, 24576 if most > 8 else 600, PAGE, device, max_num_seqs=most)
+    large = most > 8
+    mixed = MIXED_SIZES if large else MIXED_SIZES[:2]
+    engine = Engine(
+        spec, 24576 if large else 600, PAGE, device, max_num_seqs=most, mixed_sizes=mixed
+    )
+    if engine.graphs is None:  # on a CPU: the same padded steps, not captured
+        engine.use_triton(graphs=True)
     engine.fill_random()
     for width in WIDTHS:
         wrong = padded = 0
@@ -138,7 +148,61 @@ def check_graphs(device: str, spec: ModelSpec, most: int = 256) -> Iterator[Row]
             padded += sum(one != other for one, other in zip(graph, less, strict=False))
         yield make_row(f"graphs, tables {width} wide, tokens that differ from launches", wrong, 0)
         yield make_row(f"graphs, tables {width} wide, tokens changed by padding", padded, 0)
+        yield from check_mixed_graphs(engine, random, width)
     yield check_swap(engine)
+
+
+def _mixed_step(
+    engine: Engine, random: np.random.Generator, size: int, longest: int
+) -> list[Chunk]:
+    """Make a step that fills a graph: ragged decodes, and up to three pieces of prompts."""
+    decodes = int(random.integers(0, min(size // 4, engine.capture_sizes[-1] - 3) + 1))
+    pieces = min(3, (size - decodes) // 3)
+    cuts = np.sort(random.choice(np.arange(2, size - decodes - 1, 2), pieces - 1, replace=False))
+    news = np.diff([0, *cuts.tolist(), size - decodes]).tolist()
+    chunks = []
+    for number, new in enumerate([1] * decodes + news):
+        start = int(random.integers(0, longest - new + 1))
+        blocks = random.integers(1, engine.num_blocks, -(-(start + new) // PAGE)).tolist()
+        first = start // PAGE  # what is written is the request's own
+        own = 1 + number * (-(-engine.mixed_sizes[-1] // PAGE) + 1)
+        blocks[first:] = range(own, own + len(blocks) - first)
+        chunks.append(Chunk(Request(number, 0.0, start + new, 2, blocks=blocks), start, new))
+    return chunks
+
+
+def check_mixed_graphs(engine: Engine, random: np.random.Generator, width: int) -> Iterator[Row]:
+    """Count the tokens in which graphs of steps with prompts differ from launches one by one.
+
+    The launches are those of the same padded step. One that is not padded may round otherwise, so
+    that likely tokens change places: its logits are compared.
+    """
+    wrong = changed = 0
+    away = 0.0
+    model, inputs = engine.model, engine.inputs
+    for size in engine.mixed_sizes:
+        longest = min(width * PAGE, engine.spec.max_position_embeddings, engine.num_blocks - 1)
+        chunks = _mixed_step(engine, random, size, max(longest, size))
+        graph = _next_tokens(engine, chunks)
+        last = chunks[-1]
+        shorter = dataclasses.replace(last.request, prompt_tokens=last.start + last.tokens - 1)
+        fewer = [*chunks[:-1], Chunk(shorter, last.start, last.tokens - 1)]
+        less = _next_tokens(engine, fewer)
+        with torch.inference_mode():
+            engine.reset()
+            launched = model.sample(inputs.build(chunks)[0]).tolist()
+            engine.reset()
+            padded = model.logits(inputs.build(fewer)[0])
+            engine.reset()
+            with engine.launched_one_by_one():
+                plain = model.logits(inputs.build(fewer)[0])
+        wrong += sum(one != other for one, other in zip(graph, launched, strict=True))
+        changed += sum(one != other for one, other in zip(graph[:-1], less[:-1], strict=True))
+        away = max(away, error(padded, plain))
+    about = f"graphs with prompts, tables {width} wide"
+    yield make_row(f"{about}, tokens that differ from launches", wrong, 0)
+    yield make_row(f"{about}, tokens changed by padding", changed, 0)
+    yield make_row(f"{about}, logits of the step unpadded", away, MIXED_LIMITS[engine.dtype])
 
 
 def check_swap(engine: Engine) -> Row:

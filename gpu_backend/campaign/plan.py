@@ -19,8 +19,9 @@ TRITON = "triton"
 class Part:
     """One process: what it runs, the most seconds it may take, the least it is begun with.
 
-    In `command`, `{budget}` stands for the seconds it should measure, `{0}` for the largest file
-    of the first pattern that it `needs`, in `extra` for that of its own pattern.
+    In `command`, `{budget}` stands for the seconds it should measure, `{graph_tokens}` for what the
+    timings found, `{0}` for the largest file of the first pattern that it `needs`, in `extra` for
+    that of its own pattern.
     """
 
     name: str
@@ -155,7 +156,7 @@ def plan(folder: Path, device: str, model: str, gpu: str = "") -> list[Part]:
              "--out", str(folder / "calibration"), "--budget-s", setup.calibrate_s,
              "--num-blocks", str(setup.num_blocks), "--max-num-seqs", str(setup.max_num_seqs),
              "--max-num-batched-tokens", str(setup.max_num_batched_tokens),
-             "--max-model-len", str(setup.max_model_len)),
+             "--max-model-len", str(setup.max_model_len), "--graph-tokens", "{graph_tokens}"),
             times["calibration"], least=times["calibration"] / 3, retry=no_graphs,
             leaves="calibration", module=engine, result="calibration/*.yaml",
         ),

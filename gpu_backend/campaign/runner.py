@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +26,7 @@ IMPORT_SECONDS = 20.0  # seconds that a part takes to import torch on a machine 
 FIT_SECONDS = 15.0  # seconds that a part is left for what follows its measuring
 GRACE_SECONDS = 15.0  # seconds that a part has to end once it is told to
 RECORD = "campaign.json"
+GRAPH_TOKENS = "graph-tokens.txt"  # as the timings leave it
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Keep = Callable[[], None]
@@ -104,7 +106,8 @@ def run_part(part: Part, campaign: Campaign, left: float, *, retry: bool = False
     limit = min(part.most, left)
     budget = f"{max(limit - IMPORT_SECONDS - FIT_SECONDS, limit / 4):.0f}"
     file = found[part.needs[0]] if part.needs else ""
-    command = [word.replace("{budget}", budget).replace("{0}", file) for word in part.command]
+    places = {"{budget}": budget, "{0}": file, "{graph_tokens}": _graph_tokens(folder)}
+    command = [reduce(lambda text, at: text.replace(*at), places.items(), w) for w in part.command]
     if extra := found[part.extra[0]]:
         command += [word.replace("{0}", extra) for word in part.extra[1]]
     command += part.retry if retry else ()
@@ -134,6 +137,14 @@ def _why_not(part: Part, folder: Path, left: float, found: Mapping[str, str]) ->
     if missing := [pattern for pattern in part.needs if not found[pattern]]:
         return Outcome(part.name, "skipped", note=f"there is no {', '.join(missing)}")
     return None
+
+
+def _graph_tokens(folder: Path) -> str:
+    """Read up to how many tokens steps with prompts are to be CUDA graphs, 0: nobody measured."""
+    try:
+        return str(int((folder / GRAPH_TOKENS).read_text()))
+    except (OSError, ValueError):
+        return "0"
 
 
 def _largest(folder: Path, pattern: str) -> str:

@@ -1,7 +1,8 @@
 """Kernel timings and whole steps of a model, written to a CSV row by row as they are measured.
 
-`python -m gpu_backend.campaign.timings --device cuda --out FOLDER` leaves `kernels.csv` and
-`device.json` there. A section that fails becomes a row that says so, and the next one begins.
+`python -m gpu_backend.campaign.timings --device cuda --out FOLDER` leaves `kernels.csv`,
+`device.json` and `graph-tokens.txt` there, which is up to how many tokens CUDA graphs of steps with
+prompts win. A section that fails becomes a row that says so, and the next one begins.
 """
 
 import argparse
@@ -32,10 +33,13 @@ from gpu_backend.campaign.kernel_timings import (
     matmuls,
     prefills,
 )
+from gpu_backend.campaign.runner import GRAPH_TOKENS
+from gpu_backend.cuda.graphs import MIXED_SIZES
 from gpu_backend.engine import Engine
 from simulator.core.request import Chunk, Request
 from simulator.models.config_json import read_config
 from simulator.models.load import MODELS
+from simulator.util.files import write_atomic
 
 COLUMNS = (
     "kernel", "rows", "context", "tokens", "variant", "us", "gb_s", "tflop_s", "host_us",
@@ -45,8 +49,7 @@ Section = tuple[str, Callable[[], Iterator[Row]]]
 PAGE = 16
 REPEATS = 12
 AHEAD_CYCLES = 40_000_000  # some 20 ms: a GPU that is busy for so long has all launches of a step
-MIXED_TOKENS, MIXED_DECODES = (64, 128, 256, 512), 16
-"""Steps that vLLM replays as graphs, and how many of their tokens are decodes."""
+MIXED_DECODES = 16  # of a step with a prompt, at most
 
 
 def steps(bench: Bench, model: str, *, graphs: bool = True) -> Iterator[Row]:
@@ -66,16 +69,48 @@ def steps(bench: Bench, model: str, *, graphs: bool = True) -> Iterator[Row]:
         yield _step(engine, chunks, "graph" if engine.graphs is not None else "eager")
     for new, cached in [(512, 0), (2048, 0), (8192, 0), (2048, 4096)] if cuda else [(64, 0)]:
         yield _step(engine, [_chunk(random, engine, 0, cached, new)], "prompt")
-    for tokens in MIXED_TOKENS if cuda else (8,):
-        decodes = MIXED_DECODES if cuda else 2
-        chunks = [_chunk(random, engine, k, 1023 if cuda else 63, 1) for k in range(decodes)]
-        chunks.append(_chunk(random, engine, decodes, 0, tokens - decodes))
-        yield _step(engine, chunks, "mixed")
     if engine.graphs is not None:
         with engine.launched_one_by_one():
             for rows, context in batches[:4]:
                 chunks = [_chunk(random, engine, k, context - 1, 1) for k in range(rows)]
                 yield _step(engine, chunks, "eager")
+
+
+def mixed_steps(bench: Bench, model: str, path: Path, *, graphs: bool = True) -> Iterator[Row]:
+    """Time steps with a prompt as graphs and launched one by one; write down which win as graphs.
+
+    Each graph runs full, and with one token more than the size before it holds, as which it pads
+    most. A size wins where the graph takes less time than the launches for both steps together;
+    those up to the first size that does not are worth it.
+    """
+    cuda = bench.cuda
+    spec = read_config(MODELS / model / "config.json")
+    engine = Engine(
+        spec, 24576 if cuda else 256, PAGE, bench.device, graphs=graphs, mixed_sizes=MIXED_SIZES
+    )
+    engine.fill_random()
+    random = np.random.default_rng(0)
+    if engine.graphs is not None:
+        yield {"kernel": "graphs", "note": f"{engine.graphs.bytes / 2**20:.0f} MiB of all graphs"}
+    best, before = 0, 1
+    wins = True
+    for size in engine.mixed_sizes or (8,):  # without graphs one step is timed as it is launched
+        seconds = {"mixed graph": 0.0, "mixed": 0.0}
+        for tokens in {before + 1, size}:
+            decodes = min(MIXED_DECODES, tokens // 2)
+            chunks = [_chunk(random, engine, k, 1023 if cuda else 63, 1) for k in range(decodes)]
+            chunks.append(_chunk(random, engine, decodes, 0, tokens - decodes))
+            if engine.mixed_sizes:
+                row = _step(engine, chunks, "mixed graph")
+                seconds["mixed graph"] += float(row["wall_us"])  # type: ignore[arg-type]
+                yield row
+            with engine.launched_one_by_one():
+                row = _step(engine, chunks, "mixed")
+            seconds["mixed"] += float(row["wall_us"])  # type: ignore[arg-type]
+            yield row
+        wins = wins and bool(engine.mixed_sizes) and seconds["mixed graph"] < seconds["mixed"]
+        best, before = size if wins else best, size
+        write_atomic(path, f"{best}\n".encode())
 
 
 def _chunk(random: np.random.Generator, engine: Engine, name: int, start: int, new: int) -> Chunk:
@@ -97,8 +132,11 @@ def _step(engine: Engine, chunks: list[Chunk], variant: str) -> Row:
         "launch_us": 1e6 * median(m.launch_s for m in done),
         "wall_us": 1e6 * median(m.wall_s for m in done),
     }  # fmt: skip
-    if engine.graphs is not None and done[0].bucket:
-        row["kernels_us"] = 1e6 * engine.graphs.replay_seconds(done[0].bucket, repeats)
+    graphs, bucket = engine.graphs, done[0].bucket
+    if graphs is not None and bucket:
+        mixed = any(chunk.tokens > 1 for chunk in chunks)  # that graph ends before the logits
+        row["kernels_us"] = 1e6 * graphs.replay_seconds(bucket, repeats, mixed=mixed)
+        row["note"] = f"padded to {bucket}"
     elif engine.device.type == "cuda":
         row["kernels_us"] = 1e6 * _seconds_of_kernels(engine, chunks, repeats)
     return row
@@ -211,6 +249,12 @@ def main(words: Sequence[str] | None = None) -> int:
     sections: list[Section] = [
         ("ceilings", lambda: ceilings(bench)),
         ("step", lambda: steps(bench, given.model, graphs=not given.no_graphs)),
+        (
+            "mixed",
+            lambda: mixed_steps(
+                bench, given.model, given.out / GRAPH_TOKENS, graphs=not given.no_graphs
+            ),
+        ),
         *kernel_sections(bench),
     ]
     with torch.inference_mode():

@@ -36,6 +36,11 @@ def sizes_for(most: int) -> tuple[int, ...]:
     return (*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most)
 
 
+def mixed_sizes_for(most: int) -> tuple[int, ...]:
+    """Sizes of the graphs for steps with prompts of up to so many tokens."""
+    return tuple(size for size in MIXED_SIZES if size <= most)
+
+
 class Graphs:
     """Runs a model's steps, each in the graph of its size, and those that have none as they come.
 

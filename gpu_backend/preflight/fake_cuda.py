@@ -6,10 +6,12 @@ a graph, more than one copy to the device in a step, events that come before the
 """
 
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +23,8 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_backend.cuda.graphs import MIXED_SIZES
+from simulator.core.executor import MIXED_GRAPH_PROMPTS
 from simulator.core.request import Chunk, Request
 from simulator.models.load import load_model
 
@@ -44,12 +48,14 @@ class Seen:
     wrong: list[str] = field(default_factory=list)
     order: list[str] = field(default_factory=list)  # copy, record, replay, read: of a step
     launches: Counter[str] = field(default_factory=Counter)
+    grids: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the last launch of each
     capturing: bool = False
     captures: int = 0
 
     def launch(self, name: str, grid: Sequence[int], given: Sequence[object]) -> None:
         """Look at one launch of a Triton kernel."""
         self.launches[name] += 1
+        self.grids[name] = (*grid,)
         if any(not 0 < size <= most for size, most in zip(grid, MAX_GRID, strict=False)):
             self.wrong.append(f"{name}: grid {tuple(grid)}")
         for number, value in enumerate(given):
@@ -132,6 +138,10 @@ class FakeBlock:
         """Copy as the real one does."""
         return self._kind.stage(self, parts)  # type: ignore[arg-type]
 
+    def lines(self, count: int, size: int) -> Any:
+        """View them as the real one does."""
+        return self._kind.lines(self, count, size)  # type: ignore[arg-type]
+
     def send(self) -> None:
         """Note the copy."""
         if not self.seen.capturing:
@@ -152,8 +162,11 @@ def _index(self: Tensor, places: Any) -> Tensor:
 
 
 @contextmanager
-def faked(seen: Seen, *, capture_fails: bool = False) -> Iterator[None]:
-    """Put a CUDA that is not there under torch and the engine."""
+def faked(seen: Seen, *, capture_fails: str = "") -> Iterator[None]:
+    """Put a CUDA that is not there under torch and the engine.
+
+    `capture_fails` is "all", or "prompts": then the first capture does.
+    """
     from gpu_backend import input_batch
 
     real_index, real_cpu, real_empty = Tensor.__getitem__, Tensor.cpu, torch.empty
@@ -176,10 +189,10 @@ def faked(seen: Seen, *, capture_fails: bool = False) -> Iterator[None]:
 
     @contextmanager
     def capture(graph: object, pool: object = None) -> Iterator[None]:
-        if capture_fails:
+        seen.captures += 1
+        if capture_fails == "all" or (capture_fails and seen.captures == 1):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         seen.capturing = True
-        seen.captures += 1
         yield
         seen.capturing = False
 
@@ -267,9 +280,11 @@ def check_engine(model: str, layers: int = 0) -> tuple[Seen, str]:
     with faked(seen):
         from gpu_backend.engine import Engine
 
-        engine = Engine(spec, 24576, 16, "cuda", max_num_seqs=256)
-        if seen.captures != len(engine.capture_sizes):
-            seen.wrong.append(f"{seen.captures} captures of {len(engine.capture_sizes)} sizes")
+        engine = Engine(spec, 24576, 16, "cuda", max_num_seqs=256, mixed_sizes=MIXED_SIZES)
+        sizes = [*engine.mixed_sizes, *engine.capture_sizes]
+        if seen.captures != len(sizes) or engine.mixed_sizes != [*MIXED_SIZES]:
+            seen.wrong.append(f"{seen.captures} captures of {len(sizes)} sizes")
+        check_graph_tiles(engine, seen)
         per_step = {}
         for name, pieces, wanted in (
             ("decode 3", [(1023, 1)] * 3, ["copy", "record", "replay", "record", "read"]),
@@ -281,6 +296,13 @@ def check_engine(model: str, layers: int = 0) -> tuple[Seen, str]:
                 ["copy", "record", "record", "read"],
             ),
             ("prompt", [(0, 2048)], ["copy", "record", "record", "read"]),
+            (
+                "mixed 105",
+                [(1023, 1)] * 5 + [(0, 70), (512, 30)],
+                ["copy", "record", "replay", "record", "read"],
+            ),
+            ("prompt 512", [(0, 512)], ["copy", "record", "replay", "record", "read"]),
+            ("9 prompts", [(0, 8)] * 9, ["copy", "record", "record", "read"]),
         ):
             engine.reset()
             seen.order.clear()
@@ -311,6 +333,29 @@ def _swap(engine: Any, seen: Seen) -> None:
         seen.wrong.append(f"swap: {str(error).splitlines()[0]}")
 
 
+def check_graph_tiles(engine: Any, seen: Seen) -> None:
+    """Look at the launches that a graph of a step with prompts holds: for the most rows and tiles.
+
+    They are those of the fullest steps: every tile of the longest prompts, and the last of others.
+    """
+    from gpu_backend.cuda.ops import prefill_cut
+    from gpu_backend.input_batch import most_tiles, prefill_tiles
+
+    rows = prefill_cut(engine.dtype)[0]
+    for size in engine.mixed_sizes:
+        batch = engine.inputs.padding(size, mixed=True)
+        with torch.inference_mode():
+            engine.model.hidden(batch)
+        tiles, decodes = seen.grids["prefill_tile"][1], seen.grids["decode_split"][1]
+        count = min(MIXED_GRAPH_PROMPTS, size // 2)
+        new = np.full(count, 2, np.int32)
+        new[0] += size - new.sum()
+        spread = np.full(count, size // count, np.int32)
+        needed = max(len(prefill_tiles(some * 0, some, 0, rows)) for some in (new, spread))
+        if not needed <= tiles == most_tiles(size, rows) or decodes != min(size, 256):
+            seen.wrong.append(f"graph of {size} tokens: {tiles} tiles, {decodes} decodes")
+
+
 def check_timings() -> list[str]:
     """Time steps as on the day: each launched one by one also behind work that hides launches."""
     seen = Seen()
@@ -319,13 +364,24 @@ def check_timings() -> list[str]:
 
         bench = SimpleNamespace(cuda=True, device="cuda")
         spec = replace(load_model("llama-3.2-1b"), num_hidden_layers=2)
-        with patch.object(timings, "read_config", lambda path: spec):
+        with (
+            patch.object(timings, "read_config", lambda path: spec),
+            patch.object(timings, "write_atomic", lambda path, content: None),
+        ):
             rows = [*timings.steps(bench, "llama-3.2-1b", graphs=False)]  # type: ignore[arg-type]
-    behind = [place for place, what in enumerate(seen.order) if what == "sleep"]
+            eager = [*seen.order]
+            replayed = [
+                row
+                for row in timings.mixed_steps(bench, "llama-3.2-1b", Path())  # type: ignore[arg-type]
+                if row["kernel"] == "step" and row["variant"] == "mixed graph"
+            ]
+    if len(replayed) != 2 * len(MIXED_SIZES):
+        seen.wrong.append(f"{len(replayed)} graphs of steps with prompts were timed")
+    behind = [place for place, what in enumerate(eager) if what == "sleep"]
     wrong = [f"step {row['variant']}: no kernels_us" for row in rows if not row.get("kernels_us")]
     if len(behind) != len(rows) * timings.REPEATS:
         wrong.append(f"{len(behind)} steps behind other work, not {timings.REPEATS} of {len(rows)}")
-    orders = {" ".join(seen.order[place + 1 : place + 5]) for place in behind}
+    orders = {" ".join(eager[place + 1 : place + 5]) for place in behind}
     wrong += [f"behind other work: {order}" for order in orders - {"copy record record read"}]
     return wrong + seen.wrong
 
@@ -334,7 +390,18 @@ def check_failing_capture() -> list[str]:
     """Let captures raise: the engine says so, and runs without graphs where it is told to."""
     wrong: list[str] = []
     seen = Seen()
-    with faked(seen, capture_fails=True):
+    with faked(seen, capture_fails="prompts"), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        from gpu_backend.engine import Engine
+
+        spec = replace(load_model("llama-3.2-1b"), num_hidden_layers=2)
+        engine = Engine(spec, 2048, 16, "cuda", mixed_sizes=MIXED_SIZES)
+        done = engine.execute(_chunks([(0, 99)]), keep=False)
+        if not told or engine.mixed_sizes or done.bucket or not engine.capture_sizes:
+            wrong.append("a capture of a step with prompts that raises was not told")
+    wrong += seen.wrong
+    seen = Seen()
+    with faked(seen, capture_fails="all"):
         from gpu_backend.engine import Engine
 
         spec = replace(load_model("llama-3.2-1b"), num_hidden_layers=2)

@@ -5,6 +5,10 @@ from typing import Protocol, runtime_checkable
 
 from simulator.core.request import Step
 
+MIXED_GRAPH_PROMPTS = 8
+"""Chunks of prompts that a CUDA graph of a step with prompts has room for, on our own engine: its
+attention is launched for so many tiles that are not full."""
+
 
 class Executor(Protocol):
     """Carries out forward passes."""

@@ -18,11 +18,14 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   decodes cost it more (c' >= c, e' >= e), and it can be no faster than the sequence with the most
   keys, K, whose keys pass one after the other (r K). Of the decodes only the mean context is known;
 - an engine that computes its n_p chunks one by one, each over K_p keys gathered from the cache,
-  pays for every chunk (g) and key (k); where decodes have a launch of their own, c' = c;
+  pays for every chunk (g) and key (k); where decodes have a launch of their own, c' = c, and c' S
+  is at least what that launch takes (`mixed_least`);
 - an engine that launches pure decodes as CUDA graphs captured for a few batch sizes pads N to the
   next of them, `cudagraph_capture_sizes`: dense and head then cost what that size costs, by a table
   of their own where there is one (`graph_dense`). Attention does not, since padding reads no cache;
   a larger batch runs as it is;
+- one that has graphs of steps with prompts pads their T to the next row of `graph_mixed`, which
+  then stands for dense and prefill; more tokens, or more than 8 chunks, have no graph;
 - where kernels are launched one by one, in all other steps, those of a small step are over before
   the next is launched: without `overhead` and `overhead_per_sequence` it takes no less than
   `launch`;
@@ -56,6 +59,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.core.executor import MIXED_GRAPH_PROMPTS
 from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, Seconds
 from simulator.costs.linear import LONGEST_TERM, SWAP_TERMS, Fitted, check_terms
@@ -66,9 +70,6 @@ Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
 
 MAX_TOKENS = 1 << 31
-MIXED_GRAPH_PROMPTS = (
-    8  # chunks of more than a token that a graph of a step with prompts has room for
-)
 THREAD_BLOCKS = 4  # per multiprocessor, see SplitCost
 MAX_TABLE_TOKENS = 1 << 16
 """Tokens up to which a table is looked up by index; beyond, by search."""
@@ -125,6 +126,7 @@ class PiecewiseCost(Fitted):
     prefill_per_token: float = 0.0  # f
     mixed_per_context: float = 0.0  # c'
     mixed_per_sequence: float = 0.0  # e'
+    mixed_least: float = 0.0  # least of c' S beside prompts, where there are decodes
     serial_per_token: float = 0.0  # r, per token of the longest sequence
     prefill_per_key: float = 0.0  # k, per token that a chunk's queries can see, its own included
     prefill_per_sequence: float = 0.0  # g, per chunk
@@ -134,6 +136,7 @@ class PiecewiseCost(Fitted):
     prefill_per_window_pair: float = 0.0
     cudagraph_capture_sizes: Sequence[int] = ()  # batches of pure decodes that have a graph
     graph_dense: Table = ()  # dense and head of those graphs; none: as of other steps
+    graph_mixed: Table = ()  # dense and prefill of steps with prompts in graphs, by size in tokens
     launch: float = 0.0  # least seconds of the kernels of a step without a graph
     host: float = 0.0  # h, the host's work
     host_per_sequence: float = 0.0  # h_n
@@ -149,6 +152,7 @@ class PiecewiseCost(Fitted):
     _slope_beyond: float = field(init=False, repr=False, compare=False)  # s per token
     _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
     _decode: list[float] = field(init=False, repr=False, compare=False)  # by sequences
+    _graph_mixed: list[float] = field(init=False, repr=False, compare=False)  # by tokens
     _mixed_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _work_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
     """The terms of work, whether there are others, and whether more is to be done than to add."""
@@ -161,7 +165,8 @@ class PiecewiseCost(Fitted):
         raise_if(
             *check_table(self.dense),
             *(check_table(self.graph_dense, "graph_dense") if self.graph_dense else ()),
-            *check_terms(self, (*terms, "launch", "decode_least")),
+            *(_check_graphs(self.graph_mixed) if self.graph_mixed else ()),
+            *check_terms(self, (*terms, "launch", "decode_least", "mixed_least")),
             *_check_sizes(self.cudagraph_capture_sizes),
             *check_interval(self.host_interval),
         )
@@ -182,8 +187,8 @@ class PiecewiseCost(Fitted):
             _mixed_terms=tuple(getattr(self, name) for name in MIXED_TERMS),
             _work_terms=(
                 *(getattr(self, name) for name in WORK_TERMS),
-                bool(self.prefill_per_key or self.prefill_per_sequence or self.window),
-                bool(self.launch or self.reads_longest or host),
+                any(getattr(self, name) for name in (*CHUNK_TERMS, "window", "mixed_least")),
+                bool(self.launch or self.reads_longest or host or self.graph_mixed),
             ),
             _slope_beyond=max(0.0, float(beyond)),
             _dense=dense.tolist(),
@@ -204,6 +209,10 @@ class PiecewiseCost(Fitted):
                 seconds = self.overhead + float(np.interp(size, *table)) + self.decode
             self._decode[done + 1 : size + 1] = [seconds] * (size - done)
             done = size
+        by_tokens = [0.0] if self.graph_mixed else []
+        for tokens, seconds in self.graph_mixed:
+            by_tokens += [seconds] * (int(tokens) + 1 - len(by_tokens))
+        vars(self).update(_graph_mixed=by_tokens)
 
     def dense_seconds(self, tokens: int) -> float:
         """Give the time of the matrix products of so many tokens."""
@@ -274,7 +283,12 @@ class PiecewiseCost(Fitted):
         return seconds
 
     def _with_more_work(self, step: Step, work: float, keys: int) -> float:
-        """Add the work of chunks one by one, over so many keys, and that within windows."""
+        """Add the work of chunks one by one, over so many keys, and that within windows.
+
+        Decodes take at least what their launch does.
+        """
+        if step.decodes and self.mixed_least:
+            work += max(self.mixed_least - self.mixed_per_context * step.context, 0.0)
         if self.prefill_per_key or self.prefill_per_sequence:
             work += self.prefill_per_key * keys
             work += self.prefill_per_sequence * len(step.prefills)
@@ -286,10 +300,14 @@ class PiecewiseCost(Fitted):
         return work
 
     def _adjust_mixed(self, step: Step, seconds: float, new: int) -> float:
-        """Let a step with prompts be no faster than its launches, and add the host's work."""
+        """Let a step with prompts run in its graph, or be no faster than its launches; add the
+        host's work."""
         prompts = len(step.prefills)
         sequences = step.decodes + prompts
-        if self.launch:
+        graphs, tokens = self._graph_mixed, step.decodes + step.drafts + new
+        if tokens < len(graphs) and prompts <= MIXED_GRAPH_PROMPTS:
+            seconds += graphs[tokens] - self.dense_seconds(tokens) - self.prefill
+        elif self.launch:
             waits = self.overhead_per_sequence * sequences
             seconds = max(seconds, self.overhead + waits + self.launch)
         if not self.has_host_work:
@@ -472,6 +490,16 @@ def check_table(table: object, name: str = "dense") -> list[tuple[bool, str]]:
         f"and at most {LONGEST_TERM:,.0f}"
     )
     return [(not good, f"{name}: {what}")]
+
+
+def _check_graphs(table: object) -> list[tuple[bool, str]]:
+    """Check a table of graphs of steps with prompts; for `refuse`."""
+    found = check_table(table, "graph_mixed")
+    if found[0][0]:
+        return found
+    tokens = [row[0] for row in table]  # type: ignore[attr-defined]
+    good = all(isinstance(size, int) for size in tokens) and tokens[-1] <= MAX_TABLE_TOKENS
+    return [(not good, f"graph_mixed: tokens must be whole, at most {MAX_TABLE_TOKENS:,}")]
 
 
 def check_interval(ends: object) -> list[tuple[bool, str]]:

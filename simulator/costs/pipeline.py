@@ -54,7 +54,7 @@ class Stage:
             elif field.name not in ENGINE_TERMS:
                 values[field.name] = value * self.share
         if isinstance(cost, PiecewiseCost):
-            for name in ("dense", "graph_dense"):
+            for name in ("dense", "graph_dense", "graph_mixed"):
                 table = getattr(cost, name)
                 values[name] = [[tokens, seconds * self.share] for tokens, seconds in table]
         return replace(cost, **values)

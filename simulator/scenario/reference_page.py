@@ -165,7 +165,8 @@ COST_TEXTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
     "piecewise": "The form of the shipped profiles, explained in `simulator/costs/piecewise.py`; "
     "`dense` is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches "
-    "that have a CUDA graph: a step that only decodes costs what the next of them costs.",
+    "that have a CUDA graph: a step that only decodes costs what the next of them costs. A step "
+    "with prompts costs what the next row of `graph_mixed`, by tokens, does, where there is one.",
     "piecewise-split": "Beside the terms of `piecewise`: every step that decodes waits `per_key` "
     "for each key of its longest sequence, explained in `simulator/costs/piecewise.py`: "
     "B200 from vLLM 0.14 on.",
