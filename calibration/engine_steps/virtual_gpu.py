@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibration.engine_steps.calibrate import Setup, measure_all
+from calibration.engine_steps.calibrate import GRAPH_TOKENS, Setup, measure_all
 from calibration.engine_steps.fit import Sample, StepFit, fit_rows, judge
 from calibration.engine_steps.grid import Point
 from calibration.engine_steps.measure import ShuffledBlocks, make_chunks, point_row
@@ -27,7 +28,7 @@ from calibration.engine_steps.steps_file import RowFile, read_rows
 from calibration.errors import Errors
 from calibration.profile_yaml import cost_block
 from gpu_backend import executor, live
-from gpu_backend.cuda.graphs import MIXED_SIZES, sizes_for
+from gpu_backend.cuda.graphs import MIXED_SIZES, mixed_sizes_for, sizes_for
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.input_batch import HostInputs, InputBatchBuilder
 from gpu_backend.request_states import RequestStates
@@ -285,13 +286,19 @@ def replayed(engine: VirtualEngine, model: str, fit: StepFit, name: str) -> dict
     return {key: float(simulated[key]) / float(done[key]) - 1.0 for key in keys}
 
 
-def recover(model: str, launches: float, budget_s: float, replays: Sequence[str]) -> int:
-    """Calibrate a virtual GPU, print how far the fit is off, count what is beyond the limits."""
+def recover(
+    model: str, launches: float, graph_tokens: int, budget_s: float, replays: Sequence[str]
+) -> int:
+    """Calibrate a virtual GPU, print how far the fit is off, count what is beyond the limits.
+
+    Steps with prompts are graphs up to so many tokens.
+    """
     begun = time.process_time()
-    engine = VirtualEngine(model, launches)
+    engine = VirtualEngine(model, launches, mixed_sizes=mixed_sizes_for(graph_tokens))
     fit = calibrated(engine, model, budget_s)
+    prompts = f"prompts in graphs to {graph_tokens}" if graph_tokens else "prompts launched"
     print(
-        f"{model}, launches {1e3 * launches:g} ms: {engine.steps} steps, "
+        f"{model}, launches {1e3 * launches:g} ms, {prompts}: {engine.steps} steps, "
         f"floor {1e3 * fit.cost.launch:.2f} ms fitted"
     )
     wrong = 0
@@ -312,17 +319,20 @@ def recover(model: str, launches: float, budget_s: float, replays: Sequence[str]
 def main(words: Sequence[str] | None = None) -> int:
     """Recover one virtual GPU, or all; the exit code is 1 where one is beyond the limits."""
     parser = argparse.ArgumentParser(prog="calibration.engine_steps.virtual_gpu")
-    parser.add_argument("--all", action="store_true", help="every model and floor of launches")
+    parser.add_argument(
+        "--all", action="store_true", help="every model and floor of launches, with graphs and not"
+    )
+    parser.add_argument("--graph-tokens", type=int, default=GRAPH_TOKENS, help="of steps in graphs")
     parser.add_argument("--model", default=next(iter(BUDGETS)), choices=[*BUDGETS])
     parser.add_argument("--launch-ms", type=float, default=6.0, help="of 32 layers")
     parser.add_argument("--budget-s", type=float, help="of the virtual clock")
     given = parser.parse_args(words)
-    cases = [(given.model, given.launch_ms / 1e3)]
+    cases = [(given.model, given.graph_tokens, given.launch_ms / 1e3)]
     if given.all:
-        cases = [(model, floor) for model in BUDGETS for floor in FLOORS]
+        cases = [*product(BUDGETS, (GRAPH_TOKENS, 0), FLOORS)]
     wrong = 0
-    for model, floor in cases:
-        wrong += recover(model, floor, given.budget_s or BUDGETS[model], [*REPLAYS])
+    for model, most, floor in cases:
+        wrong += recover(model, floor, most, given.budget_s or BUDGETS[model], [*REPLAYS])
     return int(wrong > 0)
 
 

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gpu_backend.campaign.runner import GRAPH_TOKENS
+
 Line = tuple[str, str, str]  # what, found, wanted
 MIN_BANDWIDTH_SHARE = 0.7  # of the copy rate: what decode attention is to reach
 PROFILES, STEPS = "calibration*/*.yaml", "calibration*/steps.csv.gz"
@@ -15,7 +17,10 @@ MANY_TOKENS = 65536  # of context, from which on it is to
 def write_report(folder: Path) -> str:
     """Write `summary.txt` and return its text; a part that left nothing is left out."""
     lines: list[Line] = []
-    sections = (_parts, _missing, _checks, _ceilings, _steps, _attention, _prefill, _calibration)
+    sections = (
+        *(_parts, _missing, _checks, _ceilings, _steps, _mixed_graphs),
+        *(_attention, _prefill, _calibration),
+    )
     for section in sections:
         lines += _section_lines(section, folder)
     widths = [max((len(line[k]) for line in lines), default=0) for k in range(2)]
@@ -104,6 +109,12 @@ def _steps(folder: Path) -> Iterator[Line]:
             what = f"step {row['variant']} {row['rows']} tokens, context {row['context']}"
             found = f"{times[0]} ms, host {times[1]}, wall {times[2]}"
             yield what, f"{found}, kernels alone {float(kernels) / 1e3:.2f}", wanted
+
+
+def _mixed_graphs(folder: Path) -> Iterator[Line]:
+    """Tell up to how many tokens steps with prompts win as CUDA graphs."""
+    most = (folder / GRAPH_TOKENS).read_text().strip()
+    yield "graphs of steps with prompts", f"win to {most} tokens", ""
 
 
 def _attention(folder: Path) -> Iterator[Line]:

@@ -11,6 +11,7 @@ from calibration.engine_steps.fit import StepFit, fit_rows
 from calibration.engine_steps.grid import Limits, make_grid
 from calibration.engine_steps.steps_file import Row, make_step
 from calibration.engine_steps.virtual_gpu import VirtualEngine, calibrated
+from gpu_backend.cuda.graphs import MIXED_SIZES
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.errors import HeadwayError
 
@@ -71,9 +72,10 @@ def test_the_last_token_of_a_prompt_runs_in_a_graph(found: tuple[StepFit, int]) 
     ends = replace(one, decodes=8, context=one.context - 700, chunks=((699, 1),))
     sizes = found[0].cost.cudagraph_capture_sizes
     assert fit(*rows, ends, sizes=sizes).samples[-1].row.chunks == ()
-    with pytest.raises(HeadwayError, match="8 decodes were padded to 16"):
+    with pytest.raises(HeadwayError, match=r"18 tokens were padded to 16.* cudagraph_mixed_sizes"):
         fit(*rows, replace(ends, chunks=((690, 10),)), sizes=sizes)
 
 
 def fit(*rows: Row, sizes: tuple[int, ...]) -> StepFit:
-    return fit_rows([replace(row, point=-1) for row in rows], "wall", sizes, launched=True)
+    rows = tuple(replace(row, point=-1) for row in rows)
+    return fit_rows(rows, "wall", sizes, MIXED_SIZES, launched=True)

@@ -285,3 +285,74 @@ def test_leaps_and_tables_are_steps_one_by_one(count: int) -> None:
     counts = np.full(30, count)
     table = GRAPHS.decode_seconds(counts, first + count * np.arange(30))
     np.testing.assert_allclose(table, steps, rtol=1e-12)
+
+
+# ------------------------------------------------------------- steps with prompts
+
+MIXED_SIZES = [16, 64, 128]
+MIXED = replace(
+    TRUE, graph_mixed=[[16, 8e-4], [64, 1.5e-3], [128, 3e-3]], prefill=1e-3, launch=9e-3
+)  # fmt: skip
+
+
+def prompts(decodes: int, context: int, *chunks: tuple[int, int]) -> Step:
+    return make_step(chunks, decodes, context)
+
+
+def test_a_step_with_prompts_in_a_graph_by_hand() -> None:
+    """Twenty tokens cost what the graph of 64 does, neither launches nor `prefill`."""
+    sequences = 4 * 1e-4 + 3 * 1e-5 + 300 * 6e-7
+    work = (17 * 18 // 2) * 5e-8 + 17 * 4e-7
+    step = prompts(3, 300, (0, 17))
+    assert MIXED.execute(step) == pytest.approx(2e-4 + 1.5e-3 + sequences + work)
+    assert MIXED.execute(prompts(3, 300, (0, 12))) < MIXED.execute(step)
+    plain = replace(MIXED, graph_mixed=())
+    for large in (prompts(3, 300, (0, 126)), prompts(0, 0, *[(0, 2)] * 9)):
+        assert MIXED.execute(large) == plain.execute(large) > 9e-3
+    assert MIXED.execute(prompts(0, 0, *[(0, 2)] * 8)) < 9e-3
+
+
+def test_decodes_beside_prompts_take_at_least_what_their_launch_does() -> None:
+    cost = replace(MIXED, mixed_least=1e-3)
+    for context, more in ((100, 1e-3 - 100 * 6e-7), (1_000_000, 0.0)):
+        step = prompts(3, context, (0, 17))
+        assert cost.execute(step) == pytest.approx(MIXED.execute(step) + more)
+    assert cost.execute(prompts(0, 0, (0, 17))) == MIXED.execute(prompts(0, 0, (0, 17)))
+
+
+def test_a_fit_finds_the_graphs_of_steps_with_prompts(tmp_path: Path) -> None:
+    """Rows without noise give every size's row back, and a refit writes them down."""
+    rows = []
+    for row in ROWS:
+        tokens = row.tokens
+        size = next((n for n in MIXED_SIZES if n >= tokens), 0) if row.chunks else row.bucket
+        size = 0 if len(row.chunks) > 8 else size
+        seconds = MIXED.execute(row.step)
+        path = "graph" if size else "eager"
+        rows.append(replace(row, bucket=size, path=path, device_s=seconds, wall_s=seconds))
+    cost = fit_rows(rows, "wall", SIZES, MIXED_SIZES, launched=True).cost
+    assert [size for size, _ in cost.graph_mixed] == MIXED_SIZES
+    for row in rows:
+        assert cost.execute(row.step) == pytest.approx(row.wall_s, rel=0.02)
+    wrong = replace(rows[-1], chunks=((0, 20),), decodes=1, context=9, bucket=128)
+    said = r"21 tokens were padded to 128, which is not the next of cudagraph_mixed_sizes: \[16, 64"
+    with pytest.raises(HeadwayError, match=said):
+        fit_rows([*rows, wrong], "wall", SIZES, MIXED_SIZES)
+    meta = read_meta(MEASURED / META) | {
+        "clock": "wall", "cudagraph_capture_sizes": SIZES, "cudagraph_mixed_sizes": MIXED_SIZES,
+    }  # fmt: skip
+    (tmp_path / META).write_text(json.dumps(meta))
+    (tmp_path / STEPS).write_bytes(pack_rows(rows))
+    with pytest.warns(match="no steps of held-out runs"):
+        fit = refit(tmp_path / STEPS, tmp_path, lambda _: None)
+    assert read_profile(tmp_path / "tiny-test.cpu.fp32.headway.yaml").cost == fit.cost
+    assert len(fit.cost.graph_mixed) == 3
+
+
+@pytest.mark.parametrize("table", ["[[16.5, 1.0]]", "[[1, 2, 3]]", "[[70000, 1.0]]", "7"])
+def test_tables_of_graphs_that_cannot_be_are_refused(table: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(f"cost:\n  kind: piecewise\n  dense: [[1, 1.0]]\n  graph_mixed: {table}\n")
+    with pytest.raises(HeadwayError, match=r"p\.yaml:4: cost\.graph_mixed: ") as caught:
+        read_profile(path)
+    assert len(caught.value.messages) == 1

@@ -53,6 +53,18 @@ def test_a_failing_part_does_not_stop_the_others(
     assert (tmp_path / "good.log").read_text() == "fine\n"
 
 
+def test_a_calibration_gets_the_graphs_that_the_timings_found_to_win(tmp_path: Path) -> None:
+    """The file's number, 0 where it is not there or damaged."""
+    code = "import sys; print(sys.argv[1:])"
+    part = Part("calibrate", (PYTHON, "-c", code, "--graph-tokens", "{graph_tokens}"), 20.0)
+    for text, wanted in ((None, "0"), ("256\n", "256"), ("", "0"), ("many", "0")):
+        if text is not None:
+            (tmp_path / "graph-tokens.txt").write_text(text)
+        assert run_part(part, Campaign(tmp_path), 20.0).command[-1] == wanted
+    parts = {part.name: part for part in plan(tmp_path, "cuda", "llama-3.1-8b")}
+    assert parts["calibration"].command[-2:] == ("--graph-tokens", "{graph_tokens}")
+
+
 def test_a_part_is_skipped_where_time_or_a_file_is_lacking(tmp_path: Path) -> None:
     """Nothing is begun that could not end, or that has nothing to work on."""
     here = Campaign(tmp_path)
