@@ -340,9 +340,7 @@ def answers(*, pads: bool) -> tuple[list[list[int] | None], Counter[int]]:
     Where it `pads`, steps run as the padded ones that graphs would replay.
     """
     random = np.random.default_rng(3)
-    load = [
-        (2.0 * k, int(random.integers(2, 50)), int(random.integers(2, 14))) for k in range(24)
-    ]
+    load = [(2.0 * k, int(random.integers(2, 50)), int(random.integers(2, 14))) for k in range(24)]
     engine = Engine(load_model("tiny-test"), 200, 16)
     if pads:
         engine.inputs = InputBatchBuilder(
