@@ -68,6 +68,12 @@ DPI = 150  # of a PNG: sharp on a screen of twice the pixels
 LETTER_HEIGHT = 15  # of small letters, at 100 dots per inch
 LETTERS = 100  # that fit into the width
 GREY, FAINT, PALE = "0.35", "0.65", "0.85"
+SLO_LABEL: dict[str, Any] = {
+    "color": GREY,
+    "fontsize": 9,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
+}
+"""Of a service level: legible on lines that cross it."""
 BAD = "#b34700"  # of what failed
 DASHES: dict[Any, tuple[float, float]] = {"-": (5.0, 0.0), "--": (3.7, 1.6)}
 """What of a line is drawn and what is left out, by its style, in widths of the line."""
@@ -243,7 +249,7 @@ def draw_levels(axes: "Axes", bounds: Iterable[float]) -> None:
         if low <= bound <= high:
             axes.axhline(bound, color=GREY, linewidth=1.2, zorder=1)
             at = axes.get_yaxis_transform()
-            axes.text(0.01, bound, "SLO", color=GREY, transform=at, fontsize=9, va="bottom")
+            axes.text(0.01, bound, "SLO", transform=at, va="bottom", **SLO_LABEL)
 
 
 def draw_upright(axes: "Axes", bounds: Iterable[float], style: str = "-", top: float = 1.0) -> None:
@@ -257,7 +263,7 @@ def draw_upright(axes: "Axes", bounds: Iterable[float], style: str = "-", top: f
             look: dict[str, Any] = {"linestyle": style, "linewidth": 1.2}
             axes.axvline(bound, ymax=top, color=GREY, zorder=1, **look)
             at: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90}
-            axes.text(bound, 0.02, "SLO", color=GREY, fontsize=9, ha="right", **at)
+            axes.text(bound, 0.02, "SLO", ha="right", **SLO_LABEL, **at)
 
 
 def label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:

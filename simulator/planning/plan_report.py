@@ -12,7 +12,7 @@ from simulator.planning.journal import open_journal
 from simulator.planning.plan import JOURNAL, Candidate, find_best, looked_at, result_row
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import encode_csv, scenario_cost_lines
-from simulator.planning.search import PlannedRun, Trial, not_monotone
+from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
 from simulator.planning.vllm_serve import serve_command, warn_of_lost_policies
 from simulator.scenario.load import Source, load_scenario
 from simulator.simulation.write import write_scenario
@@ -132,6 +132,8 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     parts.append(
         f"{count}, ${row['dollars_per_hour']:,.4g}/h" if row["dollars_per_hour"] else count
     )
+    if problem.by_energy:
+        parts.append(f"{row['power_w']:,.4g} W, {row['joules_per_output_token']:.3g} J/token")
     if row["dollars_per_million_output_tokens"] is not None:
         parts.append(f"${row['dollars_per_million_output_tokens']:.3g}/M output tokens")
     yield f"* {best.label}: {'; '.join(parts)}"
@@ -319,10 +321,12 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
 def _abscissa(
     problem: PlanProblem, candidates: Sequence[Candidate]
 ) -> tuple[str, Callable[[Candidate, Trial], float]]:
-    """Say what trials are drawn over: what was searched, else what they cost."""
+    """Say what trials are drawn over: what was searched, else what they draw or cost."""
     if problem.key:
         rate = problem.key == "workload.request_rate"
         return "requests/s" if rate else problem.key, lambda _, trial: trial.at
+    if problem.by_energy:
+        return "W", lambda _, trial: interval(trial.runs, "power_w").mean
     prices = [c.resources_at(trial)[1] for c in candidates for trial in c.result.trials]
     if None in prices:
         return "GPUs", lambda candidate, trial: candidate.resources_at(trial)[0]

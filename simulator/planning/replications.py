@@ -105,11 +105,12 @@ TESTED = tuple(
 """What a comparison tests, beside the cost of a token where prices differ; the others are seen."""
 DRAWN = (
     "output_throughput",
+    "slo_attainment",  # where there are bounds; then one of the others is left out
     "mean_ttft_ms",
     "p99_ttft_ms",
-    "mean_tpot_ms",
     "p99_tpot_ms",
     "p99_e2el_ms",
+    "mean_tpot_ms",
 )
 CONSTANT = (
     "no replication differs from another: nothing here is random; a trace is replayed as recorded, "
@@ -365,11 +366,14 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]
     with sheet(2, 3, 3 + 0.5 * len(runs), sharey=True) as figure:
         panels = figure.axes
         for axes, key in zip(panels, shown, strict=False):
+            scale = BY_KEY[key].scale
             for place, same in enumerate(runs):
                 e = _within_limits(key, estimate(columns(same, [key])[key]))
-                prediction, mean = _beside(e, e.prediction_interval), _beside(e, e.interval)
-                axes.errorbar(e.mean, place, xerr=prediction, color="0.7", capsize=2, linewidth=1)
-                axes.errorbar(e.mean, place, xerr=mean, fmt="o", color="#0072B2", capsize=4)
+                at = scale * e.mean
+                prediction = _beside(at, e.prediction_interval, scale)
+                mean = _beside(at, e.interval, scale)
+                axes.errorbar(at, place, xerr=prediction, color="0.7", capsize=2, linewidth=1)
+                axes.errorbar(at, place, xerr=mean, fmt="o", color="#0072B2", capsize=4)
             axes.set_title(BY_KEY[key].label)
             axes.set_yticks(range(len(labels)), labels)
             axes.set_ylim(len(labels) - 0.5, -0.5)
@@ -382,7 +386,7 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]
     return figure
 
 
-def _beside(e: Estimate, ends: tuple[float, float]) -> list[list[float]]:
+def _beside(mean: float, ends: tuple[float, float], scale: float) -> list[list[float]]:
     """Give how far an interval reaches to both sides, as error bars are told."""
     low, high = ends
-    return [[e.mean - low], [high - e.mean]]
+    return [[mean - scale * low], [scale * high - mean]]

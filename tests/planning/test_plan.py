@@ -9,6 +9,7 @@ import pytest
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
 from simulator.planning.plan import find_best, result_row
+from simulator.planning.plan_report import plan_table
 from simulator.planning.problem import PlanOptions, make_problem
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.scenarios import ONE_A_SECOND
@@ -62,6 +63,8 @@ def test_by_energy_the_best_draws_the_fewest_watts(scenario: Path):
         watts = [result_row(problem, c)["power_w"] for c in candidates if c.result.best]
         assert len(watts) == 3
         assert all(0.17 * 150 < watt < 400 for watt in watts)
+        words = plan_table(problem, candidates, found).rpartition("\n* ")[2]
+        assert (f"; {result_row(problem, found)['power_w']:,.4g} W" in words) == (best == "150")
 
 
 def test_by_energy_every_gpu_must_have_a_power(scenario: Path):

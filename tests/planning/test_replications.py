@@ -17,6 +17,7 @@ from simulator.planning.intervals import estimate
 from simulator.planning.replications import (
     compare_intervals,
     differences,
+    draw_intervals,
     encode_differences,
     estimates,
     replicate,
@@ -31,6 +32,14 @@ from tests.support.scenarios import SMALL
 NOISY = SMALL.replace(
     "per_context: 0}", "per_context: 1e-6, residuals: {decode: 0.1, prompts: 0.2}}"
 )
+
+
+def test_where_there_are_bounds_attainment_is_drawn_in_per_cent():
+    rows = [{"output_throughput": 10.0 + k, "slo_attainment": 0.9 + 0.02 * k} for k in range(3)]
+    first, second = draw_intervals(["a"], [rows]).axes[:2]
+    assert second.get_title() == "SLO attainment (%)"
+    assert second.lines[-1].get_xdata()[0] >= 90.0
+    assert first.get_title() == "Output throughput (tok/s)"
 
 
 def test_factors_by_hand(write):
