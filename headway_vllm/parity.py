@@ -32,9 +32,9 @@ Values = dict[str, Any]
 PREEMPTIONS = 4  # column of log.REQUEST
 
 ORDERS = ("sjf", "boost", "priority", "fair", "wfq", "drr", "headway_vllm.parity:Newest")
-"""Policies that Headway simulates with asynchronous scheduling, too."""
+"""Policies that order the queue, or pick victims; here also one of a user's own."""
 DYNAMIC = ("hrrn", "srpt", "mlfq", "preemptive", "deadline", "virtual-finish-time")
-"""Those that it simulates without: their order changes with time, or they displace."""
+"""Those whose order changes with time, or that displace."""
 
 
 class Newest:
@@ -53,7 +53,7 @@ def draw_scenario(seed: int, number: int) -> Values:
     Policies, and both kinds of scheduling, take turns.
     """
     rng = Random(f"parity {seed} {number}")
-    policies = [(name, False) for name in (*ORDERS, *DYNAMIC)] + [(name, True) for name in ORDERS]
+    policies = [(name, kind) for kind in (False, True) for name in (*ORDERS, *DYNAMIC)]
     name, asynchronous = policies[number % len(policies)]
     longest, clients = rng.choice([60, 120, 200]), rng.randint(1, 5)
     seats = rng.choice([2, 3, 5, 8, 16])

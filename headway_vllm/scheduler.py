@@ -212,7 +212,11 @@ class HeadwayScheduler(AsyncScheduler):
             return None
         held, cap = self._holds_prefill(), self._chunk_cap()
         size = self.block_size
-        decodes = [one.num_computed_tokens for one in self.running if not one.is_prefill_chunk]
+        decodes = [
+            one.num_computed_tokens
+            for one in self.running
+            if not one.is_prefill_chunk and not self._ends_with_step_in_flight(one)
+        ]
         budget = self.max_num_scheduled_tokens - len(decodes)
         need = sum([not computed % size for computed in decodes])
         for request in self.running:
@@ -250,6 +254,13 @@ class HeadwayScheduler(AsyncScheduler):
             prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
         )
         return count
+
+    def _ends_with_step_in_flight(self, request: Any) -> bool:
+        """Say whether the last token that a request may have is on its way."""
+        on_their_way: int = request.num_output_placeholders
+        known: int = request.num_output_tokens + on_their_way
+        room: int = self.max_model_len - request.num_prompt_tokens
+        return on_their_way > 0 and known >= min(request.max_tokens, room)
 
     def _owned(self, request: Any) -> int:
         """Count the blocks that nobody else holds of a running request."""
@@ -312,10 +323,12 @@ class HeadwayScheduler(AsyncScheduler):
 
     def _preempt_request(self, request: Any, *args: Any, **options: Any) -> None:
         """Let vLLM preempt a request, its priority and that of others being their own again."""
+        view = self._view(request)
         if self._victim is not None:
             for one in (*self.running, request):
                 one.priority = self._view(one).priority
-            self._view(request).computed_now = 0
+            view.computed_now = 0
+        view.late_tokens = request.num_output_placeholders
         super()._preempt_request(request, *args, **options)
 
     def _update_after_schedule(self, output: Any) -> None:
@@ -326,11 +339,12 @@ class HeadwayScheduler(AsyncScheduler):
             Scheduler._update_after_schedule(self, output)
         if self._counts:
             self._count_tokens(output.num_scheduled_tokens)
+        new = int(self.scheduler_config.async_scheduling)  # the step's own token is counted
         if self._refresh is not None:
             self._prefilled = any(
-                tokens > 1 or request.is_prefill_chunk or not request.num_output_tokens
-                for tokens, request in (
-                    (tokens, self.requests[name])
+                tokens > 1 or request.is_prefill_chunk or self._views[name].generated <= new
+                for name, tokens, request in (
+                    (name, tokens, self.requests[name])
                     for name, tokens in output.num_scheduled_tokens.items()
                 )
             )

@@ -17,8 +17,8 @@ class RequestView:
     """
 
     __slots__ = (
-        *("admission", "arrival", "client", "computed_now", "hint", "id", "max_tokens"),
-        *("priority", "prompt_tokens", "vllm"),
+        *("admission", "arrival", "client", "computed_now", "hint", "id", "late_tokens"),
+        *("max_tokens", "priority", "prompt_tokens", "vllm"),
     )
 
     joined = -1  # it is in no decode set: its own counters hold
@@ -42,13 +42,14 @@ class RequestView:
             self.hint = self.max_tokens or max(room, 1)
         self.admission = -1
         self.computed_now = 0  # tokens that the step being decided computes of it
+        self.late_tokens = 0  # that were on their way when it was preempted
 
     @property
     def generated(self) -> int:
         """Output tokens, those included that are still on their way."""
         request = self.vllm
         tokens: int = request.num_output_tokens + request.num_output_placeholders
-        return tokens
+        return tokens + self.late_tokens if request.num_stale_output_tokens else tokens
 
     @property
     def computed(self) -> int:

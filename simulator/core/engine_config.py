@@ -277,7 +277,7 @@ class EngineConfig(Config):
     async_scheduling: bool = Field(
         True,
         description="decide a step while the one before it runs; left out, false where that is not "
-        "simulated: drafts, swap, a radix tree, policies that need the last step",
+        "simulated: drafts, swap, a radix tree, schedulers that need the last step",
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,

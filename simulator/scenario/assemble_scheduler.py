@@ -40,7 +40,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.scheduler import SgLang, serves_unshared
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.dynamic import DynamicScheduler
+from simulator.schedulers.vllm.dynamic import AsyncDynamicScheduler, DynamicScheduler
 from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.rules import read_release, rules_of
@@ -313,9 +313,7 @@ def _check_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) -> 
 
 def can_overlap(policy_class: type) -> bool:
     """Say whether under a policy a step can be decided while the one before it runs."""
-    if issubclass(policy_class, Scheduler):
-        return policy_class in (Scheduler, SgLang)
-    return not any(hasattr(policy_class, hook) for hook in DYNAMIC_HOOKS)
+    return not issubclass(policy_class, Scheduler) or policy_class in (Scheduler, SgLang)
 
 
 def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool) -> type[Scheduler]:
@@ -351,6 +349,8 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
         return scheduler_class
     if scheduler_class is SgLang:
         return OverlappedSgLang
+    if scheduler_class is DynamicScheduler:
+        return AsyncDynamicScheduler
     if scheduler_class is not Scheduler:
         raise ValueError(
             f"engine.async_scheduling: {policy_name(policy_class)} schedules a step when the one "

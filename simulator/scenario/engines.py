@@ -33,10 +33,11 @@ ASYNC_SINCE = (0, 14, 0)
 ASYNC_PIPELINE_SINCE = (0, 15, 0)
 """The same under pipeline parallelism."""
 SYNCHRONOUS_POLICIES = (
-    *("preemptive", "deadline", "srpt", "hrrn", "mlfq", "virtual-finish-time"),
     *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "trtllm", "tgi", "fastgen"),
 )
 """Policies that schedule a step when the one before has ended, under `vllm`, too."""
+DYNAMIC_POLICIES = ("preemptive", "deadline", "srpt", "hrrn", "mlfq", "virtual-finish-time")
+"""Policies whose order changes with time, or that displace."""
 HYBRID_SINCE = (0, 9, 1)
 """The first release whose hybrid KV cache manager gives back, by default, what has left a window;
 its decisions were compared with those of 0.33 alone."""
@@ -191,7 +192,8 @@ def _give_windows_back(block: Defaults, model: object, release: Release | None) 
     Policies of one's own may keep books of all blocks.
     """
     policy = policy_name_of(block)
-    if policy in SYNCHRONOUS_POLICIES or policy == "sglang" or ":" in str(policy):
+    others = (*SYNCHRONOUS_POLICIES, *DYNAMIC_POLICIES, "sglang")
+    if policy in others or ":" in str(policy):
         return
     if any(block.get(key, value) != value for key, value in REQUIRED_FOR_WINDOW.items()):
         return

@@ -111,8 +111,9 @@ def check_scenario(
 
 
 def _wait_for_own_policies(scenario: Scenario, raw: Mapping[str, Any]) -> Scenario:
-    """Turn off asynchronous scheduling, unless it is asked for, where code of the user's own needs
-    to know the step before: a scheduler, or a policy that lets one request displace another.
+    """Turn off asynchronous scheduling, unless it is asked for, under a scheduler of the user's own.
+
+    It needs to know the step before.
     """
 
     def settle(engine: EngineConfig, *blocks: object) -> EngineConfig:

@@ -24,7 +24,7 @@ from simulator.results.engine_metrics import StepSums
 from simulator.results.frames import expand_steps
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.dynamic import DynamicScheduler
+from simulator.schedulers.vllm.dynamic import AsyncDynamicScheduler, DynamicScheduler
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.rules import families, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -194,7 +194,7 @@ def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
         limits["max_num_batched_tokens"] = limits["max_model_len"]
     tier = draw(st.sampled_from([None, None, 5, 1000]))
     if kind in DYNAMIC:
-        mechanism = DynamicScheduler
+        mechanism = draw(st.sampled_from([DynamicScheduler, AsyncDynamicScheduler]))
     one_batch = mechanism in (Scheduler, DynamicScheduler)  # in flight
     tree = one_batch and draw(st.sampled_from([False, False, True]))
     if one_batch:

@@ -1,7 +1,7 @@
 """What is simulated is what vLLM decides: against recordings, and where vLLM is installed live.
 
-`recorded.jsonl.gz` has 100 scenarios and what came of each request under vLLM 0.33.0 with the same
-policy, written on a CPU by `python -m headway_vllm.parity --count 100 --seed 3 --record FILE`.
+`recorded.jsonl.gz` has 104 scenarios and what came of each request under vLLM 0.33.0 with the same
+policy, written on a CPU by `python -m headway_vllm.parity --count 104 --seed 3 --record FILE`.
 """
 
 import gzip
@@ -21,7 +21,7 @@ RECORDED = Path(__file__).parent / "recorded.jsonl.gz"
 CASES: list[dict[str, Any]] = [
     json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()
 ]
-TURNS = len(ORDERS) * 2 + len(DYNAMIC)
+TURNS = 2 * len((*ORDERS, *DYNAMIC))
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
@@ -37,9 +37,7 @@ def test_a_policy_decides_as_vllm_did_with_it(turn: int) -> None:
 def test_the_recordings_have_every_policy_and_make_it_hard() -> None:
     engines = [case["scenario"]["engine"] for case in CASES]
     names = {(e["scheduling_policy"]["policy"], e["async_scheduling"]) for e in engines}
-    assert names == {(name, False) for name in (*ORDERS, *DYNAMIC)} | {
-        (name, True) for name in ORDERS
-    }
+    assert names == {(name, kind) for name in (*ORDERS, *DYNAMIC) for kind in (False, True)}
     preempted = {
         case["scenario"]["engine"]["scheduling_policy"]["policy"]
         for case in CASES

@@ -170,8 +170,8 @@ def test_what_a_better_prediction_costs() -> None:
             "engine.scheduling_policy: sjf ranks by predicted lengths, and the scenario has no",
         ),
         (
-            "engine: {scheduling_policy: hrrn, async_scheduling: true}",
-            "engine.async_scheduling: hrrn schedules a step when the one before has ended; set",
+            "engine: {scheduling_policy: orca, async_scheduling: true}",
+            "engine.async_scheduling: orca schedules a step when the one before has ended; set",
         ),
     ],
 )

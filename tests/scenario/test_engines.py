@@ -15,6 +15,7 @@ from simulator.scenario.engines import (
 from simulator.scenario.load import check_scenario, load_scenario
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap
@@ -132,7 +133,7 @@ def test_the_textbook_is_alike_on_every_gpu_and_takes_one_step_after_another() -
         {"prefix_cache": "radix"},
         {"preemption_mode": "swap"},
         {"speculative_config": {"num_speculative_tokens": 2, "acceptance": 0.5, "draft": {}}},
-        {"scheduling_policy": "srpt"},
+        {"scheduling_policy": "sarathi"},
     ],
 )
 def test_what_needs_the_step_before_is_synchronous_unless_told_otherwise(more: dict) -> None:
@@ -172,27 +173,24 @@ class Displacing:
     def key(self, request: Request) -> float:
         return request.arrival
 
-    def displaces(self, waiting: Request, running: Request, now: float) -> bool:
-        return False
+    def displaces(self, waiting: Request, running: object) -> None:
+        return None
 
 
-class Ordering:
-    """One that only orders the queue."""
-
-    def key(self, request: Request) -> float:
-        return request.arrival
+class Own(Scheduler):
+    """A scheduler of the user's own."""
 
 
-def test_policies_of_the_users_own_are_asynchronous_where_they_can_be() -> None:
+def test_policies_of_the_users_own_are_asynchronous_and_schedulers_are_not() -> None:
     """Of the scenario's engine and of a group's."""
-    here = {name: f"{__name__}:{name}" for name in ("Displacing", "Ordering")}
-    for name, overlaps in (("Displacing", False), ("Ordering", True)):
+    here = {name: f"{__name__}:{name}" for name in ("Displacing", "Own")}
+    for name, overlaps in (("Displacing", True), ("Own", False)):
         assert check(engine={"scheduling_policy": here[name]}).engine.async_scheduling == overlaps
-    groups = {"a": {"engine": {"scheduling_policy": here["Displacing"]}}, "b": None}
+    groups = {"a": {"engine": {"scheduling_policy": here["Own"]}}, "b": None}
     fleet = check(cluster={"groups": groups})
     assert [fleet.of_group(name).engine.async_scheduling for name in "ab"] == [False, True]
-    with pytest.raises(HeadwayError, match="Displacing schedules a step when the one before"):
-        check(engine={"scheduling_policy": here["Displacing"], "async_scheduling": True})
+    with pytest.raises(HeadwayError, match="Own schedules a step when the one before"):
+        check(engine={"scheduling_policy": here["Own"], "async_scheduling": True})
 
 
 def test_a_run_tells_its_engine_which_defaults_applied_and_what_was_set() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import RunningView, failed, none_of_them
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 
@@ -126,3 +127,11 @@ class DynamicScheduler(Scheduler):
         if self.waiting and (self._may_change or not self._steady):
             return 1
         return super().horizon(step)
+
+
+class AsyncDynamicScheduler(DynamicScheduler, AsyncScheduler):
+    """The same with two batches in flight.
+
+    Who is displaced may have a token on its way: it gets that, and its last one ends it where it
+    waits.
+    """
