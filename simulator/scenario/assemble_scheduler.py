@@ -82,6 +82,12 @@ ROLES: dict[tuple[str, bool], type[Scheduler]] = {
     ("kv_consumer", True): AsyncConsumer,
 }
 """By a group's kv_role and its async_scheduling, what schedules."""
+ASYNCHRONOUS: dict[type[Scheduler], type[Scheduler]] = {
+    Scheduler: AsyncScheduler,
+    DynamicScheduler: AsyncDynamicScheduler,
+    SgLang: OverlappedSgLang,
+}
+"""What schedules with async_scheduling in the place of each."""
 
 
 def make_scheduler(
@@ -347,16 +353,12 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
         return Speculative
     if not engine.async_scheduling:
         return scheduler_class
-    if scheduler_class is SgLang:
-        return OverlappedSgLang
-    if scheduler_class is DynamicScheduler:
-        return AsyncDynamicScheduler
-    if scheduler_class is not Scheduler:
+    if scheduler_class not in ASYNCHRONOUS:
         raise ValueError(
             f"engine.async_scheduling: {policy_name(policy_class)} schedules a step when the one "
             "before has ended; set it to false"
         )
-    return AsyncScheduler
+    return ASYNCHRONOUS[scheduler_class]
 
 
 def _check_stages(policy_class: type, scheduler_class: type[Scheduler], *, windowed: bool) -> None:

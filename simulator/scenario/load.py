@@ -111,9 +111,9 @@ def check_scenario(
 
 
 def _wait_for_own_policies(scenario: Scenario, raw: Mapping[str, Any]) -> Scenario:
-    """Turn off asynchronous scheduling, unless it is asked for, under a scheduler of the user's own.
+    """Turn off asynchronous scheduling, unless it is asked for, for the user's own schedulers.
 
-    It needs to know the step before.
+    They need to know the step before.
     """
 
     def settle(engine: EngineConfig, *blocks: object) -> EngineConfig:
