@@ -44,8 +44,8 @@ def failures(run: AdvisedEvidence) -> Finding | None:
     return Finding(
         share,
         f"Replicas fail and the rest are slower under the load: {', '.join([*named, *more])}. "
-        f"Requests sent from a failure until its queue is gone take {outages.mean_affected:.3g} s, others "
-        f"{outages.mean_others:.3g} s; {lost:,} lost their replica and began anew. That is "
+        f"Requests sent from a failure until its queue is gone take {outages.mean_affected:.3g} s, "
+        f"others {outages.mean_others:.3g} s; {lost:,} lost their replica and began anew. That is "
         f"{share:.0%} of the requests' time.",
         "mean_e2el_ms",
         _spare(run, outages.most_down),
