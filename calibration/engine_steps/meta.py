@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from calibration.text_files import read_json
 from simulator.models.gpus import find_gpu_of_driver
-from simulator.util.commit import source_commit
+from simulator.util.environment import source_commit
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simulator.models.gpus import GPUS, NVLINK, Gpu, find_gpu
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def read_table(data: Path, path: str, source: str, columns: Collection[str]) -> 
 
     place = find_table(data, path, source)
     if place.suffix == ".parquet":
-        _need_pyarrow()
+        need_package(str(place), "parquet", "pyarrow")
     try:
         table = pd.read_parquet(place) if place.suffix == ".parquet" else pd.read_csv(place)
     except pd.errors.EmptyDataError:
@@ -183,15 +184,6 @@ def read_table(data: Path, path: str, source: str, columns: Collection[str]) -> 
     if lacking := [name for name in columns if name not in table]:
         raise HeadwayError(f"{place}: lacks the columns {', '.join(lacking)}")
     return table
-
-
-def _need_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise HeadwayError(
-            "reading Parquet tables needs pyarrow: pip install 'headway[parquet]'"
-        ) from None
 
 
 def run_command(

@@ -5,8 +5,6 @@ What is written is a measured run: `headway validate --measured` and `headway ca
 """
 
 import asyncio
-import csv
-import io
 import json
 import os
 import re
@@ -25,9 +23,11 @@ from typing import Any
 import numpy as np
 
 from simulator.core.request import Segments
+from simulator.planning.runs import encode_csv
 from simulator.results.metrics import PERCENTILES, Sample, describe
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
 from simulator.workload.workload import Floats, Workload
@@ -96,12 +96,8 @@ def replay(
     HeadwayError where the server cannot be reached, or names no model.
     """
     seed = secrets.randbelow(2**31) if prompt_seed is None else prompt_seed
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise HeadwayError(
-            "replay: needs the package aiohttp: pip install headway[serve]"
-        ) from error
+    need_package("replay", "serve", "aiohttp")
+    import aiohttp
 
     async def run() -> Replayed:
         limits = aiohttp.ClientTimeout(total=timeout)
@@ -382,10 +378,10 @@ def write_measured(
             row["client_id"] = workload.client[number]
         rows.append(row)
     rows.sort(key=lambda row: float(str(row["arrival_s"])))
-    files = {"requests.csv": _csv(rows)}
+    files = {"requests.csv": encode_csv(rows)}
     files["summary.json"] = json.dumps(summary(found, workload), indent=1).encode()
     if engine is not None:
-        files["runs.csv"] = _csv([_run(found, workload, good, *engine)])
+        files["runs.csv"] = encode_csv([_run(found, workload, good, *engine)])
     if len(good) < len(found.requests):
         wrong: list[dict[str, object]] = [
             {
@@ -395,11 +391,11 @@ def write_measured(
             for one in found.requests
             if one.error
         ]
-        files["errors.csv"] = _csv(wrong)
+        files["errors.csv"] = encode_csv(wrong)
     if found.gauges:
         names = ("time_s", *GAUGES)
         polls = [(f"{time - start:.6f}", *values) for time, *values in found.gauges]
-        files["metrics.csv"] = _csv([dict(zip(names, row, strict=True)) for row in polls])
+        files["metrics.csv"] = encode_csv([dict(zip(names, row, strict=True)) for row in polls])
     return write_together(out, files)
 
 
@@ -499,14 +495,6 @@ def _latencies(good: list[Answered]) -> dict[str, Floats]:
         "e2el": np.array([one.end - one.sent for one in good]),
     }
     return {name: values for name, values in columns.items() if len(values)}
-
-
-def _csv(rows: list[dict[str, object]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*rows[0]], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
 
 
 def table(found: Replayed, workload: Workload) -> str:

@@ -22,6 +22,7 @@ from calibration.measured.compare import polled_gauges
 from simulator.core.log import Log
 from simulator.core.request import Segments
 from simulator.scenario.scenario import Scenario
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Floats, Ints, Workload
 
@@ -316,12 +317,8 @@ def shadow(
 
     Raises HeadwayError where the server cannot be reached, or is not vLLM's.
     """
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise HeadwayError(
-            "shadow: needs the package aiohttp: pip install headway[serve]"
-        ) from error
+    need_package("shadow", "serve", "aiohttp")
+    import aiohttp
 
     async def run() -> Verdict:
         limits = aiohttp.ClientTimeout(total=SILENT)
@@ -329,7 +326,7 @@ def shadow(
             try:
                 return await _Watch(session, scenario, url, watched, tell).run(begun)
             except (aiohttp.ClientError, TimeoutError) as error:
-                raise HeadwayError(f"--url: {url}: {error or 'no answer'}") from None
+                raise HeadwayError(f"--url: {url}: {str(error) or 'no answer'}") from None
 
     return asyncio.run(run())
 

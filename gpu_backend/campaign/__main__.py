@@ -23,7 +23,7 @@ from gpu_backend.campaign.report import write_report
 from gpu_backend.campaign.runner import RECORD, Campaign, read_outcomes, set_aside
 from simulator.models.gpus import find_gpu_of_driver
 from simulator.models.load import load_model
-from simulator.util.commit import source_commit
+from simulator.util.environment import source_commit
 from simulator.util.errors import HeadwayError
 
 COUNT_GPUS = """\

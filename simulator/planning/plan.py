@@ -37,6 +37,7 @@ from simulator.planning.search import (
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
@@ -449,10 +450,9 @@ def search_by_optuna(
 
     The batches are of one size whatever `jobs` says, so the same seed tries the same ones.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise HeadwayError("--optuna: needs optuna; pip install headway[optuna]") from None
+    need_package("--optuna", "optuna", "optuna")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         direction="maximize",

@@ -16,6 +16,7 @@ import numpy as np
 
 from simulator.cluster.lifecycle import STATES
 from simulator.core.log import REASONS
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
 from simulator.util.from_mapping import check_type, short_repr
@@ -55,7 +56,6 @@ COUNTED = {
     "fairness_windows": "windows",
 }
 """Keys of summary.json that say how much a table holds."""
-NEEDS_PYARROW = "needs pyarrow; pip install headway[parquet]"
 
 
 def read_yaml(text: str) -> object:
@@ -206,6 +206,8 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
     import pandas as pd
 
     path = find_table(folder, name)
+    if path.suffix == ".parquet":
+        need_package(str(path), "parquet", "pyarrow")
     words = dict.fromkeys(WORDS, "category")
     try:
         if path.suffix == ".parquet":
@@ -214,8 +216,6 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
             frame = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
     except FileNotFoundError:
         raise HeadwayError(f"{path}: no such file; {WRITES}") from None
-    except ImportError:
-        raise HeadwayError(f"{path}: {NEEDS_PYARROW}") from None
     except pd.errors.EmptyDataError:
         raise HeadwayError(f"{path}: damaged: it is empty") from None
     except (OSError, ValueError) as error:  # pandas' ParserError is a ValueError
@@ -328,7 +328,10 @@ def read_rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     path = find_table(folder, name)
     if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+        from simulator.workload.traces.parquet import parquet_rows
+
+        for number, cells in parquet_rows(path):
+            yield f"{path}: row {number - 1}", {k: "" if v is None else v for k, v in cells.items()}
         return
     try:
         check_end(path)
@@ -341,20 +344,6 @@ def read_rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     except FileNotFoundError:
         raise HeadwayError(f"{path}: no such file; {WRITES}") from None
     except (ValueError, csv.Error) as error:
-        raise HeadwayError(f"{path}: damaged: {error}") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise HeadwayError(f"{path}: {NEEDS_PYARROW}") from None
-    try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
-        for batch in batches:
-            for number, row in enumerate(batch.to_pylist()):
-                yield f"{path}: row {number}", {k: "" if v is None else v for k, v in row.items()}
-    except (OSError, ValueError) as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
 
 

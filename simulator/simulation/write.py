@@ -24,6 +24,7 @@ from simulator.results.frames import (
     with_copy_seconds,
 )
 from simulator.util.csv_text import Column, Numbers, encode_header, encode_rows
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together
 
@@ -40,7 +41,7 @@ FORMATS = ("csv", "parquet")
 def check_folder(folder: Path, format: str = "csv", option: str = "--out") -> Path:
     """See beforehand whether files can be written to a folder; leave it as it is."""
     if format == "parquet":
-        need_pyarrow()
+        need_package("--format parquet", "parquet", "pyarrow")
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise HeadwayError(f"{option} {folder}: {there} is not a folder")
@@ -68,7 +69,7 @@ def write_run(
         writers["requests.csv"] = partial(_write_requests, result)
         writers["steps.csv"] = partial(_write_steps, result)
     else:
-        need_pyarrow()
+        need_package("--format parquet", "parquet", "pyarrow")
         writers["requests.parquet"] = partial(_write_parquet, request_frame(result))
         writers["steps.parquet"] = partial(_write_parquet, step_frame(result))
     tables = client_tables(result) if several_clients(result.workload) else {}
@@ -163,13 +164,3 @@ def write_scenario(scenario: "Scenario", file: BinaryIO) -> None:
 
 def _write_parquet(frame: "pd.DataFrame", file: BinaryIO) -> None:
     frame.to_parquet(file, engine="pyarrow", index=False)
-
-
-def need_pyarrow() -> None:
-    """Raise HeadwayError where pyarrow is not installed."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise HeadwayError(
-            "--format parquet: needs pyarrow; pip install headway[parquet]"
-        ) from None

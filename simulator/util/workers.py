@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from simulator.util.environment import environment, need_package
 from simulator.util.errors import HeadwayError, one_line
 
 BACKENDS = ("loky", "dask", "ray")
@@ -25,7 +26,6 @@ LOOK_PARENT = 0.5  # s between two looks at whether a worker's parent lives
 RAY_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 TRACKER = "ignore:resource_tracker:UserWarning"  # its warnings, in Python's words for filters
 TIMEOUT = 5.0  # s to wait for a cluster's address to answer
-NOT_INSTALLED = "--backend {name}: needs {package}; pip install headway[{name}]"
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -127,14 +127,8 @@ def _without_interrupts() -> Iterator[None]:
 def _quiet_tracker() -> Iterator[None]:
     """Start loky's resource tracker so that it cleans up after a killed parent without a word."""
     before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = f"{before},{TRACKER}" if before else TRACKER
-    try:
+    with environment({"PYTHONWARNINGS": f"{before},{TRACKER}" if before else TRACKER}):
         yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before
 
 
 def _watching() -> dict[str, Any]:
@@ -221,11 +215,10 @@ def use_backend(name: str | None, jobs: int | None, address: str | None = None) 
 
 @contextmanager
 def _dask(jobs: int | None, address: str | None) -> Iterator[None]:
-    try:
-        from dask import config
-        from dask.distributed import Client
-    except ImportError:
-        raise HeadwayError(NOT_INSTALLED.format(name="dask", package="dask.distributed")) from None
+    need_package("--backend dask", "dask", "dask.distributed")
+    from dask import config
+    from dask.distributed import Client
+
     where: dict[str, Any] = {"address": address}
     if address is None:
         cores = jobs or os.cpu_count()
@@ -253,12 +246,11 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[None]:
 
 @contextmanager
 def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
-    try:
-        import ray
-        from ray.util.joblib import register_ray
-        from ray.util.joblib.ray_backend import RayBackend
-    except ImportError:
-        raise HeadwayError(NOT_INSTALLED.format(name="ray", package="ray")) from None
+    need_package("--backend ray", "ray", "ray")
+    import ray
+    from ray.util.joblib import register_ray
+    from ray.util.joblib.ray_backend import RayBackend
+
     if address is not None:
         _check_address(address)
     local: dict[str, Any] = {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
@@ -302,15 +294,8 @@ def _loopback_alone(local: bool) -> Iterator[None]:
     from ray._private import ray_constants
 
     ray_constants.ENABLE_RAY_CLUSTER = not local  # in this process; by the switch, in its own
-    before = os.environ.get(RAY_SWITCH)
-    os.environ[RAY_SWITCH] = "0" if local else "1"
-    try:
+    with environment({RAY_SWITCH: "0" if local else "1"}):
         yield
-    finally:
-        if before is None:
-            del os.environ[RAY_SWITCH]
-        else:
-            os.environ[RAY_SWITCH] = before
 
 
 def _check_address(address: str) -> None:

@@ -27,7 +27,7 @@ from simulator.cli.main import main
 from simulator.core.request import Step, Swap
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import PROFILES, read_profile
-from simulator.util.commit import source_commit
+from simulator.util.environment import source_commit
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 MEASURED = Path(__file__).parents[2] / "calibration/measurements/cpu/tiny-test"

@@ -9,8 +9,7 @@ import json
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.environment import environment
 from simulator.util.errors import HeadwayError, one_line
 
 _NAME_BITS = 32  # a token's number is that of its name, then its place in so many bits
@@ -119,7 +119,7 @@ class InstalledScheduler(Scheduler):
 
     def _start_vllm(self) -> None:
         """Start vLLM's scheduler, and listen to whom it preempts."""
-        with _environment(self._environment):
+        with environment(self._environment):
             self.vllm, self._new_request = start_vllm(self._options, self.blocks, self._caching)
         if hasattr(self.vllm, "clock"):
             self.vllm.clock = lambda: self.now
@@ -275,21 +275,6 @@ def _declared(request: Request) -> dict[str, Any]:
     if request.hint is not None:
         found["hint"] = request.hint
     return found
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def start_vllm(

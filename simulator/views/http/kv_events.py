@@ -18,6 +18,7 @@ from simulator.core.request import Request
 from simulator.engine.core import EngineCore
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.hybrid_manager import HybridManager
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 
 END = (-1).to_bytes(8, "big", signed=True)
@@ -161,14 +162,7 @@ class KvEvents:
         tokens: Tokens,
         first: int = 0,
     ) -> None:
-        try:
-            import msgpack  # noqa: F401
-            import zmq  # noqa: F401
-        except ImportError as error:
-            raise HeadwayError(
-                "--kv-events-config: needs the packages pyzmq and msgpack: "
-                "pip install headway[kv-events]"
-            ) from error
+        need_package("--kv-events-config", "kv-events", "msgpack", "zmq")
         self._listeners = {
             core: _Listener(Publisher(config, first + number), tokens)
             for number, core in enumerate(cores)

@@ -3,27 +3,24 @@
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-from simulator.util.errors import HeadwayError
+from simulator.util.environment import need_package
 from simulator.views.http.openai import BadRequestError, error_body
 
 __all__ = ["error_response", "refusals_in_json", "refuse", "web"]
 
-try:
-    from aiohttp import web
-except ImportError as error:
-    raise HeadwayError("serve: needs the package aiohttp: pip install headway[serve]") from error
+need_package("serve", "serve", "aiohttp")
+from aiohttp import web  # noqa: E402
 
 
-def error_response(message: str, kind: str, status: int) -> web.Response:
+def error_response(message: str, kind: str, status: int, param: str | None = None) -> web.Response:
     """Give an error as vLLM words it."""
-    body = error_body(message, kind, status)
+    body = error_body(message, kind, status, param)
     return web.Response(body=body, status=status, content_type="application/json")
 
 
 def refuse(error: BadRequestError) -> web.Response:
     """Say what of a body is wrong."""
-    body = error_body(str(error), error.kind, error.status, error.param)
-    return web.Response(body=body, status=error.status, content_type="application/json")
+    return error_response(str(error), error.kind, error.status, error.param)
 
 
 @web.middleware

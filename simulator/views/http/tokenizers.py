@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 
 WORDS = 1000  # that answers are made of
@@ -36,12 +37,9 @@ class BpeTokens:
     """The tokenizer of a model, from its tokenizer.json."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise HeadwayError(
-                "--tokenizer: needs the package tokenizers: pip install headway[serve]"
-            ) from error
+        need_package("--tokenizer", "serve", "tokenizers")
+        from tokenizers import Tokenizer
+
         path = folder / "tokenizer.json" if folder.is_dir() else folder
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
@@ -80,10 +78,9 @@ def train(folder: Path, size: int = 4000) -> int:
     """
     import os
 
-    try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    except ImportError as error:
-        raise HeadwayError("needs the package tokenizers: pip install headway[serve]") from error
+    need_package("headway tokenizer", "serve", "tokenizers")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     from simulator.util.files import write_together
 
     tokenizer = Tokenizer(models.BPE())

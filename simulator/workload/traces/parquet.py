@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line
 
 MAGIC = b"PAR1"
@@ -35,12 +36,9 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _open(path: Path) -> Any:
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise HeadwayError(
-            f"{path}: Parquet needs pyarrow: pip install 'headway[parquet]'"
-        ) from None
+    need_package(str(path), "parquet", "pyarrow.parquet")
+    from pyarrow.parquet import ParquetFile
+
     try:
         return ParquetFile(path)
     except (OSError, ValueError) as error:
