@@ -105,6 +105,10 @@ class Recorder:
         self.steps += 1
         return row
 
+    def leap_limit(self, repeats: int) -> int:
+        """Give how many of so many equal steps there may still be."""
+        return repeats if self.max_steps is None else min(repeats, self.max_steps - self.steps + 1)
+
     def _scheduled(self, step: Step) -> Sequence[tuple[int, int, int]]:
         """List (id, tokens, tokens before), in the order of the running list."""
         scheduler = self.scheduler

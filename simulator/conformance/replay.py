@@ -100,12 +100,8 @@ class RecordedClock:
         )
 
     def leap(self, step: Step, repeats: int) -> list[float]:
-        recorder = self.recorder
-        first = self.execute(step)
-        if recorder.max_steps is not None:
-            repeats = min(repeats, recorder.max_steps - recorder.steps + 1)
-        more = self.times.per_context_token_ns * step.decodes
-        return [first + more * k for k in range(repeats)]
+        first, more = self.execute(step), self.times.per_context_token_ns * step.decodes
+        return [first + more * k for k in range(self.recorder.leap_limit(repeats))]
 
 
 class RecordedReplica(Replica):
@@ -233,6 +229,9 @@ class Replay:
         clock, empty = RecordedClock(recorder, case.step_time), case.step_time.empty_ns
         self._engine = replica(self._env, scheduler, clock, leap=leap, empty_step_seconds=empty)
         self._engine.recorder = recorder
+        self._await_arrivals()
+
+    def _await_arrivals(self) -> None:
         self._arrivals = deque(sorted(self.requests, key=lambda r: (r.arrival, r.id)))
         self._alarm = Alarm(self._env, self._arrive)
         if self._arrivals:

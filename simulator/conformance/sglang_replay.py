@@ -8,11 +8,11 @@ from typing import Any
 import simpy
 
 from simulator.conformance.recorder import StepLimit, dump
-from simulator.conformance.replay import Replay
+from simulator.conformance.replay import RecordedClock, RecordedReplica, Replay
 from simulator.conformance.sglang_cases import SglangCase
-from simulator.core.alarm import Alarm
 from simulator.core.request import Request, Step
 from simulator.engine.core import ScheduledStep
+from simulator.engine.loop import InFlight
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import RadixCache
@@ -69,7 +69,7 @@ class SglangRecorder:
         evictable = blocks.evictable if isinstance(blocks, RadixCache) else 0
         return (blocks.free - evictable) * size, evictable * size, self.scheduler.ratio
 
-    def chosen(self, step: Step) -> None:
+    def add_step(self, step: Step) -> _Row:
         """Take in what has just been chosen."""
         scheduler = self.scheduler
         now = int(self.env.now)
@@ -104,6 +104,16 @@ class SglangRecorder:
         self.steps += 1
         self.admitted, self.retracted, self.preempted, self.aborted = [], [], [], []
         self.spins = 0
+        return row
+
+    def leap_limit(self, repeats: int) -> int:
+        """Give how many of so many equal steps there may still be.
+
+        One more is chosen than there may be; with two in flight it has no outcome.
+        """
+        if self.max_steps is None:
+            return repeats
+        return max(min(repeats, self.max_steps + 2 - self.steps - self.overlaps), 1)
 
     def begun(self, start: int) -> None:
         """Take in when the batch just chosen will be computed."""
@@ -284,43 +294,12 @@ class RecordedOverlappedSgLang(RecordedSgLang, OverlappedSgLang):
     """The same with two batches in flight."""
 
 
-class _Executor:
-    """The step-time model of a case, in nanoseconds."""
+class RecordedSglangReplica(RecordedReplica):
+    """A replica of SGLang's."""
 
-    def __init__(self, recorder: SglangRecorder, case: SglangCase) -> None:
-        self.recorder, self.times = recorder, case.step_time
+    recorder: SglangRecorder  # type: ignore[assignment]
 
-    def execute(self, step: Step) -> int:
-        self.recorder.chosen(step)
-        row, times = self.recorder.pending[-1], self.times
-        return (
-            times.base_ns
-            + times.per_token_ns * row.tokens
-            + times.per_context_token_ns * row.context
-        )
-
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        recorder = self.recorder
-        first = self.execute(step)
-        if recorder.max_steps is not None:
-            # One more is chosen than there may be; with two in flight it has no outcome.
-            left = recorder.max_steps + 1 - recorder.steps - recorder.overlaps
-            repeats = max(min(repeats, 1 + left), 1)
-        more = self.times.per_context_token_ns * step.decodes
-        return [first + more * k for k in range(repeats)]
-
-
-class RecordedSglangReplica(Replica):
-    """A replica that takes whatever comes, and tells who came, who finished and each outcome."""
-
-    recorder: SglangRecorder
-
-    def submit(self, request: Request) -> None:
-        changes = self.scheduler.add(request)
-        self.recorder.queue_changed()
-        self.arrived(self, changes=changes)
-
-    def begin(self, now: float, start: float):  # type: ignore[no-untyped-def]
+    def begin(self, now: float, start: float) -> InFlight | None:
         batch = super().begin(now, start)
         if batch is not None:
             self.recorder.begun(int(start))
@@ -328,20 +307,13 @@ class RecordedSglangReplica(Replica):
 
     def _rest(self, now: float) -> float:
         """Wait for whatever comes next, also where somebody waits in vain: SGLang does."""
-        return super()._rest(now) if self.batch_queue else -1.0
-
-    def _end(self, request: Request) -> None:
-        self.recorder.finished.append(request.id)
-        super()._end(request)
+        return Replica._rest(self, now) if self.batch_queue else -1.0
 
     def commit(
         self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
     ) -> None:
-        super().commit(scheduled, decided, start, ends)
+        Replica.commit(self, scheduled, decided, start, ends)
         self.recorder.write_outcome(ends)
-
-    def cut(self) -> None:
-        """End a case at its limit of steps: those in flight have no outcome."""
 
 
 class SglangReplay(Replay):
@@ -369,14 +341,10 @@ class SglangReplay(Replay):
         self._recorder = recorder
         scheduler = self._make_sglang(overlaps)
         scheduler.recorder, recorder.scheduler = recorder, scheduler
-        self._engine = RecordedSglangReplica(  # type: ignore[assignment]
-            self._env, scheduler, _Executor(recorder, case), leap=leap
-        )
-        self._engine.recorder = recorder  # type: ignore[assignment]
-        self._arrivals = deque(sorted(self.requests, key=lambda r: (r.arrival, r.id)))
-        self._alarm = Alarm(self._env, self._arrive)
-        if self._arrivals:
-            self._alarm.set(self._arrivals[0].arrival)
+        clock = RecordedClock(recorder, case.step_time)  # type: ignore[arg-type]
+        self._engine = RecordedSglangReplica(self._env, scheduler, clock, leap=leap)
+        self._engine.recorder = recorder
+        self._await_arrivals()
 
     def _make_sglang(self, overlaps: bool) -> RecordedSgLang:
         config = self.case.config
