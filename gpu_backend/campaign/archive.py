@@ -10,7 +10,9 @@ from typing import Any
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 
-MAX_BYTES = 15 << 20  # of an archive: machines that are lent return files of 16 MiB
+MAX_BYTES = (
+    15 << 20
+)  # of an archive, so that it can leave a machine that gives back small files alone
 
 
 def write_archive(folder: Path, path: Path, most: int = MAX_BYTES) -> list[str]:

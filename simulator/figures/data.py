@@ -161,7 +161,7 @@ class Run:
         ]
         return found + [("", 1.0)] * (max(numbers, default=1) - len(found))
 
-    def spells(self) -> list[dict[str, list[tuple[float, float]]]]:
+    def state_periods(self) -> list[dict[str, list[tuple[float, float]]]]:
         """Give for each engine core from when to when (s) it was in each state."""
         end = self.end
         if self.changes is None:
@@ -177,8 +177,8 @@ class Run:
     def serving(self, edges: Floats) -> list[Floats]:
         """Give for each engine core the share of each bin for which it serves."""
         return [
-            share_of_bins([spell for state in SERVING for spell in spells.get(state, ())], edges)
-            for spells in self.spells()
+            share_of_bins([period for state in SERVING for period in periods.get(state, ())], edges)
+            for periods in self.state_periods()
         ]
 
     def queues(self) -> "Iterator[tuple[int, pd.DataFrame, Floats]]":
@@ -233,9 +233,9 @@ def shown_until(runs: Sequence[Run]) -> tuple[float, str]:
     return until, f"goes on: {', '.join(slow)}"
 
 
-def share_of_bins(spells: Sequence[tuple[float, float]], edges: Floats) -> Floats:
+def share_of_bins(periods: Sequence[tuple[float, float]], edges: Floats) -> Floats:
     """Give the share of each bin that lies in stretches of time, from and to in s."""
-    begin, end = np.array(sorted(spells), float).reshape(-1, 2).T
+    begin, end = np.array(sorted(periods), float).reshape(-1, 2).T
     return mean_in_bins(begin, end, np.ones(len(begin)), edges)
 
 

@@ -60,13 +60,13 @@ class FleetLevels:
 
 def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
     """Average what a cluster's tables say over bins of time, whose `edges` are in s."""
-    cores, spells = run.cores, run.spells()
+    cores, periods = run.cores, run.state_periods()
     serving = np.array(run.serving(edges))
     queue, kv, running = (np.zeros_like(serving) for _ in range(3))
     for number, steps, joined in run.queues():
         start, time = (steps[name].to_numpy(float) for name in ("start", "duration"))
         decided, waiting = start, steps["waiting"].to_numpy(float)
-        served = [spell for state in SERVING for spell in spells[number].get(state, ())]
+        served = [period for state in SERVING for period in periods[number].get(state, ())]
         # with its queue, if it fails
         gone = np.sort([end for _, end in served if end < edges[-1]])
         at = np.searchsorted(decided, gone)
@@ -88,26 +88,26 @@ def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
         *(queue, kv, queue + running),
         _imbalance(queue + running, serving, names),
         _scalings(run, [weight for _, weight in cores]),
-        sorted({spell for known in spells for spell in known.get("down", ())}),
+        sorted({period for known in periods for period in known.get("down", ())}),
     )
 
 
 def _while_served(joined: Floats, served: Sequence[tuple[float, float]]) -> Floats:
     """Give when requests joined a replica's queue, ascending: what came while none served did then.
 
-    The gateway keeps such requests until a replica serves; `served` are the spells of this one.
+    The gateway keeps such requests until a replica serves; `served` are the periods of this one.
     """
     begins, ends = np.array(sorted(served), float).reshape(-1, 2).T
     if not len(begins):
         return joined
-    spell = np.searchsorted(ends, joined, side="left")  # that they join, or the last
-    return np.sort(np.maximum(joined, begins[np.minimum(spell, len(begins) - 1)]))
+    period = np.searchsorted(ends, joined, side="left")  # that they join, or the last
+    return np.sort(np.maximum(joined, begins[np.minimum(period, len(begins) - 1)]))
 
 
 def replica_states(run: Run, edges: Floats) -> dict[str, Floats]:
     """Give the mean number of replicas in each of STATES over bins of time; edges in s."""
     found = {state: np.zeros(len(edges) - 1) for state in STATES}
-    for (_, weight), known in zip(run.cores, run.spells(), strict=True):
+    for (_, weight), known in zip(run.cores, run.state_periods(), strict=True):
         for state in STATES:
             found[state] += weight * share_of_bins(known.get(state, ()), edges)
     return found

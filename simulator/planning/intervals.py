@@ -99,10 +99,11 @@ def _batch_interval(runs: Sequence[Sequence[float]], confidence: float) -> Span:
         third = float(((values - mean) ** 3).sum()) * count / ((count - 1) * (count - 2))
         skew = third / (6 * sqrt(counted) * sd**3)
     error = sd / sqrt(counted)
-    return mean - _bent(score, skew) * error, mean, mean - _bent(-score, skew) * error
+    low, high = (mean - _skew_corrected(t, skew) * error for t in (score, -score))
+    return low, mean, high
 
 
-def _bent(score: float, skew: float) -> float:
+def _skew_corrected(score: float, skew: float) -> float:
     """Bend a Student's t for the mean of values that are not symmetric.
 
     `skew` is their third moment over 6 sqrt(n) sd cubed. A few batches hold what breaks a bound,

@@ -225,7 +225,7 @@ def judge(runs: Sequence[MetricValues], criteria: Criteria, *, strict: bool = Fa
     confidence = criteria.confidence
     if strict:  # a place is judged after ever more runs, and ever longer ones (Bonferroni)
         confidence = 1.0 - (1.0 - confidence) / LOOKS
-    spans = {slo.metric: _strain(whole, slo, confidence) for slo in criteria.slos}
+    spans = {slo.metric: _relative_excess(whole, slo, confidence) for slo in criteria.slos}
     why = max(spans, key=lambda metric: spans[metric][1])
     low, mean, high = (max(span[k] for span in spans.values()) for k in range(3))
     if low > 0:
@@ -247,7 +247,7 @@ def _first_half(run: MetricValues) -> MetricValues:
     return {**run, "batches": half, "measured": run["measured"] // 2}
 
 
-def _strain(runs: Sequence[MetricValues], slo: Slo, confidence: float) -> Span:
+def _relative_excess(runs: Sequence[MetricValues], slo: Slo, confidence: float) -> Span:
     """Give by how much a bound is exceeded, relative to it; below 0 it is kept.
 
     By batches of requests where the bound is on requests and there are batches, else run by run.

@@ -1,10 +1,16 @@
-"""The addresses under /admin: drills of what goes wrong with servers. Off unless asked for."""
+"""The addresses under /admin: faults of servers, brought about on purpose. Off unless asked for."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from simulator.views.http.drills import SLOWEST, DrillError, Drills, FailureRates, number
+from simulator.views.http.fault_injection import (
+    SLOWEST,
+    FailureRates,
+    FaultError,
+    FaultInjector,
+    number,
+)
 from simulator.views.http.live_engine import LiveEngine
 from simulator.views.http.responses import error_response, web
 
@@ -15,7 +21,7 @@ ALIVE = (*RUNNING, "starting")
 
 
 def admin_routes(engine: LiveEngine, failures: FailureRates) -> list[web.RouteDef]:
-    """Give what may be done to an engine that was made for drills."""
+    """Give what may be done to an engine that was made for fault injection."""
     admin = _Admin(engine, failures)
     routes = [web.get("/admin", admin.tell)]
     for name, act in (
@@ -31,9 +37,9 @@ def admin_routes(engine: LiveEngine, failures: FailureRates) -> list[web.RouteDe
 
 class _Admin:
     def __init__(self, engine: LiveEngine, failures: FailureRates) -> None:
-        assert engine.drills is not None
+        assert engine.faults is not None
         self.engine, self.failures = engine, failures
-        self.drills: Drills = engine.drills
+        self.faults: FaultInjector = engine.faults
 
     async def tell(self, _: web.Request) -> web.Response:
         """Tell how all is."""
@@ -41,7 +47,7 @@ class _Admin:
         return self._state()
 
     def _state(self) -> web.Response:
-        found = {"replicas": self.drills.states(), "failures": self.failures.rates}
+        found = {"replicas": self.faults.states(), "failures": self.failures.rates}
         return web.json_response(found)
 
     def handler(self, act: Callable[[Body], None]) -> Callable[[web.Request], Awaitable[Any]]:
@@ -52,10 +58,10 @@ class _Admin:
                 text = await request.read()
                 body = json.loads(text) if text else {}
                 if not isinstance(body, dict):
-                    raise DrillError("the body is not a JSON object")
+                    raise FaultError("the body is not a JSON object")
                 self.engine.clock.advance()
                 act(body)
-            except DrillError as error:
+            except FaultError as error:
                 return error_response(str(error), "BadRequestError", 400)
             except (ValueError, RecursionError):
                 return error_response("the body is not a JSON object", "BadRequestError", 400)
@@ -66,28 +72,28 @@ class _Admin:
     def _replicas(self, body: Body, states: Sequence[str], *keys: str) -> list[int]:
         """Give the numbers of the replicas that are meant: one, or all that are in such a state."""
         if unknown := [key for key in body if key not in ("replica", *keys)]:
-            raise DrillError(f"{unknown[0]}: unknown; there is {', '.join(('replica', *keys))}")
-        now = self.drills.life.states
+            raise FaultError(f"{unknown[0]}: unknown; there is {', '.join(('replica', *keys))}")
+        now = self.faults.life.states
         allowed = " or ".join(states)
         if body.get("replica") is None:
             if not (found := [k for k in range(len(now)) if now[k] in states]):
-                raise DrillError(f"replica: none is {allowed}")
+                raise FaultError(f"replica: none is {allowed}")
             return found
         chosen = body["replica"]
         if isinstance(chosen, bool) or not isinstance(chosen, int):
-            raise DrillError(f"replica: {str(chosen)[:40]} is not a whole number")
-        self.drills.check(chosen)
+            raise FaultError(f"replica: {str(chosen)[:40]} is not a whole number")
+        self.faults.check(chosen)
         if now[chosen] not in states:
-            raise DrillError(f"replica: {chosen} is not {allowed}: it is {now[chosen]}")
+            raise FaultError(f"replica: {chosen} is not {allowed}: it is {now[chosen]}")
         return [chosen]
 
     def slow(self, body: Body) -> None:
         replicas = self._replicas(body, ALIVE, "factor")
         factor = number(body, "factor", most=SLOWEST)
         if not factor:
-            raise DrillError("factor: must be more than 0")
+            raise FaultError("factor: must be more than 0")
         for replica in replicas:
-            self.drills.slow(replica, factor)
+            self.faults.slow(replica, factor)
 
     def hang(self, body: Body) -> None:
         replicas = self._replicas(body, ALIVE, "seconds")
@@ -95,7 +101,7 @@ class _Admin:
         if seconds is not None:
             seconds = number(body, "seconds", most=LONGEST_WAIT)
         for replica in replicas:
-            self.drills.hang(replica, seconds)
+            self.faults.hang(replica, seconds)
 
     def kill(self, body: Body) -> None:
         for replica in self._replicas(body, RUNNING):

@@ -23,7 +23,7 @@ from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.views.http.clock import RealTimeClock
-from simulator.views.http.drills import Drills
+from simulator.views.http.fault_injection import FaultInjector
 from simulator.views.http.kv_events import KvEvents
 from simulator.workload.workload import Workload
 
@@ -118,7 +118,7 @@ class LiveEngine:
     """A scenario's engine, or its cluster, on a clock that goes with the wall's.
 
     `on_tokens` is called with each stream that has got tokens, `on_end` with each that ends. With
-    `drills` replicas can be made slow, hang and be killed; all start `startup_delay` s from now.
+    `faults` replicas can be made slow, hang and be killed; all start `startup_delay` s from now.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class LiveEngine:
         scenario: Scenario,
         speed: float = 1.0,
         *,
-        drills: bool = False,
+        faults: bool = False,
         startup_delay: float = 0.0,
     ) -> None:
-        if scenario.cluster is None and (drills or startup_delay):
+        if scenario.cluster is None and (faults or startup_delay):
             scenario = scenario.model_copy(update={"cluster": ClusterConfig(replicas=1)})
         if scenario.engine.pipeline_parallel_size > 1:
             raise HeadwayError("engine.pipeline_parallel_size: stages cannot be served yet")
@@ -137,7 +137,7 @@ class LiveEngine:
         self.env = env = simpy.Environment()
         self.parts = assemble(scenario)
         self.cluster: ClusterRecord | None = None
-        self.drills: Drills | None = None
+        self.faults: FaultInjector | None = None
         self.sent: dict[int, float] = {}  # s, by id: what a cluster's autoscaler sees of clients
         self.done = 0
         self._sessions: dict[int, int] = {}  # by id, of those that have not ended
@@ -151,7 +151,7 @@ class LiveEngine:
             self._cancel: Callable[[Request], None] = replica.cancel
             self.cores: list[EngineCore] = [replica]
         else:
-            self._build_fleet(drills, startup_delay)
+            self._build_fleet(faults, startup_delay)
         self.clock = RealTimeClock(env, speed)
         self.streams: dict[int, Stream] = {}  # by id
         self.on_tokens: Callable[[Stream, int, float], None] | None = None
@@ -171,7 +171,7 @@ class LiveEngine:
         if scenario.cluster is None:
             self._submit = self.cores[0].submit  # the one that is watched
 
-    def _build_fleet(self, drills: bool, startup_delay: float) -> None:
+    def _build_fleet(self, faults: bool, startup_delay: float) -> None:
         from simulator.simulation.cluster import add_replicas, connect_client
 
         if self.scenario.cluster is not None and self.scenario.cluster.kv_transfer is not None:
@@ -191,8 +191,8 @@ class LiveEngine:
         life.done = lambda: False
         self.is_open = lambda: bool(fleet.open)
         self.cores = fleet.cores
-        if drills:
-            self.drills = Drills(fleet, life)
+        if faults:
+            self.faults = FaultInjector(fleet, life)
 
     def _predict(self, request: Request) -> int | None:
         """Say how long an answer will be, as the scenario's predictor does; None: it has none."""
@@ -278,26 +278,26 @@ class LiveEngine:
 
     def kill(self, number: int) -> None:
         """Let a replica fail, with all requests that are there: they end as lost."""
-        drills = self.drills
-        assert drills is not None
+        faults = self.faults
+        assert faults is not None
         self.clock.advance()
-        owners = dict(zip(self.cores, drills.fleet.owners, strict=True))
+        owners = dict(zip(self.cores, faults.fleet.owners, strict=True))
         for stream in [*self.streams.values()]:
             if stream.core is None or owners[stream.core].index != number:
                 continue
             end = stream.on_end
             self.cancel(stream)
             end(stream.request, LOST)
-        drills.fail(number)
+        faults.fail(number)
 
     def restart(self, number: int, delay: float) -> None:
         """Let a replica come back `delay` s from now, empty; one that is up is killed first."""
-        drills = self.drills
-        assert drills is not None
-        if drills.life.states[number] == "up":
+        faults = self.faults
+        assert faults is not None
+        if faults.life.states[number] == "up":
             self.kill(number)
         self.clock.advance()
-        drills.repair(number, delay)
+        faults.repair(number, delay)
         self.clock.catch_up()
 
     def finished(self, request: Request) -> None:

@@ -21,7 +21,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
 from simulator.views.http.admin import admin_routes
-from simulator.views.http.drills import FailureRates
+from simulator.views.http.fault_injection import FailureRates
 from simulator.views.http.kv_events import KvEvents, KvEventsConfig
 from simulator.views.http.live_engine import LOST, LiveEngine, Stream
 from simulator.views.http.live_metrics import LiveMetrics
@@ -74,7 +74,7 @@ class Server:
     def __init__(self, scenario: Scenario, options: ServeOptions, counter: TokenCounter) -> None:
         self.scenario, self.options, self.counter = scenario, options, counter
         self.engine = LiveEngine(
-            scenario, options.speed, drills=options.admin, startup_delay=options.startup_delay
+            scenario, options.speed, faults=options.admin, startup_delay=options.startup_delay
         )
         self.failures = FailureRates(scenario.seed)
         self.model = options.model or scenario.model

@@ -1,4 +1,4 @@
-"""Drills: what gateways see of replicas that start, are slow, hang, fail and come back."""
+"""Fault injection: what gateways see of replicas that start, are slow, hang, fail and come back."""
 
 import asyncio
 import time
@@ -125,7 +125,7 @@ def test_a_replica_that_is_killed_drops_its_connections(stream: bool) -> None:
     served_by(play, FLEET, admin=True, speed=2)
 
 
-def test_a_drill_of_all_is_of_those_that_it_can_be_done_to() -> None:
+def test_a_fault_of_all_is_of_those_that_it_can_be_done_to() -> None:
     async def refused(client: aiohttp.ClientSession, name: str, **body: Any) -> str:
         response = await client.post(f"/admin/{name}", json=body)
         assert response.status == 400
@@ -188,7 +188,7 @@ def test_requests_fail_at_the_rates_that_are_set() -> None:
         ("failures", [1], "the body is not a JSON object"),
     ],
 )
-def test_a_drill_that_cannot_be_is_refused(path: str, body: Any, told: str) -> None:
+def test_a_fault_that_cannot_be_is_refused(path: str, body: Any, told: str) -> None:
     async def play(client: aiohttp.ClientSession, _: Server) -> None:
         response = await client.post(f"/admin/{path}", json=body)
         assert response.status == 400
@@ -197,7 +197,7 @@ def test_a_drill_that_cannot_be_is_refused(path: str, body: Any, told: str) -> N
     served_by(play, FLEET, admin=True)
 
 
-def test_without_admin_there_are_no_drills() -> None:
+def test_without_admin_there_are_no_faults() -> None:
     async def play(client: aiohttp.ClientSession, _: Server) -> None:
         assert (await client.get("/admin")).status == 404
         assert (await client.post("/admin/kill")).status == 404

@@ -1,4 +1,4 @@
-"""Drills: replicas that are slow, hang, are killed and restarted; answers that fail by chance."""
+"""Fault injection: replicas slowed, hung, killed and restarted; answers that fail by chance."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -26,11 +26,11 @@ FOREVER = 1e9  # s
 SLOWEST = 1e6
 
 
-class DrillError(ValueError):
-    """What a drill was asked for cannot be; `args[0]` says why."""
+class FaultError(ValueError):
+    """A fault that was asked for cannot be brought about; `args[0]` says why."""
 
 
-class DrilledExecutor:
+class FaultyExecutor:
     """An executor that can be made slow, and hang in its next step."""
 
     def __init__(self, inner: Executor) -> None:
@@ -48,23 +48,23 @@ class DrilledExecutor:
         return getattr(self.inner, name)
 
 
-class Drills:
+class FaultInjector:
     """What is done to the replicas of a fleet, by their numbers from 0 on."""
 
     def __init__(self, fleet: Fleet, life: Lifecycle) -> None:
         self.fleet, self.life = fleet, life
-        self.executors: list[list[DrilledExecutor]] = [[] for _ in fleet.targets]
+        self.executors: list[list[FaultyExecutor]] = [[] for _ in fleet.targets]
         self.hangs: set[int] = set()
         self._repairs: dict[int, int] = {}  # orders to come back; the last one counts
         for core, target in zip(fleet.cores, fleet.owners, strict=True):
-            core.executor = executor = DrilledExecutor(core.executor)
+            core.executor = executor = FaultyExecutor(core.executor)
             self.executors[target.index].append(executor)
 
     def check(self, number: int) -> None:
-        """Raise DrillError unless there is such a replica."""
+        """Raise FaultError unless there is such a replica."""
         if not 0 <= number < len(self.executors):
             last = len(self.executors) - 1
-            raise DrillError(f"replica: there is no {number}; the last is {last}")
+            raise FaultError(f"replica: there is no {number}; the last is {last}")
 
     def slow(self, number: int, factor: float) -> None:
         """Let steps take `factor` times as long, from the next one on."""
@@ -83,7 +83,7 @@ class Drills:
         target = self.fleet.targets[number]
         if not self.life.fail(target):
             state = self.life.states[number]
-            raise DrillError(f"replica: {number} is not up: it is {state}")
+            raise FaultError(f"replica: {number} is not up: it is {state}")
         self.hangs.discard(number)
         for executor in self.executors[number]:
             executor.factor, executor.stall = 1.0, 0.0
@@ -127,13 +127,13 @@ class FailureRates:
     def set(self, rates: Mapping[str, float]) -> None:
         """Set the share of requests that fail in each way; ways that are left out are off."""
         if unknown := [name for name in rates if name not in FAILURES]:
-            raise DrillError(f"{unknown[0]}: there is {', '.join(FAILURES)}")
+            raise FaultError(f"{unknown[0]}: there is {', '.join(FAILURES)}")
         for name, rate in rates.items():
             number(rates, name, most=1.0)
             if not 0 <= rate <= 1:
-                raise DrillError(f"{name}: {rate} is not between 0 and 1")
+                raise FaultError(f"{name}: {rate} is not between 0 and 1")
         if sum(rates.values()) > 1:
-            raise DrillError("the rates add up to more than 1")
+            raise FaultError("the rates add up to more than 1")
         self.rates = {name: float(rate) for name, rate in rates.items() if rate}
 
     def draw(self) -> tuple[str, str, int] | None:
@@ -151,9 +151,9 @@ class FailureRates:
 def number(
     body: Mapping[str, Any], name: str, default: float | None = None, most: float = inf
 ) -> float:
-    """Give a number, 0 or more, of a drill's body; raise DrillError where it is none."""
+    """Give a number, 0 or more, of a body; raise FaultError where it is none."""
     value = body.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         bound = "" if most == inf else f" to {most:,g}"
-        raise DrillError(f"{name}: {str(value)[:40]} is not a number, 0 or more{bound}")
+        raise FaultError(f"{name}: {str(value)[:40]} is not a number, 0 or more{bound}")
     return float(value)
