@@ -6,7 +6,7 @@ it was: a point is known by the whole of its scenario.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -269,20 +269,10 @@ def sweep(
         raise HeadwayError("jobs: 0: must be 1 or more; None is one worker per core")
     axes = axes_of(vary)
     slo = [slo] if isinstance(slo, str) else slo
-    if out is None:
-        with TemporaryDirectory() as folder:
-            return sweep(
-                *(scenario, vary, slo),
-                overrides=overrides,
-                seed=seed,
-                out=folder,
-                jobs=jobs,
-                backend=backend,
-                address=address,
-            )
     for text in slo:
         parse_slo(text)
     more = [f"slo={json.dumps([*slo])}"] if slo else []
     points = load_sweep_points(scenario, axes, [*overrides, *more], seed)
-    run_sweep(points, Path(out), jobs=jobs, backend=backend, address=address)
-    return pd.read_csv(Path(out) / TABLE)
+    with TemporaryDirectory() if out is None else nullcontext(out) as folder:
+        run_sweep(points, Path(folder), jobs=jobs, backend=backend, address=address)
+        return pd.read_csv(Path(folder) / TABLE)
