@@ -10,7 +10,6 @@ a row and that of `fcfs` beside it are a pair: the same requests at the same tim
 """
 
 import argparse
-import csv
 import os
 import sys
 import warnings
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from simulator import load_scenario, run
+from simulator.planning.runs import encode_csv
 from simulator.workload import Workload
 
 ROOT = Path(__file__).parent.parent
@@ -178,10 +178,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     rows = list(all_rows(options.only.split(","), options.workers))
-    with options.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    options.out.write_bytes(encode_csv(rows))
 
 
 if __name__ == "__main__":
