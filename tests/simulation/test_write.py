@@ -1,8 +1,8 @@
 """The files of a run: what stands in them, that bytes are stable, that they come all or none."""
 
-import builtins
 import csv
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -205,14 +205,7 @@ def test_parquet(ran: Ran, tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says how to get it, and nothing is written."""
-    real = builtins.__import__
-
-    def without(name: str, *args: object, **kwargs: object) -> object:
-        if name.split(".", maxsplit=1)[0] == "pyarrow":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(HeadwayError, match=r"pip install headway\[parquet\]"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(HeadwayError, match=r"pip install 'headway\[parquet\]'"):
         write_run(ran, tmp_path / "out", "parquet")
     assert not (tmp_path / "out").exists()
