@@ -25,7 +25,7 @@ from calibration.kernel_tables.linear_attention import (
     read_linear,
 )
 from calibration.kernel_tables.llmservingsim import LayerTables
-from calibration.kernel_tables.product_slowdown import slowdown
+from calibration.kernel_tables.product_slowdown import UNSTEADY, slowdown, sustained
 from calibration.kernel_tables.tables import GpuTables, NotTimedError
 from calibration.kernel_tables.timed_steps import TimedSteps
 from simulator.core.engine_config import UNIFORM
@@ -232,6 +232,8 @@ def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floa
         inner = model.intermediate_size // gpus
         seconds = seconds + model.num_hidden_layers * table.of_mlp(hidden, inner)
     seconds = seconds * slowdown(tables, table.tokens)
+    if (tables.key, dtype) not in UNSTEADY:
+        seconds = sustained(table.tokens, seconds)
     there = np.isfinite(seconds)
     if dtype != "bfloat16":
         there &= ~_unaligned(table.tokens)

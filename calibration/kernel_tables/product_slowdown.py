@@ -73,3 +73,22 @@ def slowdown(tables: GpuTables, tokens: Floats) -> Floats:
     """Give the factor on products of so many tokens, timed back to back; 1 up to 64 tokens."""
     factors = (1.0, *FACTORS[SIMILAR_GPU.get(tables.key, "h100")])
     return np.asarray(np.interp(np.log(tokens), np.log((64, *TOKENS)), factors))
+
+
+UNSTEADY = {("gb200", "bfloat16")}
+"""Tables, by GPU and dtype, whose longest products say nothing of a server: GB200's in 16 bits do
+1,000 TFLOP/s, where B200's, the same chip with less power, do 1,400 to 1,500."""
+
+
+def sustained(tokens: Floats, seconds: Floats) -> Floats:
+    """Let no product take less per token than the longest that were timed.
+
+    Those ran for so long that the GPU had come down to the clocks that its power limit allows: on
+    Hopper, Blackwell and L40S they do up to 27 % fewer operations per second than products of
+    2,000 to 4,000 tokens, which are over before that. A server under load has no such breaks. The
+    longest are those of at least half as many tokens as the table has.
+    """
+    there = np.isfinite(seconds)
+    longest = there & (tokens >= tokens[there][-1] / 2)
+    each = seconds[longest].sum() / tokens[longest].sum()
+    return np.asarray(np.maximum(seconds, each * tokens))

@@ -16,6 +16,7 @@ from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import FRONTENDS, Frontend, Workload
 
 MAX_IDLE = 0.25  # s after an answer at which the next request still counts as waiting for it
+STAGE_GAP = 1.0  # s without work before a load generator's next stage; within one there are 0.5
 ROUNDS = 10  # requests per client of a closed loop whose number is not recorded
 DEFAULT_REQUESTS = 1000  # of an open one
 INFERENCEMAX_RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of InferenceMAX
@@ -37,7 +38,8 @@ def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Worklo
         return _conversations(requests)
     arrival, after, delay = _arrivals_and_delays(requests)
     prefix = _common_prefix(run, requests.prompt, config)
-    segments = _prefix_segments(requests.prompt, prefix) if prefix else None
+    stages = _stages(requests, config) if prefix else None
+    segments = _prefix_segments(requests.prompt, prefix, stages) if prefix else None
     if requests.prompt_id is not None:
         segments = _prompt_segments(requests.prompt_id, requests.prompt)
     return Workload(
@@ -102,13 +104,29 @@ def _prompt_segments(ids: Sequence[object], prompts: Ints) -> list[Segments | No
     return [((("prompt", name), size),) for name, size in zip(ids, prompts.tolist(), strict=True)]
 
 
-def _prefix_segments(prompts: Ints, prefix: int) -> list[Segments | None]:
-    """Let all prompts begin alike, and each go on by itself."""
+def _stages(requests: Requests, config: Mapping[str, object]) -> Ints | None:
+    """Number the stages of a sweep that has a prefix of its own in each; None: one for all.
+
+    GuideLLM seeds the texts of a stage by its number (iteration_count of its synthetic data, from
+    0.4 on), so the first prompt of each is cold. The next one begins after STAGE_GAP without work.
+    """
+    workload = config.get("workload")
+    if not isinstance(workload, Mapping) or "guidellm" not in str(workload.get("tool")).lower():
+        return None
+    done = np.maximum.accumulate(requests.arrival + requests.e2el)
+    return np.append(0, np.cumsum(requests.arrival[1:] - done[:-1] > STAGE_GAP))
+
+
+def _prefix_segments(
+    prompts: Ints, prefix: int, stages: Ints | None = None
+) -> list[Segments | None]:
+    """Let all prompts, or those of each stage, begin alike, and each go on by itself."""
     segments: list[Segments | None] = []
     for k, prompt in enumerate(prompts.tolist()):
         common = min(prefix, prompt)
         own = ((("in", k), prompt - common),) if prompt > common else ()
-        segments.append((("prefix", common), *own))
+        name = "prefix" if stages is None else ("prefix", int(stages[k]))
+        segments.append(((name, common), *own))
     return segments
 
 

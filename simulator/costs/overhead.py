@@ -9,7 +9,8 @@ runs without the CUDA graph of a whole decode step, and its layers are launched 
 other: `prompt_per_layer`.
 
 Where requests are sampled with top-p or top-k, vLLM before 0.17 sorts all logits of a step on the
-GPU: `sort` seconds, and as long as the memory takes for `sort_bytes` of each logit.
+GPU: `sort` seconds, and as long as the memory takes for `sort_bytes` of each logit. From 0.9 to
+0.11.0 it left that to FlashInfer, which sorts nothing.
 
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
@@ -76,8 +77,9 @@ HOST_KEYS = {
 }
 """What the keys of a scenario's `host` are called among the terms."""
 
-Version = tuple[int, int]
-NEWEST: Version = (1 << 31, 0)
+Version = tuple[int, int, int]
+LAST_PATCH = 1 << 31
+NEWEST: Version = (1 << 31, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,16 @@ def samples_truncated(model: ModelSpec | None, generation_config: str) -> bool:
     return model.name.startswith(TRUNCATED)
 
 
-def read_version(text: str) -> Version | None:
-    """Read major and minor out of a version as people write it; None where there is none."""
-    found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.\d+)?", text)
-    return (int(found[-1][0]), int(found[-1][1])) if found else None
+def read_version(text: str, patch: int = LAST_PATCH) -> Version | None:
+    """Read the release out of a version as people write it; None where there is none.
+
+    One without a patch release, 0.11, means the last one of it, or `patch`.
+    """
+    found = re.findall(r"(?<![\d-])(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if not found:
+        return None
+    major, minor, told = found[-1]
+    return int(major), int(minor), int(told) if told else patch
 
 
 def find_overhead(
@@ -207,7 +215,7 @@ def _entries() -> list[tuple[Version, dict[str, Any]]]:
     """Read the models that come with the package, by the version from which on they hold."""
     raw, _ = parse(FILE.read_text(), str(FILE))
     assert isinstance(raw, dict)
-    return [(read_version(since) or (0, 0), terms) for since, terms in raw.items()]
+    return [(read_version(since, 0) or (0, 0, 0), terms) for since, terms in raw.items()]
 
 
 def choose_overhead(given: object, own: str | None, standard: Overhead) -> Overhead | None:

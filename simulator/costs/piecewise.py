@@ -43,11 +43,12 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   request and one for each block, in either form. They are added to the step, or, where copies
   overlap with compute, the longer of the two counts.
 
-`SplitCost` waits for the longest sequence besides, as FlashInfer's decode attention on B200 does. A
-step's (sequence, KV head) pairs are split among `THREAD_BLOCKS` thread blocks per multiprocessor,
-each of which takes `per_key` seconds a key. Where there are more pairs than multiprocessors nobody
-helps the block with the longest sequence, and the step waits for it; with fewer they share evenly.
-That is what a server's polls show (docs/accuracy.md, step by step): no kernel table has it.
+`SplitCost` waits for the longest sequence besides, as FlashInfer's decode attention on B200 does. Its
+planner has `THREAD_BLOCKS` thread blocks for each multiprocessor (scheduler.cuh: num_blocks_per_sm),
+each of which takes `per_key` seconds a key. Where a step has more (sequence, KV head) pairs than
+that, none is split: nobody helps the block with the longest sequence, and the step waits for it.
+Fewer pairs are cut into chunks, and the blocks share all keys evenly. That is what a server's polls
+show (docs/accuracy.md, step by step): no kernel table has it.
 """
 
 from bisect import bisect_right
@@ -70,7 +71,7 @@ Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
 
 MAX_TOKENS = 1 << 31
-THREAD_BLOCKS = 4  # per multiprocessor, see SplitCost
+THREAD_BLOCKS = 2  # per multiprocessor, see SplitCost
 MAX_TABLE_TOKENS = 1 << 16
 """Tokens up to which a table is looked up by index; beyond, by search."""
 
@@ -448,22 +449,20 @@ class SplitCost(PiecewiseCost):
 
     def _waits(self, step: Step, repeats: int) -> list[float]:
         """Give the wait in each of so many successive steps."""
-        count = step.decodes
-        key = self._key_seconds(count)
-        if step.longest and count * self.kv_heads > self.multiprocessors:
-            return [key * (step.longest + k) for k in range(repeats)]
-        return [key * ((step.context + k * count) / count) for k in range(repeats)]
-
-    def _key_seconds(self, count: int) -> float:
-        """Give the seconds of a key where so many sequences decode."""
-        shares = THREAD_BLOCKS * self.multiprocessors // (count * self.kv_heads)
-        return self.per_key / max(1, shares)
+        count, blocks = step.decodes, THREAD_BLOCKS * self.multiprocessors
+        if count * self.kv_heads <= blocks:
+            each = self.per_key * self.kv_heads / blocks
+            return [each * (step.context + k * count) for k in range(repeats)]
+        if step.longest:
+            return [self.per_key * (step.longest + k) for k in range(repeats)]
+        return [self.per_key * ((step.context + k * count) / count) for k in range(repeats)]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Give the seconds of pure decode steps, sequences being of one length."""
         some = np.maximum(counts, 1)
-        shares = THREAD_BLOCKS * self.multiprocessors // (some * self.kv_heads)
-        waits = self.per_key / np.maximum(1, shares) * (contexts / some)
+        blocks = THREAD_BLOCKS * self.multiprocessors
+        split = some * self.kv_heads <= blocks
+        waits = self.per_key * contexts * np.where(split, self.kv_heads / blocks, 1 / some)
         return np.asarray(super().decode_seconds(counts, contexts) + waits)
 
 

@@ -19,7 +19,7 @@ from calibration.kernel_tables.fit_target import (
     thin_table,
 )
 from calibration.kernel_tables.mixed_attention import MixedFactors, fit_mixed, read_mixed
-from calibration.kernel_tables.product_slowdown import FACTORS, measure_factors
+from calibration.kernel_tables.product_slowdown import FACTORS, measure_factors, sustained
 from calibration.kernel_tables.profile_text import profile_text
 from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, find_table, read_table
 from calibration.kernel_tables.timed_steps import TimedSteps
@@ -114,6 +114,13 @@ def test_cross_validation_hides_whole_token_counts() -> None:
     samples = compose_steps(kernels)
     inner = (samples.tokens > 1) & (samples.tokens < 8192)
     assert errors(straight).points == inner.sum()
+
+
+def test_products_hold_the_pace_of_the_longest() -> None:
+    """Of 4 and 8 tokens a token takes 1.5 s: 3 take no less, and 1 takes what it took."""
+    tokens = np.array([1, 2, 3, 4, 8, 16], float)
+    seconds = np.array([5, 3, 3.5, 6.5, 11.5, np.nan])
+    np.testing.assert_allclose(sustained(tokens, seconds), [5, 3, 4.5, 6.5, 12, np.nan])
 
 
 def test_samples_are_the_steps_they_stand_for() -> None:

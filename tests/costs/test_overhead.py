@@ -30,23 +30,24 @@ PROMPT = Chunk(Request(0, 0.0, 4, 4), 0, 4)
 
 
 def split(*, kv_heads: int, **terms: float) -> SplitCost:
-    """2 multiprocessors, 8 thread blocks; 0.125 s a key."""
+    """2 multiprocessors, 4 thread blocks; 0.125 s a key."""
     return SplitCost(dense=[[1, 1.0]], per_key=0.125, kv_heads=kv_heads, multiprocessors=2, **terms)
 
 
 @pytest.mark.parametrize(
-    ("count", "kv_heads", "keys", "shares"),
+    ("count", "kv_heads", "keys", "grows"),
     [
-        (2, 4, 40, 1),  # 8 pairs: one block each
-        (2, 2, 40, 2),  # 4 pairs: two blocks each
-        (2, 1, 24, 4),  # 2 pairs, no more than multiprocessors: they share evenly
-        (1, 1, 48, 8),
+        (2, 4, 40.0, 1.0),  # 8 pairs: one block has the longest sequence
+        (3, 2, 40.0, 1.0),
+        (2, 2, 24.0, 1.0),  # 4 pairs, no more than blocks: these share 2 x 48 keys
+        (2, 1, 12.0, 0.5),
+        (1, 1, 12.0, 0.25),
     ],
 )
-def test_decodes_wait_for_the_longest(count: int, kv_heads: int, keys: int, shares: int) -> None:
+def test_decodes_wait_for_the_longest(count: int, kv_heads: int, keys: float, grows: float) -> None:
     """Contexts of 48 in all, 40 the longest of them, which grows by one a step."""
     step = Step([], count, 48, longest=40)
-    waits = [0.125 / shares * (keys + k) for k in range(2)]
+    waits = [0.125 * (keys + k * grows) for k in range(2)]
     assert split(kv_heads=kv_heads).leap(step, 2) == [1.0 + wait for wait in waits]
     assert split(kv_heads=kv_heads).execute(step) == 1.0 + waits[0]
     mixed = Step([PROMPT], count, 48, longest=40)
@@ -64,7 +65,7 @@ def test_who_does_not_tell_the_longest_has_the_mean() -> None:
     cost = split(kv_heads=4)
     assert cost.execute(Step([], 2, 48)) == 1.0 + 0.125 * 24
     assert cost.execute(Step([PROMPT])) == 1.0
-    assert cost.decode_seconds(np.array([2, 1]), np.array([48, 48])).tolist() == [4.0, 1.0 + 3.0]
+    assert cost.decode_seconds(np.array([2, 1]), np.array([48, 48])).tolist() == [4.0, 1.0 + 6.0]
 
 
 def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() -> None:
@@ -103,7 +104,8 @@ def test_only_b200_from_0_14_on_waits_for_the_longest() -> None:
     assert find_overhead("0.15", asynchronous=True, gpu=b200).key_per_layer > 0
     assert find_overhead("0.12", asynchronous=True, gpu=b200).key_per_layer == 0
     assert find_overhead("0.15", asynchronous=True, gpu=h100).key_per_layer == 0
-    assert read_version("vllm/vllm-openai:v0.10.2") == (0, 10)
+    assert read_version("vllm/vllm-openai:v0.10.2") == (0, 10, 2)
+    assert read_version("0.11", 0) == (0, 11, 0)
     assert read_version("nightly") is None
 
 
@@ -118,7 +120,7 @@ def test_a_scenario_names_the_version() -> None:
     assert (old.engine.async_scheduling, old.engine.gpu_memory_utilization) == (False, 0.9)
     assert (new.engine.async_scheduling, new.engine.gpu_memory_utilization) == (True, 0.92)
     assert type(assemble(old).cost) is PiecewiseCost
-    assert assemble(old).cost.overhead == 0.75e-3 + 0.4e-3  # logits are sorted
+    assert assemble(old).cost.overhead == 0.75e-3 + 0.4e-3  # 0.11.2 sorts the logits
     split_cost = assemble(new).cost
     assert isinstance(split_cost, SplitCost)
     assert split_cost.kv_heads == 8
@@ -145,6 +147,15 @@ def test_vllm_sorted_the_logits_before_0_17_unless_told_otherwise() -> None:
     assert waits(version="0.15", generation_config="vllm") == 0
     assert waits(version="0.17") == 10e-6
     assert samples_truncated(load_model("mistral-nemo"), "auto") is False
+
+
+@pytest.mark.parametrize(
+    ("version", "sorts"),
+    [("0.8.5", True), ("0.9.0", False), ("0.11.0", False), ("0.11.1", True), ("0.11", True)],
+)
+def test_from_0_9_to_0_11_0_flashinfer_sampled(version: str, sorts: bool) -> None:
+    """A version without a patch release means the last one of it."""
+    assert (find_overhead(version).sort > 0) is sorts
 
 
 @st.composite
