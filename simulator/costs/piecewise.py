@@ -43,12 +43,12 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   request and one for each block, in either form. They are added to the step, or, where copies
   overlap with compute, the longer of the two counts.
 
-`SplitCost` waits for the longest sequence besides, as FlashInfer's decode attention on B200 does. Its
-planner has `THREAD_BLOCKS` thread blocks for each multiprocessor (scheduler.cuh: num_blocks_per_sm),
-each of which takes `per_key` seconds a key. Where a step has more (sequence, KV head) pairs than
-that, none is split: nobody helps the block with the longest sequence, and the step waits for it.
-Fewer pairs are cut into chunks, and the blocks share all keys evenly. That is what a server's polls
-show (docs/accuracy.md, step by step): no kernel table has it.
+`SplitCost` waits for the longest sequence besides, as FlashInfer's decode attention on B200 does.
+Its planner has `THREAD_BLOCKS` thread blocks for each multiprocessor (num_blocks_per_sm in its
+scheduler.cuh), each of which takes `per_key` seconds a key. Where a step has more (sequence, KV
+head) pairs than that, none is split: nobody helps the block with the longest sequence, and the step
+waits for it. Fewer pairs are cut into chunks, and the blocks share all keys evenly. That is what a
+server's polls show (docs/accuracy.md, step by step): no kernel table has it.
 """
 
 from bisect import bisect_right

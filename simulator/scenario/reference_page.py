@@ -168,9 +168,8 @@ COST_TEXTS = {
     "that have a CUDA graph: a step that only decodes costs what the next of them costs. A step "
     "with prompts costs what the next row of `graph_mixed`, by tokens, does, where there is one.",
     "piecewise-split": "Beside the terms of `piecewise`: every step that decodes waits `per_key` "
-    "for each key of its longest sequence or, of few sequences, for a share of all keys, explained in "
-    "`simulator/costs/piecewise.py`: "
-    "B200 from vLLM 0.14 on.",
+    "for each key of its longest sequence or, of few sequences, for a share of all keys, "
+    "explained in `simulator/costs/piecewise.py`: B200 from vLLM 0.14 on.",
     "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency that "
     "kernels were measured to reach there, or reach elsewhere.",
 }
