@@ -154,8 +154,8 @@ class EngineConfig(Config):
     generation_config: Literal["auto", "vllm"] = Field(
         "auto",
         description="how requests are sampled that do not say; auto: as the model's "
-        "generation_config.json has it, where top_p or top_k makes vLLM before 0.17, but for 0.9 to "
-        "0.11.0, sort the logits of each step; vllm: without either",
+        "generation_config.json has it, where top_p or top_k makes vLLM before 0.17, but for 0.9 "
+        "to 0.11.0, sort the logits of each step; vllm: without either",
     )
     scheduling_policy: Annotated[
         str | dict[str, Any], BeforeValidator(check_name_under("policy", "module:Class"))
