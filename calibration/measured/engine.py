@@ -103,7 +103,7 @@ def _is_v0(run: Run) -> bool:
 
 def version(text: str) -> rules.Release:
     """Read the release out of a version as people write it; `NEWEST` where there is none."""
-    return rules.read_release(text) or (*NEWEST, 0)
+    return rules.read_release(text) or NEWEST
 
 
 def schedules_asynchronously(run: Run) -> bool:
