@@ -156,7 +156,8 @@ class PiecewiseCost(Fitted):
     _graph_mixed: list[float] = field(init=False, repr=False, compare=False)  # by tokens
     _mixed_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _work_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """The terms of work, whether there are others, and whether more is to be done than to add."""
+    """The terms of work; whether there are others, whether `_adjust_mixed` has anything to do, and
+    whether the host has."""
 
     reads_longest = False
 
@@ -189,7 +190,8 @@ class PiecewiseCost(Fitted):
             _work_terms=(
                 *(getattr(self, name) for name in WORK_TERMS),
                 any(getattr(self, name) for name in (*CHUNK_TERMS, "window", "mixed_least")),
-                bool(self.launch or self.reads_longest or host or self.graph_mixed),
+                bool(self.launch or self.reads_longest or self.graph_mixed),
+                host,
             ),
             _slope_beyond=max(0.0, float(beyond)),
             _dense=dense.tolist(),
@@ -244,7 +246,7 @@ class PiecewiseCost(Fitted):
         else:
             # Most steps of a busy engine come here: one look at a tuple, not one at each term.
             overhead, waits, least_head, per_row, prefill, serial_per_token = self._mixed_terms
-            per_pair, per_token, per_context, per_sequence, more, adjusts = self._work_terms
+            per_pair, per_token, per_context, per_sequence, more, adjusts, hosts = self._work_terms
             prompts = len(prefills)
             rows = count + step.drafts  # of logits
             longest = context / count if count else 0.0
@@ -279,6 +281,8 @@ class PiecewiseCost(Fitted):
             )
             if adjusts:
                 seconds = self._adjust_mixed(step, seconds, new)
+            elif hosts:
+                seconds = self._with_host(step, seconds, count + prompts, prompts, new)
         if step.outgoing or step.incoming or step.loads:
             return self.with_copies(seconds, step)
         return seconds

@@ -172,8 +172,7 @@ class EngineLoop(ABC):
         """
         queue = self.batch_queue
         if self.batch_queue_size > 1 or not queue:
-            self.end_steps(now)
-            return self.begin_steps(now)
+            return self._turn(now)
         # The one batch in flight, without a look at what can only be where it is not alone.
         scheduled, decided, start, ends = queue.popleft()
         self.commit(scheduled, decided, start, ends)
@@ -189,6 +188,29 @@ class EngineLoop(ABC):
         self._leaping = len(ends) > 1
         self._due = when = ends[-1]
         return when
+
+    def _turn(self, now: float) -> float:
+        """Do the same with any number of batches in flight."""
+        queue = self.batch_queue
+        if len(queue) == 2 and not self._leaping and queue[0][3][-1] <= now < queue[1][3][-1]:
+            # Of two batches one is over, and another takes its place: as below, without the calls.
+            scheduled, decided, start, ends = queue.popleft()
+            self.commit(scheduled, decided, start, ends)
+            if not self.cancels:
+                when = queue[0][3][-1]
+                batch = self.begin(now, when)
+                if batch is None:
+                    when = self._rest(now)
+                else:
+                    queue.append(batch)
+                    ends = batch[3]
+                    if len(ends) > 1:
+                        self._leaping = True
+                        when = ends[-2]
+                self._due = when
+                return when
+        self.end_steps(now)
+        return self.begin_steps(now)
 
     def end_steps(self, now: float) -> None:
         """Take in the outcome of the steps that are over."""

@@ -73,8 +73,7 @@ class BlockCounter:
 
     def unreserve(self, request: Request) -> None:
         """Give up what is reserved for a request, if anything is."""
-        if self._reservations:
-            self.reserved -= self._reservations.pop(request, 0)
+        self.reserved -= self._reservations.pop(request, 0)
 
     @property
     def hashed(self) -> int:
@@ -173,7 +172,8 @@ class BlockCounter:
 
     def release(self, request: Request) -> None:
         """Take back all blocks of a request that has left the decode set."""
-        self.unreserve(request)
+        if self._reservations:
+            self.unreserve(request)
         self.free += -(-request.computed // self.block_size)
         request.computed = 0
 

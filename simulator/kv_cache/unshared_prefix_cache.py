@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import EvictingCounter
 
@@ -81,8 +82,20 @@ class UnsharedPrefixCache(EvictingCounter):
             self.free -= count
             self._blank -= count
         request.computed = tokens
-        known = request.padding + request.prompt_tokens + request.generated - request.unknown
-        self._full[request] = (tokens if tokens < known else known) // size
+        if request.unknown:
+            tokens = min(tokens, request.known - request.unknown)
+        self._full[request] = tokens // size
+
+    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
+        if ticks == 1:
+            count = decodes.phases[(decodes.tick + skip) % self.block_size]
+        else:
+            count = decodes.blocks(ticks, skip)
+        if count > self._blank:
+            self.take(count)
+        else:
+            self.free -= count
+            self._blank -= count
 
     def register_last(self, request: Request, in_flight: int = 0) -> None:
         self._full[request] = (request.computed - in_flight) // self.block_size
@@ -92,7 +105,8 @@ class UnsharedPrefixCache(EvictingCounter):
 
         Where the list is not split, all go to its tail.
         """
-        self.unreserve(request)
+        if self._reservations:
+            self.unreserve(request)
         size = self.block_size
         count = -(-request.computed // size)
         full = max(self._full.pop(request), (request.computed - self.delay) // size)

@@ -72,7 +72,8 @@ class Admission:
             many = running + 1 if self.for_all else 1
             spare += self.watermark_blocks + self.min_decode_blocks * many
         if self.whole_prompt:
-            missing = blocks.missing_whole(request.known, tokens, hits)
+            known = request.padding + request.prompt_tokens + request.generated
+            missing = blocks.missing_whole(known, tokens, hits)
         else:
             missing = blocks.missing(tokens, hits)
         lacking = missing + spare - blocks.free

@@ -63,8 +63,8 @@ class AsyncRunning(RunningRequests):
         """Take a request out of the decode set and write down its run, if that has begun."""
         run = self.open.pop(request)
         run.first_tick = request.joined
-        request.generated = self.decodes.generated(request)
-        run.ticks = self.decodes.leave(request)
+        run.ticks = ticks = self.decodes.leave(request)  # all of its members are alike
+        request.generated += ticks
         request.unknown = 1
         if run.start >= 0:
             self.runs += pack_run(run.start, request.id, run.first_tick, run.ticks)
@@ -106,19 +106,21 @@ class AsyncScheduler(Scheduler):
             )
         blocks.delay = 1
         self.in_flight: deque[BatchInFlight] = deque()
+        self._tells_blocks = type(blocks).begin_step is not BlockCounter.begin_step
 
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass and count what it will bring."""
-        self.blocks.begin_step(in_flight=bool(self.in_flight))
+        if self._tells_blocks:
+            self.blocks.begin_step(in_flight=bool(self.in_flight))
         step = Scheduler.schedule(self, now)  # `super()`, in the time of a plain call
         if not step.decodes and not step.prefills:
             return step
         batch = BatchInFlight([], [])
         self.in_flight.append(batch)
-        singles = step.singles
+        running, singles = self.running, step.singles
         if step.decodes > (len(singles) if singles else 0):
-            for request in self.running.decodes.advance(1):  # as `_tick`, without a call
-                self.running.stop_decoding(request)
+            for request in running.decodes.advance(1):  # as `_tick`, without a call
+                running.stop_decoding(request)
                 self._leave(batch, request)
         for chunk in (*singles, *step.prefills) if singles else step.prefills:
             request = chunk.request
@@ -199,10 +201,10 @@ class AsyncScheduler(Scheduler):
                 request.unknown = 0
                 self.blocks.register_last(request)
         ending = batch.ending
-        if len(ending) > 1:
+        if ending:
             ending.sort(key=by_admission)
-        for request in ending:
-            self.finish(request, now)
+            for request in ending:
+                self.finish(request, now)
         return ending
 
     def cancel(self, request: Request) -> None:
@@ -220,7 +222,7 @@ class AsyncScheduler(Scheduler):
         if request in self.running:
             # Before 0.11.1 it may compute a token after its last one.
             self.blocks.register_last(request, 0 if request.pending else 1)
-            super().finish(request, now)
+            Scheduler.finish(self, request, now)
         else:
             request.finish = now
             self.waiting.remove(request)

@@ -105,8 +105,12 @@ class RunningRequests(dict[Request, None]):
     def stop_decoding(self, request: Request) -> None:
         """Take a request out of the decode set and write down its run of tokens."""
         decodes, first = self.decodes, request.joined
-        request.generated = decodes.generated(request)
-        ticks = decodes.leave(request)
+        if decodes.alike:  # as `generated`, without a call
+            ticks = decodes.leave(request)
+            request.generated += ticks
+        else:
+            request.generated = decodes.generated(request)
+            ticks = decodes.leave(request)
         self.runs += pack_run(request.run_start, request.id, first, ticks)
 
     def dissolve(self) -> None:
