@@ -5,7 +5,7 @@ from functools import partial
 from heapq import heappush
 from itertools import repeat
 from math import inf, nextafter
-from typing import Any
+from typing import Any, Protocol
 
 import simpy
 from simpy.events import NORMAL, EventPriority
@@ -16,6 +16,16 @@ MOST_SKIPS = 16
 """How often in a row a loop may skip time: whoever drives the clock looks at it now and then."""
 
 
+class Repeating(Protocol):
+    """Whoever is to have a turn again and again, as `FastEnvironment.attend` sees it."""
+
+    when: float
+    """Of the next turn, s; below 0: there is none. Others may change it between two turns."""
+
+    def turn(self, now: float) -> float:
+        """Have a turn; say when the next one is."""
+
+
 class FastEnvironment(simpy.Environment):
     """A SimPy environment that nobody looks at between two events.
 
@@ -24,6 +34,8 @@ class FastEnvironment(simpy.Environment):
     engine. In other environments, where time is real or somebody watches event by event, each is
     an event of its own; the outcome is the same.
     """
+
+    _attending = False  # to a timer: `attend` is under way
 
     def go_on(self, turn: Callable[[float], float], now: float) -> float:
         """Call `turn(now)`, and again at the time that it gives if nothing else happens before.
@@ -39,6 +51,28 @@ class FastEnvironment(simpy.Environment):
             self._now = when
             when = turn(when)
         return when
+
+    def attend(self, timer: "Repeating") -> None:
+        """Let `timer` have its turn at its time, and at the next, with all that happens between.
+
+        As with a LATE alarm set anew for each time, but that only others need events. Within
+        another's `attend` it has one turn, and its next time is for the caller to set.
+        """
+        queue, alone = self._queue, not self._attending
+        self._attending = True
+        try:
+            timer.when = timer.turn(self._now)
+            for _ in repeat(None, MOST_SKIPS if alone else 0):
+                when = timer.when
+                while queue and queue[0][0] <= when:
+                    self.step()
+                    when = timer.when
+                if when < 0.0:
+                    break
+                self._now = when
+                timer.when = timer.turn(when)
+        finally:
+            self._attending = not alone
 
     def agenda(self) -> tuple[list[Any], Iterator[int]]:
         """Give the heap of events (when, priority, number, event), and their numbers to come.

@@ -46,36 +46,45 @@ class LoopTimer:
     """The timer of a loop that shares its clock with no other."""
 
     def __init__(self, loop: "EngineLoop") -> None:
-        self._loop = loop
         self._clock = loop.env if isinstance(loop.env, FastEnvironment) else None
+        self._env = loop.env
+        self.turn = loop.turn
         # A request that arrives just as a step ends is seen by the next one, hence late.
         self._alarm = Alarm(loop.env, self._ring, LATE)
-        self._when = -1.0  # -1: it is not set
+        self.when = -1.0  # -1: it is not set
         self._awake = False
 
     def set(self, when: float) -> None:
-        """Wake the loop at `when`, and at no other time; one that is awake says so itself."""
+        """Wake the loop at `when`, and at no other time."""
         if not self._awake:
-            if self._when >= 0:
+            if self.when >= 0:
                 self.cancel()
             self._alarm.set(when)
-            self._when = when
+        self.when = when
 
     def cancel(self) -> None:
         """Do not wake the loop: the old alarm will come off to no effect."""
-        self._when = -1.0
-        self._alarm = Alarm(self._loop.env, self._ring, LATE)
+        self.when = -1.0
+        self._alarm = Alarm(self._env, self._ring, LATE)
 
     def _ring(self, alarm: simpy.Event) -> None:
-        """Let the loop go on, again and again as long as nothing else happens in between."""
+        """Let the loop go on, as long as the clock attends to it."""
         if alarm is not self._alarm:
             return
-        turn, clock = self._loop.turn, self._clock
+        clock = self._clock
         self._awake = True
-        self._when = when = turn(self._when) if clock is None else clock.go_on(turn, self._when)
-        self._awake = False
-        if when >= 0.0:
-            self._alarm.set(when)
+        try:
+            if clock is None:
+                self.when = self.turn(self.when)
+            else:
+                clock.attend(self)
+        except BaseException:  # the clock stops here: SimPy makes use of the event once more
+            self._alarm = Alarm(self._env, self._ring, LATE)
+            raise
+        finally:
+            self._awake = False
+            if self.when >= 0.0:
+                self._alarm.set(self.when)
 
 
 class EngineLoop(ABC):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import simpy
 
+from simulator.core.alarm import FastEnvironment
 from simulator.core.log import REASONS
 from simulator.core.request import Request, Step
 from simulator.engine.client import Client
@@ -257,9 +258,10 @@ def test_a_process_that_asks_between_steps_is_served_like_any_arrival(leap: bool
 
 
 @both
-def test_two_engines_in_one_environment_mind_their_own_business(leap: bool) -> None:
+@pytest.mark.parametrize("kind", [simpy.Environment, FastEnvironment])
+def test_two_engines_in_one_environment_mind_their_own_business(leap: bool, kind) -> None:
     """The second starts a little later; each writes what it would write alone."""
-    env = simpy.Environment()
+    env = kind()
     logs = []
     for scheduler, load in (
         (fcfs(), workload((0, 4, 9), (2.5, 4, 3))),
@@ -272,6 +274,21 @@ def test_two_engines_in_one_environment_mind_their_own_business(leap: bool) -> N
     alone, _ = play(workload((0, 4, 9), (2.5, 4, 3)), fcfs(), leap=leap)
     assert logs[0].step_rows == alone.step_rows
     assert logs[1].requests["finish"].tolist() == [9.25, 12.25]
+
+
+@both
+def test_a_clock_that_is_stopped_between_two_steps_goes_on_as_if_nothing_had_been(leap) -> None:
+    load = workload((0, 4, 9), (2.5, 40, 3), (3.0, 4, 40))
+    alone, _ = play(load, fcfs(), leap=leap)
+    env = FastEnvironment()
+    replica = Replica(env, fcfs(), Clock(), leap=leap)
+    replica.on_finish = Client(env, load, replica.submit).finished
+    for until in (0.5, 3.0, 3.25, 7.0, 30.5):
+        env.run(until=until)
+        assert env.now == until
+    env.run()
+    assert replica.log.request_rows == alone.request_rows
+    assert replica.log.tick_ends == alone.tick_ends
 
 
 @both
