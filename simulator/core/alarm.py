@@ -30,8 +30,8 @@ class FastEnvironment(simpy.Environment):
     """A SimPy environment that nobody looks at between two events.
 
     A loop that wakes up for every step need not make an event of each: while nothing else is due
-    it may let the clock go on (`go_on`). One call of `step` may then comprise several steps of an
-    engine. In other environments, where time is real or somebody watches event by event, each is
+    it may let the clock go on (`go_on`), or have it attend to its steps and to all else alike
+    (`attend`). One call of `step` may then comprise several steps of an engine. In other environments, where time is real or somebody watches event by event, each is
     an event of its own; the outcome is the same.
     """
 
