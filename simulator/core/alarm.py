@@ -31,8 +31,9 @@ class FastEnvironment(simpy.Environment):
 
     A loop that wakes up for every step need not make an event of each: while nothing else is due
     it may let the clock go on (`go_on`), or have it attend to its steps and to all else alike
-    (`attend`). One call of `step` may then comprise several steps of an engine. In other environments, where time is real or somebody watches event by event, each is
-    an event of its own; the outcome is the same.
+    (`attend`). One call of `step` may then comprise several steps of an engine. In other
+    environments, where time is real or somebody watches event by event, each is an event of its
+    own; the outcome is the same.
     """
 
     _attending = False  # to a timer: `attend` is under way
