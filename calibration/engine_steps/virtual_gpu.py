@@ -320,7 +320,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Recover one virtual GPU, or all; the exit code is 1 where one is beyond the limits."""
     parser = argparse.ArgumentParser(prog="calibration.engine_steps.virtual_gpu")
     parser.add_argument(
-        "--all", action="store_true", help="every model and floor of launches, with graphs and not"
+        "--all", action="store_true", help="both models, every floor, and the last without graphs"
     )
     parser.add_argument("--graph-tokens", type=int, default=GRAPH_TOKENS, help="of steps in graphs")
     parser.add_argument("--model", default=next(iter(BUDGETS)), choices=[*BUDGETS])
@@ -329,7 +329,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     cases = [(given.model, given.graph_tokens, given.launch_ms / 1e3)]
     if given.all:
-        cases = [*product(BUDGETS, (GRAPH_TOKENS, 0), FLOORS)]
+        cases = [*product(BUDGETS, (GRAPH_TOKENS,), FLOORS), *product(BUDGETS, (0,), FLOORS[-1:])]
     wrong = 0
     for model, most, floor in cases:
         wrong += recover(model, floor, most, given.budget_s or BUDGETS[model], [*REPLAYS])

@@ -148,7 +148,8 @@ def decodes(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
     from gpu_backend.cuda import ops
 
     k, v = bench.cache()
-    usual = (ops.DECODE_TILE, ops.DECODE_WARPS, ops.DECODE_STAGES)
+    tile = ops.decode_tile(bench.shape.dim, k.dtype)
+    usual = (tile, ops.DECODE_WARPS, ops.DECODE_STAGES)
     for rows, context in points:
         lengths = np.full(rows, context)
         default = ops.splits_for(rows, bench.shape.kv_heads)

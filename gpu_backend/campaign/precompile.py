@@ -77,7 +77,7 @@ def decode_launch(
     ops.decode(
         q, cache[0], cache[1], table, width, torch.zeros(rows, dtype=torch.int32),
         torch.zeros(q.shape, dtype=kind), scratch, splits=splits,
-        tile=tile or ops.DECODE_TILE, warps=warps or ops.DECODE_WARPS,
+        tile=tile, warps=warps or ops.DECODE_WARPS,
         stages=stages or ops.DECODE_STAGES,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ prompts win. A section that fails becomes a row that says so, and the next one b
 
 import argparse
 import csv
+import gc
 import json
 import os
 import platform
@@ -195,7 +196,8 @@ def run_sections(sections: Sequence[Section], path: Path, until: float) -> int:
             if note:
                 print(f"{name}: {note}", file=sys.stderr)
                 out.writerow({"kernel": name, "note": note})
-            if torch.cuda.is_available():
+            if torch.cuda.is_available():  # the next section's engine needs the memory of this one's
+                gc.collect()
                 torch.cuda.empty_cache()
     return failed
 

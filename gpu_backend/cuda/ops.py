@@ -25,7 +25,7 @@ MIN_SPLITS = 4  # so that one long context among many short ones does not hold u
 MANY_PROGRAMS = 1024  # (row, KV head) pairs from which on MANY_SPLITS are enough: the parts of more
 MANY_SPLITS = _constant("MANY_SPLITS", 2)  # are written and read, 16.8 MB a layer at 256 rows
 MIN_SPLIT_KEYS = 256  # of a split
-DECODE_TILE = _constant("DECODE_TILE", 64)  # keys
+DECODE_TILE = _constant("DECODE_TILE", 0)  # keys; 0: as of `decode_tile`
 DECODE_WARPS = _constant("DECODE_WARPS", 4)
 DECODE_STAGES = _constant("DECODE_STAGES", 5)  # fewer than 5 and no load overlaps a product
 PREFILL_ROWS = _constant("PREFILL_ROWS", 128)  # queries of a prefill tile
@@ -38,6 +38,14 @@ def splits_for(rows: int, kv_heads: int) -> int:
     wanted = -(-MIN_PROGRAMS // (rows * kv_heads))
     least = MIN_SPLITS if rows * kv_heads < MANY_PROGRAMS else MANY_SPLITS
     return min(max(1 << (wanted - 1).bit_length(), least), MAX_SPLITS)
+
+
+def decode_tile(dim: int, dtype: torch.dtype) -> int:
+    """Give the keys of a decode tile: 16 KiB of keys, whatever a head's size.
+
+    For heads of 64 that keeps Triton 3.6 from spilling registers; float32 has no room for it.
+    """
+    return DECODE_TILE or (128 if dim <= 64 and dtype.itemsize == 2 else 64)
 
 
 def prefill_cut(dtype: torch.dtype) -> tuple[int, int, int]:
@@ -78,19 +86,20 @@ def decode(
     *,
     page: int = 16,
     splits: int = 0,
-    tile: int = DECODE_TILE,
+    tile: int = 0,
     warps: int = DECODE_WARPS,
     stages: int = DECODE_STAGES,
 ) -> None:
     """Attend for one new token per row.
 
     q and out are [rows, heads, dim], q with any row stride; keys and values [slots, kv_heads,
-    dim]; tables is [rows, width[0]] int32, lengths [rows] int32 with the new token. `splits` 0
-    takes what `splits_for` says.
+    dim]; tables is [rows, width[0]] int32, lengths [rows] int32 with the new token. 0 for `splits`
+    and `tile` takes what `splits_for` and `decode_tile` say.
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
     splits = splits or splits_for(rows, kv_heads)
+    tile = tile or decode_tile(dim, q.dtype)
     kernels.decode_split[kv_heads, rows, splits](
         q, keys, values, tables, width, lengths, out, scratch.part, scratch.lse,
         q.stride(0), dim**-0.5 * kernels.LOG2E,

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[gpu]'")
 
-from gpu_backend.engine import Engine  # noqa: E402
+from gpu_backend.engine import Engine, graph_bytes  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
 from gpu_backend.request_states import token_ids  # noqa: E402
 from simulator.core.request import Chunk, Request  # noqa: E402
@@ -150,3 +150,14 @@ def test_without_torch_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "torch is not installed: pip install 'headway[gpu]' brings it\n"
+
+
+def test_the_memory_of_graphs_is_counted() -> None:
+    """Of 8B: 512 tokens' activations of a layer, and two streams for each token of all sizes."""
+    spec = load_model("llama-3.1-8b")
+    layer = 3 * 4096 + 3 * 14336 + 2 * (32 + 8) * 128
+    decodes = 256 * (layer + 128256)
+    assert graph_bytes(spec, 256, (), torch.bfloat16) == 2 * decodes
+    outputs = (16 + 512) * 2 * 4096
+    assert graph_bytes(spec, 8, (16, 512), torch.bfloat16) == 2 * (512 * layer + outputs)
+    assert graph_bytes(spec, 256, (16, 512), torch.bfloat16) == 2 * (decodes + outputs)

@@ -14,6 +14,7 @@ from gpu_backend import live as module  # noqa: E402
 from gpu_backend.live import run_live  # noqa: E402
 from simulator.cli.main import main  # noqa: E402
 from simulator.costs.profile import PROFILES  # noqa: E402
+from simulator.scenario.assemble import assemble  # noqa: E402
 from simulator.scenario.load import load_scenario  # noqa: E402
 from simulator.scenario.scenario import Scenario  # noqa: E402
 from simulator.simulation.run import run  # noqa: E402
@@ -53,6 +54,18 @@ def test_on_the_models_clock_a_live_run_is_the_simulation(overrides: tuple[str, 
     assert live.result.logs[0].request_rows == simulated.logs[0].request_rows
     assert [timing.seconds for timing in live.timings] == [t.predicted_s for t in live.timings]
     assert all(timing.measured.wall_s > 0 for timing in live.timings)
+
+
+def test_an_engine_captures_the_graphs_that_its_profile_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The simulation pads steps with prompts to these sizes: so must the engine."""
+    given: list[object] = []
+    monkeypatch.setattr(module, "Engine", lambda *_, **named: given.append(named["mixed_sizes"]))
+    cost = "{kind: piecewise, dense: [[1, 0.001]], graph_mixed: [[16, 0.001], [48, 0.002]]}"
+    for scenario in (load(f"cost={cost}"), load()):
+        module.build_engine(scenario, assemble(scenario), "cpu")
+    assert given == [[16, 48], []]
 
 
 def test_a_preempting_scenario_preempts() -> None:
