@@ -196,7 +196,9 @@ def run_sections(sections: Sequence[Section], path: Path, until: float) -> int:
             if note:
                 print(f"{name}: {note}", file=sys.stderr)
                 out.writerow({"kernel": name, "note": note})
-            if torch.cuda.is_available():  # the next section's engine needs the memory of this one's
+            if (
+                torch.cuda.is_available()
+            ):  # the next section's engine needs the memory of this one's
                 gc.collect()
                 torch.cuda.empty_cache()
     return failed
