@@ -4,6 +4,7 @@ Only the verb that is called is imported.
 """
 
 import os
+import re
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
@@ -19,6 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Pydantic would look for plug-ins in every installed package, and import `email` to read of them.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
+SETTABLE = ("run", "compare", "sweep", "plan")  # take --set
 VERBS = {
     "init": "Write a first scenario, from answers or options.",
     "run": "Simulate a scenario; print its report, write its files.",
@@ -110,5 +112,9 @@ def _print_exit(error: SystemExit) -> int:
 
 def _usage_message(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
-        return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
+        unused = error.unused_tokens or []
+        verb = "".join(list(error.command_chain or ())[:1])
+        key = verb in SETTABLE and next((one for one in unused if re.match(r"[\w.]+=", one)), "")
+        hint = f"; a key is set by --set {key}" if key else ""
+        return f"unexpected argument: {' '.join(unused)}{hint}"
     return " ".join(str(error).split())

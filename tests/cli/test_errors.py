@@ -15,6 +15,10 @@ USAGE = [
     (["run", "small.yaml", "--seed", "x"], 'Invalid value for --seed: unable to convert "x"...'),
     (["run", "small.yaml", "--format", "xml"], 'Invalid value "xml" for --format...'),
     (["run", "small.yaml", "more.yaml"], "unexpected argument: more.yaml"),
+    (
+        ["run", "small.yaml", "workload.num_prompts=4"],
+        "unexpected argument: workload.num_prompts=4; a key is set by --set workload.num_prompts=4",
+    ),
     (["compare", "small.yaml"], "--vary: is missing; for example --vary engine.max_num_seqs=64..."),
     (["run", "none.yaml"], "none.yaml: no such file"),
     (["run", "small.yaml", "--set", "seed"], "--set seed: must be dotted.key=value"),

@@ -93,9 +93,9 @@ def holds(problem: PlanProblem, found: Candidate, replicas: int, case: Case, see
 
 
 def test_the_chosen_fleet_holds_and_one_replica_fewer_does_not(tmp_path: Path):
-    """Of 158 cases 156 held, and of the 136 with more than one replica 133 failed with one fewer.
+    """Of 57 cases all held, and of the 47 with more than one replica 45 failed with one fewer.
 
-    In one that did not hold, seed 107, 1.04 % of the requests are above the bound of a P99.
+    In one of the others, seed 192, 4.95 % of the requests are then above the bound of a P95.
     """
     path = tmp_path / "s.yaml"
     held, failed, smaller = 0, 0, 0
@@ -111,4 +111,4 @@ def test_the_chosen_fleet_holds_and_one_replica_fewer_does_not(tmp_path: Path):
             smaller += 1
             failed += not holds(problem, best, chosen - 1, case, seed)
     assert held >= 0.99 * len(SEEDS)
-    assert failed >= 0.9 * smaller
+    assert failed >= 0.95 * smaller
