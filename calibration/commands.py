@@ -4,6 +4,7 @@ The command line loads this module only for them: it is all that reaches from it
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
@@ -131,7 +132,9 @@ def calibrate(
         graph_tokens=graph_tokens,
     )
     name = Path(model).name
-    measure_and_fit(setup, out or Path("out") / f"calibrate-{name}-{device}", _echo)
+    measure_and_fit(
+        setup, out or Path("out") / f"calibrate-{name}-{device}", partial(print, flush=True)
+    )
     return 0
 
 
@@ -220,10 +223,6 @@ def _from_profile(trace: Path, path: Path | None, overrides: list[str], *, out: 
     told, whole = calibrate_from_profile(trace, loaded, folder)
     print(told)
     return int(not whole)
-
-
-def _echo(line: str) -> None:
-    print(line, flush=True)
 
 
 def _wrong_sizes(

@@ -257,21 +257,15 @@ def search_by_price(
         if weights[k] > limit and not _scales(candidate):
             candidate.dearer = candidate.done = True
             continue
-        shown = None if progress is None else partial(_show_all, progress, candidates)
+        shown = None if progress is None else _of_all(progress, candidates)
         search_all(problem, [candidate], jobs, shown, journal)
         if candidate.result.best is not None:
             limit = min(limit, weights[k])
 
 
-def _show_all(
-    progress: Progress,
-    every: Sequence[Candidate],
-    _: Sequence[Candidate],
-    runs: int,
-    candidate: Candidate | None,
-) -> None:
-    """Show all candidates where they are searched one by one."""
-    progress(every, runs, candidate)
+def _of_all(progress: Progress, every: Sequence[Candidate]) -> Progress:
+    """Let all candidates be shown where they are searched one by one."""
+    return lambda _, runs, candidate: progress(every, runs, candidate)
 
 
 def _scales(candidate: Candidate) -> bool:

@@ -1,8 +1,8 @@
 """The tables of a run as users get them, as columns and as DataFrames.
 
-One row per request (requests.csv), one per logged row of steps (steps.csv) or one per step with the
-leaps unrolled, one per client (clients.csv), one per window of time (fairness.csv), one per change
-of a replica's state (replicas.csv).
+One row per request (requests.csv), one per logged row of steps (steps.csv), one per client
+(clients.csv), one per window of time (fairness.csv), one per change of a replica's state
+(replicas.csv).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,7 @@ import numpy as np
 from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import ClusterRecord, Record
-from simulator.results.request_table import Floats, Ints, Rows, client_column, find_rows
-from simulator.results.time_series import arrivals, blocks_in_steps, decisions
+from simulator.results.request_table import Floats, Rows, client_column, find_rows
 from simulator.util.csv_text import Column, Numbers, Signed, Words
 
 if TYPE_CHECKING:
@@ -109,8 +108,8 @@ def replica_columns(cluster: ClusterRecord) -> dict[str, Column]:
     }
 
 
-def step_frame(record: Record, *, expanded: bool = False) -> "pd.DataFrame":
-    """Give the columns of steps.csv as a DataFrame; `expanded`: one row for each single step.
+def step_frame(record: Record) -> "pd.DataFrame":
+    """Give the columns of steps.csv as a DataFrame.
 
     As in the file, `replica` is there only where there are several.
     """
@@ -119,8 +118,6 @@ def step_frame(record: Record, *, expanded: bool = False) -> "pd.DataFrame":
     frames = []
     for number, (log, seconds) in enumerate(with_copy_seconds(record)):
         columns = step_columns(log, copy_seconds=seconds)
-        if expanded:
-            columns = expand_steps(log, copy_seconds=seconds)
         if len(record.logs) > 1:
             columns = {"replica": np.full(count_rows(columns), number), **columns}
         frames.append(as_frame(columns))
@@ -186,51 +183,6 @@ def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, 
         columns[name] = np.zeros(len(starts), values.dtype)
         columns[name][moved] = values[at]
     return columns
-
-
-def expand_steps(log: Log, *, copy_seconds: Floats | None = None) -> dict[str, Numbers]:
-    """Unroll the leaps: the columns of steps.csv with one row per step, in order of time.
-
-    `waiting` is what the row began with and the requests that have come since.
-    """
-    rows = log.steps
-    row, index = _unroll(rows["steps"].astype(np.int64))
-    starts, ends = _step_times(log, row, index)
-    queue, decided = arrivals(log), starts
-    if log.decided:  # each step when the one before it began
-        decided = np.where(index > 0, np.append(0.0, starts[:-1]), decisions(log)[row])
-    since = np.searchsorted(queue, decided, "right")
-    since -= np.searchsorted(queue, decisions(log), "right")[row]
-    singles = rows[row]
-    singles["start"], singles["end"] = starts, ends
-    singles["context"] += index * (singles["decodes"] + singles["wasted"])
-    singles["preempted"][index > 0] = 0
-    singles["blocks_used"] = blocks_in_steps(log, row, index)
-    columns = _columns(singles, log.num_blocks) | {"waiting": singles["waiting"] + since}
-    del columns["steps"]
-    first = np.where(index == 0, rows["start"][row], -1.0)
-    return columns | copy_columns(log, first, copy_seconds)
-
-
-def _unroll(steps: Ints) -> tuple[Ints, Ints]:
-    """Give, for every step, its row and its place in the row."""
-    row = np.repeat(np.arange(len(steps)), steps)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(steps) - steps, steps)
-
-
-def _step_times(log: Log, row: Ints, index: Ints) -> tuple[Floats, Floats]:
-    """Give start and end of every step; those inside a leap are ticks."""
-    rows = log.steps
-    steps = rows["steps"].astype(np.int64)
-    starts: Floats = rows["start"][row]
-    ends: Floats = rows["end"][row]
-    ticks = np.asarray(log.tick_ends)
-    last = np.searchsorted(ticks, rows["end"], side="right") - 1
-    leapt = np.flatnonzero(steps[row] > 1)
-    ends[leapt] = ticks[last[row[leapt]] - (steps[row] - 1 - index)[leapt]]
-    inner = np.flatnonzero(index > 0)
-    starts[inner] = ends[inner - 1]
-    return starts, ends
 
 
 def as_frame(columns: Mapping[str, Column]) -> "pd.DataFrame":

@@ -107,16 +107,6 @@ class Leaps:
             yield rows, token_time, block_time, blocks
 
 
-def blocks_in_steps(log: Log, row: Ints, index: Ints) -> Ints:
-    """Give the KV blocks in use during each step: the step `index` of each `row`, all in order."""
-    used: Ints = log.steps["blocks_used"].astype(np.int64)[row]
-    added = np.zeros(len(row), np.int64)
-    added[index > 0] = log.leap_blocks
-    total = np.cumsum(added)
-    used += total - total[np.arange(len(row)) - index]
-    return used
-
-
 def mean_in_bins(
     starts: Floats, ends: Floats, levels: npt.NDArray[np.number], edges: Floats
 ) -> Floats:

@@ -21,7 +21,6 @@ from simulator.policies.orders import HRRN, SJF, Boost, Priority
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
 from simulator.policies.virtual_finish_time import VirtualFinishTime
 from simulator.results.engine_metrics import StepSums
-from simulator.results.frames import expand_steps
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import AsyncDynamicScheduler, DynamicScheduler
@@ -32,6 +31,7 @@ from simulator.workload.workload import Workload
 from tests.support.engines import Clock
 from tests.support.engines import play as play_with
 from tests.support.other_engines import answers, other_engines, rejections
+from tests.support.single_steps import expand_steps
 
 ORDERS: dict[str, Callable[[], object]] = {
     "sjf": SJF,

@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.results.frames import expand_steps
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.support.engines import play
 from tests.support.logs import CLOCK, LoggedRun, loads, logged_runs
+from tests.support.single_steps import expand_steps
 
 
 @given(logged_runs(max_replicas=1))

@@ -5,12 +5,12 @@ import pytest
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
-from simulator.results.frames import expand_steps
 from simulator.schedulers.continuous_batching import ContinuousBatching, Orca, Sarathi
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
 from tests.support.engines import play, workload
 from tests.support.schedules import counter, prompts, run
+from tests.support.single_steps import expand_steps
 
 
 def test_orca_mixes_whole_prompts_and_decodes() -> None:

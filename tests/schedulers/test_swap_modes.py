@@ -14,13 +14,14 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.orders import HRRN, SJF
 from simulator.policies.waiting_queues import KeyQueue, SwappedFirst
-from simulator.results.frames import step_frame
+from simulator.results.frames import with_copy_seconds
 from simulator.scenario.assemble import assemble
 from simulator.scenario.assemble_scheduler import swap_prices
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.util.errors import HeadwayError
 from tests.support.engines import fcfs, play, workload
+from tests.support.single_steps import expand_steps
 
 
 def prices(recompute: float = 0.0, out: float = 0.0, back: float = 0.0) -> Prices:
@@ -167,7 +168,8 @@ def test_the_log_tells_what_moved_and_what_it_took(tmp_path: Path) -> None:
     frame, single = leapt.steps, stepped.steps
     for name in ("swapped_out_blocks", "swapped_in_blocks", "swap_time"):
         assert [x for x in frame[name] if x] == [x for x in single[name] if x] != []
-        both = step_frame(leapt, expanded=True)[name]
+        ((log, seconds),) = with_copy_seconds(leapt)
+        both = expand_steps(log, copy_seconds=seconds)[name]
         assert np.array_equal(both, single[name])
     gauges = leapt.summary()["headway"]
     moved = frame.swapped_out_blocks.sum() + frame.swapped_in_blocks.sum()

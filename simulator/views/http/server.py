@@ -234,34 +234,35 @@ class Server:
         return max(int(self._random.choice(self._lengths)), wanted.min_tokens, 1)
 
     def _submit(
-        self,
-        wanted: Wanted,
-        on_tokens: Callable[[int, int], None],
-        on_end: Callable[[Request, str], None],
-    ) -> Stream:
-        """Hand a request to the engine, with the length that `_length` has found."""
-        return self.engine.submit(
-            len(wanted.tokens),
-            wanted.length,
-            on_tokens,
-            on_end,
-            max_tokens=wanted.max_tokens,
-            segments=name_blocks(wanted.tokens, self.engine.block_size, wanted.salt),
-            client=wanted.client,
-            priority=wanted.priority,
-            hint=wanted.hint,
-        )
+        self, wanted: Wanted, on_tokens: Callable[[int, int], None]
+    ) -> tuple[Stream, asyncio.Future[tuple[Request, str]]]:
+        """Hand a request to the engine, with the length that `_length` has found.
 
-    async def _whole(
-        self, request: web.Request, wanted: Wanted, answer: Answer
-    ) -> web.StreamResponse:
+        The future becomes the request and why it has ended.
+        """
         over: asyncio.Future[tuple[Request, str]] = asyncio.get_running_loop().create_future()
 
         def end(ended: Request, reason: str) -> None:
             if not over.done():
                 over.set_result((ended, reason))
 
-        stream = self._submit(wanted, _nothing, end)
+        stream = self.engine.submit(
+            len(wanted.tokens),
+            wanted.length,
+            on_tokens,
+            end,
+            max_tokens=wanted.max_tokens,
+            segments=name_blocks(wanted.tokens, self.engine.block_size, wanted.salt),
+            client=wanted.client,
+            priority=wanted.priority,
+            hint=wanted.hint,
+        )
+        return stream, over
+
+    async def _whole(
+        self, request: web.Request, wanted: Wanted, answer: Answer
+    ) -> web.StreamResponse:
+        stream, over = self._submit(wanted, _nothing)
         try:
             ended, reason = await over
         except asyncio.CancelledError:  # the client has hung up
@@ -278,7 +279,6 @@ class Server:
     async def _stream(
         self, request: web.Request, wanted: Wanted, answer: Answer
     ) -> web.StreamResponse:
-        over: asyncio.Future[tuple[Request, str]] = asyncio.get_running_loop().create_future()
         early: list[bytes] = []  # what came before the head of the answer was out
         transport: asyncio.Transport | None = None  # where the rest goes
 
@@ -291,11 +291,7 @@ class Server:
                 if not count % LOOK and transport.get_write_buffer_size() > MOST_UNSENT:
                     transport.abort()
 
-        def end(ended: Request, reason: str) -> None:
-            if not over.done():
-                over.set_result((ended, reason))
-
-        stream = self._submit(wanted, tokens, end)
+        stream, over = self._submit(wanted, tokens)
         chunked = request.version >= (1, 1)
         try:
             if not chunked:
