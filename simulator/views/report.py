@@ -269,9 +269,9 @@ def _parts(parts: Summary, count: object) -> list[str]:
     return lines
 
 
-def shortened(name: str, most: int = NAME_WIDTH) -> str:
+def shortened(name: str) -> str:
     """Cut a name off that is too long for its column."""
-    return name if len(name) <= most else name[: most - 1] + "…"
+    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
 
 
 def amount(value: float) -> str:

@@ -72,11 +72,6 @@ class Worker:
         """Want no job."""
         self._wanted.value = 0
 
-    @property
-    def alive(self) -> bool:
-        """Whether it works."""
-        return self._process.is_alive()
-
     def close(self) -> None:
         """End the process."""
         self._process.terminate()
