@@ -1,5 +1,6 @@
 """Cost profiles: a fitted cost model in YAML, with its hardware, range, errors and sources."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -155,7 +156,8 @@ def _same_shape(name: str, model: ModelSpec) -> bool:
 @cache
 def shipped_profiles() -> list[str]:
     """Names of the profiles that come with the package."""
-    return sorted(path.name.removesuffix(".yaml") for path in PROFILES.glob("*.yaml"))
+    files = os.listdir(PROFILES)
+    return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
 
 
 def shipped_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[str, object] | None:
@@ -163,11 +165,12 @@ def shipped_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[st
 
     Models of the same shape share a profile: Llama-3.1-8B runs like Llama-3-8B.
     """
+    wanted = {"gpu": gpu.name} | settings_of(model, engine)
     for name in shipped_profiles():
-        of, _, _ = name.rsplit(".", 2)
+        hardware = named_hardware(name)
         # The files need not be parsed for this, and few models' shapes be compared.
-        profile = Profile(LinearCost(1.0, 0.0, 0.0), None, named_hardware(name))
-        if not profile.differences(model, gpu, engine) and _same_shape(of, model):
+        alike = all(_cost_alike(hardware[key], value) for key, value in wanted.items())
+        if alike and _same_shape(name.rsplit(".", 2)[0], model):
             return {"profile": name}
     return None
 
