@@ -109,9 +109,10 @@ def mixed_steps(bench: Bench, model: str, path: Path, *, graphs: bool = True) ->
                 row = _step(engine, chunks, "mixed")
             seconds["mixed"] += float(row["wall_us"])  # type: ignore[arg-type]
             yield row
-        wins = wins and bool(engine.mixed_sizes) and seconds["mixed graph"] < seconds["mixed"]
+        wins = wins and seconds["mixed graph"] < seconds["mixed"]
         best, before = size if wins else best, size
-        write_atomic(path, f"{best}\n".encode())
+        if engine.mixed_sizes:
+            write_atomic(path, f"{best}\n".encode())
 
 
 def _chunk(random: np.random.Generator, engine: Engine, name: int, start: int, new: int) -> Chunk:
