@@ -139,7 +139,8 @@ def _schedule(scenario: Scenario, parts: EngineParts) -> None:
 def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     """Check the keys of `engine` against one another, and against the number of GPUs."""
     tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
-    if tokens < seqs:
+    decodes_count = split_spec(engine.scheduling_policy, "policy")[0] != "sglang"
+    if tokens < seqs and decodes_count:
         what = f"must be at least max_num_seqs ({seqs}), not {tokens}"
         what += ": every running request wants a token of each step"
         yield "engine.max_num_batched_tokens", "engine.max_num_seqs", what
