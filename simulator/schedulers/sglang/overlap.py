@@ -23,11 +23,20 @@ class OverlappedRunning(AsyncRunning):
         self.lost = 0  # tokens in flight of the request that is sent away
         self.ended: dict[Request, None] = {}  # members whose last token is in flight
 
+    def remove(self, request: Request) -> None:
+        if request.joined >= 0:
+            self.stop_decoding(request)
+        elif request in self.leaving:
+            del self.leaving[request]
+        else:
+            self.partial.remove(request)
+        del self[request]
+
     def stop_decoding(self, request: Request) -> None:
         """Take a request out of the decode set and write down its run, if that has begun."""
         run = self.open.pop(request)
         run.first_tick = request.joined
-        generated = self.decodes.generated(request)
+        generated = request.generated + self.decodes.tick - request.joined
         lost = self.lost or max(generated - request.output_limit, 0)  # else a decode in vain
         request.generated = generated - lost
         run.ticks = self.decodes.leave(request) - lost
@@ -128,7 +137,7 @@ class OverlappedSgLang(SgLang):
         # What the batch before brings must be taken in at its end, if it is more than tokens.
         if self.running.ended or (len(flight) > 1 and self._changes_memory(flight[-2])):
             return 1
-        return super().horizon(step)
+        return SgLang.horizon(self, step)
 
     def _changes_memory(self, batch: BatchInFlight) -> bool:
         """Say whether there may be more or less memory when a batch is over.
@@ -181,7 +190,7 @@ class OverlappedSgLang(SgLang):
     def _decode(self, step: Step) -> bool:
         if self.running.ended and self._let_go() and (not self.batch.count or not self._has_room()):
             return False
-        return super()._decode(step)
+        return SgLang._decode(self, step)
 
     def _join_prefill(self, step: Step) -> None:
         self._let_go()

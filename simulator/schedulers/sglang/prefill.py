@@ -125,18 +125,19 @@ class PrefillBudget:
         scheduler = self.scheduler
         if request.ignore_eos and scheduler.tree is None:
             return self._add_ignoring_eos(request)
-        page = scheduler.blocks.block_size
+        blocks = scheduler.blocks
+        page = blocks.block_size
         extend = request.known - len(hits) * page
         limit = scheduler.limit(request)
         left = min(max(limit - request.generated, 0), CLIP_MAX_NEW_TOKENS)
         idle = scheduler.idle_hits(request, hits) * page if hits else 0
-        if extend + left + page + idle >= self.rem_total:
+        if extend + left + page + idle >= blocks.free * page - self.total_offset:
             return Verdict.NO_TOKEN
-        tokens = extend
+        tokens, pages = extend, -(-extend // page) * page
         if self.rem_chunk is None:
-            if self.batch and self._pages(extend) >= self.rem_input:
+            if self.batch and pages >= self.rem_input:
                 return Verdict.OTHER
-        elif self._pages(extend) > self.rem_chunk:
+        elif pages > self.rem_chunk:
             if scheduler.chunked is not None and scheduler.order == "shortest-prefill-first":
                 return Verdict.OTHER
             tokens = self.rem_chunk // page * page  # what is cached are whole pages

@@ -222,7 +222,9 @@ class SgLang(ContinuousBatching):
     def add(self, request: Request) -> bool:
         request.ignore_eos |= self.ignore_eos
         self._limits[request] = self._find_limit(request)
-        super().add(request)
+        request.output_limit = self.output_limit(request)
+        self.running.loop.arrived()
+        self.queue.add(request)
         return not self.full or self._preempts
 
     def urgency(self, request: Request) -> int:
@@ -427,12 +429,13 @@ class SgLang(ContinuousBatching):
             self.tree.make_room(count)
 
     def _has_room(self) -> bool:
-        """Evict what the next token of all needs; say whether that is enough."""
+        """Say whether there is memory for the next token of all; if not, all is evicted."""
         batch = self.batch
         need = batch.phases[batch.tick % batch.block_size]
-        if self.tree is not None:
-            self.tree.make_room(need)
-        return need <= self.blocks.free
+        if need <= self.blocks.free:
+            return True  # whoever takes it evicts
+        self.evict(need)
+        return False
 
     def _decode_all(self, step: Step) -> None:
         batch, count = self.batch, self.batch.count
