@@ -257,3 +257,11 @@ def test_what_vllm_would_have_and_is_not_simulated_is_named() -> None:
     }
     assert missing("gpt-oss-20b") is None
     assert missing("llama-3-8b", speculative_config=drafts, version="0.12") is None
+
+
+def test_sglangs_decodes_do_not_count_towards_the_tokens_of_a_step() -> None:
+    """Its chunked_prefill_size may be less than its seats, vLLM's budget may not."""
+    sizes = {"max_num_seqs": 64, "max_num_batched_tokens": 32}
+    assert run(check(engine={"name": "sglang", **sizes}, workload={"num_prompts": 5})).logs
+    with pytest.raises(HeadwayError, match="every running request wants a token"):
+        check(engine={"name": "vllm", **sizes})
