@@ -96,7 +96,7 @@ name: piped
 model: llama-3-8b
 gpu: {name: H100-80GB}
 engine: {pipeline_parallel_size: 2}
-workload: {num_prompts: 40, request_rate: 4, input_len: 400, output_len: 30}
+workload: {num_prompts: 40, request_rate: 1, input_len: 400, output_len: 30}
 """
 
 
