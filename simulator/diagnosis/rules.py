@@ -54,6 +54,7 @@ GIVEN_UP = 0.01  # share of the requests
 KNOWN = 0.1  # share of the prompt tokens that a prefix cache could know
 REUSE = 0.02  # share of the requests' time that goes to computing these again
 TRIED = 0.05  # share of the requests' time that goes to tries before the last
+HOST = 0.25  # share of the steps' time that the GPU spends waiting for the host
 
 
 def diagnose(record: "Record", summary: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -120,13 +121,16 @@ def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Give of each finding what a reader is told: its text, and the knob or "".
 
     `gauges` is what stands under `headway` in a summary. Where the run keeps its service levels,
-    that is told first, and a knob only where it saves replicas.
+    that is told first, and a knob only where it saves replicas. A host that keeps the GPU waiting
+    is told last: no rule finds it, since no knob of the engine makes it faster.
     """
     kept = bool(gauges.get("slo_met"))
     found = [
         (str(one["text"]), "" if kept and one["rule"] != "low_load" else str(one["knob"]))
         for one in gauges.get("diagnosis") or ()
     ]
+    if (host := gauges.get("host_share") or 0.0) >= HOST:
+        found.append((f"The GPU waits for the host in {host:.0%} of the steps' time.", ""))
     return [(KEPT, ""), *found] if kept and found else found
 
 

@@ -130,7 +130,8 @@ magnitude. What a step takes there must be calibrated."""
 def find_gpu(name: str) -> Gpu:
     """Find a GPU by its name; case, blanks, hyphens, `NVIDIA` and `SXM` do not matter.
 
-    `SXM` alone tells the one of its chip that has NVLink: H100-SXM is the H100-80GB.
+    The name of a chip alone, with or without `SXM`, is the one that has NVLink, where there is but
+    one: H100 and H100-SXM are the H100-80GB.
 
     Raises ValueError, which lists the names that there are, the likeliest first.
     """
@@ -138,14 +139,13 @@ def find_gpu(name: str) -> Gpu:
     for gpu in (*GPUS.values(), CPU):
         if _normalised(gpu.name) == wanted:
             return gpu
-    if SXM.search(name):
-        linked = [
-            gpu
-            for gpu in GPUS.values()
-            if gpu.link_bandwidth > NVLINK and _normalised(gpu.name).startswith(wanted)
-        ]
-        if len(linked) == 1:
-            return linked[0]
+    linked = [
+        gpu
+        for gpu in GPUS.values()
+        if gpu.link_bandwidth > NVLINK and _normalised(gpu.name.partition("-")[0]) == wanted
+    ]
+    if len(linked) == 1:
+        return linked[0]
 
     def alike(part: str) -> list[str]:
         return [known for known in GPUS if part in _normalised(known)] if part else []

@@ -112,4 +112,15 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
             if leader is not None:
                 text = what[0].upper() + what[1:]
                 lines.append(f"{text}: {labels[leader]}.")
+    costs = [summary.get("headway", {}) for summary in summaries]
+    guessed = [
+        label
+        for label, cost in zip(labels, costs, strict=True)
+        if (cost.get("step_times") or {}).get("unmeasured")
+    ]
+    if guessed and len({cost.get("profile") for cost in costs}) > 1:
+        lines.append(
+            f"Step times that nobody measured: {', '.join(guessed)}. A difference that is "
+            "smaller than their error (see Cost) says nothing."
+        )
     return [*lines, "One run of each: --replications 5 tells differences from chance."]

@@ -257,6 +257,17 @@ def test_low_load(diagnose) -> None:
     assert diagnose("workload.request_rate=0.2") == {}
 
 
+def test_a_host_that_the_gpu_waits_for_is_told() -> None:
+    """Last, and without a knob."""
+    assert diagnosis_lines({"diagnosis": [], "host_share": 0.39, "slo_met": True}) == [
+        "- All service levels are kept: nothing needs turning.",
+        "- The GPU waits for the host in 39% of the steps' time.",
+    ]
+    assert diagnosis_lines({"diagnosis": [], "host_share": 0.2}) == [
+        "Nothing stands out: nothing needs turning."
+    ]
+
+
 def test_routing(diagnose) -> None:
     """All requests are of one client, whose sessions stay on one of two replicas."""
     sets = ("cluster.replicas=2", NARROW, "workload.clients=1")

@@ -78,6 +78,18 @@ def test_where_prices_differ_the_cheapest_by_the_token_is_named_without_service_
     assert winner_lines(["slow", "fast"], runs)[0].startswith("No winner")  # the same price
 
 
+def test_candidates_whose_step_times_nobody_measured_are_named() -> None:
+    """Where the others have another cost model: within one the error is common to all."""
+    runs = [summary(100, 50), summary(120, 60)]
+    runs[0]["headway"] |= {"profile": "a", "step_times": {"unmeasured": None}}
+    runs[1]["headway"] |= {"profile": "roofline", "step_times": {"unmeasured": "kernels"}}
+    told = [line for line in winner_lines(["H100", "MI300X"], runs) if "nobody measured" in line]
+    assert len(told) == 1
+    assert "nobody measured: MI300X." in told[0]
+    runs[0]["headway"] |= runs[1]["headway"]
+    assert not any("nobody measured" in line for line in winner_lines(["a", "b"], runs))
+
+
 def test_of_those_that_keep_them_alike_none_is_nearest() -> None:
     lines = winner_lines(["a", "b"], [summary(1, 1, met=True), summary(1, 1, met=True)])
     assert lines[0] == (
