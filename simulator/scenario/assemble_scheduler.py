@@ -97,17 +97,19 @@ def make_scheduler(
     *,
     named: bool = False,
     role: str | None = None,
+    retries: bool = False,
 ) -> Scheduler:
     """Build the scheduler with its blocks.
 
     `shares_prefixes` says that the workload's prompts have contents to share; where they have
-    none a prefix cache could only serve requests that come back after a preemption. `named` gives
+    none a prefix cache could only serve requests that come back after a preemption or, with
+    `retries`, in a client's next try, which finds what the one before had computed. `named` gives
     every block a number, also where counting them would do: a live engine reads block tables.
     `role` is that of the replica's group, kv_producer or kv_consumer; None: it does both. Raises
     ValueError, by its field, for what the scheduler does not do, and HeadwayError where one of the
     user's own cannot be made.
     """
-    scheduler = _make(scenario, parts, shares_prefixes, named=named, role=role)
+    scheduler = _make(scenario, parts, shares_prefixes, named=named, role=role, retries=retries)
     assert scheduler is not None
     return scheduler
 
@@ -124,6 +126,7 @@ def _make(
     *,
     named: bool = False,
     role: str | None = None,
+    retries: bool = False,
     check_only: bool = False,
 ) -> Scheduler | None:
     """Build the scheduler; None where it is, or has, the user's own and shall only be checked."""
@@ -155,9 +158,8 @@ def _make(
     check_arguments(policy_class, arguments, taken=options)
     tree = engine.prefix_cache == "radix" or (scheduler_class.prefix_tree and not named)
     counts = policy_class is SgLang and serves_unshared(**arguments)
-    blocks = _make_blocks(
-        engine, parts, caching, shares_prefixes, named=named, tree=tree, counts=counts
-    )
+    shares = shares_prefixes or retries
+    blocks = _make_blocks(engine, parts, caching, shares, named=named, tree=tree, counts=counts)
     if is_own(policy_class) and check_only:
         return None
     if issubclass(policy_class, Scheduler):  # fcfs needs no policy
@@ -417,8 +419,8 @@ def _make_blocks(
 ) -> BlockCounter:
     """Make the block manager that the scenario's memory rule needs.
 
-    `shares` says whether prompts have contents that others may begin with, too; with `tree` a
-    prefix cache is a radix tree, of which the scheduler `counts` the blocks alone.
+    `shares` says whether others, or later tries, may begin as a prompt does; with `tree` a prefix
+    cache is a radix tree, of which the scheduler `counts` the blocks alone.
 
     Contiguous allocation is paging with one page a request, of the greatest length.
     """

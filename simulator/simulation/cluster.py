@@ -195,6 +195,8 @@ def add_replicas(
     makes it be off. The first replicas are up after `startup_delay`, s.
     """
     assert scenario.cluster is not None
+    client = scenario.cluster.client
+    retries = client is not None and client.max_retries > 0
     makers: list[Callable[[], list[Scheduler]]] = []
     every: list[EngineParts] = []
     first: list[Target] = []
@@ -202,7 +204,7 @@ def add_replicas(
         own = scenario.of_group(name)
         parts = with_cost(assemble(own), cost, noise)
         ranks = own.engine.data_parallel_size
-        make = partial(_make_schedulers, own, parts, ranks, shares, group.kv_role)
+        make = partial(_make_schedulers, own, parts, ranks, shares, group.kv_role, retries=retries)
         for number in range(scenario.cluster.max_replicas(name)):
             if ranks == 1:
                 target = fleet.add(name, make()[0], parts.cost, leap=leap)
@@ -229,10 +231,18 @@ def add_replicas(
 
 
 def _make_schedulers(
-    scenario: Scenario, parts: EngineParts, ranks: int, shares: bool, role: str | None
+    scenario: Scenario,
+    parts: EngineParts,
+    ranks: int,
+    shares: bool,
+    role: str | None,
+    *,
+    retries: bool,
 ) -> list[Scheduler]:
     """Make the scheduler of each rank of a replica."""
-    return [make_scheduler(scenario, parts, shares, role=role) for _ in range(ranks)]
+    return [
+        make_scheduler(scenario, parts, shares, role=role, retries=retries) for _ in range(ranks)
+    ]
 
 
 def _balancer(scenario: Scenario, number: int) -> Balancer:

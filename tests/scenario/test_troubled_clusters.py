@@ -39,6 +39,16 @@ def test_the_summary_counts_what_went_wrong_and_what_it_cost(tmp_path: Path) -> 
     assert set(result.requests["replica"][words == "shed"]) == {-1}
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_retry_finds_what_the_try_before_computed(tmp_path: Path, name: str) -> None:
+    """The same prompt comes again, though no other begins as it does."""
+    more = "cluster: {replicas: 1, client: {timeout: 1.5, max_retries: 3, backoff: 0.1}}\n"
+    engine = f"engine={{name: {name}, max_num_seqs: 12, max_model_len: 512}}"
+    result = made(tmp_path, more, engine, "workload.output_len=100")
+    assert result.summary()["headway"]["cluster"]["retries"] > 0
+    assert result.requests["cached_tokens"].sum() > 0
+
+
 @pytest.mark.parametrize("tables", [[], ["--no-tables"]])
 def test_replicas_that_fail_before_any_answer_ends(
     tmp_path: Path, capsys, monkeypatch, tables: list[str]
