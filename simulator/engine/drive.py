@@ -13,8 +13,9 @@ from simpy.core import EmptySchedule
 from simulator.engine.client import Client, StreamClient
 from simulator.util.errors import HeadwayError
 
-EVENTS_PER_LOOK = 4096  # events between two looks at the progress bar
-EVENTS_PER_QUESTION = 512  # between two at which `stop` is asked
+# A loop that the clock attends to may have MOST_SKIPS turns in one event.
+EVENTS_PER_LOOK = 512  # events between two looks at the progress bar
+EVENTS_PER_QUESTION = 64  # between two at which `stop` is asked
 LONGEST = 1e8  # s, of a run: its tokens are counted by the second
 
 

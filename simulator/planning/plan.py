@@ -429,7 +429,8 @@ def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     wanted = " and ".join(slo.text for slo in slos)
     place = f" at {problem.key}={trial.at:g}" if problem.key else ""
     if not trial.violation(slos):
-        got += f", but does not hold: {trial.reason}"
+        why = trial.reason or next(text for _, text in fold_errors([closest]))
+        got += f", but does not hold: {why}"
     return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
 
 

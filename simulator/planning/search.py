@@ -283,7 +283,8 @@ def look(
     """Run one place, and judge it after so many runs, and after so many, until one tells.
 
     Where the intervals cannot tell in the end, the means do; `strict`: then it does not hold.
-    `quick`: the means do, too, where a run was too short to get warm: a longer look will tell.
+    `quick`: the means do, too, where a run was too short to get warm, but long enough to break the
+    bounds: a longer look will tell.
     """
     for count in counts:
         have = len(trial.runs)
@@ -297,7 +298,10 @@ def look(
             break
     trial.sure, trial.strict = found.kept is not None, strict
     by_mean = found.mean_kept or (
-        quick and found.growing == WARMING_UP and found.strain[1] <= NOT_KEPT
+        quick
+        and found.growing == WARMING_UP
+        and found.strain[1] <= NOT_KEPT
+        and all(slo.duration <= (trial.seconds or inf) for slo in criteria.slos)
     )
     trial.ok = bool(found.kept) or (found.kept is None and by_mean and not strict)
     trial.why, trial.growing, trial.strain = found.why, found.growing, found.strain

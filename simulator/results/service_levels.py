@@ -39,6 +39,11 @@ class Slo:
         """Write it as the user does."""
         return f"{self.metric}{'<=' if self.at_most else '>='}{self.bound:g}"
 
+    @property
+    def duration(self) -> float:
+        """How long something must take that breaks it, s; 0 of what is no time."""
+        return self.bound / 1000.0 if self.metric.endswith("_ms") else 0.0
+
     def met(self, value: float) -> bool:
         """Say whether a value keeps the bound."""
         return value <= self.bound if self.at_most else value >= self.bound

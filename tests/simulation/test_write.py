@@ -148,16 +148,12 @@ def test_short_logs_are_encoded_together(
 
 
 def test_frames(ran: Ran) -> None:
-    """The tables as DataFrames have the columns of the files; leaps unroll on request."""
+    """The tables as DataFrames have the columns of the files."""
     requests, steps = request_frame(ran), step_frame(ran)
     assert list(requests.columns) == REQUESTS.splitlines()[0].split(",")
     assert requests["finish_reason"].tolist()[:3] == ["stop", "length", "rejected"]
     assert requests["tpot"].isna().tolist() == [False, True, True, True, True]
     assert list(steps.columns) == STEPS.splitlines()[0].split(",")
-    expanded = step_frame(ran, expanded=True)
-    assert expanded["start"].tolist() == [0.5, 1.0, 2.0]
-    assert expanded["context"].tolist() == [0, 6, 7]
-    assert expanded["waiting"].tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -201,8 +201,11 @@ class SgLang(ContinuousBatching):
         return min(self.limit(request), CLIP_MAX_NEW_TOKENS)
 
     def output_limit(self, request: Request) -> int:
-        most, tokens = self.limit(request), request.output_tokens
-        return tokens if tokens < most and not request.ignore_eos else most
+        most = self.limit(request)
+        if request.ignore_eos:
+            return most
+        tokens = super().output_limit(request)
+        return tokens if tokens < most else most
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run; SGLang wants some tokens of slack.
