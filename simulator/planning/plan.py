@@ -429,8 +429,11 @@ def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     wanted = " and ".join(slo.text for slo in slos)
     place = f" at {problem.key}={trial.at:g}" if problem.key else ""
     if not trial.violation(slos):
-        why = trial.reason or next(text for _, text in fold_errors([closest]))
-        got += f", but does not hold: {why}"
+        # One that holds by itself counts for nothing where a run could not be made, or a place that
+        # should be easier has failed.
+        failed = [text for _, text in fold_errors([closest])]
+        failed += [other.reason for other in closest.result.trials if other.reason]
+        got += f", but does not hold: {next(filter(None, (trial.reason, *failed)), trial.why)}"
     return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
 
 

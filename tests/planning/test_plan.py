@@ -15,6 +15,13 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.scenarios import ONE_A_SECOND
 
 
+def test_a_run_that_cannot_be_made_is_told(scenario: Path, monkeypatch):
+    """A longer look has more requests than fit into memory, though short ones held."""
+    monkeypatch.setattr("simulator.workload.generate.MAX_KEPT_REQUESTS", 400)
+    with pytest.raises(HeadwayError, match=r"does not hold: .* do not fit into memory together"):
+        plan(scenario, ["p99_ttft_ms<=3000"], jobs=1, overrides=["plan.min_duration=600"])
+
+
 def test_the_rate_of_a_server_that_takes_a_second_a_request(scenario: Path):
     """M/D/1 with unit service: the mean wait rho / (2 (1 - rho)) is 1 s at rho = 2/3.
 
