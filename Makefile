@@ -12,8 +12,8 @@ PIP := $(BIN)/python -m pip install --quiet
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --out out/demo
 
-# With CI=true, as in .ci/run: every example of the property tests and the whole rehearsal of a GPU
-# campaign. Without, a fifth of the examples, other ones each time, and the parts of it that differ.
+# With CI=true, as in .ci/run: every test, and every example of the property tests. Without: no slow
+# test, and a fifth of the examples, other ones each time.
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 

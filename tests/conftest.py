@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Where a change is judged, all examples, and the same ones every time; elsewhere a fifth of them,
-# new ones each time, which find bugs.
+# Where a change is judged, every test and all examples, the same ones every time; elsewhere no test
+# that takes half a minute, and a fifth of the examples, new ones each time, which find bugs.
 FULL = bool(os.environ.get("CI"))
 SHARE, LEAST = 5, 10
 settings.register_profile("ci", derandomize=True)
@@ -16,8 +16,10 @@ if FULL:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Draw fewer examples where nothing is judged."""
+    """Leave slow tests out and draw fewer examples where nothing is judged."""
     for item in () if FULL else items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: runs where CI=true is set"))
         test = getattr(item, "obj", None)
         asked = getattr(test, "_hypothesis_internal_use_settings", None)
         if asked is not None:

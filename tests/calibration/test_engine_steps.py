@@ -309,6 +309,7 @@ def test_without_torch_one_line_names_the_extra(verb: str, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_short_calibration_end_to_end(tmp_path: Path) -> None:
     """A few seconds give a file, a profile that a scenario can name, and a picture."""
     pytest.importorskip("torch", reason="needs the extra `gpu`")

@@ -229,6 +229,7 @@ TOTALS = ("completed", "total_input_tokens", "total_output_tokens")
 TRIES = 5  # on a machine that others keep busy an answer may be late
 
 
+@pytest.mark.slow
 def test_replayed_against_its_own_twin_a_scenario_validates(tmp_path: Path) -> None:
     """What is measured of a server that is on time is what is simulated, within 3 % everywhere."""
     path, out = tmp_path / "loop.yaml", tmp_path / "measured"
@@ -245,6 +246,7 @@ def test_replayed_against_its_own_twin_a_scenario_validates(tmp_path: Path) -> N
     assert {"mean_ttft_ms", "p99_e2el_ms", "output_throughput", "mean_running"} <= errors.keys()
 
 
+@pytest.mark.slow
 def test_the_four_commands_of_the_page_follow_one_another(tmp_path: Path) -> None:
     """Pasted as they stand, against the server that the page names; with less traffic."""
     page = Path(ROOT, "docs", "serve.md").read_text()

@@ -152,6 +152,7 @@ vllm:request_prompt_tokens_sum{engine="0"} 99.0
     assert [column.tolist() for column in poll.prompt[:2]] == [[10, np.inf], [2, 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("knob", "code"), [("engine.max_num_seqs=64", 0), ("engine.max_num_seqs=2", 1)]
 )

@@ -169,13 +169,13 @@ def test_a_part_that_had_done_its_work_when_its_time_was_over_is_ok(
     sleep = "import time, sys, pathlib\ntry: {}time.sleep(90)\nexcept KeyboardInterrupt: {}"
     written = f"pathlib.Path({str(tmp_path / 'live.json')!r}).touch(); "
     parts = [
-        say("fits", sleep.format("", "pass"), most=4.0),
-        say("none", sleep.format("", "sys.exit(130)"), most=4.0, result="live.json"),
-        say("whole", sleep.format(written, "sys.exit(130)"), most=4.0, result="live.json"),
+        say("fits", sleep.format("", "pass"), most=2.0),
+        say("none", sleep.format("", "sys.exit(130)"), most=2.0, result="live.json"),
+        say("whole", sleep.format(written, "sys.exit(130)"), most=2.0, result="live.json"),
     ]
     outcomes = Campaign(tmp_path).run(parts, 90.0)
     assert [outcome.status for outcome in outcomes] == ["ok", "timeout", "ok"]
-    assert outcomes[2].note == "ended at its limit of 4 s, with what it had"
+    assert outcomes[2].note == "ended at its limit of 2 s, with what it had"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel does it")
@@ -368,16 +368,11 @@ def test_the_report_survives_what_is_missing_or_damaged(tmp_path: Path) -> None:
     assert "FileNotFoundError" not in write_report(tmp_path)
 
 
+@pytest.mark.slow
 def test_rehearsal_of_the_whole(tmp_path: Path) -> None:
-    """Every part runs on a CPU with the tiny model; without triton its two parts say so.
-
-    All of them where a change is judged; elsewhere those that no other one stands for.
-    """
+    """Every part runs on a CPU with the tiny model; without triton its two parts say so."""
     out = tmp_path / "out"
-    few = (
-        () if os.environ.get("CI") else ("--parts", "timings,calibration,live-light,validate-light")
-    )
-    words = ["--device", "cpu", "--budget-s", "500", "--out", str(out), *few]
+    words = ["--device", "cpu", "--budget-s", "500", "--out", str(out)]
     done = subprocess.run(
         [PYTHON, "-m", "gpu_backend.campaign", *words],
         cwd=ROOT, capture_output=True, text=True, check=False,

@@ -232,6 +232,15 @@ moves = st.lists(
     [("board", 0)] * 2 + [("end", 0)] * 2 + [("board", 0)],
     21,
 )
+@example(  # one that finds no room has used what it was compared with
+    [
+        *[[("a", 1)]] * 4,
+        *([(("out", 0), 1), ("a", 3)], [("a", 4), ("a", 6)], [(("out", 0), 2)]),
+        [("a", 1), ("a", 1)],
+    ],
+    [("board", 0)] * 2 + [("end", 0)] * 2 + [("board", 0)] * 2 + [("grow", 0)],
+    13,
+)
 @given(st.lists(segments, min_size=8, max_size=8), moves, st.integers(12, 40))
 @settings(max_examples=150, deadline=None)
 def test_the_tree_of_runs_is_the_tree_of_tokens(prompts, moves, usable) -> None:
@@ -245,12 +254,12 @@ def test_the_tree_of_runs_is_the_tree_of_tokens(prompts, moves, usable) -> None:
             hits = tree.match(request)
             wanted = naive.tokens(request, request.known - 1)
             assert len(hits) == naive.found(wanted)
+            path = wanted[: len(hits)]
+            naive.use(path)  # who is compared with a path uses it, boarding or not
             if tree.missing(request.known, hits) > tree.free:
                 continue
             fresh.pop()
             tree.admit(request, hits, request.known)
-            path = wanted[: len(hits)]
-            naive.use(path)
             naive.running[request] = path, request.known
             naive.evict()
             tree.cache(request)

@@ -62,7 +62,7 @@ def listening() -> set[IPv4Address | IPv6Address]:
     return found
 
 
-@pytest.mark.parametrize("name", ["loky", "dask", "ray"])
+@pytest.mark.parametrize("name", ["loky", "dask", pytest.param("ray", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
 def test_every_backend_gives_the_same_bytes_and_survives_a_killed_worker(name: str, small: Path):
     """One cluster for all, since it takes seconds to start; the sweep comes after the killing."""

@@ -92,6 +92,7 @@ def holds(problem: PlanProblem, found: Candidate, replicas: int, case: Case, see
     return not values["broken"] and slo.met(values[slo.metric])
 
 
+@pytest.mark.slow
 def test_the_chosen_fleet_holds_and_one_replica_fewer_does_not(tmp_path: Path):
     """Of 61 cases all held, and of the 51 with more than one replica 49 failed with one fewer.
 

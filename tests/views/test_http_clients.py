@@ -43,6 +43,7 @@ async def settled(server: Server) -> None:
     assert not server.engine.cores[0].scheduler.running
 
 
+@pytest.mark.slow
 def test_a_thousand_streams_at_once_get_every_token() -> None:
     async def play(client: ClientSession, server: Server) -> None:
         lengths = [5 + k % 7 for k in range(STREAMS)]
