@@ -9,7 +9,16 @@ from tests.support.commands import TRACE
 from tests.workload.test_server_metrics import OUTPUT, PROMPT, scrape
 
 FEW = ("--set", "workload.num_prompts=4")
-PLAN = ("--slo", "p99_ttft_ms<=100000", "--set", "plan.min_duration=1", "--replications", "1")
+PLAN = (
+    "--slo",
+    "mean_ttft_ms<=100000",
+    "--replications",
+    "1",
+    "--min-duration",
+    "1",
+    "--max-duration",
+    "20",
+)
 RESULTS = {
     "run": ["run", "small.yaml", *FEW, "--out", "{}"],
     "compare": ["compare", "small.yaml", "--vary", "seed=1,2", *FEW, "--out", "{}"],

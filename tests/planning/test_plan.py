@@ -270,7 +270,8 @@ def test_a_plan_that_is_cut_short_says_so_and_what_it_knows(
 def test_all_that_hold_have_a_headroom(scenario: Path):
     vary = {"engine.max_num_seqs": [4, 8]}
     for more in ({"cheapest": True}, {}):
-        frame = plan(scenario, ["p99_ttft_ms<=60000"], vary, jobs=1, **more)
+        quick = ["plan.min_duration=60", "plan.replications=1"]
+        frame = plan(scenario, ["p99_ttft_ms<=60000"], vary, jobs=1, overrides=quick, **more)
         assert frame["holds"].all()
         assert (frame["headroom"] > 0).all()
 
