@@ -15,6 +15,7 @@ from simulator.util.config import (
     PositiveShare,
     WholeNumber,
     check_name_under,
+    split_spec,
 )
 from simulator.util.from_mapping import short_repr
 
@@ -335,6 +336,11 @@ class EngineConfig(Config):
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"
     )
+
+    @property
+    def policy_name(self) -> str:
+        """Name of `scheduling_policy`, which may have arguments."""
+        return str(split_spec(self.scheduling_policy, "policy")[0])
 
     @property
     def follows_vllm(self) -> bool:

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from simulator.cluster.config import MOST_REPLICAS
+from simulator.core.engine_config import EngineConfig
+from simulator.core.log import Log
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.evidence import Evidence
 from simulator.diagnosis.finding import Advice, turn
@@ -15,14 +17,9 @@ from simulator.results.breakdown import prompt_rows
 from simulator.results.metrics import percentiles
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Floats
-from simulator.scenario.assemble import memory_budget
+from simulator.scenario.assemble import EngineParts, memory_budget
 from simulator.scenario.policy_table import accepts
 from simulator.scenario.scenario import Scenario
-
-if TYPE_CHECKING:
-    from simulator.core.engine_config import EngineConfig
-    from simulator.core.log import Log
-    from simulator.scenario.assemble import EngineParts
 
 MOST = 4  # times a number is raised at once
 SPAN = 0.25  # of the run: in a shorter time all requests come at once
@@ -237,10 +234,6 @@ class Advisor:
         rules = {name: getattr(engine, name) for name in free if self._takes(name)}
         return {name: rules[name] for name in rules if free[name] >= KEPT_FREE * usable}
 
-    def _less_kept_free(self) -> list[Advice]:
-        """Let admission use all blocks, as vLLM does."""
-        return [turn(self._key(name), now, 0) for name, now in self.kept_free.items()]
-
     def _reservations(self) -> Iterator[Advice]:
         """Reserve less for each request."""
         engine, table = self.engine, self.run.table
@@ -298,9 +291,8 @@ class Advisor:
 
     def policy(self, to: str = "fcfs") -> list[Advice]:
         """Another policy."""
-        now = self.engine.scheduling_policy
-        name = now if isinstance(now, str) else str(now["policy"])
-        return [] if name == to else [turn(self._key("scheduling_policy"), name, to)]
+        now = self.engine.policy_name
+        return [] if now == to else [turn(self._key("scheduling_policy"), now, to)]
 
     def interval(self) -> list[Advice]:
         """Prompts in every step."""
@@ -323,7 +315,8 @@ class Advisor:
 
         What costs no GPU comes before more replicas where it makes the work itself faster.
         """
-        free, first = [*self._less_kept_free(), *self.memory()], True
+        less_kept_free = [turn(self._key(name), now, 0) for name, now in self.kept_free.items()]
+        free, first = [*less_kept_free, *self.memory()], True
         if cause == "seats":
             free, first = self.seats(), self.more_seats_pay()
         elif cause == "token budget":

@@ -3,21 +3,19 @@
 from collections.abc import Mapping
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
+from simulator.costs.cost_model import CostModel
 from simulator.results.breakdown import prompt_stalls
-from simulator.results.record import replicas_in
+from simulator.results.record import ClusterRecord, Record, replicas_in
 from simulator.results.request_table import Floats, Ints
 from simulator.results.time_series import Leaps, arrivals, decisions
-
-if TYPE_CHECKING:
-    from simulator.core.engine_config import EngineConfig
-    from simulator.costs.cost_model import CostModel
-    from simulator.results.record import ClusterRecord, Record
+from simulator.workload.workload import Workload
 
 CAUSES = ("seats", "token budget", "blocks", "policy")
 MAX_NUM_SEQS, TOKEN_BUDGET, KV_BLOCKS, POLICY = CAUSES
@@ -25,12 +23,13 @@ MAX_NUM_SEQS, TOKEN_BUDGET, KV_BLOCKS, POLICY = CAUSES
 SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""
 LOOKS = 1000  # moments at which replicas are compared
+PROMPTS = 100_000  # whose beginnings are compared, at most
 
 
 class Evidence:
     """What the rules look at."""
 
-    def __init__(self, record: "Record", summary: Mapping[str, Any]) -> None:
+    def __init__(self, record: Record, summary: Mapping[str, Any]) -> None:
         self.record = record
         self.engine = record.scenario.engine
         self.summary = summary
@@ -41,22 +40,21 @@ class Evidence:
         self.time = {name: float(part[done].sum()) for name, part in parts.items()}
         self.time["queue_time"] = float(self.table.queue_time[done].sum())
         self.total = float(self.table.e2el[done].sum()) or 1.0  # s
-        policy = self.engine.scheduling_policy
-        self.policy = policy if isinstance(policy, str) else str(policy["policy"])
+        self.policy = self.engine.policy_name
         self._stalls: dict[int, Floats] = {}
 
     def share(self, *parts: str) -> float:
         """Give the share of the requests' e2el that these parts of it are together."""
         return sum(self.time.get(name, 0.0) for name in parts) / self.total
 
-    def prompt_stalls(self, log: Log, cost: "CostModel") -> Floats:
+    def prompt_stalls(self, log: Log, cost: CostModel) -> Floats:
         """Give the `prompt_stalls` of one of the run's logs; computed once."""
         if id(log) not in self._stalls:
             self._stalls[id(log)] = prompt_stalls(log, cost)
         return self._stalls[id(log)]
 
     @cached_property
-    def engines(self) -> "list[EngineConfig]":
+    def engines(self) -> list[EngineConfig]:
         """Give the engine of each replica: those of a cluster's groups may differ."""
         cluster, scenario = self.record.cluster, self.record.scenario
         if cluster is None:
@@ -153,7 +151,32 @@ class Evidence:
         return float(self.summary[f"{key}_ms"])
 
 
-def _is_up(cluster: "ClusterRecord", server: int, looks: Floats) -> npt.NDArray[np.bool_]:
+def known_share(workload: Workload, block_size: int) -> float:
+    """Give the share of the prompt tokens that begin as those of an earlier prompt do.
+
+    A prefix cache that never forgets would know them. A segment counts as known where an earlier
+    prompt has the same one after the same beginning; whole blocks of `block_size` tokens count, and
+    never a prompt's last token (vLLM computes it).
+    """
+    if workload.segments is None:
+        return 0.0
+    known = total = 0
+    numbers: dict[tuple[int, object], int] = {}  # of a beginning: by that before it and a segment
+    for segments, tokens in zip(
+        workload.segments[:PROMPTS], workload.prompt_tokens[:PROMPTS].tolist(), strict=True
+    ):
+        total += tokens
+        beginning, alike, new = 0, 0, False
+        for segment in segments or ():
+            key = (beginning, segment)
+            new = new or key not in numbers
+            alike += 0 if new else segment[1]
+            beginning = numbers.setdefault(key, len(numbers) + 1)
+        known += min(alike, tokens - 1) // block_size * block_size
+    return known / total if total else 0.0
+
+
+def _is_up(cluster: ClusterRecord, server: int, looks: Floats) -> npt.NDArray[np.bool_]:
     """Tell at which times (s) a server takes requests."""
     if not cluster.comes_and_goes:
         return np.ones(len(looks), bool)
@@ -170,7 +193,7 @@ def count_at(begin: Floats, end: Floats, looks: Floats) -> Ints:
     return count
 
 
-def blocked_time(log: Log, engine: "EngineConfig", spare: float) -> tuple[dict[str, float], float]:
+def blocked_time(log: Log, engine: EngineConfig, spare: float) -> tuple[dict[str, float], float]:
     """Give seconds x requests that one replica's queue waited, by cause; and the s for blocks.
 
     Counted is who is left waiting when a step has been decided; waiting for a step's end is not.
@@ -199,7 +222,7 @@ def blocked_time(log: Log, engine: "EngineConfig", spare: float) -> tuple[dict[s
     return dict(zip(CAUSES, areas.tolist(), strict=True)), blocked
 
 
-def _rows_of_two_causes(log: Log, engine: "EngineConfig", spare: float, cause: Ints) -> Ints:
+def _rows_of_two_causes(log: Log, engine: EngineConfig, spare: float, cause: Ints) -> Ints:
     """Give the numbers of the leapt rows in which blocks begin to lack; `cause` is of the first."""
     if spare in (0.0, inf):  # the blocks in use tell nothing
         return np.zeros(0, np.int64)
@@ -249,7 +272,7 @@ def _has_spare(log: Log, used: Ints, spare: float) -> npt.NDArray[np.bool_]:
     return free
 
 
-def _causes(log: Log, engine: "EngineConfig", spare: float, used: Ints) -> Ints:
+def _causes(log: Log, engine: EngineConfig, spare: float, used: Ints) -> Ints:
     """Give for each row the place in CAUSES of what holds its waiting requests back.
 
     `used` are the blocks in use then.

@@ -9,17 +9,16 @@ from math import ceil
 import numpy as np
 
 from simulator.diagnosis.advice import AdvisedEvidence
+from simulator.diagnosis.evidence import known_share
 from simulator.diagnosis.finding import Advice, Finding, turn
 from simulator.diagnosis.fleet_times import (
     COOLDOWN,
     INTERVAL,
     STARTUP,
     TARGET,
-    Outage,
     autoscaler_waits,
     find_outages,
 )
-from simulator.diagnosis.reuse import known_share
 
 DELAYED = 0.05  # share of the requests' time that failures, or an autoscaler's delays, must take
 WAITING = 0.05  # share of the requests' time that they wait at a replica while another is free
@@ -39,7 +38,11 @@ def failures(run: AdvisedEvidence) -> Finding | None:
         return None
     share = outages.excess / run.total
     lost = run.gauges["cluster"]["tries_lost_in_failures"]
-    named = [_outage(one) for one in outages.each[:TOLD]]
+    named = [
+        f"replica {one.replica} from {one.start:,.0f} s "
+        + ("to the end" if one.end is None else f"to {one.end:,.0f} s")
+        for one in outages.each[:TOLD]
+    ]
     more = [f"{len(outages.each) - TOLD:,} more"] if len(outages.each) > TOLD else []
     return Finding(
         share,
@@ -58,11 +61,6 @@ def failures(run: AdvisedEvidence) -> Finding | None:
             "tries_lost_in_failures": lost,
         },
     )
-
-
-def _outage(one: Outage) -> str:
-    over = "to the end" if one.end is None else f"to {one.end:,.0f} s"
-    return f"replica {one.replica} from {one.start:,.0f} s {over}"
 
 
 def _spare(run: AdvisedEvidence, count: int) -> list[Advice]:
@@ -181,28 +179,23 @@ def routing(run: AdvisedEvidence) -> Finding | None:
     )
 
 
-def router_name(run: AdvisedEvidence) -> str:
-    """Give the name of the cluster's router; empty without a cluster."""
-    cluster = run.record.scenario.cluster
-    if cluster is None:
-        return ""
-    return cluster.router if isinstance(cluster.router, str) else str(cluster.router["router"])
-
-
 def reroute(run: AdvisedEvidence) -> list[Advice]:
     """Advise a router that looks at the replicas, where there is none."""
-    router = router_name(run)
-    if router not in BLIND_ROUTERS:
+    cluster = run.record.scenario.cluster
+    if cluster is None or cluster.router_name not in BLIND_ROUTERS:
         return []
-    return [turn("cluster.router", router, "least_outstanding")]
+    return [turn("cluster.router", cluster.router_name, "least_outstanding")]
 
 
 def scattered_prefixes(run: AdvisedEvidence) -> Finding | None:
     """Prompts begin alike, but the router sends them to replicas that do not know them."""
-    router = router_name(run)
-    if not run.engine.enable_prefix_caching or router in ("", *STICKY_ROUTERS):
+    cluster = run.record.scenario.cluster
+    if cluster is None or not run.engine.enable_prefix_caching:
         return None
-    if len(run.record.logs) < 2 or run.gauges["prefix_cache_hit_rate"] is None:
+    router = cluster.router_name
+    if router in STICKY_ROUTERS or len(run.record.logs) < 2:
+        return None
+    if run.gauges["prefix_cache_hit_rate"] is None:
         return None
     hits = float(run.gauges["prefix_cache_hit_rate"])
     known = known_share(run.record.workload, run.engine.block_size)

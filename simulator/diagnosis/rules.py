@@ -7,7 +7,7 @@ orders them. What a finding advises never contradicts one before it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from simulator.diagnosis.evidence import (
     MAX_NUM_SEQS,
     POLICY,
     TOKEN_BUDGET,
+    known_share,
 )
 from simulator.diagnosis.finding import Advice, Finding, turn, words
 from simulator.diagnosis.fleet_rules import (
@@ -28,13 +29,10 @@ from simulator.diagnosis.fleet_rules import (
     routing,
     scattered_prefixes,
 )
-from simulator.diagnosis.reuse import known_share
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
+from simulator.results.record import Record
 from simulator.results.request_table import RETRY, Floats
-
-if TYPE_CHECKING:
-    from simulator.results.record import Record
 
 SHOWN = 4  # findings that a report prints
 NOTHING = "Nothing stands out: nothing needs turning."
@@ -57,7 +55,7 @@ TRIED = 0.05  # share of the requests' time that goes to tries before the last
 HOST = 0.25  # share of the steps' time that the GPU spends waiting for the host
 
 
-def diagnose(record: "Record", summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Give what the rules find in a run with this summary, most important first.
 
     Each finding is a dict with `rule`, `weight` (0 to 1), `text`, `metric` (a key of the summary),

@@ -54,8 +54,9 @@ class _Admissions:
         order = np.argsort(table.first_scheduled, kind="stable")  # NaN comes last
         order = order[: np.count_nonzero(~np.isnan(table.first_scheduled))]
         owner = clients.codes[order]
-        amount = _service(table)[order] / clients.weights[owner]
-        return cls(table.first_scheduled[order], owner, amount)
+        prompts, answers = table.workload.prompt_tokens[order], table.generated[order]
+        service = INPUT_WEIGHT * prompts + OUTPUT_WEIGHT * answers
+        return cls(table.first_scheduled[order], owner, service / clients.weights[owner])
 
     def within(self, begin: Floats, end: Floats, least: float) -> tuple[Ints, Ints]:
         """Name the admissions in each stretch that has `least` or more: stretch, admission."""
@@ -64,11 +65,6 @@ class _Admissions:
         upto = np.append(0.0, np.cumsum(self.amount))
         long = np.flatnonzero(upto[high] - upto[low] >= least)
         return expand_ranges(long, low[long], high[long])
-
-
-def _service(table: RequestTable) -> Ints:
-    """Give what each request took."""
-    return INPUT_WEIGHT * table.workload.prompt_tokens + OUTPUT_WEIGHT * table.generated
 
 
 def batch_service(table: RequestTable) -> float:

@@ -27,12 +27,11 @@ from simulator.figures.style import (
 from simulator.results.engine_metrics import ended_requests
 from simulator.results.request_table import Floats, gather_requests
 from simulator.results.time_series import arrivals, depth_in_bins, mean_in_bins, queue_levels
+from simulator.simulation.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from simulator.simulation.result import Result
 
 ROW_HEIGHT = 0.28  # inches of a run among many
 BINS = 400  # points of a line over time: what 600 pixels can show
@@ -42,7 +41,7 @@ SQUEEZED = 20  # times as high: a line that is so squeezes another on a linear a
 SHORT = 16  # letters of a label that stands at its bar
 
 
-def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
+def draw_compare(labels: Sequence[str], results: Sequence[Result]) -> "Figure":
     """Draw up to eight runs of one workload; as a PNG, 1350 x 900 pixels.
 
     Throughput; distributions of TTFT and E2EL; over time, seats taken, with those shaded that
@@ -79,7 +78,7 @@ def draw_compare(labels: Sequence[str], results: Sequence["Result"]) -> "Figure"
     return figure
 
 
-def draw_many(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
+def draw_many(labels: Sequence[str], results: Sequence[Result]) -> "Figure":
     """Draw any number of runs of one workload; as a PNG, 1350 pixels wide.
 
     Output throughput as bars; mean and P99 of TTFT, TPOT and E2EL as points on logarithmic axes,
@@ -100,7 +99,7 @@ def draw_many(labels: Sequence[str], results: Sequence["Result"]) -> "Figure":
     return figure
 
 
-def _title(result: "Result") -> str:
+def _title(result: Result) -> str:
     gpus = [result.gpu.name]
     if result.cluster is not None:
         gpus = [parts.gpu.name for parts in result.cluster.parts]
@@ -110,7 +109,7 @@ def _title(result: "Result") -> str:
     )
 
 
-def _draw_latency(axes: "Axes", results: Sequence["Result"]) -> None:
+def _draw_latency(axes: "Axes", results: Sequence[Result]) -> None:
     """Cumulative distributions over completed requests."""
     from matplotlib.lines import Line2D
 
@@ -137,7 +136,7 @@ def _draw_latency(axes: "Axes", results: Sequence["Result"]) -> None:
     axes.legend(styles, names, loc="upper center", ncols=2, frameon=False)
 
 
-def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
+def _draw_seats(axes: "Axes", results: Sequence[Result]) -> None:
     """Seats taken in the batch, and of these the ones of requests that are done."""
     from matplotlib.patches import Patch
 
@@ -162,7 +161,7 @@ def _draw_seats(axes: "Axes", results: Sequence["Result"]) -> None:
         axes.legend([patch], [FINISHED_LABEL], loc="upper right", **look)
 
 
-def _draw_queue(axes: "Axes", results: Sequence["Result"]) -> None:
+def _draw_queue(axes: "Axes", results: Sequence[Result]) -> None:
     """Requests that wait in the engine."""
     edges, shown = _edges(results)
     for result, color in zip(results, COLORS, strict=False):
@@ -185,7 +184,7 @@ def _set_limits(axes: "Axes", edges: Floats, headroom: float) -> None:
     whole_ticks(axes)
 
 
-def _edges(results: Sequence["Result"]) -> tuple[Floats, str]:
+def _edges(results: Sequence[Result]) -> tuple[Floats, str]:
     """Cut the time that is shown of all runs into bins, and say which it is."""
     ends = [
         max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=1.0)

@@ -28,13 +28,12 @@ from simulator.results.read import (
 from simulator.results.record import COME_AND_GO
 from simulator.results.request_table import RETRY, Floats
 from simulator.results.time_series import mean_in_bins
+from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from simulator.simulation.result import Result
 
 SLOW = 3.0  # times the shortest run: a run that takes longer is cut off in charts over time
 BINS = 300  # points of a line over time
@@ -65,7 +64,7 @@ class Run:
     changes: "pd.DataFrame | None" = None  # of the states of replicas, if any ever changed
 
     @classmethod
-    def of(cls, label: str, result: "Result") -> "Run":
+    def of(cls, label: str, result: Result) -> "Run":
         """Take a run from memory."""
         import pandas as pd
 

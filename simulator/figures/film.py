@@ -18,8 +18,9 @@ import numpy as np
 from simulator.core.alarm import FastEnvironment
 from simulator.core.request import Request, Step
 from simulator.engine.pipeline import make_replica
-from simulator.figures.style import PALE, PHASES, luminance
+from simulator.figures.style import PALE, PHASES, ink
 from simulator.scenario import assemble, make_scheduler
+from simulator.scenario.scenario import Scenario
 from simulator.schedulers.continuous_batching import ContinuousBatching
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -28,8 +29,6 @@ from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
-
-    from simulator.scenario.scenario import Scenario
 
 REQUESTS = 12  # that are shown unless told otherwise
 MOST_REQUESTS = 200
@@ -82,7 +81,7 @@ class Film:
         return self.frames[place] if place >= 0 else None
 
 
-def record(label: str, scenario: "Scenario", requests: int = REQUESTS) -> Film:
+def record(label: str, scenario: Scenario, requests: int = REQUESTS) -> Film:
     """Simulate the first `requests` requests step by step, and write each step down.
 
     Raises HeadwayError for a cluster, of whose replicas none is the one to show, for engines whose
@@ -143,13 +142,11 @@ class _Camera:
         """Write down when it was over."""
         if self._open:
             frame = self._open.pop(0)
-            frame.start, frame.end = max(frame.start, self._last_end()), ends[-1]
+            place = len(self.frames) - len(self._open) - 2
+            # An engine may decide a step while the one before runs.
+            last_end = self.frames[place].end if place >= 0 else 0.0
+            frame.start, frame.end = max(frame.start, last_end), ends[-1]
         return self._commit(step, ends)
-
-    def _last_end(self) -> float:
-        """Say when the step before ended; an engine may decide the next while it runs."""
-        place = len(self.frames) - len(self._open) - 2
-        return self.frames[place].end if place >= 0 else 0.0
 
     def _frame(self, step: Step, now: float) -> Frame:
         running = {request.id: request for request in self.scheduler.running}
@@ -304,7 +301,7 @@ def _hue_of(request: int) -> str:
 
 def _chip(x: float, y: float, name: int) -> list[Shape]:
     hue = _hue_of(name)
-    middle = ("text", x + 11, y + 14, 12, _ink(hue), "middle", str(name))
+    middle = ("text", x + 11, y + 14, 12, ink(hue), "middle", str(name))
     return [("rect", x, y, 22, 18, hue, ""), middle]
 
 
@@ -320,16 +317,14 @@ def _seat(film: Film, found: Any, left: int, top: int, wide: int) -> list[Shape]
         "done": "done, keeps its seat",
         "held": "no turn in this step",
     }[doing]
-    hue = {"prefill": PHASES["prefill"], "decode": PHASES["decode"], "done": PALE_HEX}.get(
-        doing, "#ffffff"
-    )
+    hue = {**PHASES, "done": PALE_HEX}.get(doing, "#ffffff")
     shapes: list[Shape] = [("rect", left + 26, top, wide - 26, high, hue, LINE)]
     if doing == "decode":
         share = min(tokens / max(film.outputs[name], 1), 1.0)
         shapes.append(("rect", left + 26, top, round((wide - 26) * share), high, DECODED, ""))
     shapes += _chip(left, top, name)
-    ink = _ink(hue) if doing != "decode" else "#000000"
-    shapes.append(("text", left + 34, top + 13, 12, ink, "start", words))
+    letters = ink(hue) if doing != "decode" else "#000000"
+    shapes.append(("text", left + 34, top + 13, 12, letters, "start", words))
     return shapes
 
 
@@ -357,10 +352,6 @@ PALE_HEX = f"#{round(float(PALE) * 255):02x}" + f"{round(float(PALE) * 255):02x}
 DECODED = "#a18fce"
 
 
-def _ink(hue: str) -> str:
-    return "#ffffff" if luminance(hue) < 0.18 else "#000000"
-
-
 def svg(films: Sequence[Film]) -> bytes:
     """Give an animated SVG (SMIL), each shape once, shown at its moments; it repeats."""
     wide, high = size_of(films)
@@ -369,9 +360,12 @@ def svg(films: Sequence[Film]) -> bytes:
     for number, shapes in enumerate(every):
         for shape in shapes:
             when.setdefault(shape, []).append(number)
-    # What lies below was drawn first: rectangles before texts, large before small.
-    order = sorted(when, key=lambda shape: (shape[0] == "text", -_area(shape)))
-    body = "".join(_svg_shape(shape, when[shape], len(every)) for shape in order)
+
+    def layer(shape: Shape) -> tuple[bool, float]:
+        """Give what lies below first: rectangles before texts, large before small."""
+        return (True, 0.0) if shape[0] == "text" else (False, -float(shape[3] * shape[4]))
+
+    body = "".join(_svg_shape(one, when[one], len(every)) for one in sorted(when, key=layer))
     title = escape(", ".join(film.label for film in films))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" '
@@ -379,10 +373,6 @@ def svg(films: Sequence[Film]) -> bytes:
         f"<title>Batching step by step: {title}</title>"
         f'<rect width="{wide}" height="{high}" fill="#ffffff"/>{body}</svg>\n'
     ).encode()
-
-
-def _area(shape: Shape) -> float:
-    return float(shape[3] * shape[4]) if shape[0] == "rect" else 0.0
 
 
 def _svg_shape(shape: Shape, shown: list[int], count: int) -> str:

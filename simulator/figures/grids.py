@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.figures.style import color, draw_levels, grid, sheet
-from simulator.figures.tables import short_value, varied_keys
+from simulator.figures.tables import bounds_of, short_value, varied_keys
 from simulator.results.read import check_columns
 from simulator.util.errors import HeadwayError
 
@@ -50,17 +50,9 @@ def draw_grid(rows: "pd.DataFrame") -> "Figure":
             draw(axes, known, keys, name)
             axes.set_title(MEASURES[name][0])
             axes.set_xlabel(keys[0])
-            if len(keys) == 1:
-                draw_levels(axes, _bounds(known, name))
+            if len(keys) == 1 and name == "p99_ttft_ms":
+                draw_levels(axes, bounds_of(known, "ttft", "the table"))
     return figure
-
-
-def _bounds(rows: "pd.DataFrame", name: str) -> list[float]:
-    """Give what service levels ask of a measure that is drawn over one key."""
-    if name != "p99_ttft_ms" or "slo_ttft_ms" not in rows:
-        return []
-    check_columns(rows, ["slo_ttft_ms"], "the table")
-    return [float(bound) for bound in rows["slo_ttft_ms"].dropna().unique()]
 
 
 def _draw_curve(axes: "Axes", rows: "pd.DataFrame", keys: Sequence[str], name: str) -> None:
@@ -69,12 +61,13 @@ def _draw_curve(axes: "Axes", rows: "pd.DataFrame", keys: Sequence[str], name: s
     key = keys[0]
     if is_numeric_dtype(rows[key]):
         rows = rows.sort_values(key)
-        axes.plot(rows[key], rows[name] * MEASURES[name][1], marker="o", color=color(0))
+    values = rows[name] * MEASURES[name][1]
+    if is_numeric_dtype(rows[key]):
+        axes.plot(rows[key], values, marker="o", color=color(0))
     else:
-        places = range(len(rows))
-        axes.bar(places, rows[name] * MEASURES[name][1], color=color(0), width=0.6)
-        axes.set_xticks(places, [str(value) for value in rows[key]])
-    axes.set_ylim(0, 1.08 * float((rows[name] * MEASURES[name][1]).max()) or 1.0)
+        axes.bar(range(len(rows)), values, color=color(0), width=0.6)
+        axes.set_xticks(range(len(rows)), [str(value) for value in rows[key]])
+    axes.set_ylim(0, 1.08 * float(values.max()) or 1.0)
     grid(axes)
 
 

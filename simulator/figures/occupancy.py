@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from simulator.figures.style import (
     PALE,
     PHASES,
     color,
-    luminance,
+    ink,
     rate,
     sheet,
     tones,
@@ -74,21 +74,16 @@ def draw_occupancy(
             axes.set_title(_told(run), loc="left")
             whole_ticks(axes)
         figure.axes[-1].set_xlabel(f"time (s): {window(begin, end, longest)}")
-        patches, names = (
-            [Patch(color=tones("#888888")[1])],
-            ["a request (tones tell neighbours apart)"],
-        )
+        patches = {"a request (tones tell neighbours apart)": Patch(color=tones("#888888")[1])}
         if rows > MANY:
-            patches = [Patch(color=PHASES[name]) for name in ("prefill", "decode")]
-            names = ["prefill", "decode"]
+            patches = {name: Patch(color=PHASES[name]) for name in ("prefill", "decode")}
         if keeps:
-            patches.append(Patch(color=PALE))
-            names.append(FINISHED_LABEL)
+            patches[FINISHED_LABEL] = Patch(color=PALE)
         if rows > MANY:
-            patches.append(Patch(facecolor="none", edgecolor="0.6", linewidth=0.8))
-            names.append("idle")
+            patches["idle"] = Patch(facecolor="none", edgecolor="0.6", linewidth=0.8)
         if len(patches) > 1:
-            figure.legend(patches, names, loc="outside lower center", ncols=4, frameon=False)
+            place: Any = "outside lower center"
+            figure.legend([*patches.values()], [*patches], loc=place, ncols=4, frameon=False)
     return figure
 
 
@@ -195,9 +190,8 @@ def _draw_strip(axes: "Axes", run: Run, span: Span, number: int) -> None:
         begins, ends = np.maximum(admitted, low), np.minimum(done, high)
         for slot, left, right, name, hue in zip(slots, begins, ends, ids, shades, strict=True):
             if right - left > LABEL_WIDTH * (high - low):
-                ink = "white" if luminance(hue) < 0.18 else "black"
                 place = (left + right) / 2, slot
-                axes.text(*place, f"{name:.0f}", color=ink, ha="center", va="center")
+                axes.text(*place, f"{name:.0f}", color=ink(hue), ha="center", va="center")
 
 
 def _told(run: Run) -> str:

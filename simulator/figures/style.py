@@ -131,15 +131,15 @@ def tones(hue: str, count: int = 4) -> list[str]:
     return [to_hex(darkest + share * (lightest - darkest)) for share in np.linspace(0, 1, count)]
 
 
-def luminance(hue: str) -> float:
-    """Give a colour's relative luminance (WCAG 2.1): black 0, white 1; below 0.18 letters on it
-    are white."""
+def ink(hue: str) -> str:
+    """Choose white or black letters that are read on a colour, by its luminance (WCAG 2.1)."""
     from matplotlib.colors import to_rgb
 
     light = [
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(hue)
     ]
-    return float(0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2])
+    luminance = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]  # black 0, white 1
+    return "#ffffff" if luminance < 0.18 else "#000000"  # at least 4.5:1
 
 
 def marker(number: int) -> str:

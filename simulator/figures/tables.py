@@ -65,7 +65,7 @@ def draw_latency(rows: "pd.DataFrame") -> "Figure":
         log_scale(figure.axes[0], "y")
         figure.axes[1].set_ylim(bottom=0)
         for axes, name in zip(figure.axes, ("ttft", "tpot"), strict=True):
-            draw_levels(axes, _bounds(rows, name))
+            draw_levels(axes, bounds_of(rows, name))
         figure.axes[0].plot([], [], "o", mfc="none", mec=GREY, ms=12, label="knee")
         legend_below(figure, figure.axes[0], legend_title(rows, rate))
     return figure
@@ -123,22 +123,23 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         best = pareto_front(points)
         for label, part, style in _marks(rows, key, [*rows.index[best]]):
             axes.plot(user[part.index], speed[part.index], label=label, **style)
-        keys = [k for k in varied_keys(rows, "") if not _colors_tell(rows, key) or k == key]
+        # Colours that tell all parts of the points apart spare the labels of their keys.
+        told = bool(key) and len(list(split_by_keys(rows, key))) <= len(COLORS)
+        keys = [k for k in varied_keys(rows, "") if not told or k == key]
         named = range(len(points)) if len(points) <= MAX_LABELS else best
         names = [point_label(rows.iloc[k], keys) for k in named]
-        if keys == [key] and "gpus" not in rows:  # the title says of what the numbers are
+        title = "Speed for a user against throughput"
+        if keys == [key] and "gpus" not in rows:
             names = [short_value(rows[key].iloc[k]) for k in named]
+            title += f" (numbers: {short_key(key)})"
         if len(best) > 1:
             ends = zip(*(points[k] for k in best), strict=True)
             axes.step(*ends, where="pre", color=GREY, linewidth=1.2, zorder=1, label="front")
-        numbers = short_key(key) if keys == [key] and "gpus" not in rows else ""
-        axes.set_title(
-            "Speed for a user against throughput" + (f" (numbers: {numbers})" if numbers else "")
-        )
+        axes.set_title(title)
         axes.set_xlabel("tokens/s per user (1 / mean TPOT)")
         axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s of the server")
         from_zero(axes)
-        draw_upright(axes, [1e3 / bound for bound in _bounds(rows, "tpot") if bound > 0])
+        draw_upright(axes, [1e3 / bound for bound in bounds_of(rows, "tpot") if bound > 0])
         grid(axes)
         legend_below(figure, axes, legend_title(rows, key))
         _name_points(figure, [points[k] for k in named], names)
@@ -218,11 +219,6 @@ def _beside(
                 yield left, y - high / 2 + shift
 
 
-def _colors_tell(rows: "pd.DataFrame", key: str) -> bool:
-    """Say whether colours tell all parts of the points apart, so that labels need not."""
-    return bool(key) and len(list(split_by_keys(rows, key))) <= len(COLORS)
-
-
 def _marks(
     rows: "pd.DataFrame", key: str, best: Sequence[Any]
 ) -> "Iterator[tuple[str, pd.DataFrame, dict[str, Any]]]":
@@ -279,7 +275,7 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
             axes.set_xlabel("max_num_batched_tokens (tokens per step)")
             axes.set_ylabel(f"{name.upper()} (ms)")
             log_scale(axes, "y")
-            draw_levels(axes, _bounds(rows, "tpot" if name == "itl" else name))
+            draw_levels(axes, bounds_of(rows, "tpot" if name == "itl" else name))
             label_ends(axes, ends)
             grid(axes)
         if title := legend_title(rows, CHUNK):
@@ -287,12 +283,12 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
     return figure
 
 
-def _bounds(rows: "pd.DataFrame", name: str) -> list[float]:
+def bounds_of(rows: "pd.DataFrame", name: str, where: str = "the sweep's table") -> list[float]:
     """Give what service levels allow each request of a latency, in ms; of few points several."""
     column = f"slo_{name}_ms"
     if column not in rows:
         return []
-    check_columns(rows, [column], "the sweep's table")
+    check_columns(rows, [column], where)
     return [float(bound) for bound in rows[column].dropna().unique()]
 
 

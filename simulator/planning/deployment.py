@@ -167,10 +167,12 @@ def deployment(scenario: Scenario) -> Mapping[str, bytes]:
         "production-stack-values.yaml": _production_stack(scenario, groups),
         "router.sh": _router_command(scenario, groups),
         **_llm_d(groups),
-        **_endpoint_picker(scenario),
-        **_scaling(groups),
     }
-    return {name: text.encode() for name, text in texts.items()}
+    if scenario.cluster is not None:
+        config, notes = endpoint_picker(scenario)
+        head = "for the endpoint picker: --configFile THIS, or pluginsCustomConfig of the chart"
+        texts["llm-d-epp.yaml"] = _document(config, f"{head} inferencepool", *notes)
+    return {name: text.encode() for name, text in (texts | _scaling(groups)).items()}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -183,6 +185,10 @@ class _Dumper(yaml.SafeDumper):
 def _document(value: Manifest, *remarks: str) -> str:
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=100)
     return "".join(f"# {line}\n" for line in remarks) + text
+
+
+def _manifest(api: str, kind: str, about: Manifest, spec: Manifest) -> Manifest:
+    return {"apiVersion": api, "kind": kind, "metadata": about, "spec": spec}
 
 
 def _remarks(group: Group) -> list[str]:
@@ -210,14 +216,9 @@ def _kubernetes(groups: list[Group]) -> str:
         if group.scaling is None:  # else the autoscaler decides
             spec = {"replicas": group.replicas, **spec}
         spec["template"] = {"metadata": {"labels": labels}, "spec": _pod(group)}
-        server = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": about, "spec": spec}
         ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
-        service = {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": about,
-            "spec": {"selector": labels, "ports": ports},
-        }
+        server = _manifest("apps/v1", "Deployment", about, spec)
+        service = _manifest("v1", "Service", about, {"selector": labels, "ports": ports})
         parts += [_document(server, *_remarks(group)), _document(service)]
     return "---\n".join(parts)
 
@@ -261,85 +262,57 @@ def _environment(group: Group) -> list[Manifest]:
 
 def _scaling(groups: list[Group]) -> dict[str, str]:
     """Write a HorizontalPodAutoscaler and the same for KEDA, where a group scales."""
-    for group in groups:
-        if group.scaling is None:
-            continue
-        metric = METRICS.get(group.scaling.metric)
-        if metric is None:
-            what = f"# {group.scaling.metric}: vLLM exports no such metric; scale by another\n"
-            return {"hpa.yaml": what}
-        return {
-            "hpa.yaml": _autoscaler(group, group.scaling, metric),
-            "keda.yaml": _scaled_object(group, group.scaling, metric),
-        }
-    return {}
-
-
-def _behavior(scaling: AutoscalingConfig) -> Manifest:
-    """Give Kubernetes' own rule for growth, which is simulated, and the pause before shrinking."""
-    period = {"periodSeconds": min(max(1, round(scaling.interval)), LONGEST_PERIOD)}
+    found = next(((group, group.scaling) for group in groups if group.scaling is not None), None)
+    if found is None:
+        return {}
+    group, scaling = found
+    metric = METRICS.get(scaling.metric)
+    if metric is None:
+        what = f"# {scaling.metric}: vLLM exports no such metric; scale by another\n"
+        return {"hpa.yaml": what}
+    # Kubernetes' own rule for growth, which is simulated, and the pause before shrinking.
+    interval = max(1, round(scaling.interval))
+    period = {"periodSeconds": min(interval, LONGEST_PERIOD)}
     grow = [{"type": "Percent", "value": 100, **period}, {"type": "Pods", "value": 4, **period}]
-    return {
+    pause = min(round(scaling.cooldown), LONGEST_STABILIZATION)
+    behavior = {
         "scaleUp": {"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "policies": grow},
-        "scaleDown": {
-            "stabilizationWindowSeconds": min(round(scaling.cooldown), LONGEST_STABILIZATION)
-        },
+        "scaleDown": {"stabilizationWindowSeconds": pause},
     }
-
-
-def _target(group: Group) -> Manifest:
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": group.name}
-
-
-def _autoscaler(group: Group, scaling: AutoscalingConfig, metric: str) -> str:
+    about = {"name": group.name}
+    server = {"apiVersion": "apps/v1", "kind": "Deployment", "name": group.name}
     value = f"{max(1, round(1000 * scaling.target))}m"
-    target = {"type": "AverageValue", "averageValue": value}
-    return _document(
-        {
-            "apiVersion": "autoscaling/v2",
-            "kind": "HorizontalPodAutoscaler",
-            "metadata": {"name": group.name},
-            "spec": {
-                "scaleTargetRef": _target(group),
-                "minReplicas": scaling.min_replicas,
-                "maxReplicas": scaling.max_replicas,
-                "metrics": [
-                    {"type": "Pods", "pods": {"metric": {"name": metric}, "target": target}}
-                ],
-                "behavior": _behavior(scaling),
-            },
-        },
+    pods = {"metric": {"name": metric}, "target": {"type": "AverageValue", "averageValue": value}}
+    autoscaler: Manifest = {
+        "scaleTargetRef": server,
+        "minReplicas": scaling.min_replicas,
+        "maxReplicas": scaling.max_replicas,
+        "metrics": [{"type": "Pods", "pods": pods}],
+        "behavior": behavior,
+    }
+    query = {
+        "serverAddress": "http://prometheus-operated.monitoring.svc:9090",
+        "query": f'sum({metric}{{pod=~"{group.name}-.*"}})',
+        "threshold": f"{scaling.target:g}",
+    }
+    scaled_object: Manifest = {
+        "scaleTargetRef": server,
+        "minReplicaCount": scaling.min_replicas,
+        "maxReplicaCount": scaling.max_replicas,
+        "pollingInterval": interval,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
+        "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": query}],
+    }
+    hpa = _document(
+        _manifest("autoscaling/v2", "HorizontalPodAutoscaler", about, autoscaler),
         "Apply this or keda.yaml, not both. It wants an adapter that serves vLLM's metrics by pod",
         f"(prometheus-adapter). Simulated: a look every {scaling.interval:g} s.",
     )
-
-
-def _scaled_object(group: Group, scaling: AutoscalingConfig, metric: str) -> str:
-    trigger = {
-        "type": "prometheus",
-        "metricType": "AverageValue",
-        "metadata": {
-            "serverAddress": "http://prometheus-operated.monitoring.svc:9090",
-            "query": f'sum({metric}{{pod=~"{group.name}-.*"}})',
-            "threshold": f"{scaling.target:g}",
-        },
-    }
-    return _document(
-        {
-            "apiVersion": "keda.sh/v1alpha1",
-            "kind": "ScaledObject",
-            "metadata": {"name": group.name},
-            "spec": {
-                "scaleTargetRef": _target(group),
-                "minReplicaCount": scaling.min_replicas,
-                "maxReplicaCount": scaling.max_replicas,
-                "pollingInterval": max(1, round(scaling.interval)),
-                "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(scaling)}},
-                "triggers": [trigger],
-            },
-        },
+    keda = _document(
+        _manifest("keda.sh/v1alpha1", "ScaledObject", about, scaled_object),
         "Apply this or hpa.yaml, not both. serverAddress: your Prometheus, which scrapes the pods.",
     )
+    return {"hpa.yaml": hpa, "keda.yaml": keda}
 
 
 # Helm charts and the router
@@ -370,11 +343,7 @@ def _production_stack(scenario: Scenario, groups: list[Group]) -> str:
             "env": _environment(group),
         }
         if group.product is not None:
-            match = {
-                "key": "nvidia.com/gpu.product",
-                "operator": "In",
-                "values": [group.product],
-            }
+            match = {"key": "nvidia.com/gpu.product", "operator": "In", "values": [group.product]}
             model["nodeSelectorTerms"] = [{"matchExpressions": [match]}]
         models.append(model)
         lines += _remarks(group)
@@ -411,7 +380,7 @@ def _routing(scenario: Scenario) -> tuple[str, list[str]]:
         return "roundrobin", []
     if cluster.kv_transfer is not None:
         return "disaggregated_prefill", ["the router hands prompts on; it chooses in turn"]
-    router = cluster.router if isinstance(cluster.router, str) else cluster.router["router"]
+    router = cluster.router_name
     logic = ROUTINGS.get(router)
     if logic == "session":
         return logic, [f"sessions are told apart by the header {SESSION_KEY}"]
@@ -446,23 +415,14 @@ def _llm_d(groups: list[Group]) -> dict[str, str]:
     """Write values for llm-d's chart: a prefill and a decode group together, others one by one."""
     producers = [group for group in groups if group.kv_role == "kv_producer"]
     consumers = [group for group in groups if group.kv_role == "kv_consumer"]
-    if producers:
-        others = [group.name for group in (*producers[1:], *consumers[1:])]
-        notes = [f"the chart has one prefill and one decode group: {', '.join(others)} left out"]
-        pair = _llm_d_values(consumers[0], producers[0], notes if others else [])
-        return {"llm-d-values.yaml": pair}
-    if len(groups) == 1:
-        return {"llm-d-values.yaml": _llm_d_values(groups[0], None, [])}
-    return {f"llm-d-values-{group.name}.yaml": _llm_d_values(group, None, []) for group in groups}
-
-
-def _endpoint_picker(scenario: Scenario) -> dict[str, str]:
-    """Write the configuration of llm-d's endpoint picker, where there is anything to choose."""
-    if scenario.cluster is None:
-        return {}
-    config, notes = endpoint_picker(scenario)
-    head = "for the endpoint picker: --configFile THIS, or pluginsCustomConfig of the chart"
-    return {"llm-d-epp.yaml": _document(config, f"{head} inferencepool", *notes)}
+    if not producers:
+        names = [f"-{group.name}" if len(groups) > 1 else "" for group in groups]
+        values = [_llm_d_values(group, None, []) for group in groups]
+        return {f"llm-d-values{name}.yaml": text for name, text in zip(names, values, strict=True)}
+    others = [group.name for group in (*producers[1:], *consumers[1:])]
+    notes = [f"the chart has one prefill and one decode group: {', '.join(others)} left out"]
+    pair = _llm_d_values(consumers[0], producers[0], notes if others else [])
+    return {"llm-d-values.yaml": pair}
 
 
 def _llm_d_values(decode: Group, prefill: Group | None, notes: list[str]) -> str:

@@ -1,23 +1,22 @@
 """What the advice of a diagnosis brings: each is simulated on the same workload, and ranked."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from simulator.diagnosis.finding import words
 from simulator.diagnosis.rules import NOTHING
-from simulator.planning.plan import Candidate, search_all
+from simulator.planning.plan import Candidate, resources, search_all
 from simulator.planning.problem import PlanOptions, make_problem, rate_key
-from simulator.planning.runs import MetricValues, Outcome, metric_values, run_each, warn_once
+from simulator.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
 from simulator.planning.search import capacity
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.util.workers import use_backend
 from simulator.views.report import BY_KEY, align
 
 SHOWN = ("p99_ttft_ms", "p99_itl_ms", "request_goodput", "output_throughput")
@@ -89,16 +88,6 @@ class Held:
             f"{low_high} that this holds with {' and '.join(self.slo)}."
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON has it."""
-        return {
-            "key": self.key,
-            "offered": self.offered,
-            "capacity": self.capacity,
-            "interval": self.interval,
-            "slo": [*self.slo],
-        }
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
@@ -123,7 +112,7 @@ class Diagnosis:
             "metrics": dict(self.values),
             "ranked_by": [*self.ranked_by],
             "trials": [trial.as_dict() for trial in self.trials],
-            "held": None if self.held is None else self.held.as_dict(),
+            "held": None if self.held is None else asdict(self.held),
         }
 
 
@@ -167,8 +156,13 @@ def diagnose(
     scenario = as_scenario(scenario)
     summary = run(scenario).summary()
     findings = summary["headway"]["diagnosis"] or []
-    values, gpus = _known(summary), count_gpus(scenario)
-    trials = _try_all(scenario, values, [*_advised(findings)], jobs, progress)
+    advised: list[tuple[str, str, Mapping[str, Any]]] = []
+    for finding in findings:
+        for advice in finding["advice"]:
+            if all(advice != known for *_, known in advised):
+                advised.append((finding["rule"], finding["metric"], advice))
+    values, gpus = _known(summary), resources(scenario)[0]
+    trials = _try_all(scenario, values, advised, jobs, progress)
     if not trials:
         return Diagnosis(findings, values, gpus, ())
     ranked_by = [*([GOODPUT] if GOODPUT in values else []), trials[0].metric]
@@ -223,16 +217,23 @@ def _try_all(
     progress: Callable[[int, int], None] | None,
 ) -> list[Trial]:
     """Follow each advice, given with its rule and metric; `values` are of the run as it is."""
-    planned = [(*one, *_follow(scenario, one[2])) for one in advised]
-    tasks = [changed for *_, changed, _ in planned if changed is not None]
-    outcomes = _outcomes(tasks, jobs, progress)
+    followed: list[Scenario | Outcome] = []
+    for _, _, advice in advised:
+        try:
+            followed.append(follow(scenario, advice))
+        except HeadwayError as error:
+            followed.append(Outcome({}, error.messages))
+    tasks = [one for one in followed if isinstance(one, Scenario)]
+    outcomes = iter(run_all(_measure, tasks, jobs, progress))
+    warned: set[str] = set()
     trials = []
-    for rule, metric, advice, changed, refused in planned:
-        outcome = Outcome({}, [refused]) if changed is None else next(outcomes)
+    for (rule, metric, advice), one in zip(advised, followed, strict=True):
+        outcome = one if isinstance(one, Outcome) else next(outcomes)
+        warn_once(outcome.warned, warned)
         trials.append(
             Trial(
                 *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
-                gpus=count_gpus(changed) if changed is not None else 0,
+                gpus=0 if isinstance(one, Outcome) else resources(one)[0],
                 trade=traded(metric, values, outcome.values),
             )
         )
@@ -276,42 +277,9 @@ def _together(good: Sequence[Trial]) -> tuple[str, str, Mapping[str, Any]] | Non
     return None
 
 
-def _advised(findings: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
-    """Give rule, metric and advice of all findings, each advice once."""
-    seen = []
-    for finding in findings:
-        for advice in finding["advice"]:
-            if advice not in seen:
-                seen.append(advice)
-                yield finding["rule"], finding["metric"], advice
-
-
 def follow(scenario: Scenario, advice: Mapping[str, Any]) -> Scenario:
     """Give the scenario with a piece of advice followed; HeadwayError where that cannot be."""
     return with_keys(scenario, {advice["key"]: advice["to"], **advice.get("also", {})})
-
-
-def _follow(scenario: Scenario, advice: Mapping[str, Any]) -> tuple[Scenario | None, str]:
-    try:
-        return follow(scenario, advice), ""
-    except HeadwayError as error:
-        return None, "; ".join(error.messages)
-
-
-def _outcomes(
-    tasks: Sequence[Scenario], jobs: int | None, progress: Callable[[int, int], None] | None
-) -> Iterator[Outcome]:
-    """Run the scenarios; give what came of each, in their order."""
-    found: dict[int, Outcome] = {}
-    with use_backend("loky", jobs):
-        for index, outcome in run_each(_measure, tasks, jobs):
-            found[index] = outcome
-            if progress is not None:
-                progress(len(found), len(tasks))
-    warned: set[str] = set()
-    for index in range(len(tasks)):
-        warn_once(found[index].warned, warned)
-        yield found[index]
 
 
 def _measure(scenario: Scenario) -> MetricValues:
@@ -323,14 +291,6 @@ def _known(summary: Mapping[str, Any]) -> MetricValues:
     """Give the numbers of a summary that mean something."""
     found = metric_values(summary)
     return {key: value for key, value in found.items() if not lacks_gaps(found, key)}
-
-
-def count_gpus(scenario: Scenario) -> int:
-    """Count the GPUs of all replicas."""
-    if scenario.cluster is None:
-        return scenario.gpu.count
-    groups = scenario.cluster.replica_groups
-    return sum(scenario.of_group(name).gpu.count * groups[name].replicas for name in groups)
 
 
 def table(found: Diagnosis) -> str:

@@ -27,7 +27,7 @@ def endpoint_picker(scenario: Scenario) -> tuple[Manifest, list[str]]:
     """Give the configuration, and what differs from what was simulated; of clusters only."""
     cluster = scenario.cluster
     assert cluster is not None
-    router = cluster.router if isinstance(cluster.router, str) else str(cluster.router["router"])
+    router = cluster.router_name
     scorer = SCORERS.get(router, LIKE_ANY_OTHER)
     notes = []
     if router == "round_robin":
@@ -35,14 +35,14 @@ def endpoint_picker(scenario: Scenario) -> tuple[Manifest, list[str]]:
     elif router not in SCORERS:
         notes.append(f"llm-d has no {router}: this is {LIKE_ANY_OTHER}, the shortest queue")
     picker = "random-picker" if scorer is None else "max-score-picker"
-    chosen = [{"pluginRef": picker}, *([] if scorer is None else [_weighted(scorer)])]
-    if cluster.kv_transfer is None:
-        handlers, profiles = ["single-profile-handler"], {"default": chosen}
-    else:
+    weights: list[Manifest] = [{"pluginRef": scorer, "weight": 1}] if scorer else []
+    if cluster.kv_transfer is not None and scorer != PREFIX:
         # Without marks for prefixes the handler cannot tell which prompts are worth a prefill.
-        if scorer != PREFIX:
-            chosen = [{"pluginRef": "max-score-picker"}, *chosen[1:], _weighted(PREFIX)]
-            notes.append(f"pd-profile-handler needs {PREFIX}, which was not simulated")
+        picker, weights = "max-score-picker", [*weights, {"pluginRef": PREFIX, "weight": 1}]
+        notes.append(f"pd-profile-handler needs {PREFIX}, which was not simulated")
+    chosen = [{"pluginRef": picker}, *weights]
+    handlers, profiles = ["single-profile-handler"], {"default": chosen}
+    if cluster.kv_transfer is not None:
         roles = "prefill", "decode"
         profiles = {role: [{"pluginRef": f"{role}-filter"}, *chosen] for role in roles}
         handlers = ["prefill-header-handler", "pd-profile-handler"]
@@ -55,7 +55,3 @@ def endpoint_picker(scenario: Scenario) -> tuple[Manifest, list[str]]:
             {"name": name, "plugins": plugins} for name, plugins in profiles.items()
         ],
     }, notes
-
-
-def _weighted(scorer: str) -> Manifest:
-    return {"pluginRef": scorer, "weight": 1}

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,8 @@ def open_journal(path: Path) -> Iterator[Journal]:
     HeadwayError if another has it, or a line of it is damaged. The file appears with its first
     row; a folder made here that stays empty is taken away again.
     """
-    with lock_folder(path.parent):
-        journal = Journal(path)
-        try:
-            yield journal
-        finally:
-            journal.close()
+    with lock_folder(path.parent), closing(Journal(path)) as journal:
+        yield journal
 
 
 def scenario_key(scenario: Scenario, *more: object) -> str:

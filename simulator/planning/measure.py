@@ -124,7 +124,8 @@ def broken_bound(table: RequestTable, scenario: Scenario, slos: Sequence[Slo]) -
     for slo in slos:
         if slo.of_requests:
             spent = float(np.nansum(slo.cost(table, goodput)[over]))
-            allowed = min(CERTAIN * slo.limit, _most(slo)) * len(table.sent)
+            most = (1.0 + slo.limit) / 2 if slo.is_share else np.inf  # of a share half way to all
+            allowed = min(CERTAIN * slo.limit, most) * len(table.sent)
             exceeded = spent / allowed if allowed else spent * np.inf if spent else 0.0
             if exceeded > worst:
                 worst, found = exceeded, slo.metric
@@ -135,8 +136,3 @@ def _over(table: RequestTable) -> Flags:
     """Tell which requests have come to an end, whichever."""
     ended: Flags = (table.reason >= 0) & (table.reason != UNFINISHED)
     return ended
-
-
-def _most(slo: Slo) -> float:
-    """Give the mean cost that no further doubt is in, for shares: half way to all."""
-    return (1.0 + slo.limit) / 2 if slo.is_share else float("inf")

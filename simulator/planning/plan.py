@@ -79,10 +79,11 @@ class Candidate(DesignPoint):
         cluster = self.scenario.cluster
         if cluster is None or cluster.autoscaling is None:
             return gpus, price
-        return (
-            _per_hour(trial, "gpu_hours"),
-            None if price is None else _per_hour(trial, "dollars"),
+        gpus, paid = (
+            sum(3600.0 * run[key] / run["run_duration"] for run in trial.runs) / len(trial.runs)
+            for key in ("gpu_hours", "dollars")
         )
+        return gpus, None if price is None else paid
 
     @property
     def capacity(self) -> float:
@@ -135,13 +136,6 @@ class Candidate(DesignPoint):
 
 Progress = Callable[[Sequence[Candidate], int, Candidate | None], None]
 """Called with all candidates, the runs made since the last call, and one that got a new trial."""
-
-
-def _per_hour(trial: Trial, paid: str) -> float:
-    """Give what a place's runs paid for in an hour, on average."""
-    return float(
-        sum(3600.0 * run[paid] / run["run_duration"] for run in trial.runs) / len(trial.runs)
-    )
 
 
 def resources(scenario: Scenario) -> tuple[int, float | None]:
@@ -204,8 +198,14 @@ def search_all(
     jobs: int | None = None,
     progress: Progress | None = None,
     journal: Journal | None = None,
+    *,
+    shown: Sequence[Candidate] | None = None,
 ) -> None:
-    """Search for every candidate, all at once; what is found is written into them."""
+    """Search for every candidate, all at once; what is found is written into them.
+
+    `progress` is told of all that are `shown`, which may be more.
+    """
+    shown = candidates if shown is None else shown
     active: list[tuple[Candidate, Search, list[PlannedRun]]] = []
     for candidate in candidates:
         if candidate.scenario is not None:
@@ -215,7 +215,7 @@ def search_all(
         work = [(candidate, wanted) for candidate, _, runs in active for wanted in runs]
         outcomes = iter(_run_all(problem, work, jobs, journal))
         if progress is not None:
-            progress(candidates, len(work), None)
+            progress(shown, len(work), None)
         still = []
         for candidate, search, runs in active:
             results = [next(outcomes) for _ in runs]
@@ -232,7 +232,7 @@ def search_all(
                     found = problem.settings(candidate, PlannedRun(candidate.best.at))
                     candidate.scenario = load_scenario(problem.path, problem.overrides, vary=found)
             if progress is not None and (len(candidate.result.trials) > known or candidate.done):
-                progress(candidates, 0, candidate)
+                progress(shown, 0, candidate)
         active = still
 
 
@@ -257,15 +257,9 @@ def search_by_price(
         if weights[k] > limit and not _scales(candidate):
             candidate.dearer = candidate.done = True
             continue
-        shown = None if progress is None else _of_all(progress, candidates)
-        search_all(problem, [candidate], jobs, shown, journal)
+        search_all(problem, [candidate], jobs, progress, journal, shown=candidates)
         if candidate.result.best is not None:
             limit = min(limit, weights[k])
-
-
-def _of_all(progress: Progress, every: Sequence[Candidate]) -> Progress:
-    """Let all candidates be shown where they are searched one by one."""
-    return lambda _, runs, candidate: progress(every, runs, candidate)
 
 
 def _scales(candidate: Candidate) -> bool:
@@ -342,22 +336,28 @@ def _run_all(
     journal: Journal | None,
 ) -> list[Outcome]:
     """Make the runs. What they warn of was told when the candidates were loaded."""
-    loaded = [_load(problem, candidate, wanted) for candidate, wanted in work]
-    keys = [None if journal is None else _key(problem, run) for run in loaded]
+    known = {} if journal is None else journal.known
+    bounds = sorted(slo.text for slo in problem.criteria.slos)
     outcomes: dict[int, Outcome] = {}
-    for k, (key, run) in enumerate(zip(keys, loaded, strict=True)):
-        if isinstance(run, Outcome):
-            outcomes[k] = run
-        elif journal is not None and key in journal.known:
-            outcomes[k] = Outcome(journal.known[key])
-    missing = [k for k in range(len(loaded)) if k not in outcomes]
-    measured = run_each(partial(_measure, problem), [loaded[k] for k in missing], jobs)
+    missing: list[tuple[int, str, LoadedRun]] = []  # place, key in the journal, the run
+    for k, (candidate, wanted) in enumerate(work):
+        loaded = _load(problem, candidate, wanted)
+        if isinstance(loaded, Outcome):
+            outcomes[k] = loaded
+            continue
+        scenario, steady, warmup = loaded
+        key = scenario_key(scenario, "plan", steady, warmup, bounds)
+        if key in known:
+            outcomes[k] = Outcome(known[key])
+        else:
+            missing.append((k, key, loaded))
+    measured = run_each(partial(_measure, problem), [run for *_, run in missing], jobs)
     for index, outcome in measured:
-        k = missing[index]
+        k, key, _ = missing[index]
         outcomes[k] = outcome
-        if journal is not None and (key := keys[k]) is not None and not outcome.errors:
+        if journal is not None and not outcome.errors:
             journal.append(key, outcome.values)
-    return [outcomes[k] for k in range(len(loaded))]
+    return [outcomes[k] for k in range(len(work))]
 
 
 LoadedRun = tuple[Scenario, bool, float | None]
@@ -378,15 +378,6 @@ def _load(problem: PlanProblem, candidate: Candidate, wanted: PlannedRun) -> Loa
                 messages = [text.replace(*by) for text in messages]
             return Outcome({}, messages)
     return scenario, wanted.seconds is not None, wanted.warmup
-
-
-def _key(problem: PlanProblem, run: LoadedRun | Outcome) -> str | None:
-    """Tell whether two runs are the same, and measured alike; None of one that cannot be loaded."""
-    if isinstance(run, Outcome):
-        return None
-    scenario, steady, warmup = run
-    bounds = sorted(slo.text for slo in problem.criteria.slos)
-    return scenario_key(scenario, "plan", steady, warmup, bounds)
 
 
 def _measure(problem: PlanProblem, run: LoadedRun) -> MetricValues:
@@ -496,12 +487,6 @@ def _objective(candidate: Candidate, problem: PlanProblem) -> float:
     return candidate.read("request_throughput").mean / weight
 
 
-def _mean_attainment(runs: Sequence[MetricValues]) -> float | None:
-    """Give the share of requests that keep all bounds on requests; None if it was not counted."""
-    shares = [float(run["attainment"]) for run in runs if "attainment" in run]
-    return sum(shares) / len(shares) if shares else None
-
-
 def looked_at(trial: Trial) -> str:
     """Write how many runs there are of a place, and for how long requests came in each."""
     seconds = trial.seconds or sum(run["duration"] for run in trial.runs) / len(trial.runs)
@@ -532,7 +517,9 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     ratios = best.ratios(problem.criteria.slos)
     nearest = max(ratios, key=ratios.__getitem__) if ratios else best.why
     row |= {"nearest_bound": nearest, "headroom": candidate.headroom}
-    row |= {"attainment": _mean_attainment(best.runs), "seconds_of_load": best.seconds}
+    shares = [float(run["attainment"]) for run in best.runs if "attainment" in run]
+    row["attainment"] = sum(shares) / len(shares) if shares else None
+    row["seconds_of_load"] = best.seconds
     row["replications"] = len(best.runs)
     metrics = dict.fromkeys([slo.metric for slo in problem.criteria.slos])
     for metric in (*metrics, "request_throughput", "output_throughput"):

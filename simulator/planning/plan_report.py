@@ -108,15 +108,11 @@ def _range(candidate: Candidate) -> str:
 def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     """Say what is best, what it takes and how far it goes."""
     row = result_row(problem, best)
-    parts = []
+    parts = [f"{problem.key}={row['at']:g} holds the load" if problem.key else "holds the load"]
     if problem.searches_rate:
         unit = " req/s" if problem.key == "workload.request_rate" else " x the trace's rate"
         sure = f"{100 * problem.criteria.confidence:g} %: {_range(best)}"
-        parts.append(f"capacity {row['capacity']:.3g}{unit} ({sure})")
-    elif problem.key:
-        parts.append(f"{problem.key}={row['at']:g} holds the load")
-    else:
-        parts.append("holds the load")
+        parts = [f"capacity {row['capacity']:.3g}{unit} ({sure})"]
     if row["attainment"] is not None:
         parts.append(f"SLO attainment {100 * row['attainment']:.2f} %")
     if row["reason"]:
@@ -289,11 +285,15 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
     """Draw the metric that is worst beside its bound: above 1 it is broken."""
     from simulator.figures.style import log_scale
 
+    slos = problem.criteria.slos
     label, place = _abscissa(problem, [candidate for candidate, _ in colored])
     seen = [1.0]
     for candidate, color in colored:
         points = sorted(
-            (place(candidate, trial), bound_ratio(trial, problem))
+            (
+                place(candidate, trial),
+                max(trial.ratios(slos).values(), default=1.0),
+            )
             for trial in (*candidate.result.trials, *candidate.lower_loads)
             if not trial.superseded
         )
@@ -304,7 +304,7 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
     axes.axhline(1.0, color="0.3", linestyle="--", linewidth=1)
     if max(seen) > 3 * min(seen):
         log_scale(axes, "y")
-    bounds = [slo.text for slo in problem.criteria.slos if slo.metric != "completion"]
+    bounds = [slo.text for slo in slos if slo.metric != "completion"]
     axes.set_title(
         f"How near to {', '.join(bounds)}" if len(bounds) == 1 else "How near to the bounds"
     )
@@ -331,11 +331,6 @@ def _abscissa(
     if None in prices:
         return "GPUs", lambda candidate, trial: candidate.resources_at(trial)[0]
     return "$/h", lambda candidate, trial: candidate.resources_at(trial)[1] or 0.0
-
-
-def bound_ratio(trial: Trial, problem: PlanProblem) -> float:
-    """Divide the metric that is worst by its bound."""
-    return max(trial.ratios(problem.criteria.slos).values(), default=1.0)
 
 
 def _draw_front(axes: "Axes", colored: Colored) -> None:

@@ -263,9 +263,8 @@ def is_random(scenario: Scenario) -> bool:
         return True
     if cluster is None:
         return False
-    router = cluster.router if isinstance(cluster.router, str) else cluster.router["router"]
     return (
-        router in ("random", "power_of_two")
+        cluster.router_name in ("random", "power_of_two")
         or (cluster.failures is not None and cluster.failures.mtbf is not None)
         or (cluster.client is not None and cluster.client.jitter > 0)
         or any(scenario.of_group(k).engine.data_parallel_size > 1 for k in cluster.replica_groups)

@@ -19,15 +19,14 @@ from simulator.planning.runs import (
     MetricValues,
     encode_csv,
     metric_values,
-    run_each,
+    run_all,
     run_point,
     warn_once,
 )
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.workers import use_backend
-from simulator.views.report import BY_KEY, DOLLARS, align, find_metric, part_values
+from simulator.views.report import BY_KEY, DOLLARS, Metric, align, find_metric, part_values
 from simulator.views.winner import LEADS, prices_differ
 
 if TYPE_CHECKING:
@@ -74,18 +73,10 @@ def replicate(
         for scenario in scenarios
         for seed in seeds(scenario.seed, count)
     ]
-    found: dict[int, MetricValues] = {}
-    warned: set[str] = set()
-    with use_backend("loky", jobs):
-        for index, outcome in run_each(partial(_measure, warmup, cooldown), work, jobs):
-            if outcome.errors:
-                raise HeadwayError(outcome.errors)
-            found[index] = outcome.values
-            warned.update(outcome.warned)
-            if progress is not None:
-                progress(len(found), len(work))
-    warn_once(sorted(warned), set())
-    return [[found[k * count + j] for j in range(count)] for k in range(len(scenarios))]
+    found = run_all(partial(_measure, warmup, cooldown), work, jobs, progress, must=True)
+    warn_once(sorted({text for outcome in found for text in outcome.warned}), set())
+    values = [outcome.values for outcome in found]
+    return [values[at : at + count] for at in range(0, len(values), count)]
 
 
 def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues:
@@ -196,15 +187,10 @@ def run_intervals(name: str, found: Mapping[str, Estimate]) -> str:
     """Tabulate the replications of one scenario."""
     count = next(iter(found.values())).count
     rows = [(f"{name}, {count} replications", "mean", "95 % of the mean", "95 % of one run")]
-    rows += [
-        (
-            find_metric(key).label,
-            f"{e.mean * find_metric(key).scale:,.2f}",
-            _range(e.interval, key),
-            _range(e.prediction_interval, key),
-        )
-        for key, e in found.items()
-    ]
+    for key, e in found.items():
+        metric = find_metric(key)
+        ends = _range(metric, e.interval), _range(metric, e.prediction_interval)
+        rows.append((metric.label, f"{e.mean * metric.scale:,.2f}", *ends))
     return align(rows)
 
 
@@ -221,19 +207,13 @@ def compare_intervals(
         same = [one for one in tested if everything or verdict(one) in "+-"]
         hidden += len(tested) - len(same)
         count = tested[0].difference.count if tested else 0
-        head = (f"{count} pairs", labels[0], label, "difference", "95 % interval", "p (Holm)")
-        rows = [head]
-        rows += [
-            (
-                find_metric(one.metric).label,
-                f"{one.first.mean * find_metric(one.metric).scale:,.2f}",
-                f"{one.other.mean * find_metric(one.metric).scale:,.2f}",
-                f"{one.difference.mean * find_metric(one.metric).scale:+,.2f}",
-                _range(one.difference.interval, one.metric, "+,.2f"),
-                ("<0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}") + f" {verdict(one)}",
-            )
-            for one in same
-        ]
+        rows = [(f"{count} pairs", labels[0], label, "difference", "95 % interval", "p (Holm)")]
+        for one in same:
+            metric, apart = find_metric(one.metric), one.difference
+            first, other = (f"{e.mean * metric.scale:,.2f}" for e in (one.first, one.other))
+            p = "<0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}"
+            span = f"{apart.mean * metric.scale:+,.2f}", _range(metric, apart.interval, "+,.2f")
+            rows.append((metric.label, first, other, *span, f"{p} {verdict(one)}"))
         nothing = f"{label}: no difference to {labels[0]} that could not be chance."
         blocks.append(align(rows) if same else nothing)
     blocks.append(
@@ -242,9 +222,10 @@ def compare_intervals(
         "chance."
     )
     if hidden:
-        one = hidden == 1
-        left_out = "line that may be chance is" if one else "lines that may be chance are"
-        blocks[-1] += f"\n{hidden} {left_out} left out: --all shows {'it' if one else 'them'}."
+        left_out, them = ("line that may be chance is", "it")
+        if hidden > 1:
+            left_out, them = ("lines that may be chance are", "them")
+        blocks[-1] += f"\n{hidden} {left_out} left out: --all shows {them}."
     return "\n\n".join(blocks)
 
 
@@ -297,8 +278,8 @@ def _winner(
         )
 
 
-def _range(pair: tuple[float, float], metric: str, form: str = ",.2f") -> str:
-    low, high = (value * find_metric(metric).scale for value in pair)
+def _range(metric: Metric, pair: tuple[float, float], form: str = ",.2f") -> str:
+    low, high = (value * metric.scale for value in pair)
     return f"{low:{form}} to {high:{form}}"
 
 
@@ -324,15 +305,15 @@ def encode_replications(
 
     Of a single scenario the name of the run is left out.
     """
-    rows = [
-        {**origin, "replication": k, **numbers}
-        for origin, same in zip(origins, runs, strict=True)
-        for k, numbers in enumerate(same)
-    ]
-    if len(runs) == 1:
-        for row in rows:
-            row.pop("run", None)
-    return encode_csv(rows)
+    left_out = {"run"} if len(runs) == 1 else set()
+    return encode_csv(
+        [
+            {key: v for key, v in origin.items() if key not in left_out}
+            | {"replication": k, **numbers}
+            for origin, same in zip(origins, runs, strict=True)
+            for k, numbers in enumerate(same)
+        ]
+    )
 
 
 def encode_differences(
@@ -370,8 +351,10 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]
             for place, same in enumerate(runs):
                 e = _within_limits(key, estimate(columns(same, [key])[key]))
                 at = scale * e.mean
-                prediction = _beside(at, e.prediction_interval, scale)
-                mean = _beside(at, e.interval, scale)
+                prediction, mean = (
+                    [[at - scale * low], [scale * high - at]]
+                    for low, high in (e.prediction_interval, e.interval)
+                )
                 axes.errorbar(at, place, xerr=prediction, color="0.7", capsize=2, linewidth=1)
                 axes.errorbar(at, place, xerr=mean, fmt="o", color="#0072B2", capsize=4)
             axes.set_title(BY_KEY[key].label)
@@ -384,9 +367,3 @@ def draw_intervals(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]
             axes.set_visible(False)
         figure.supxlabel("blue: mean and its 95 % interval; grey: 95 % of single runs", fontsize=11)
     return figure
-
-
-def _beside(mean: float, ends: tuple[float, float], scale: float) -> list[list[float]]:
-    """Give how far an interval reaches to both sides, as error bars are told."""
-    low, high = ends
-    return [[mean - scale * low], [scale * high - mean]]

@@ -16,10 +16,10 @@ from simulator.scenario.assemble import describe_costs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning, one_line
 from simulator.util.files import resolve
 from simulator.util.user_code import exit_message
-from simulator.util.workers import WorkerDied, parallel_map
+from simulator.util.workers import WorkerDied, parallel_map, use_backend
 from simulator.views.report import cost_lines
 from simulator.workload.workload import Workload
 
@@ -54,6 +54,30 @@ def run_each(
         yield index, Outcome({}, [outcome.reason]) if isinstance(outcome, WorkerDied) else outcome
 
 
+def run_all(
+    measure: Callable[[T], MetricValues],
+    tasks: Sequence[T],
+    jobs: int | None,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    must: bool = False,
+) -> list[Outcome]:
+    """Do the same on this machine, and give the outcomes in the order of the tasks.
+
+    `progress(done, total)` is called with every one. With `must` the first that fails raises its
+    HeadwayError, and ends the others.
+    """
+    found: dict[int, Outcome] = {}
+    with use_backend("loky", jobs):
+        for index, outcome in run_each(measure, tasks, jobs):
+            if must and outcome.errors:
+                raise HeadwayError(outcome.errors)
+            found[index] = outcome
+            if progress is not None:
+                progress(len(found), len(tasks))
+    return [found[index] for index in range(len(tasks))]
+
+
 def _outcome(measure: Callable[[T], MetricValues], task: T) -> Outcome:
     """Make one run, in a worker."""
     values: MetricValues = {}
@@ -67,7 +91,7 @@ def _outcome(measure: Callable[[T], MetricValues], task: T) -> Outcome:
         except SystemExit as error:
             errors = [exit_message(error)]
         except Exception as error:
-            errors = [f"{type(error).__name__}: {' '.join(str(error).split())}"]
+            errors = [f"{type(error).__name__}: {one_line(error)}"]
     warned = [str(w.message) for w in caught if issubclass(w.category, HeadwayWarning)]
     return Outcome(values, errors, warned)
 

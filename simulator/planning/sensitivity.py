@@ -29,13 +29,12 @@ from simulator.costs.cost_model import CostDecorator, CostModel
 from simulator.costs.data_parallel import DataParallelCost
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.planning.runs import MetricValues, metric_values, run_each, run_point
+from simulator.planning.runs import MetricValues, metric_values, run_all, run_point
 from simulator.results.steady_state import measurement_window
 from simulator.scenario.assemble import assemble
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
-from simulator.util.workers import use_backend
 
 LONGER = 1.01  # times as long as it should be is each step of the run that tells the elasticity
 BATCHES = 20  # of requests, the means of which say what is chance
@@ -204,15 +203,9 @@ def measure_sensitivity(
 
     Raises HeadwayError where a run fails.
     """
-    found: dict[str, MetricValues] = {}
-    with use_backend("loky", None):
-        measure = partial(_measure, result.scenario, result.warmup, result.cooldown)
-        for index, outcome in run_each(measure, [*costs.values()], None):
-            if outcome.errors:
-                raise HeadwayError(outcome.errors)
-            found[[*costs][index]] = outcome.values
-            if progress is not None:
-                progress(len(found), len(costs))
+    measure = partial(_measure, result.scenario, result.warmup, result.cooldown)
+    outcomes = run_all(measure, [*costs.values()], None, progress, must=True)
+    found = {name: one.values for name, one in zip(costs, outcomes, strict=True)}
     return sensitivities(latencies(result), found)
 
 

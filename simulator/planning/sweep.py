@@ -120,7 +120,10 @@ def _run_missing(
     progress: Callable[[int, int], None] | None,
 ) -> list[Row]:
     """Run the points that the journal does not have; return a row for each point."""
-    keys = [_key(point) for point in points]
+    keys = [
+        run_key(one.varied) if one.scenario is None else scenario_key(one.scenario)
+        for one in points
+    ]
     rows: dict[str, Row] = {}
     tasks: dict[str, Scenario] = {}  # equal points run once
     for key, point in zip(keys, points, strict=True):
@@ -163,11 +166,6 @@ def _run_missing(
         finally:
             table = save()
     return table
-
-
-def _key(point: DesignPoint) -> str:
-    """Tell whether two points are the same run."""
-    return run_key(point.varied) if point.scenario is None else scenario_key(point.scenario)
 
 
 def _measure(scenario: Scenario) -> MetricValues:

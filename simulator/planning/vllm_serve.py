@@ -4,7 +4,6 @@ import json
 import shlex
 import warnings
 
-from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engines import release_of
 from simulator.scenario.policy_table import (
     PLUGIN,
@@ -16,7 +15,7 @@ from simulator.scenario.policy_table import (
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.config import Config, split_spec
+from simulator.util.config import Config
 from simulator.util.errors import HeadwayWarning
 
 VALUES = (
@@ -91,13 +90,13 @@ def environment(scenario: Scenario) -> dict[str, str]:
 
 def _has_plugin(scenario: Scenario) -> bool:
     """Say whether `headway_vllm` brings the policy to vLLM."""
-    return policy_of(scenario.engine) not in VLLM_POLICIES and not _loses_policy(scenario)
+    return scenario.engine.policy_name not in VLLM_POLICIES and not _loses_policy(scenario)
 
 
 def _loses_policy(scenario: Scenario) -> str:
     """Say why the command starts vLLM without the engine's policy; "" where it has it."""
     engine = scenario.engine
-    name, release = policy_of(engine), release_of(engine) or (*NEWEST, 0)
+    name, release = engine.policy_name, release_of(engine) or (*NEWEST, 0)
     if name in VLLM_POLICIES:
         return ""
     if issubclass(find_policy(scenario)[0], Scheduler):
@@ -131,29 +130,17 @@ def warn_of_lost_policies(scenario: Scenario) -> None:
         warnings.warn(f"vllm_serve.sh: {lost}", HeadwayWarning, stacklevel=3)
 
 
-def policy_of(engine: EngineConfig) -> str:
-    """Give the name of an engine's policy, or the module and class."""
-    name: str = split_spec(engine.scheduling_policy, "policy")[0]
-    return name
-
-
 def remarks(scenario: Scenario) -> list[str]:
     """Say what of an engine vLLM cannot have, or this command does not set."""
-    lines = []
     engine = scenario.engine
-    name = policy_of(engine)
-    if other := _loses_engine(scenario):
-        lines.append(other)
+    name, own = engine.policy_name, ":" in engine.policy_name
+    lines = [lost for lost in (_loses_engine(scenario), _loses_policy(scenario)) if lost]
     if _has_plugin(scenario):
-        brought = (
-            "is your own; headway, which runs it, is" if ":" in name else "comes with headway,"
-        )
+        brought = "is your own; headway, which runs it, is" if own else "comes with headway,"
         lines.append(f"{name} {brought} to be installed beside vLLM; clients, and lengths")
         lines.append("that are predicted, come in the requests' vllm_xargs (docs/vllm-policies.md)")
-        if ":" in name:
+        if own:
             lines.append(f"{name.partition(':')[0]} must be on the server's Python path")
-    elif lost := _loses_policy(scenario):
-        lines.append(lost)
     if engine.allocation != "paged":
         lines.append(f"vLLM pages its KV cache: there is no {engine.allocation} allocation")
     if engine.preemption_mode != "recompute":
@@ -170,8 +157,8 @@ def serve_options(scenario: Scenario, *more: str) -> list[str]:
     """Give what follows `vllm serve MODEL`, `more` at the end."""
     words = []
     engine = scenario.engine
-    if (name := policy_of(engine)) in VLLM_POLICIES:
-        words += ["--scheduling-policy", name]
+    if engine.policy_name in VLLM_POLICIES:
+        words += ["--scheduling-policy", engine.policy_name]
     if engine.scheduler_cls is not None or _has_plugin(scenario):
         words += ["--scheduler-cls", engine.scheduler_cls or PLUGIN]
     for key in VALUES:

@@ -8,16 +8,15 @@ policies takes the place of a running request; `preemptive.py` has those that do
 from collections.abc import Iterable
 from functools import partial
 from math import exp, expm1, inf, log, log1p
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from simulator.core.request import Request
 from simulator.policies.policy import Batch, hint_of
 from simulator.policies.waiting_queues import RatioQueue
 from simulator.util.from_mapping import raise_if
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 SIZES = {"prompt": "prompt tokens", "hint": "predicted output tokens", "total": "the sum of both"}
 
@@ -71,7 +70,7 @@ class HRRN:
         self.by = by
         self.needs_hint = by != "prompt"
 
-    def rank(self, waiting: Any, now: float) -> "npt.NDArray[np.float64]":
+    def rank(self, waiting: Any, now: float) -> npt.NDArray[np.float64]:
         if self.by == "prompt":
             size = waiting.prompt_tokens
         else:

@@ -6,12 +6,12 @@ up over the steps once; a request's share is the difference of that sum between 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.core.log import Log
 from simulator.core.request import Step
+from simulator.costs.cost_model import CostModel
 from simulator.results.request_table import (
     DELIVERY,
     Flags,
@@ -22,10 +22,6 @@ from simulator.results.request_table import (
     find_rows,
 )
 from simulator.results.token_times import last_tokens
-
-if TYPE_CHECKING:
-    from simulator.costs.cost_model import CostModel
-
 
 PARTS = (
     "prefill_time",
@@ -71,7 +67,7 @@ class Preemptions:
 
 
 def break_down(
-    table: RequestTable, logs: Sequence[Log], costs: "Sequence[CostModel]"
+    table: RequestTable, logs: Sequence[Log], costs: Sequence[CostModel]
 ) -> dict[str, Floats]:
     """Give the seconds of each of PARTS for every request, by id; NaN: it was not completed.
 
@@ -108,7 +104,7 @@ def as_computed(table: RequestTable, logs: Sequence[Log]) -> RequestTable:
 
 
 def _break_down(
-    table: RequestTable, log: Log, ids: Ints, completed: Flags, cost: "CostModel"
+    table: RequestTable, log: Log, ids: Ints, completed: Flags, cost: CostModel
 ) -> Iterator[tuple[Ints, tuple[Floats, ...]]]:
     """Do it for the completed requests of one replica, some at a time."""
     slowed = CumulativeTime(log.steps["end"][prompt_rows(log)], prompt_stalls(log, cost), "right")
@@ -184,7 +180,7 @@ def prompt_rows(log: Log) -> Ints:
     return np.flatnonzero(log.steps["prefill_context"] > 0)
 
 
-def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
+def prompt_stalls(log: Log, cost: CostModel) -> Floats:
     """Give, for each step that computes prompts, its time beyond that of its decodes alone.
 
     Copies of KV blocks are left out. Never below 0, nor above the step's own time.
@@ -194,7 +190,7 @@ def prompt_stalls(log: Log, cost: "CostModel") -> Floats:
     return np.concatenate([np.empty(0), *(_stalls(log, part, cost) for part in slices)])
 
 
-def _stalls(log: Log, prompts: Ints, cost: "CostModel") -> Floats:
+def _stalls(log: Log, prompts: Ints, cost: CostModel) -> Floats:
     """Do it for the rows of these numbers."""
     rows = log.steps
     starts = rows["start"][prompts]
@@ -213,7 +209,7 @@ def _stalls(log: Log, prompts: Ints, cost: "CostModel") -> Floats:
     return stalls
 
 
-def _verification(log: Log, prompts: Ints, cost: "CostModel") -> Floats:
+def _verification(log: Log, prompts: Ints, cost: CostModel) -> Floats:
     """Give what the decodes of these steps, and their drafts, would have taken alone."""
     rows, drafts = log.steps[prompts], log.drafts
     here, at = find_rows(drafts["start"], rows["start"])

@@ -1,7 +1,7 @@
 """What the summary says of a cluster: by group, how evenly the work fell, and what it cost."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from simulator.results.engine_metrics import EngineMetrics, Values, share
 from simulator.results.kv_transfers import link_summary
 from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
 from simulator.results.request_table import RequestTable, gather_requests
-
-if TYPE_CHECKING:
-    from simulator.scenario.scenario import Scenario
+from simulator.scenario.scenario import Scenario
 
 GAUGES = (
     "steps",
@@ -34,7 +32,7 @@ GAUGES = (
 """Of those of the whole run, the ones that each group gets, too."""
 
 
-def price_of_group(scenario: "Scenario", name: str) -> float | None:
+def price_of_group(scenario: Scenario, name: str) -> float | None:
     """Give the dollars per hour of one replica of a group; None where the price is unknown."""
     assert scenario.cluster is not None
     given = scenario.cluster.replica_groups[name].dollars_per_hour
@@ -45,7 +43,7 @@ def price_of_group(scenario: "Scenario", name: str) -> float | None:
     return None if price is None else price * gpu.count
 
 
-def price_of_cluster(scenario: "Scenario") -> float | None:
+def price_of_cluster(scenario: Scenario) -> float | None:
     """Give the dollars per hour of all replicas; None where the price of one is unknown."""
     assert scenario.cluster is not None
     total = 0.0
@@ -60,10 +58,11 @@ def price_of_cluster(scenario: "Scenario") -> float | None:
 class ClusterMetrics:
     """What the block `cluster` of the summary is made of, added up over the parts of a run."""
 
-    def __init__(self, scenario: "Scenario", record: ClusterRecord, whole: EngineMetrics) -> None:
+    def __init__(self, scenario: Scenario, record: ClusterRecord, whole: EngineMetrics) -> None:
         """`whole` has the sums over all replicas: those of a cluster without groups."""
         assert scenario.cluster is not None
         self._scenario, self._record, self._whole = scenario, record, whole
+        self._router = scenario.cluster.router_name
         self._replicas = replicas_in(record.groups)  # numbers of engine cores, by group
         self._groups = {
             name: EngineMetrics(
@@ -117,6 +116,10 @@ class ClusterMetrics:
             for key, peak in weights.items():
                 used[key] += groups[name][key] * peak * count
                 peaks[key] += peak * count
+        links, transfers = None, self._record.transfers
+        if transfers is not None:
+            paid = sum(self._record.paid_seconds(number, *span) for number in transfers.producers)
+            links = link_summary(transfers, paid)
         price, dollars, hours, gpus, tokens = (
             _total([group[key] for group in groups.values()])
             for key in ("dollars_per_hour", "dollars", "replica_hours", "gpus", "output_tokens")
@@ -125,7 +128,7 @@ class ClusterMetrics:
             **{key: share(used[key], peaks[key]) for key in used},
             **energy_summary(energy, span[1] - span[0], tokens or 0.0),
             "cluster": {
-                "router": self._router(),
+                "router": self._router,
                 "gpus": int(gpus or 0),
                 "dollars_per_hour": price,
                 "replica_hours": hours,
@@ -139,7 +142,7 @@ class ClusterMetrics:
                 "timed_out": self._timed_out,
                 **self._record.counters,
                 **self._paid_times(),
-                **self._kv_transfer(span),
+                **({} if links is None else {"kv_transfer": links}),
                 "groups": groups,
             },
         }
@@ -179,11 +182,6 @@ class ClusterMetrics:
         servers = {self._record.servers[number] for number in self._replicas[name]}
         return sum(self._record.paid_seconds(server, *span) for server in sorted(servers))
 
-    def _router(self) -> str:
-        assert self._scenario.cluster is not None
-        spec = self._scenario.cluster.router
-        return spec if isinstance(spec, str) else str(spec["router"])
-
     def _balance(self) -> Values:
         """Say how evenly the work fell, by the requests and the busy s of each replica.
 
@@ -220,14 +218,6 @@ class ClusterMetrics:
                 for times, over in zip(paid, ends, strict=True)
             ]
         }
-
-    def _kv_transfer(self, span: tuple[float, float]) -> Values:
-        """Say what went over the links, where prefill and decode are apart."""
-        transfers = self._record.transfers
-        if transfers is None:
-            return {}
-        paid = sum(self._record.paid_seconds(number, *span) for number in transfers.producers)
-        return {"kv_transfer": link_summary(transfers, paid)}
 
 
 def _total(values: Sequence[Any]) -> float | None:

@@ -8,33 +8,30 @@ memory bandwidth.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import REJECTED, UNFINISHED, Log
+from simulator.costs.cost_model import CostModel
+from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.power import Power, gpu_power
-from simulator.models.spec import HALF, bytes_of
+from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.results.energy import JOULES_PER_KWH, Energy
 from simulator.results.request_table import Floats, RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
-
-if TYPE_CHECKING:
-    from simulator.costs.cost_model import CostModel
-    from simulator.models.gpus import Gpu
-    from simulator.models.spec import ModelSpec
-    from simulator.scenario.assemble import EngineParts
-    from simulator.scenario.scenario import Scenario
+from simulator.scenario.assemble import EngineParts
+from simulator.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model on one engine core's GPUs; the dtypes are those of the weights and the KV cache."""
 
-    model: "ModelSpec"
-    gpu: "Gpu"
+    model: ModelSpec
+    gpu: Gpu
     tensor_parallel_size: int = 1
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
@@ -44,7 +41,7 @@ class ServedModel:
     pipeline_parallel_size: int = 1
 
     @classmethod
-    def of(cls, scenario: "Scenario", parts: "EngineParts") -> "ServedModel":
+    def of(cls, scenario: Scenario, parts: EngineParts) -> "ServedModel":
         """Say what the engine of a scenario serves on."""
         engine = scenario.engine
         sizes = engine.tensor_parallel_size, engine.weight_dtype, engine.cache_dtype
@@ -64,7 +61,7 @@ class ServedModel:
         return self.gpu.flops(self.model.weight_dtype(self.dtype))
 
 
-def needed_flops(model: "ModelSpec", table: RequestTable) -> float:
+def needed_flops(model: ModelSpec, table: RequestTable) -> float:
     """Count the FLOPs that the answers need, as MFU is defined (PaLM, 2022, appendix B).
 
     Each token but the last one goes through the layers once and attends to those before it and
@@ -110,7 +107,7 @@ def read_bytes(served: ServedModel, logs: Sequence[Log], steps: int, context: in
     return weights * steps + kv * _read_tokens(model, logs, context)
 
 
-def _read_tokens(model: "ModelSpec", logs: Sequence[Log], context: int) -> float:
+def _read_tokens(model: ModelSpec, logs: Sequence[Log], context: int) -> float:
     """Count the KV entries that decodes read, on the mean over the layers."""
     if not model.sliding_window:
         return context
@@ -124,7 +121,7 @@ def _read_tokens(model: "ModelSpec", logs: Sequence[Log], context: int) -> float
     return context + model.windowed * (within - context)
 
 
-def _mean_experts(model: "ModelSpec", logs: Sequence[Log], steps: int, ranks: int) -> float:
+def _mean_experts(model: ModelSpec, logs: Sequence[Log], steps: int, ranks: int) -> float:
     """Average over the steps the experts of a layer that a step needs, divided among the ranks."""
     if not model.num_experts or not steps:
         return 0.0
@@ -248,7 +245,7 @@ def ended_requests(log: Log, rows: Rows) -> npt.NDArray[np.int64]:
     return np.where(keeps & (rows["decodes"] > 0), rows["wasted"], 0).astype(np.int64)
 
 
-def host_time(log: Log, cost: "CostModel") -> float:
+def host_time(log: Log, cost: CostModel) -> float:
     """Add up the s of steps in which the GPU waits for the engine; NaN: nobody can tell."""
     total = log.host_waits
     for rows in [*_slices(log.steps)] or [log.steps]:
@@ -301,7 +298,7 @@ class EngineMetrics:
     """What some replicas did, all alike: gauges and utilizations, of parts of a run."""
 
     def __init__(
-        self, scenario: "Scenario", parts: "EngineParts", replicas: int, kv_role: str | None = None
+        self, scenario: Scenario, parts: EngineParts, replicas: int, kv_role: str | None = None
     ) -> None:
         """Measure replicas with the engine of a scenario; `parts` are those of each."""
         self.replicas, self.kv_role = replicas, kv_role
@@ -316,7 +313,7 @@ class EngineMetrics:
         self,
         table: RequestTable,
         logs: Sequence[Log],
-        costs: "Sequence[CostModel]",
+        costs: Sequence[CostModel],
         until: Sequence[float],
     ) -> None:
         """Add the table of these logs' requests.

@@ -8,12 +8,12 @@ service counts divided by its weight. All of it is exact, from the log.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.core.log import REJECTED, Log
 from simulator.policies.fair import check_shares
+from simulator.results.record import Record
 from simulator.results.request_table import (
     Flags,
     Floats,
@@ -25,9 +25,6 @@ from simulator.results.request_table import (
 from simulator.results.service_levels import keep_bounds
 from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from simulator.results.record import Record
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 WINDOW = 60.0  # s, at most, over which the shares of clients are compared
@@ -65,7 +62,7 @@ class Clients:
     weights: Floats  # by code
 
     @classmethod
-    def of(cls, record: "Record") -> "Clients":
+    def of(cls, record: Record) -> "Clients":
         """Take the clients of a run, and the weights that its policy gives them."""
         words = client_column(record.workload)
         weights = client_weights(record.scenario.engine.scheduling_policy, words.names)

@@ -15,7 +15,6 @@ from simulator.results.breakdown import PARTS, break_down
 from simulator.results.engine_metrics import share
 from simulator.results.request_table import (
     TRANSFER_PARTS,
-    Flags,
     Floats,
     Ints,
     Rows,
@@ -48,17 +47,13 @@ class Transfers:
         """Give each producer's log with the prompts that others went on with; others are empty."""
         logs = [Log(log.num_blocks, log.block_size) for log in self.engines]
         for number in self.producers:
-            log = self.engines[number]
-            logs[number] = _with(log, log.requests[self._counted(number, log.requests)])
+            prompts = self.engines[number].requests
+            counted, at = find_rows(self.rows["id"], prompts["id"])
+            taken = self.rows[at]  # of several tries the last
+            same = (taken["producer"] == number) & (taken["ready"] == prompts["finish"][counted])
+            counted[counted] = same
+            logs[number] = _with(self.engines[number], prompts[counted])
         return logs
-
-    def _counted(self, number: int, prompts: Rows) -> Flags:
-        """Tell which rows of a producer have counted: of several tries the last that was taken."""
-        counted, at = find_rows(self.rows["id"], prompts["id"])
-        taken = self.rows[at]
-        same = (taken["producer"] == number) & (taken["ready"] == prompts["finish"][counted])
-        counted[counted] = same
-        return counted
 
     @property
     def answers(self) -> list[Log]:

@@ -13,7 +13,7 @@ into `cluster_metrics.py`.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from simulator.results.fairness import (
     summarize_clients,
     summarize_parts,
 )
-from simulator.results.record import PartialRecord
+from simulator.results.record import ClusterRecord, PartialRecord, Record
 from simulator.results.request_table import (
     RETRY,
     TRANSFER_PARTS,
@@ -52,16 +52,13 @@ from simulator.results.token_times import (
     TokenTimes,
     token_times,
 )
+from simulator.scenario.assemble import EngineParts
 from simulator.scenario.engines import describe_engine
 from simulator.scenario.policy_table import vllm_version
+from simulator.scenario.scenario import Scenario
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.util.version import __version__
 from simulator.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from simulator.results.record import ClusterRecord, Record
-    from simulator.scenario.assemble import EngineParts
-    from simulator.scenario.scenario import Scenario
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 SCHEMA = 2  # of the summary's `headway` block; grows when a key changes its meaning
@@ -136,11 +133,11 @@ class RunMetrics:
 
     def __init__(
         self,
-        scenario: "Scenario",
+        scenario: Scenario,
         workload: Workload,
-        parts: "Sequence[EngineParts]",
+        parts: Sequence[EngineParts],
         *,
-        cluster: "ClusterRecord | None" = None,
+        cluster: ClusterRecord | None = None,
         total: int | None = None,
         within: Window | None = None,
     ) -> None:
@@ -373,7 +370,7 @@ class RunMetrics:
         return out
 
 
-def summarize_record(record: "Record", percentiles: Sequence[float] = PERCENTILES) -> Summary:
+def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES) -> Summary:
     """Give the summary of a run of a scenario that has kept its requests."""
     cluster = record.cluster
     parts = [record.parts] * len(record.logs) if cluster is None else cluster.parts
@@ -400,7 +397,7 @@ def summarize_record(record: "Record", percentiles: Sequence[float] = PERCENTILE
     return summary
 
 
-def _parts(record: "Record", within: Window | None) -> Summary:
+def _parts(record: Record, within: Window | None) -> Summary:
     """Give what each client and each priority felt, where there are several of them."""
     workload, table = record.workload, record.request_table()
     counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
@@ -417,7 +414,7 @@ def _parts(record: "Record", within: Window | None) -> Summary:
     return {**found}
 
 
-def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]) -> Summary:
+def run_info(scenario: Scenario, parts: EngineParts, warnings: Sequence[str]) -> Summary:
     """Give what opens our block of the summary of a run that was neither stopped nor trimmed."""
     return {
         "version": __version__,
@@ -434,7 +431,7 @@ def run_info(scenario: "Scenario", parts: "EngineParts", warnings: Sequence[str]
     }
 
 
-def _engines(scenario: "Scenario") -> list[Summary]:
+def _engines(scenario: Scenario) -> list[Summary]:
     """Say which engines are simulated; of groups of a cluster that have the same, once."""
     found: list[dict[str, Any]] = []
     for name in scenario.cluster.replica_groups if scenario.cluster else [""]:

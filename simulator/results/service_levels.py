@@ -3,15 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.results.request_table import Flags, Floats, RequestTable
+from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
-
-if TYPE_CHECKING:
-    from simulator.scenario.scenario import Scenario
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 SHARES = ("goodput", "completion")
@@ -128,7 +125,7 @@ def parse_slo(text: str) -> Slo:
     return Slo(metric, sign == "<=", bound, percentile, latency)
 
 
-def service_levels(scenario: "Scenario") -> list[Slo]:
+def service_levels(scenario: Scenario) -> list[Slo]:
     """Give what runs of a scenario are judged by: its `slo`, else 99 % of its `goodput`.
 
     Beside them all requests must be completed, unless it says otherwise, since latencies are of

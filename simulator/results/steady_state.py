@@ -6,17 +6,14 @@ it grows with any backlog, wherever that is. Poisson arrivals see time averages.
 
 from collections.abc import Mapping
 from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.results.record import Record
 from simulator.results.request_table import Floats, Ints, RequestTable
 from simulator.results.time_series import mean_in_bins
 from simulator.util.errors import HeadwayError
 from simulator.util.quantile_sketch import ConcurrencyCounter
-
-if TYPE_CHECKING:
-    from simulator.results.record import Record
 
 BATCHES = 20  # means that the trend is sought in
 MIN_REQUESTS = 5 * BATCHES  # requests
@@ -32,7 +29,7 @@ TERMS = 100  # of a continued fraction; 40 give every digit for up to 18 degrees
 Window = tuple[float, float]
 
 
-def measurement_window(record: "Record") -> Window | None:
+def measurement_window(record: Record) -> Window | None:
     """Give the seconds between warm-up and cool-down; None where the whole run counts.
 
     The warm-up counts from the first request sent, the cool-down back from the last. Raises
@@ -140,7 +137,7 @@ def requests_in_system(
     return times, counter.add(times, left[over], stay), left[over]
 
 
-def find_warmup(record: "Record") -> float | None:
+def find_warmup(record: Record) -> float | None:
     """Give the seconds by which a run from an empty system is warm, by MSER-5; None: too short.
 
     The series is the number of requests in the system, as each that comes finds it. Of too few to
@@ -153,7 +150,7 @@ def find_warmup(record: "Record") -> float | None:
     return None if begin is None else float(times[begin] - times[0])
 
 
-def find_growth(record: "Record") -> str:
+def find_growth(record: Record) -> str:
     """Say what grows from the warm-up to the last arrival of a run; "" if nothing does.
 
     Three signs that a load is more than can be served for long: requests in the system, or KV
@@ -181,7 +178,7 @@ def find_growth(record: "Record") -> str:
     return ""
 
 
-def _kv_usage(record: "Record", edges: Floats) -> Floats:
+def _kv_usage(record: Record, edges: Floats) -> Floats:
     """Average the share of all KV blocks in use over each bin."""
     used = np.zeros(len(edges) - 1)
     for rows in (replica.steps for replica in record.logs):

@@ -28,7 +28,6 @@ from simulator.schedulers.vllm.rules import (
     read_release,
     write_release,
 )
-from simulator.util.config import split_spec
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve, why_not_regular
 from simulator.util.yaml_lines import FieldError, Key
@@ -139,7 +138,7 @@ def _schedule(scenario: Scenario, parts: EngineParts) -> None:
 def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     """Check the keys of `engine` against one another, and against the number of GPUs."""
     tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
-    decodes_count = split_spec(engine.scheduling_policy, "policy")[0] != "sglang"
+    decodes_count = engine.policy_name != "sglang"
     if tokens < seqs and decodes_count:
         what = f"must be at least max_num_seqs ({seqs}), not {tokens}"
         what += ": every running request wants a token of each step"
@@ -239,7 +238,7 @@ def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
             yield "engine.kv_offloading_size", f"engine.{key}", f"goes with {key}: {word}"
     if engine.prefix_cache == "hash":
         return
-    sglang = split_spec(engine.scheduling_policy, "policy")[0] == "sglang"
+    sglang = engine.policy_name == "sglang"
     overlaps = engine.async_scheduling and sglang
     for key, good, why in (
         ("enable_prefix_caching", True, "goes with enable_prefix_caching: true"),

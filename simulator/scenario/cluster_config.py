@@ -14,7 +14,7 @@ from simulator.cluster.config import (
     RouterSpec,
 )
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
-from simulator.util.config import Config
+from simulator.util.config import Config, split_spec
 
 
 class GroupConfig(Config):
@@ -95,6 +95,11 @@ class ClusterConfig(Config):
         if self.autoscaling is not None and self.autoscaling.group in (None, name):
             return self.autoscaling.max_replicas
         return self.replica_groups[name].replicas
+
+    @property
+    def router_name(self) -> str:
+        """Name of `router`, which may have arguments."""
+        return str(split_spec(self.router, "router")[0])
 
     @property
     def replica_groups(self) -> dict[str, GroupConfig]:

@@ -118,7 +118,7 @@ def _wait_for_own_policies(scenario: Scenario, raw: Mapping[str, Any]) -> Scenar
 
     def settle(engine: EngineConfig, *blocks: object) -> EngineConfig:
         given = any(isinstance(block, dict) and "async_scheduling" in block for block in blocks)
-        named = split_spec(engine.scheduling_policy, "policy")[0]
+        named = engine.policy_name
         if given or not engine.async_scheduling or ":" not in str(named):
             return engine
         with suppress(ValueError, HeadwayError):  # told with all else that is wrong

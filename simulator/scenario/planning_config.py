@@ -1,14 +1,12 @@
 """The blocks `sweep` and `plan` of a scenario: what `headway sweep` and `headway plan` run."""
 
 from math import exp, inf, log
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from simulator.util.config import Config, PositiveShare
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Values = Annotated[list[Any], Field(min_length=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, lt=inf)]
@@ -33,7 +31,7 @@ class SpreadConfig(Config):
             raise ValueError(f"low: must be more than 0 for log, not {self.low}")
         return self
 
-    def draw(self, rng: "np.random.Generator") -> object:
+    def draw(self, rng: np.random.Generator) -> object:
         """Draw one value."""
         if self.choice is not None:
             return self.choice[int(rng.integers(len(self.choice)))]

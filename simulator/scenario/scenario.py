@@ -7,7 +7,7 @@ it says wrongly is refused, all mistakes at once, each with its line.
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
 
@@ -20,10 +20,8 @@ from simulator.util.config import Config
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
 from simulator.util.yaml_lines import FieldError, SourceMap, field_errors
+from simulator.workload.distributions import TraceReader
 from simulator.workload.workload import Frontend, Workload
-
-if TYPE_CHECKING:
-    from simulator.workload.distributions import TraceReader
 
 
 def _predictor(value: object) -> object:
@@ -152,7 +150,7 @@ class Scenario(Config):
         latency = self.workload.client_latency
         return Frontend(latency=latency) if latency else None
 
-    def reader(self) -> "TraceReader":
+    def reader(self) -> TraceReader:
         """Give what reads the traces that the workload names."""
 
         def load(path: str, form: str | None, **options: Any) -> Workload:
@@ -198,7 +196,7 @@ class Scenario(Config):
         rng = random_streams(self.seed)["clients"]
         draw_clients(workload, workload.sessions(), given["clients"], given.get("priorities"), rng)
 
-    def _draw_max_tokens(self, workload: Workload, load: "TraceReader") -> None:
+    def _draw_max_tokens(self, workload: Workload, load: TraceReader) -> None:
         """Say how long the answers of a trace may be that does not; HeadwayError if it does."""
         given = (self.workload.model_extra or {}).get("max_tokens")
         if given is None:

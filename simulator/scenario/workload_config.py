@@ -1,15 +1,13 @@
 """The block `workload` of a scenario: a trace or a generator, and the way to the scheduler."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from simulator.util.config import Config, Count, WholeNumber
 from simulator.util.errors import HeadwayError
+from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS, Frontend
-
-if TYPE_CHECKING:
-    from simulator.workload.generate import Generator
 
 BESIDE_TRACE = ("clients", "priorities", "max_tokens")
 """Keys of a generator that may stand beside a trace, too."""
@@ -167,7 +165,7 @@ class WorkloadConfig(Config):
             raise ValueError(str(error)) from None
 
     @property
-    def generator(self) -> "Generator":
+    def generator(self) -> Generator:
         """Give the generator that the keys describe."""
         from simulator.util.from_mapping import from_mapping
         from simulator.workload.generate import Generator

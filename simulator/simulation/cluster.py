@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from simulator.cluster.disaggregation import DisaggregatedFleet
-from simulator.cluster.fleet import COUNTERS, Fleet
+from simulator.cluster.fleet import Fleet
 from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.load_balancer import Balancer
@@ -72,9 +72,15 @@ def run_cluster(
     if workload is None:
         workload = scenario.make_workload()
     if find_coupling(scenario, workload) is None:
-        return _run_independent(
-            *(scenario, workload, progress), cost=cost, noise=noise, leap=not stepwise, stop=stop
+        result = run_independent(
+            *(scenario, workload, make_router(scenario), not stepwise),
+            cost=cost,
+            noise=noise,
+            progress=progress,
+            stop=stop,
         )
+        _warn(result)
+        return result
     env = FastEnvironment()
     fleet = make_fleet(env, scenario, sessions_of(workload))
     record, life = add_replicas(
@@ -139,42 +145,8 @@ def spread_cluster(
     workload = scenario.make_workload()
     if (why := find_coupling(scenario, workload)) is not None:
         raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
-    return _run_independent(scenario, workload, progress, leap=not stepwise, spread=True, jobs=jobs)
-
-
-def _run_independent(
-    scenario: Scenario,
-    workload: Workload,
-    progress: Callable[[float, int, int], None] | None,
-    *,
-    leap: bool,
-    cost: CostModel | None = None,
-    noise: Errors | None = None,
-    spread: bool = False,
-    jobs: int | None = None,
-    stop: Callable[[Floats, Sequence[Log]], bool] | None = None,
-) -> Result:
-    """Simulate a cluster replica by replica."""
-    router = make_router(scenario)
-    found = run_independent(
-        *(scenario, workload, router),
-        leap=leap,
-        cost=cost,
-        noise=noise,
-        progress=progress,
-        spread=spread,
-        jobs=jobs,
-        stop=stop,
-    )
-    result = Result(scenario, workload, found.sent, found.logs, found.parts[0], found.interrupted)
-    count = len(found.groups)
-    result.cluster = ClusterRecord(
-        *(found.groups, found.parts, list(range(count))),
-        paid=[[0.0] for _ in range(count)],
-        counters=dict.fromkeys(COUNTERS, 0),
-        tries=Attempts({}),
-    )
-    result.hints = found.hints
+    what = scenario, workload, make_router(scenario), not stepwise
+    result = run_independent(*what, progress=progress, spread=True, jobs=jobs)
     _warn(result)
     return result
 
@@ -320,12 +292,9 @@ def _warn(result: Result, missed: Sequence[str] = ()) -> None:
         rows = np.frombuffer(b"".join(result.logs[k].step_rows for k in numbers), STEP)
         parts = record.parts[numbers[0]]
         messages |= dict.fromkeys(parts.cost.range_warnings(rows))
-    if (count := _rejected(result)) and count == len(result.workload):
+    count = sum(int((log.requests["reason"] == REJECTED).sum()) for log in result.logs)
+    if count and count == len(result.workload):
         messages[f"all {count:,} requests were rejected: no replica could ever hold them"] = None
     for message in messages:
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=4)
-
-
-def _rejected(result: Result) -> int:
-    return sum(int((log.requests["reason"] == REJECTED).sum()) for log in result.logs)

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 import simpy
 
+from simulator.cluster.fleet import COUNTERS
 from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import Alarm, FastEnvironment
 from simulator.core.executor import Executor
@@ -27,11 +28,14 @@ from simulator.engine.client import RequestReader
 from simulator.engine.drive import no_garbage_collection
 from simulator.engine.pipeline import make_replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
+from simulator.results.record import ClusterRecord
+from simulator.results.request_table import Attempts
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.errors import HeadwayError
+from simulator.simulation.result import Result
+from simulator.util.errors import HeadwayError, one_line
 from simulator.util.user_code import exit_message
 from simulator.util.workers import WorkerDied, parallel_map, worker_count
 from simulator.workload.workload import Floats, Ints, Workload
@@ -51,7 +55,7 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
     cluster = scenario.cluster
     if cluster is None:
         return "cluster: there is none"
-    name = cluster.router if isinstance(cluster.router, str) else cluster.router["router"]
+    name = cluster.router_name
     couplings = {
         f"cluster.router: {name} looks at the replicas; {' and '.join(STATELESS_ROUTERS)} do not": (
             name not in STATELESS_ROUTERS
@@ -192,31 +196,19 @@ class ReplicaGroup:
         return replicas
 
 
-@dataclass(slots=True)
-class IndependentRun:
-    """The run of a cluster whose replicas were simulated each by itself."""
-
-    groups: list[str]  # of each replica
-    logs: list[Log]  # likewise
-    parts: list[EngineParts]  # likewise
-    sent: Floats
-    hints: Ints | None
-    interrupted: bool
-
-
 def run_independent(
     scenario: Scenario,
     workload: Workload,
     router: Router,
-    *,
     leap: bool,
+    *,
     cost: CostModel | None = None,
     noise: Errors | None = None,
     progress: Progress | None = None,
     spread: bool = False,
     jobs: int | None = None,
     stop: Callable[[Floats, Sequence[Log]], bool] | None = None,
-) -> IndependentRun:
+) -> Result:
     """Simulate a cluster that nothing ties together, replica by replica.
 
     `cost` takes the place of the scenario's, `noise` makes it be off. `spread` does it
@@ -245,7 +237,15 @@ def run_independent(
             if hints is not None:
                 hints[np.isnan(sent)] = 0
         logs = [replica.replica.final_log() for replica in replicas]
-    return IndependentRun(groups, logs, parts, sent, hints, interrupted)
+    result = Result(scenario, workload, sent, logs, parts[0], interrupted)
+    result.cluster = ClusterRecord(
+        *(groups, parts, [*range(len(groups))]),
+        paid=[[0.0] for _ in groups],
+        counters=dict.fromkeys(COUNTERS, 0),
+        tries=Attempts({}),
+    )
+    result.hints = hints
+    return result
 
 
 def _replicas(
@@ -320,16 +320,11 @@ def _run_in_turns(
             try:
                 replica.advance()
             except KeyboardInterrupt:
-                return _stop(replicas[number + 1 :], float(times[-1]))
+                for other in replicas[number + 1 :]:  # to where all can be compared
+                    other.advance(float(times[-1]))
+                return float(np.nextafter(times[-1], np.inf))
     _check_done(sum(replica.done for replica in replicas), total)
     return None
-
-
-def _stop(replicas: Sequence[IndependentReplica], last: float) -> float:
-    """Let the rest come to the last arrival, where all can be compared; return a time after it."""
-    for replica in replicas:
-        replica.advance(last)
-    return float(np.nextafter(last, np.inf))
 
 
 def _check_done(done: int, total: int) -> None:
@@ -349,11 +344,8 @@ def _run_on_workers(
 ) -> list[Log]:
     """Run the replicas on workers."""
     count = len(group.groups)
-    cuts = (
-        np.linspace(0, count, min(PARTS_PER_JOB * worker_count(jobs), count) + 1)
-        .astype(int)
-        .tolist()
-    )
+    pieces = min(PARTS_PER_JOB * worker_count(jobs), count)
+    cuts = np.linspace(0, count, pieces + 1).astype(int).tolist()
     parts = [
         replace(group, groups=group.groups[a:b], requests=group.requests[a:b])
         for a, b in pairwise(cuts)
@@ -385,5 +377,5 @@ def run_group(group: ReplicaGroup) -> list[Log] | str:
     except SystemExit as error:
         return exit_message(error)
     except Exception as error:  # a worker that raises counts as dead
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return f"{type(error).__name__}: {one_line(error)}"
     return [replica.replica.final_log() for replica in replicas]

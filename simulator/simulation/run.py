@@ -9,7 +9,6 @@ import numpy as np
 
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import REJECTED, Log
-from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
 from simulator.engine.client import Client
@@ -100,7 +99,8 @@ def play(
         from simulator.policies.predictor import make_predictor
 
         predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    client = Client(env, workload, replica.submit, predictor, _cancel_of(replica))
+    cancel = replica.cancel if replica.scheduler.cancels else None
+    client = Client(env, workload, replica.submit, predictor, cancel)
     replica.on_finish = client.finished
     ends = None if stop is None else partial(stop, np.frombuffer(client.sent), [replica.log])
     interrupted = drive(env, client, progress, ends)
@@ -120,11 +120,6 @@ def play(
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=2)
     return result
-
-
-def _cancel_of(replica: Replica) -> Callable[[Request], None] | None:
-    """Give what lets a request of a replica go, if anything can."""
-    return replica.cancel if replica.scheduler.cancels else None
 
 
 def _all_rejected(result: Result, replica: Replica) -> list[str]:

@@ -5,18 +5,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import simpy
 
+from simulator.cluster.fleet import Fleet
 from simulator.core.alarm import FastEnvironment
 from simulator.core.request import Segments
 from simulator.engine.client import Chunk, StreamClient
 from simulator.engine.core import EngineCore
 from simulator.engine.pipeline import make_replica
 from simulator.results.metrics import RunMetrics, run_info
-from simulator.results.record import PartialRecord, next_decision, split_log
+from simulator.results.record import ClusterRecord, PartialRecord, next_decision, split_log
 from simulator.results.request_table import Attempts
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
@@ -27,10 +28,6 @@ from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.workload.distributions import TraceReader
 from simulator.workload.generate import Generator, draw_lengths, draw_max_tokens, random_streams
 from simulator.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from simulator.cluster.fleet import Fleet
-    from simulator.results.record import ClusterRecord
 
 CHUNK = 65536  # requests that are measured together
 PER_REPLICA = 64  # of them, at least, for each replica
@@ -48,8 +45,8 @@ class StreamedRun:
     parts: Sequence[EngineParts]  # of each engine
     metrics: RunMetrics
     missing: Sequence[str] = ()  # what the policy lacks, and outages that met no replica, in words
-    fleet: "Fleet | None" = None
-    record: "ClusterRecord | None" = None
+    fleet: Fleet | None = None
+    record: ClusterRecord | None = None
 
     def __post_init__(self) -> None:
         self.warned: dict[str, str] = {}

@@ -23,6 +23,8 @@ from simulator.results.frames import (
     step_frame,
     with_copy_seconds,
 )
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.result import Result
 from simulator.util.csv_text import Column, Numbers, encode_header, encode_rows
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
@@ -30,9 +32,6 @@ from simulator.util.files import Writer, write_together
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from simulator.scenario.scenario import Scenario
-    from simulator.simulation.result import Result
 
 SLICE = 1 << 15  # rows encoded together: bounds the memory
 FORMATS = ("csv", "parquet")
@@ -51,7 +50,7 @@ def check_folder(folder: Path, format: str = "csv", option: str = "--out") -> Pa
 
 
 def write_run(
-    result: "Result", out: Path, format: str = "csv", more: Mapping[str, Writer] | None = None
+    result: Result, out: Path, format: str = "csv", more: Mapping[str, Writer] | None = None
 ) -> list[Path]:
     """Write a run's files to the folder `out`, all of them or none; return their paths.
 
@@ -85,7 +84,7 @@ def write_run(
     return write_together(out, writers | dict(more or {}))
 
 
-def _write_summary(result: "Result", file: BinaryIO) -> None:
+def _write_summary(result: Result, file: BinaryIO) -> None:
     summary = result.summary()
     if wrong := list(_not_finite(summary)):
         raise HeadwayError(f"summary.json: no finite number: {', '.join(wrong)}")
@@ -102,7 +101,7 @@ def _not_finite(values: Mapping[str, object]) -> Iterator[str]:
             yield f"{key} is {value}"
 
 
-def _write_requests(result: "Result", file: BinaryIO) -> None:
+def _write_requests(result: Result, file: BinaryIO) -> None:
     columns = request_columns(result)
     _write_table("requests.csv", columns, file)
 
@@ -113,7 +112,7 @@ def _write_table(name: str, columns: Mapping[str, Column], file: BinaryIO) -> No
         file.write(_encode(name, [column[part] for column in columns.values()]))
 
 
-def _write_steps(result: "Result", file: BinaryIO) -> None:
+def _write_steps(result: Result, file: BinaryIO) -> None:
     """Write one row per logged row, of one replica after the other; short logs many at once."""
     several = len(result.logs) > 1
     log, seconds = next(with_copy_seconds(result))
@@ -154,7 +153,7 @@ def _slices(rows: int) -> Iterator[slice]:
         yield slice(at, at + SLICE)
 
 
-def write_scenario(scenario: "Scenario", file: BinaryIO) -> None:
+def write_scenario(scenario: Scenario, file: BinaryIO) -> None:
     """Write a scenario with every default filled in."""
     import yaml
 

@@ -8,19 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.core.log import REASONS, Log
+from simulator.results.record import Record
 from simulator.results.request_table import Flags, Floats, Ints, RequestTable
 from simulator.results.time_series import Leaps, queue_levels
 from simulator.results.token_times import token_times
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
-
-if TYPE_CHECKING:
-    from simulator.results.record import Record
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -57,15 +54,34 @@ DASHBOARD = Path(__file__).with_name("grafana.json")
 """A dashboard for Grafana over these names: import it there."""
 
 
+def histogram_kinds(longest: int) -> dict[str, tuple[str, Sequence[float]]]:
+    """Give description and buckets of the histograms, of requests of up to `longest` tokens."""
+    steps = (m * 10**k for k in range(len(str(longest))) for m in (1, 2, 5))
+    tokens = [float(value) for value in steps if value <= longest]
+    return {
+        "time_to_first_token_seconds": ("Time to first token.", TTFT_BUCKETS),
+        "inter_token_latency_seconds": ("Time between two tokens.", ITL_BUCKETS),
+        "iteration_tokens_total": ("Tokens of each engine step.", ITERATION_TOKENS_BUCKETS),
+        "request_prompt_tokens": ("Prompt tokens of a request.", tokens),
+        "request_generation_tokens": ("Tokens generated.", tokens),
+        "request_time_per_output_token_seconds": ("Mean over a request.", ITL_BUCKETS),
+        "e2e_request_latency_seconds": ("Sent to last token.", E2E_BUCKETS),
+        "request_queue_time_seconds": ("Sent to first scheduled.", E2E_BUCKETS),
+        "request_inference_time_seconds": ("Scheduled to last token.", E2E_BUCKETS),
+        "request_prefill_time_seconds": ("Scheduled to first token.", E2E_BUCKETS),
+        "request_decode_time_seconds": ("First to last token.", E2E_BUCKETS),
+    }
+
+
 def write_prometheus(
-    record: "Record", path: Path, interval: float = INTERVAL, start: float = 0.0
+    record: Record, path: Path, interval: float = INTERVAL, start: float = 0.0
 ) -> None:
     """Write the metrics of a run, see `metrics_text`; HeadwayError where it cannot be written."""
     text = metrics_text(record, interval, start)
     write_atomic(path, text.encode())
 
 
-def metrics_text(record: "Record", interval: float = INTERVAL, start: float = 0.0) -> str:
+def metrics_text(record: Record, interval: float = INTERVAL, start: float = 0.0) -> str:
     """Give the metrics of a run in OpenMetrics' text format, `engine` per replica.
 
     Args:
@@ -97,7 +113,8 @@ def metrics_text(record: "Record", interval: float = INTERVAL, start: float = 0.
             for more, values in found[name].items():
                 full = f"vllm:{name}{{{label}{more}}}"
                 lines += [f"{full} {n!r} {t}" for n, t in zip(values.tolist(), stamps, strict=True)]
-    for name, about, buckets, seen in _histograms(engines, record.parts.max_model_len):
+    kinds = histogram_kinds(record.parts.max_model_len)
+    for (name, (about, buckets)), seen in zip(kinds.items(), _histograms(engines), strict=True):
         lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} histogram"]
         for label, one in zip(labels, seen, strict=True):
             lines += _histogram(
@@ -224,43 +241,25 @@ class _Engine:
         return _Seen(values, np.ones(len(values)), times)
 
 
-def _histograms(
-    engines: Sequence[_Engine], longest: int
-) -> Iterator[tuple[str, str, Sequence[float], list[_Seen]]]:
-    """Yield histograms: name, description, buckets, values per replica."""
+def _histograms(engines: Sequence[_Engine]) -> Iterator[list[_Seen]]:
+    """Yield the values of each of `histogram_kinds`, those of each replica."""
     table = engines[0].table
     first, last = table.first_token, table.finish
     start, decode = table.first_scheduled, table.finish - table.first_token
-    tokens = request_length_buckets(longest)
-    asked = table.workload.prompt_tokens.astype(float)
-    tpot = decode / np.maximum(table.generated - 1, 1)
 
     def seen(which: Flags, values: Floats, times: Floats) -> _Seen:
         return _Seen(values[which], np.ones(int(which.sum())), times[which])
 
-    ttft = [seen(engine.begun, table.ttft, first) for engine in engines]
-    yield "time_to_first_token_seconds", "Time to first token.", TTFT_BUCKETS, ttft
-    itl = [engine.inter_token_latencies() for engine in engines]
-    yield "inter_token_latency_seconds", "Time between two tokens.", ITL_BUCKETS, itl
-    steps = [engine.step_tokens() for engine in engines]
-    yield "iteration_tokens_total", "Tokens of each engine step.", ITERATION_TOKENS_BUCKETS, steps
-    for name, about, buckets, values in (
-        ("request_prompt_tokens", "Prompt tokens of a request.", tokens, asked),
-        ("request_generation_tokens", "Tokens generated.", tokens, table.generated.astype(float)),
-        ("request_time_per_output_token_seconds", "Mean over a request.", ITL_BUCKETS, tpot),
-        ("e2e_request_latency_seconds", "Sent to last token.", E2E_BUCKETS, table.e2el),
-        ("request_queue_time_seconds", "Sent to first scheduled.", E2E_BUCKETS, table.queue_time),
-        ("request_inference_time_seconds", "Scheduled to last token.", E2E_BUCKETS, last - start),
-        ("request_prefill_time_seconds", "Scheduled to first token.", E2E_BUCKETS, first - start),
-        ("request_decode_time_seconds", "First to last token.", E2E_BUCKETS, decode),
+    yield [seen(engine.begun, table.ttft, first) for engine in engines]
+    yield [engine.inter_token_latencies() for engine in engines]
+    yield [engine.step_tokens() for engine in engines]
+    for values in (
+        table.workload.prompt_tokens.astype(float),
+        table.generated.astype(float),
+        decode / np.maximum(table.generated - 1, 1),
+        *(table.e2el, table.queue_time, last - start, first - start, decode),
     ):
-        yield name, about, buckets, [seen(engine.done, values, last) for engine in engines]
-
-
-def request_length_buckets(longest: int) -> list[float]:
-    """Give 1, 2, 5, 10, ... up to `longest`."""
-    steps = (m * 10**k for k in range(len(str(longest))) for m in (1, 2, 5))
-    return [float(value) for value in steps if value <= longest]
+        yield [seen(engine.done, values, last) for engine in engines]
 
 
 def _histogram(

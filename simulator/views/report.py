@@ -4,7 +4,7 @@ Of one run the block that `vllm bench serve` prints, then what the engine did; o
 table side by side.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
@@ -105,10 +105,10 @@ PAID_LABELS = {
     "mean_waiting": "Mean queue of a replica, on or off",
     "mfu": "Model FLOPs utilization (% while paid)",
     "bandwidth_utilization": "Memory bandwidth (% while paid)",
+    "gpus": "GPUs, at most",
+    "dollars_per_hour": "Price, at most ($/h)",
 }
-"""Labels that name what is divided by, where replicas come and go."""
-AT_MOST = {"gpus": "GPUs, at most", "dollars_per_hour": "Price, at most ($/h)"}
-"""Labels of what is of all replicas at once, where they come and go."""
+"""Labels where replicas come and go: what is divided by, and what is of all at once."""
 INCIDENTS = (
     Metric("shed", "Requests shed", -1),
     Metric("timed_out", "Requests timed out", -1),
@@ -180,13 +180,6 @@ def find_metric(key: str) -> Metric:
     return replace(metric, key=key, label=f"{printable(part[:-1])}: {metric.label}")
 
 
-def part_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
-    """Give the rows of clients and priorities of which any run tells."""
-    found = [part_values(summary) for summary in summaries]
-    keys = dict.fromkeys(key for values in found for key in values)
-    return [(find_metric(key), [values.get(key) for values in found]) for key in keys]
-
-
 def metric_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
     """Give the metrics that any run has with the runs' values; None: it has none.
 
@@ -198,7 +191,9 @@ def metric_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
         known = [each for each in values if each is not None]
         if any(known) if metric in (*COPIES, *INCIDENTS) else known:
             rows.append((metric, values))
-    return rows + part_rows(summaries)
+    parts = [part_values(summary) for summary in summaries]
+    keys = dict.fromkeys(key for values in parts for key in values)
+    return rows + [(find_metric(key), [values.get(key) for values in parts]) for key in keys]
 
 
 def metric_value(summary: Summary, key: str) -> Any:
@@ -246,7 +241,12 @@ def run_table(summary: Summary) -> str:
     if gauges.get("interrupted"):
         lines.append("Interrupted: the figures are those up to then.")
     lines += [f"Warning: {text}" for text in gauges.get("warnings", ())]
-    lines += [f"Warning: {text}" for text in cliffs(gauges.get("sensitivity") or {})]
+    lines += [
+        f"Warning: on a cliff: 1 % of step time moves mean {key.split('_')[1].upper()} by "
+        f"{one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
+        for key, one in (gauges.get("sensitivity") or {}).items()
+        if one["cliff"]
+    ]
     return "\n".join([*lines, *filter(None, [trend_warning(gauges)])])
 
 
@@ -278,13 +278,8 @@ def amount(value: float) -> str:
     """Write a number in eight letters at most, where it is below a billion."""
     if isinstance(value, int):
         return str(value) if value < 10**8 else f"{value:.2e}"
-    return (
-        f"{value:.2f}"
-        if abs(value) < 1e5
-        else f"{value:.0f}"
-        if abs(value) < 1e8
-        else f"{value:.2e}"
-    )
+    size = abs(value)
+    return f"{value:{'.2f' if size < 1e5 else '.0f' if size < 1e8 else '.2e'}}"
 
 
 def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
@@ -309,16 +304,6 @@ def moved_by(elasticity: float, ends: Sequence[float] | None, *, resolved: bool)
     return f"{elasticity:+.2f} {chance}".strip() if resolved else f"below resolution ({chance})"
 
 
-def cliffs(found: Summary) -> list[str]:
-    """Say, a line for each, which metrics a small error of the cost model changes greatly."""
-    return [
-        f"on a cliff: 1 % of step time moves mean {key.split('_')[1].upper()} by "
-        f"{one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
-        for key, one in found.items()
-        if one["cliff"]
-    ]
-
-
 def _line(label: str, value: object) -> str:
     text = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label + ':':<40} {text:<10}".rstrip()
@@ -332,9 +317,8 @@ def slo_lines(gauges: Summary) -> list[tuple[str, str]]:
     ]
     names = [name for name in ("ttft", "tpot", "e2el") if f"slo_{name}_ms" in gauges]
     for name in names:
-        kept, bound = gauges.get(f"slo_attainment_{name}"), gauges[f"slo_{name}_ms"]
-        if kept is not None:
-            label = f"Requests of {name.upper()}<={bound:g} ms (%)"
+        if (kept := gauges.get(f"slo_attainment_{name}")) is not None:
+            label = f"Requests of {name.upper()}<={gauges[f'slo_{name}_ms']:g} ms (%)"
             found.append((label, f"{100 * kept:.2f}"))
     if len(names) > 1 and gauges.get("slo_attainment") is not None:
         found.append(("Requests that keep all (%)", f"{100 * gauges['slo_attainment']:.2f}"))
@@ -381,14 +365,14 @@ def engine_lines(gauges: Summary) -> list[str]:
         who = f" of {', '.join(one['groups'])}" if len(engines) > 1 else ""
         usual = {key: one["defaults"][key] for key in MAIN_KEYS if key in one["defaults"]}
         lines.append(f"Engine{who}: {one['follows']}")
-        for word, keys in ((f"Defaults on {one['gpu']}", usual), ("Set", one["set"])):
+        for word, keys in (
+            (f"Defaults on {one['gpu']}", usual),
+            ("Set", one["set"]),
+            ("vLLM's default, not simulated here", one.get("not_simulated")),
+        ):
             if keys:
                 text = f"{word}: {', '.join(_said(*pair) for pair in keys.items())}"
                 lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
-        if missing := one.get("not_simulated"):
-            values = ", ".join(_said(*pair) for pair in missing.items())
-            text = f"vLLM's default, not simulated here: {values}"
-            lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 
@@ -403,20 +387,17 @@ def _said(key: str, value: object) -> str:
 
 def _engine(gauges: Summary) -> list[str]:
     """Give our own block; what is unknown (null) is left out."""
-    lines = cost_lines([""], [gauges])
-    known: Sequence[Metric] = GAUGES
-    if "paid_times" in gauges.get("cluster", {}):
-        known = [replace(each, label=PAID_LABELS.get(each.key, each.label)) for each in GAUGES]
-    lines += [_line("Steps", gauges["steps"]), *_lines(gauges, known)]
-    lines += _lines(gauges, PRICE)
+    lines = [*cost_lines([""], [gauges]), _line("Steps", gauges["steps"])]
+    lines += _lines(gauges, (*GAUGES, *PRICE))
     lines += _lines(gauges, (*COPIES, *COUNTS), zeros=False)
     return lines + (_cluster(gauges["cluster"]) if "cluster" in gauges else [])
 
 
 def _lines(values: Summary, metrics: Sequence[Metric], *, zeros: bool = True) -> list[str]:
     """Give a line for each metric that is known; without `zeros`, that is not 0."""
+    labels = PAID_LABELS if "paid_times" in values.get("cluster", values) else {}
     return [
-        _line(metric.label, metric.scale * value)
+        _line(labels.get(metric.key, metric.label), metric.scale * value)
         for metric in metrics
         if (value := values.get(metric.key)) or (zeros and value is not None)
     ]
@@ -436,7 +417,10 @@ def step_errors(gauges: Summary) -> list[str]:
     known = gauges.get("step_times") or {}  # not in the files of earlier versions
     told = []
     if ends := known.get("interval_95"):
-        spans = {regime: _span(*pair) for regime, pair in ends.items()}
+        spans = {
+            regime: f"{100 * (low - 1):+.0f} to {100 * (high - 1):+.0f} %"
+            for regime, (low, high) in ends.items()
+        }
         if len({*spans.values()}) == 1 and len(spans) == len(REGIMES):
             spans = {"": spans["decode"]}
         each = [f"{span} ({regime})" if regime else span for regime, span in spans.items()]
@@ -444,10 +428,6 @@ def step_errors(gauges: Summary) -> list[str]:
     if known.get("unmeasured"):
         told.append(f"not measured: {known['unmeasured']}")
     return told
-
-
-def _span(low: float, high: float) -> str:
-    return f"{100 * (low - 1):+.0f} to {100 * (high - 1):+.0f} %"
 
 
 COSTS_NAMED = 3  # runs whose step times come from one cost model
@@ -473,10 +453,7 @@ def cost_lines(labels: Sequence[str], gauges: Sequence[Summary]) -> list[str]:
 def _cluster(cluster: Summary) -> list[str]:
     """Give the figures of a cluster, then a line for each group where there are several."""
     lines = [f"{'Cluster':-^{WIDTH}}", f"Router: {cluster['router']}"]
-    known: Sequence[Metric] = CLUSTER
-    if "paid_times" in cluster:
-        known = [replace(each, label=AT_MOST.get(each.key, each.label)) for each in CLUSTER]
-    lines += _lines(cluster, known) + _lines(cluster, INCIDENTS, zeros=False)
+    lines += _lines(cluster, CLUSTER) + _lines(cluster, INCIDENTS, zeros=False)
     if links := cluster.get("kv_transfer"):
         lines += [_line("KV caches moved (GB)", links["bytes"] / 1e9)]
         lines += [_line("Links of the producers busy (%)", 100 * links["link_utilization"])]
@@ -544,7 +521,12 @@ def compare_table(
     blocks = []
     for at in range(1, max(len(labels), 2), RUNS_PER_BLOCK):
         shown = [0, *range(at, min(at + RUNS_PER_BLOCK, len(labels)))]
-        rows = [(metric.label, *_cells(metric, values, shown)) for metric, values in told]
+        rows = []
+        for metric, values in told:
+            cells = [
+                f"{_amount(metric, values[run])} {_ratio(metric, values, run)}" for run in shown
+            ]
+            rows.append((metric.label, _amount(metric, values[0]), *cells[1:]))
         blocks.append(_block([labels[run] for run in shown], rows))
     if len(labels) > 1:
         note = f"Ratios are to {labels[0]}; + better, - worse, in one run of each."
@@ -556,12 +538,8 @@ def compare_table(
                 "\nJain's index n/a: in no window did two clients have requests waiting all along."
             )
         blocks.append(note)
-    blocks += ["\n".join(costs)] if (costs := _costs(labels, summaries)) else []
-    return "\n\n".join(blocks)
-
-
-def _costs(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
-    return cost_lines(labels, [summary["headway"] for summary in summaries])
+    costs = cost_lines(labels, [summary["headway"] for summary in summaries])
+    return "\n\n".join([*blocks, *(["\n".join(costs)] if costs else [])])
 
 
 def differ(values: Sequence[float | None]) -> bool:
@@ -608,7 +586,8 @@ def row_per_run(labels: Sequence[str], summaries: Sequence[Summary], note: str) 
         ]
         columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
     text = align([*zip(*columns, strict=True)], heads=2)
-    return "\n".join([f"{text}\n\n* best of its column. {note}", *_costs(labels, summaries)])
+    costs = cost_lines(labels, [summary["headway"] for summary in summaries])
+    return "\n".join([f"{text}\n\n* best of its column. {note}", *costs])
 
 
 def _short(value: float) -> str:
@@ -618,16 +597,8 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 1 else f"{value:.4g}"
 
 
-def _cells(metric: Metric, values: Sequence[float | None], shown: Sequence[int]) -> Iterator[str]:
-    """Yield the first run's value, then those of others with their ratios."""
-    first = values[0]
-    for run in shown:
-        value = values[run]
-        text = "n/a" if value is None else amount(value * metric.scale)
-        ratio = " " * (RATIO + 1)
-        if value is not None and first is not None:
-            ratio = _ratio(value, first, metric.better)
-        yield f"{text} {ratio}" if run else text
+def _amount(metric: Metric, value: float | None) -> str:
+    return "n/a" if value is None else amount(value * metric.scale)
 
 
 def align(rows: Sequence[Sequence[str]], heads: int = 1) -> str:
@@ -645,9 +616,12 @@ def align(rows: Sequence[Sequence[str]], heads: int = 1) -> str:
     return "\n".join(lines)
 
 
-def _ratio(value: float, first: float, better: int) -> str:
-    """Give the ratio and its mark, always of the same width."""
-    sign = better * ((value > first) - (value < first)) * _apart(value, first)
+def _ratio(metric: Metric, values: Sequence[float | None], run: int) -> str:
+    """Give a run's ratio to the first and its mark, always of the same width."""
+    value, first = values[run], values[0]
+    if value is None or first is None:
+        return " " * (RATIO + 1)
+    sign = metric.better * ((value > first) - (value < first)) * _apart(value, first)
     mark = {1: "+", 0: " ", -1: "-"}[sign]
     text = ""
     if first or value == first:

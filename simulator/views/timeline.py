@@ -8,20 +8,18 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import REASONS, REJECTED, Log
 from simulator.results.breakdown import Preemptions, as_computed, find_preemptions
+from simulator.results.record import Record
 from simulator.results.request_table import Floats, RequestTable
 from simulator.results.time_series import arrivals
 from simulator.util.files import write_atomic
 from simulator.util.version import __version__
-
-if TYPE_CHECKING:
-    from simulator.results.record import Record
 
 MAX_SLICES = 50_000  # slices of steps, and points of each counter, over all replicas
 MAX_REQUESTS = 2_000  # requests with a track of their own
@@ -32,7 +30,7 @@ Span = tuple[str, float, float]
 """Name, start and end (s) of what a request does."""
 
 
-def write_timeline(record: "Record", path: Path) -> str:
+def write_timeline(record: Record, path: Path) -> str:
     """Write a run's timeline, packed if the name ends in .gz; say in words what was left out.
 
     Raises HeadwayError where the file cannot be written.
@@ -55,7 +53,7 @@ def _thinning(count: int, limit: int) -> int:
     return max(-(-count // limit), 1)
 
 
-def _text(record: "Record", every: int, merged: int, shown: str) -> str:
+def _text(record: Record, every: int, merged: int, shown: str) -> str:
     """Give the events in order of time, one per line."""
     about = {
         "program": f"headway {__version__}",
@@ -75,7 +73,7 @@ def _line(event: dict[str, Any]) -> str:
     return json.dumps(event, separators=(",", ":"))
 
 
-def _events(record: "Record", every: int, merged: int) -> tuple[list[dict[str, Any]], list[Event]]:
+def _events(record: Record, every: int, merged: int) -> tuple[list[dict[str, Any]], list[Event]]:
     """Name the tracks, and list what happens on them; engines are processes 1, 3, ..."""
     names: list[dict[str, Any]] = []
     events: list[Event] = []

@@ -8,11 +8,8 @@ import pytest
 
 from simulator import load_scenario, run
 from simulator.cli.main import main
-from simulator.planning.plan_report import bound_ratio
-from simulator.planning.problem import PlanProblem
 from simulator.planning.runs import read_metric_values
 from simulator.planning.search import (
-    Criteria,
     Trial,
 )
 from simulator.results.service_levels import parse_slo
@@ -49,10 +46,10 @@ def test_the_fewest_seats_and_the_files(scenario: Path, capsys: pytest.CaptureFi
 
 
 def test_a_share_is_as_near_to_its_bound_as_what_is_missed_to_what_may_be():
-    problem = PlanProblem(Path(), (), 0, Criteria([parse_slo("goodput>=0.99"), SLO]), "seed")
+    slos = [parse_slo("goodput>=0.99"), SLO]
     for goodput, ttft, strain in ((0.0, 90.0, 100.0), (0.98, 0.0, 2.0), (1.0, 90.0, 0.9)):
         trial = Trial(1.0, runs=[{"goodput": goodput, "p99_ttft_ms": ttft}])
-        assert bound_ratio(trial, problem) == pytest.approx(strain)
+        assert max(trial.ratios(slos).values()) == pytest.approx(strain)
 
 
 def test_the_table_has_the_headroom_of_those_that_hold(

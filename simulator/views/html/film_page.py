@@ -18,20 +18,15 @@ def film_page(films: Sequence[Film]) -> str:
     name = "Watch it batch: " + ", ".join(film.label for film in films)
     head = f"<header><button type=button id=theme>Theme</button><h1>{escape(name)}</h1></header>"
     script = f"mountPlayer(document.getElementById('player'), {as_json(films)});"
-    player = f"{legend()}<div id=player class=player></div>"
-    return frame(
-        name,
-        f"{head}<main>{player}</main>",
-        f'<script>{read_asset("player.js")}</script><script>"use strict";{script}</script>',
-    )
-
-
-def legend() -> str:
-    """Name the colours, and say what is shown."""
     keys = "".join(
         f'<span><i style="background:var(--{hue})"></i>{text}</span>' for hue, text in LEGEND
     )
-    return (
+    legend = (
         "<p class=note>A row is a seat of the batch. All runs are shown at the same moment; a step "
         f"is one pass through the model.</p><div class=keys>{keys}</div>"
+    )
+    return frame(
+        name,
+        f"{head}<main>{legend}<div id=player class=player></div></main>",
+        f'<script>{read_asset("player.js")}</script><script>"use strict";{script}</script>',
     )

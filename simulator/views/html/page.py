@@ -14,7 +14,7 @@ from simulator.figures.style import (
     DARK_PHASES,
     PHASES,
     STATE_COLORS,
-    luminance,
+    ink,
 )
 from simulator.util.version import __version__
 from simulator.views.html import tables
@@ -89,7 +89,7 @@ def palette() -> str:
     light, dark = [
         {f"run-{k}": hue for k, hue in enumerate(runs)}
         | phases
-        | {f"{name}-ink": _ink(hue) for name, hue in phases.items()}
+        | {f"{name}-ink": ink(hue) for name, hue in phases.items()}
         | STATE_COLORS
         for runs, phases in ((COLORS, PHASES), (DARK_COLORS, DARK_PHASES))
     ]
@@ -97,11 +97,6 @@ def palette() -> str:
         f":root{theme}{{{';'.join(f'--{name}:{hue}' for name, hue in hues.items())}}}"
         for theme, hues in (("", light), ("[data-theme=dark]", dark))
     )
-
-
-def _ink(hue: str) -> str:
-    """Choose letters that are read on a colour: at least 4.5:1."""
-    return "#ffffff" if luminance(hue) < 0.18 else "#000000"
 
 
 def read_asset(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable, Iterator
 from html import escape
 from math import isnan
 from pathlib import Path
@@ -20,8 +21,6 @@ from simulator.views.report import COLUMNS
 from simulator.views.winner import best_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -141,7 +140,7 @@ def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
     )
 
 
-def _pictures(rows: "pd.DataFrame") -> "Iterator[str]":
+def _pictures(rows: "pd.DataFrame") -> Iterator[str]:
     """Draw what can be drawn of the table."""
     draws: tuple[Callable[[pd.DataFrame], Figure], ...] = (draw_grid, draw_pareto)
     for draw in draws:
@@ -184,7 +183,7 @@ def _plan_best(folder: Path) -> tuple[str, list[str], int, str]:
     return said, slo, row.get("replications") or 1, key
 
 
-def _answer(row: dict[str, Any], searched: str) -> "Iterator[str]":
+def _answer(row: dict[str, Any], searched: str) -> Iterator[str]:
     """Tell the answer of a plan in figures, as far as they are known."""
 
     def read(key: str, scale: float = 1.0) -> float | None:

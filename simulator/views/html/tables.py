@@ -18,7 +18,7 @@ from simulator.views.report import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 CARDS = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "p99_ttft_ms"),
@@ -183,7 +183,8 @@ def time_parts(runs: Sequence[Run]) -> str:
         told = f"slowest {len(slow):,} of {len(done):,}"
         for kind, what, part in (("mean of all", "mean of all", done), ("slowest", told, slow)):
             title = f"{run_name(run, k)} &ndash; {what}" if len(runs) > 1 else what
-            found[kind].append((title, _part_means(part)))
+            means = {name: float(part[name].mean()) for name in TIME_COLUMNS if name in part}
+            found[kind].append((title, means))
     there = [name for name in TIME_COLUMNS if any(name in run.requests for run in runs)]
     keys = "".join(f'<span><i class="{name}"></i>{TIME_LABELS[name]}</span>' for name in there)
     bars = "".join(_bars(rows) for rows in found.values() if rows)
@@ -196,11 +197,6 @@ def time_parts(runs: Sequence[Run]) -> str:
     return (
         f"<div class=keys>{keys}</div>{bars}<details><summary>In figures</summary>{whole}</details>"
     )
-
-
-def _part_means(requests: "pd.DataFrame") -> dict[str, float]:
-    """Give what the mean request spent in each part, in s."""
-    return {name: float(requests[name].mean()) for name in TIME_COLUMNS if name in requests}
 
 
 def _bars(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
@@ -271,6 +267,11 @@ def clients(run: Run) -> str:
     parts = run.requests.groupby("client", observed=True) if "client" in run.requests else []
     if len(parts) < 2:
         return ""
+    index, share = (run.summary["headway"].get(k) for k in ("jain_index", "contended_share"))
+    evenly = ""
+    if isinstance(index, int | float) and isinstance(share, int | float):
+        evenly = f" While they compete ({share:.0%} of the time) Jain's index of service is "
+        evenly += f"{index:.3f}."
     found = sorted(parts, key=lambda part: -len(part[1]))
     rows = [
         [
@@ -288,15 +289,7 @@ def clients(run: Run) -> str:
     spread = f" The highest mean TTFT is {high / low:.3g} times the lowest." if means else ""
     head = ["", "requests", "tokens out", "mean queue", "mean TTFT", "mean E2EL", "P99 TTFT"]
     shown = f"{min(len(found), MAX_CLIENTS)} of {len(found)} clients; times in ms."
-    return table(head, rows, "numbers") + f"<p class=note>{shown}{spread}{_jain(run)}</p>"
-
-
-def _jain(run: Run) -> str:
-    """Say how evenly clients were served while they competed, where the run knows."""
-    index, share = (run.summary["headway"].get(k) for k in ("jain_index", "contended_share"))
-    if not isinstance(index, int | float) or not isinstance(share, int | float):
-        return ""
-    return f" While they compete ({share:.0%} of the time) Jain's index of service is {index:.3f}."
+    return table(head, rows, "numbers") + f"<p class=note>{shown}{spread}{evenly}</p>"
 
 
 def scenarios(runs: Sequence[Run]) -> str:

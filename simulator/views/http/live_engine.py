@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, nan, nextafter
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import simpy
 
 from simulator.core.log import Log
@@ -21,15 +21,13 @@ from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble_fleet import make_fleet
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.views.http.clock import RealTimeClock
 from simulator.views.http.fault_injection import FaultInjector
 from simulator.views.http.kv_events import KvEvents
 from simulator.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from simulator.schedulers.vllm.scheduler import Scheduler
-    from simulator.simulation.result import Result
 
 KEPT = 100_000  # requests that have ended and that the report is about, at least
 
@@ -65,53 +63,49 @@ class Gauges:
 
 
 @dataclass(slots=True)
-class Sent:
-    """What was asked for: the columns of a workload."""
+class Asked:
+    """A request as it was asked for: the engine's own changes as it goes on."""
 
-    arrival: list[float]
-    prompt_tokens: list[int]
-    output_tokens: list[int]
-    max_tokens: list[int]
-    client: list[str]
-    priority: list[int]
-    segments: list[Segments | None]
-    cancel_after: list[float]
-    hint: list[int]
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int | None
+    client: str
+    priority: int
+    segments: Segments | None
+    hint: int | None
+    arrival: float  # simulated s
+    cancel_after: float = nan  # s; NaN: its client has not hung up
 
     @classmethod
-    def none(cls) -> "Sent":
-        return cls(*([] for _ in cls.__slots__))
+    def of(cls, request: Request, when: float) -> "Asked":
+        lengths = request.prompt_tokens, request.output_tokens, request.max_tokens
+        who = request.client, request.priority
+        return cls(*lengths, *who, request.segments, request.hint, when)
 
-    def append(self, request: Request, when: float) -> None:
-        self.arrival.append(when)
-        self.prompt_tokens.append(request.prompt_tokens)
-        self.output_tokens.append(request.output_tokens)
-        self.max_tokens.append(request.max_tokens or 0)
-        self.client.append(request.client)
-        self.priority.append(request.priority)
-        self.segments.append(request.segments)
-        self.cancel_after.append(nan)
-        self.hint.append(request.hint or 0)
 
-    def drop(self, count: int) -> None:
-        for name in self.__slots__:
-            del getattr(self, name)[:count]
+def workload_of(asked: Sequence[Asked]) -> Workload:
+    """Give requests as a workload that `simulator.run` plays again, request by request."""
 
-    def workload(self) -> Workload:
-        """Give them as a workload that `simulator.run` plays again, request by request."""
-        cancels = np.array(self.cancel_after)
-        return Workload(
-            np.array(self.arrival),
-            np.array(self.prompt_tokens, np.int64),
-            np.array(self.output_tokens, np.int64),
-            client=list(self.client) if any(self.client) else None,
-            priority=np.array(self.priority, np.int64) if any(self.priority) else None,
-            max_tokens=np.array(self.max_tokens, np.int64) if any(self.max_tokens) else None,
-            segments=list(self.segments),
-            cancel_after=cancels if not np.isnan(cancels).all() else None,
-            hint=np.array(self.hint, np.int64) if any(self.hint) else None,
-            source="requests that came over HTTP",
-        )
+    def whole(name: str) -> npt.NDArray[np.int64]:
+        return np.array([getattr(one, name) or 0 for one in asked], np.int64)
+
+    def some(name: str) -> npt.NDArray[np.int64] | None:
+        return values if (values := whole(name)).any() else None
+
+    clients = [one.client for one in asked]
+    cancels = np.array([one.cancel_after for one in asked])
+    return Workload(
+        np.array([one.arrival for one in asked]),
+        whole("prompt_tokens"),
+        whole("output_tokens"),
+        client=clients if any(clients) else None,
+        priority=some("priority"),
+        max_tokens=some("max_tokens"),
+        segments=[one.segments for one in asked],
+        cancel_after=cancels if not np.isnan(cancels).all() else None,
+        hint=some("hint"),
+        source="requests that came over HTTP",
+    )
 
 
 class LiveEngine:
@@ -162,10 +156,9 @@ class LiveEngine:
         self.kv_events: KvEvents | None = None
         self._serial = 0
         self._first = 0  # id of the first request in `asked`
-        self._asked = Sent.none()
+        self._asked: list[Asked] = []
         self._stamp = -1.0
-        empty = Sent.none().workload()
-        self._predictor = make_predictor(scenario.predictor, empty, scenario.seed)
+        self._predictor = make_predictor(scenario.predictor, workload_of([]), scenario.seed)
         self.gauges = dict.fromkeys(self.cores, Gauges())
         self._watches = {core: _Watch(self, core) for core in self.cores}
         if scenario.cluster is None:
@@ -198,10 +191,9 @@ class LiveEngine:
         """Say how long an answer will be, as the scenario's predictor does; None: it has none."""
         predictor = self._predictor
         if isinstance(predictor, FixedPredictions):  # made of true lengths: of this one's
-            alone = Sent.none()
-            alone.append(request, 0.0)
+            alone = workload_of([Asked.of(request, 0.0)])
             seed = self.scenario.seed + request.id
-            predictor = make_predictor(self.scenario.predictor, alone.workload(), seed)
+            predictor = make_predictor(self.scenario.predictor, alone, seed)
             assert isinstance(predictor, FixedPredictions)
             return int(predictor.hints[0])
         return None if predictor is None else predictor.predict(request)
@@ -250,7 +242,7 @@ class LiveEngine:
         if request.hint is not None and max_tokens is not None:
             request.hint = min(request.hint, max_tokens)
         self._serial += 1
-        self._asked.append(request, now)
+        self._asked.append(Asked.of(request, now))
         self.sent[request.id] = now
         self._sessions[request.id] = crc32(client.encode()) if client else -1
         stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
@@ -269,7 +261,8 @@ class LiveEngine:
         self.clock.advance()
         if self.streams.pop(request.id, None) is not None:
             self.moved(stream, None)
-            self._asked.cancel_after[request.id - self._first] = self.env.now - stream.sent_at
+            asked = self._asked[request.id - self._first]
+            asked.cancel_after = self.env.now - stream.sent_at
             self._cancel(request)
             self._forget(request)
             if self.on_end is not None:
@@ -357,15 +350,15 @@ class LiveEngine:
         before = min((one.sent_at for one in self.streams.values()), default=self.env.now)
         for core in self.cores:
             split_log(core.log, range(self._first, new), before, {}, last=False)
-        self._asked.drop(new - self._first)
+        del self._asked[: new - self._first]
         self._first = new
 
-    def result(self) -> "Result":
+    def result(self) -> Result:
         """Give the run so far; requests that have not ended count as unfinished."""
         from simulator.simulation.result import Result
 
         self.clock.advance()
-        asked = self._asked.workload()
+        asked = workload_of(self._asked)
         logs = [self._copy(core) for core in self.cores]
         known = {int(number) for log in logs for number in log.requests["id"]}
         logs[0].record_hung_up(number for number in range(len(asked)) if number not in known)
@@ -460,7 +453,7 @@ class _Watch:
             self.engine.kv_events.publish(self.core)
         self.engine.clock.note_delay(ends[-1])
 
-    def restart(self, scheduler: "Scheduler") -> list[Request]:
+    def restart(self, scheduler: Scheduler) -> list[Request]:
         self.in_flight.clear()
         lost = self._core_restart(scheduler)
         if self.engine.kv_events is not None:

@@ -7,14 +7,7 @@ from time import time
 from simulator.core.request import Step
 from simulator.engine.core import EngineCore
 from simulator.views.http.live_engine import ABORT, LiveEngine, Stream
-from simulator.views.prometheus import (
-    E2E_BUCKETS,
-    ITERATION_TOKENS_BUCKETS,
-    ITL_BUCKETS,
-    SCALARS,
-    TTFT_BUCKETS,
-    request_length_buckets,
-)
+from simulator.views.prometheus import SCALARS, histogram_kinds
 
 MORE_SCALARS = (
     ("num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason."),
@@ -71,28 +64,16 @@ class _Counts:
         self.queries = self.hits = self.preemptions = self.prompt_tokens = self.tokens = 0
         self.drafts = self.draft_tokens = self.accepted = 0
         self.ended = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
-        tokens = request_length_buckets(longest)
-        self.histograms = {
-            name: Histogram(name, about, buckets)
-            for name, about, buckets in (
-                ("time_to_first_token_seconds", "Time to first token.", TTFT_BUCKETS),
-                ("inter_token_latency_seconds", "Time between two tokens.", ITL_BUCKETS),
-                ("iteration_tokens_total", "Tokens of each engine step.", ITERATION_TOKENS_BUCKETS),
-                ("request_prompt_tokens", "Prompt tokens of a request.", tokens),
-                ("request_generation_tokens", "Tokens generated.", tokens),
-                ("request_time_per_output_token_seconds", "Mean over a request.", ITL_BUCKETS),
-                ("e2e_request_latency_seconds", "Sent to last token.", E2E_BUCKETS),
-                ("request_queue_time_seconds", "Sent to first scheduled.", E2E_BUCKETS),
-                ("request_inference_time_seconds", "Scheduled to last token.", E2E_BUCKETS),
-                ("request_prefill_time_seconds", "Scheduled to first token.", E2E_BUCKETS),
-                ("request_decode_time_seconds", "First to last token.", E2E_BUCKETS),
-                ("request_max_num_generation_tokens", "Longest of its n answers.", tokens),
-                ("request_params_n", "The n of a request.", PARAMS_N_BUCKETS),
-                ("request_params_max_tokens", "The max_tokens of a request.", tokens),
-                ("request_num_preemptions", "Preemptions of a request.", PREEMPTIONS_BUCKETS),
-                ("request_prefill_kv_computed_tokens", "Prompt tokens not cached.", tokens),
-            )
+        kinds = histogram_kinds(longest)
+        tokens = kinds["request_prompt_tokens"][1]
+        kinds |= {
+            "request_max_num_generation_tokens": ("Longest of its n answers.", tokens),
+            "request_params_n": ("The n of a request.", PARAMS_N_BUCKETS),
+            "request_params_max_tokens": ("The max_tokens of a request.", tokens),
+            "request_num_preemptions": ("Preemptions of a request.", PREEMPTIONS_BUCKETS),
+            "request_prefill_kv_computed_tokens": ("Prompt tokens not cached.", tokens),
         }
+        self.histograms = {name: Histogram(name, *kind) for name, kind in kinds.items()}
 
 
 class LiveMetrics:
@@ -192,15 +173,14 @@ class LiveMetrics:
         lines += [
             "# HELP vllm:admission_rejections_total Requests that a limit of the queue kept out.",
             "# TYPE vllm:admission_rejections_total counter",
-            *(
-                f'vllm:admission_rejections_total{{model_name="{self.model}",reason="{why}"}} 0.0'
-                for why in ("max_num_queued_reqs", "max_num_queued_tokens")
-            ),
+        ]
+        for why in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            label = f'model_name="{self.model}",reason="{why}"'
+            lines.append(f"vllm:admission_rejections_total{{{label}}} 0.0")
+        lines += [
             "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
             "# TYPE vllm:cache_config_info gauge",
             *(self._cache_config(core, number) for number, core in enumerate(self.engine.cores)),
-        ]
-        lines += [
             "# HELP process_start_time_seconds Start time of the process since 1970, s.",
             "# TYPE process_start_time_seconds gauge",
             f"process_start_time_seconds {self.started:.3f}",
@@ -209,10 +189,7 @@ class LiveMetrics:
         lines += [
             "# HELP headway:late_seconds Wall time by which what steps bring is told too late.",
             "# TYPE headway:late_seconds gauge",
-            *(
-                f'headway:late_seconds{{quantile="{name[1:]}"}} {late[name] / 1e3!r}'
-                for name in late
-            ),
+            *(f'headway:late_seconds{{quantile="{q[1:]}"}} {late[q] / 1e3!r}' for q in late),
         ]
         return "\n".join(lines) + "\n"
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from errno import EACCES, EADDRINUSE
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from simulator.core.request import Request
 from simulator.scenario.scenario import Scenario
+from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
 from simulator.views.http.admin import admin_routes
@@ -36,9 +37,6 @@ from simulator.views.http.openai import (
 from simulator.views.http.responses import error_response, refusals_in_json, refuse, web
 from simulator.views.http.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 from simulator.workload.traces.write import write_timed_trace
-
-if TYPE_CHECKING:
-    from simulator.simulation.result import Result
 
 VERSION = "0.33.0"  # of vLLM, whose rules are the newest that are simulated
 MOST_BYTES = 16 * 2**20  # of a body
@@ -152,7 +150,7 @@ class Server:
                 events.close()
             await runner.cleanup()
 
-    def result(self) -> "Result":
+    def result(self) -> Result:
         """Give the run so far."""
         return self.engine.result()
 

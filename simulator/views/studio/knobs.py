@@ -15,7 +15,6 @@ from simulator.models.load import shipped_models
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
-from simulator.util.config import split_spec
 from simulator.util.errors import HeadwayError
 
 Value = float | int | str
@@ -46,8 +45,7 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
     """Give the knobs of a scenario, each at what the scenario says."""
     engine, gpu = scenario.engine, scenario.gpu
     cluster = scenario.cluster
-    policy = split_spec(engine.scheduling_policy, "policy")[0]
-    router = split_spec(ClusterConfig().router if cluster is None else cluster.router, "router")[0]
+    router = (cluster or ClusterConfig()).router_name
     load = scenario.workload
     found = []
     if load.trace is not None:
@@ -69,7 +67,7 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
         _slider("gpus", "GPUs of a replica", engine.tensor_parallel_size, (1, 2, 4, 8)),
         _slider("tokens", "max_num_batched_tokens", engine.max_num_batched_tokens or 2048, POWERS),
         _slider("seats", "max_num_seqs", engine.max_num_seqs or 256, SEATS),
-        _menu("policy", "Scheduling policy", policy, list(POLICIES)),
+        _menu("policy", "Scheduling policy", engine.policy_name, list(POLICIES)),
         _slider("memory", "gpu_memory_utilization", engine.gpu_memory_utilization, MEMORY),
         _slider("replicas", "Replicas", replicas or 1, (1, 2, 3, 4, 6, 8, 12, 16)),
         _menu("router", "Router", router, list(ROUTERS)),
