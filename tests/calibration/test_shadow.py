@@ -24,7 +24,7 @@ from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
-from simulator.views.prometheus import request_length_buckets
+from simulator.views.prometheus import histogram_kinds
 from tests.support.commands import ROOT, headway
 from tests.support.twins import twin
 
@@ -49,7 +49,7 @@ KNOBS = {
     "workload.request_rate=2": "",
     "workload.input_len=900": "",
 }
-BOUNDS = np.array([*request_length_buckets(131072), np.inf])
+BOUNDS = np.array([*histogram_kinds(131072)["request_prompt_tokens"][1], np.inf])
 
 
 @pytest.fixture
