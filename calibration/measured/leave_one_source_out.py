@@ -3,8 +3,10 @@
     python -m calibration.measured.leave_one_source_out --measured DIR [DIR ...]
 
 The two terms that a step waits for, `step` and `per_sequence`, are chosen from a grid by the error
-of mean TPOT, averaged over the other sources with the same kind of engine; the runs of the source
-left out are then predicted with them. Kernels come from tables that know none of the sources.
+of mean TPOT, averaged over the other sources with the same kind of engine: the mean of all pairs
+within one standard error of the best (Breiman et al., Classification and Regression Trees, 1984,
+take the simplest of these), since the others cannot tell them apart. The runs of the source left
+out are then predicted with them. Kernels come from tables that know none of the sources.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from calibration.measured.engine import schedules_asynchronously, version
 from calibration.measured.predict import predict
@@ -63,15 +66,34 @@ def leave_one_source_out(
             continue
         with ProcessPoolExecutor() as pool:
             table = np.array(list(pool.map(partial(errors, grid=grid), runs)))
-        for source in sorted(set(sources)):
-            others = sorted(set(sources) - {source})  # every source counts the same
-            means = [np.nanmean(table[sources == other, :, 0], axis=0) for other in others]
-            best = int(np.argmin(np.mean(means, axis=0)))
-            here = table[sources == source][:, best]
-            with warnings.catch_warnings():  # of a source that has no E2EL
-                warnings.simplefilter("ignore", RuntimeWarning)
-                tpot, e2el = np.nanmedian(here, axis=0)
-            yield name, source, len(here), grid[best], float(tpot), float(e2el)
+            for source in sorted(set(sources)):
+                others = [table[sources == one, :, 0] for one in sorted({*sources} - {source})]
+                terms = mean_of_best(grid, others)
+                here = [run for run, name in zip(runs, sources, strict=True) if name == source]
+                found = np.array(list(pool.map(partial(errors, grid=[terms]), here)))[:, 0]
+                with warnings.catch_warnings():  # of a source that has no E2EL
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    tpot, e2el = np.nanmedian(found, axis=0)
+                yield name, source, len(here), terms, float(tpot), float(e2el)
+
+
+def mean_of_best(grid: Sequence[Terms], sources: Sequence[npt.NDArray[np.float64]]) -> Terms:
+    """Give the mean of the pairs that the sources cannot tell from the best.
+
+    `sources` has an array each, runs by pairs, of absolute errors; every source counts the same.
+    The standard error is that of a pair's difference from the best, run by run; a single run of a
+    source tells nothing of it.
+    """
+    mean = np.mean([np.nanmean(runs, axis=0) for runs in sources], axis=0)
+    best = int(np.argmin(mean))
+    variance = np.zeros(len(grid))
+    for runs in sources:
+        known = runs[~np.isnan(runs[:, best])]
+        if len(known) > 1:
+            variance += np.var(known - known[:, [best]], axis=0, ddof=1) / len(known)
+    near = mean - mean[best] <= np.sqrt(variance) / len(sources)
+    step, per_sequence = np.array(grid)[near].mean(axis=0)
+    return float(step), float(per_sequence)
 
 
 def main() -> None:

@@ -383,6 +383,18 @@ def test_a_source_left_out_is_predicted_with_the_terms_of_the_others(folder):
     assert 0.0 < b[4] < 0.2
 
 
+def test_terms_that_sources_cannot_tell_apart_are_averaged():
+    """Of the worse two, the second is within a standard error where runs differ."""
+    from calibration.measured.leave_one_source_out import mean_of_best
+
+    grid = [(1e-3, 0.0), (1e-3, 20e-6), (3e-3, 20e-6)]
+    two = np.array([[0.02, 0.03, 0.06], [0.02, 0.01, 0.06], [0.02, 0.03, np.nan]])
+    assert mean_of_best(grid, [two]) == pytest.approx((1e-3, 10e-6))
+    one = np.array([[0.02, 0.021, 0.06]])  # a single run: the best alone
+    assert mean_of_best(grid, [one]) == grid[0]
+    assert mean_of_best(grid, [one, two]) == pytest.approx((1e-3, 10e-6))
+
+
 def test_ranks_that_share_experts_are_predicted_together(folder):
     row = CLOSED.replace("Qwen/Qwen3-32B,fp8", "Qwen/Qwen3-30B-A3B,bf16").replace("0.12.0", "0.19")
     row = row.replace(",4,,,1024", ",8,,40,1024").replace("h200_sxm,2,", "h200_sxm,1,2,")
