@@ -363,38 +363,6 @@ def test_scenarios_take_hugging_face_names(tmp_path):
         load_model("acme/Secret-9B", tmp_path)
 
 
-def test_a_source_left_out_is_predicted_with_the_terms_of_the_others(folder):
-    """Two sources whose measurements are those of 1.0 ms + 20 us, and of 0.5 ms + 0 us."""
-    from calibration.measured.leave_one_source_out import METRICS, leave_one_source_out
-
-    row = CLOSED.replace("0.12.0", "0.19.0").replace(",4,,,1024", ",4,,8,1024")
-    (folder / "runs.csv").write_text(HEAD + row)
-    (run,) = read_runs(folder)
-    rows = []
-    for name, terms in (("a", (1.0e-3, 20e-6)), ("b", (0.5e-3, 0.0))):
-        found = {r.metric: r.predicted for r in predict(run, folder, terms).rows}
-        rows.append(
-            row.replace("two,them", f"{name},{name}").replace(",12,", f",{found[METRICS[0]]},")
-        )
-    (folder / "runs.csv").write_text(HEAD + "".join(rows))
-    (a, b) = leave_one_source_out([folder])
-    assert (a[0], a[1], a[3]) == ("asynchronous, from 0.14", "a", (0.5e-3, 0.0))
-    assert (b[1], b[3]) == ("b", (1.0e-3, 20e-6))
-    assert 0.0 < b[4] < 0.2
-
-
-def test_terms_that_sources_cannot_tell_apart_are_averaged():
-    """Of the worse two, the second is within a standard error where runs differ."""
-    from calibration.measured.leave_one_source_out import mean_of_best
-
-    grid = [(1e-3, 0.0), (1e-3, 20e-6), (3e-3, 20e-6)]
-    two = np.array([[0.02, 0.03, 0.06], [0.02, 0.01, 0.06], [0.02, 0.03, np.nan]])
-    assert mean_of_best(grid, [two]) == pytest.approx((1e-3, 10e-6))
-    one = np.array([[0.02, 0.021, 0.06]])  # a single run: the best alone
-    assert mean_of_best(grid, [one]) == grid[0]
-    assert mean_of_best(grid, [one, two]) == pytest.approx((1e-3, 10e-6))
-
-
 def test_ranks_that_share_experts_are_predicted_together(folder):
     row = CLOSED.replace("Qwen/Qwen3-32B,fp8", "Qwen/Qwen3-30B-A3B,bf16").replace("0.12.0", "0.19")
     row = row.replace(",4,,,1024", ",8,,40,1024").replace("h200_sxm,2,", "h200_sxm,1,2,")
