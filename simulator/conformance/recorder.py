@@ -49,6 +49,7 @@ class Recorder:
     """
 
     scheduler: Scheduler
+    out = "preempted"  # the word for a request that was thrown out
 
     def __init__(
         self, env: simpy.Environment, *, asynchronous: bool = False, max_steps: int | None = None
@@ -217,37 +218,41 @@ class Recorder:
 
     def request_row(self, request: Request) -> str:
         """Give the line of a request, at the end."""
-        done, seen = request.finish >= 0, request.first_scheduled >= 0
-        return dump(
-            {
-                "type": "request",
-                "id": request.id,
-                "arrival": int(request.arrival),
-                "first_scheduled": int(request.first_scheduled) if seen else None,
-                "first_token": int(request.first_token) if request.first_token >= 0 else None,
-                "finish": int(request.finish) if done else None,
-                "output_tokens": self.received(request),
-                "cached": request.cached if seen else None,
-                "preemptions": request.preemptions,
-            }
-        )
+        return dump(self.request_fields(request))
+
+    def request_fields(self, request: Request) -> dict[str, Any]:
+        """Give what that line holds."""
+        seen = request.first_scheduled >= 0
+        return {
+            "type": "request",
+            "id": request.id,
+            "arrival": int(request.arrival),
+            "first_scheduled": int(request.first_scheduled) if seen else None,
+            "first_token": int(request.first_token) if request.first_token >= 0 else None,
+            "finish": int(request.finish) if request.finish >= 0 else None,
+            "output_tokens": self.received(request),
+            "cached": request.cached if seen else None,
+            "preemptions": request.preemptions,
+        }
 
     def state(self, request: Request) -> str:
         """Describe a request as it is now."""
         scheduler = self.scheduler
-        ticks = scheduler.decodes.tick - request.joined if request.joined >= 0 else 0
+        status = self.out if request.preemptions else "waiting"
         if request.finish >= 0:
             status = f"finished at {int(request.finish)}"
         elif request in scheduler.running:
             status = "running"
-        else:
-            status = "preempted" if request.preemptions else "waiting"
         return (
             f"request {request.id}: {status}, arrival {int(request.arrival)}, priority "
             f"{request.priority}, prompt {request.prompt_tokens}, answer "
-            f"{self.received(request)} of {request.output_limit}, computed "
-            f"{request.computed + ticks}, preempted {request.preemptions} times"
+            f"{self.received(request)} of {self.limits(request)}, computed "
+            f"{scheduler.decodes.computed(request)}, {self.out} {request.preemptions} times"
         )
+
+    def limits(self, request: Request) -> str:
+        """Give the tokens at which an answer ends."""
+        return str(request.output_limit)
 
 
 def _ids(ids: Iterable[int]) -> str:

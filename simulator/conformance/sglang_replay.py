@@ -7,7 +7,7 @@ from typing import Any
 
 import simpy
 
-from simulator.conformance.recorder import StepLimit, dump
+from simulator.conformance.recorder import Recorder, StepLimit, dump
 from simulator.conformance.replay import RecordedClock, RecordedReplica, Replay
 from simulator.conformance.sglang_cases import SglangCase
 from simulator.core.request import Request, Step
@@ -41,26 +41,21 @@ class _Row:
     """From when on how many waited, and the first of them."""
 
 
-class SglangRecorder:
+class SglangRecorder(Recorder):
     """Is told what a recorded engine does, and writes the rows."""
 
     scheduler: "RecordedSgLang"
+    pending: deque[_Row]  # type: ignore[assignment]
+    out = "retracted"
 
-    def __init__(self, env: simpy.Environment, *, overlaps: bool, max_steps: int | None) -> None:
-        self.env = env
-        self.overlaps = overlaps
-        self.max_steps = max_steps
-        self.steps = 0
-        self.lines: list[str] = []
-        self.pending: deque[_Row] = deque()
+    def __init__(
+        self, env: simpy.Environment, *, asynchronous: bool, max_steps: int | None
+    ) -> None:
+        super().__init__(env, asynchronous=asynchronous, max_steps=max_steps)
         self.spins = 0
-        self.admitted: list[Request] = []
         self.retracted: list[int] = []
-        self.preempted: list[int] = []
         self.aborted: list[int] = []
-        self.finished: list[int] = []
         self.first_scheduled: dict[int, int] = {}  # by request
-        self._written = 0
 
     def memory(self) -> tuple[int, int, float]:
         """Count the free tokens and the evictable ones; give the new-token ratio."""
@@ -69,7 +64,7 @@ class SglangRecorder:
         evictable = blocks.evictable if isinstance(blocks, RadixCache) else 0
         return (blocks.free - evictable) * size, evictable * size, self.scheduler.ratio
 
-    def add_step(self, step: Step) -> _Row:
+    def add_step(self, step: Step) -> _Row:  # type: ignore[override]
         """Take in what has just been chosen."""
         scheduler = self.scheduler
         now = int(self.env.now)
@@ -113,7 +108,7 @@ class SglangRecorder:
         """
         if self.max_steps is None:
             return repeats
-        return max(min(repeats, self.max_steps + 2 - self.steps - self.overlaps), 1)
+        return max(min(repeats, self.max_steps + 2 - self.steps - self.asynchronous), 1)
 
     def begun(self, start: int) -> None:
         """Take in when the batch just chosen will be computed."""
@@ -133,22 +128,22 @@ class SglangRecorder:
         """Write down the outcome of the oldest row: a line for each of its steps."""
         row = self.pending.popleft()
         start, last = row.start, len(ends) - 1
-        lag = 1 if self.overlaps else 0
+        lag = 1 if self.asynchronous else 0
         for k, moment in enumerate(ends):
             end = int(moment)
             after = row.memory[k]
             if k == last:
                 after = self.memory()
-            elif self.overlaps:
+            elif self.asynchronous:
                 after = row.memory[k + 1]
             t = row.t if not k else row.start if k == lag else int(ends[k - 1 - lag])
-            self._write(row, k, (t, start, end), after, self.finished if k == last else [])
+            self._write_step(row, k, (t, start, end), after, self.finished if k == last else [])
             start = end
         self.finished = []
         if self.max_steps is not None and self.steps > self.max_steps:
             raise StepLimit
 
-    def _write(
+    def _write_step(
         self,
         row: _Row,
         k: int,
@@ -194,44 +189,20 @@ class SglangRecorder:
         self.lines.append(dump(line))
         self._written += 1
 
-    def request_row(self, request: Request) -> str:
-        """Give the line of a request, at the end."""
-        done, seen = request.finish >= 0, request.first_scheduled >= 0
-        reason = None
-        if done:
-            at_limit = request.generated == self.scheduler.limit(request)
-            reason = "FINISH_LENGTH" if at_limit else "FINISH_MATCHED_TOKEN"
-        return dump(
-            {
-                "type": "request",
-                "id": request.id,
-                "arrival": int(request.arrival),
-                "first_scheduled": self.first_scheduled.get(request.id),
-                "first_token": int(request.first_token) if request.first_token >= 0 else None,
-                "finish": int(request.finish) if done else None,
-                "output_tokens": self.scheduler.received(request),
-                "cached": request.cached if seen else None,
-                "retractions": request.preemptions,
-                "reason": reason,
-            }
-        )
+    def received(self, request: Request) -> int:
+        return self.scheduler.received(request)
 
-    def state(self, request: Request) -> str:
-        """Describe a request as it is now."""
-        scheduler = self.scheduler
+    def request_fields(self, request: Request) -> dict[str, Any]:
+        row = super().request_fields(request)
+        row["first_scheduled"] = self.first_scheduled.get(request.id)
+        row["retractions"], row["reason"] = row.pop("preemptions"), None
         if request.finish >= 0:
-            status = f"finished at {int(request.finish)}"
-        elif request in scheduler.running:
-            status = "running"
-        else:
-            status = "retracted" if request.preemptions else "waiting"
-        return (
-            f"request {request.id}: {status}, arrival {int(request.arrival)}, priority "
-            f"{request.priority}, prompt {request.prompt_tokens}, answer "
-            f"{scheduler.received(request)} of {request.output_limit}, limit "
-            f"{scheduler.limit(request)}, computed {scheduler.decodes.computed(request)}, "
-            f"retracted {request.preemptions} times"
-        )
+            at_limit = request.generated == self.scheduler.limit(request)
+            row["reason"] = "FINISH_LENGTH" if at_limit else "FINISH_MATCHED_TOKEN"
+        return row
+
+    def limits(self, request: Request) -> str:
+        return f"{super().limits(request)}, limit {self.scheduler.limit(request)}"
 
     def write_empty(self) -> None:
         """Do nothing: a pass in which nothing runs has no row."""
@@ -297,7 +268,7 @@ class RecordedOverlappedSgLang(RecordedSgLang, OverlappedSgLang):
 class RecordedSglangReplica(RecordedReplica):
     """A replica of SGLang's."""
 
-    recorder: SglangRecorder  # type: ignore[assignment]
+    recorder: SglangRecorder
 
     def begin(self, now: float, start: float) -> InFlight | None:
         batch = super().begin(now, start)
@@ -320,7 +291,7 @@ class SglangReplay(Replay):
     """One run of a case of SGLang's."""
 
     case: SglangCase
-    _recorder: SglangRecorder  # type: ignore[assignment]
+    _recorder: SglangRecorder
 
     def __init__(self, case: SglangCase, *, leap: bool = False) -> None:
         self.case = case
@@ -337,11 +308,11 @@ class SglangReplay(Replay):
             self.requests.append(request)
         self._env = simpy.Environment()
         overlaps = not config.disable_overlap_schedule
-        recorder = SglangRecorder(self._env, overlaps=overlaps, max_steps=case.max_steps)
+        recorder = SglangRecorder(self._env, asynchronous=overlaps, max_steps=case.max_steps)
         self._recorder = recorder
         scheduler = self._make_sglang(overlaps)
         scheduler.recorder, recorder.scheduler = recorder, scheduler
-        clock = RecordedClock(recorder, case.step_time)  # type: ignore[arg-type]
+        clock = RecordedClock(recorder, case.step_time)
         self._engine = RecordedSglangReplica(self._env, scheduler, clock, leap=leap)
         self._engine.recorder = recorder
         self._await_arrivals()

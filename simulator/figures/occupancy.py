@@ -68,10 +68,15 @@ def draw_occupancy(
             axes.set(ylim=(-0.5, rows - 0.5), xlim=(begin, end), ylabel="seat")
             if rows > MANY:
                 axes.set(ylim=(0, rows), ylabel="seats")
-                _draw_density(axes, run, edges)
+                hues = [PHASES["prefill"], PHASES["decode"], PALE]
+                middle, counts = (edges[1:] + edges[:-1]) / 2, seats_by_phase(run, edges)
+                axes.stackplot(middle, [*counts.values()], colors=hues, linewidth=0)
             else:
                 _draw_strip(axes, run, span, number)
-            axes.set_title(_told(run), loc="left")
+            speed = rate(run.summary["output_throughput"])
+            used = 100 * run.summary["headway"]["decode_seat_utilization"]
+            title = f"{run.label}: {speed} tokens/s, {used:.3g}% of decode seats used"
+            axes.set_title(title, loc="left")
             whole_ticks(axes)
         figure.axes[-1].set_xlabel(f"time (s): {window(begin, end, longest)}")
         patches = {"a request (tones tell neighbours apart)": Patch(color=tones("#888888")[1])}
@@ -130,14 +135,6 @@ def seats_by_phase(run: Run, edges: Floats) -> dict[str, Floats]:
     return {name: count_in_bins(begin, end, edges) for name, (begin, end) in spans.items()}
 
 
-def _draw_density(axes: "Axes", run: Run, edges: Floats) -> None:
-    """Draw how many seats are in which phase, stacked."""
-    counts = seats_by_phase(run, edges)
-    hues = [PHASES["prefill"], PHASES["decode"], PALE]
-    middle = (edges[1:] + edges[:-1]) / 2
-    axes.stackplot(middle, [*counts.values()], colors=hues, linewidth=0)
-
-
 def _keeps_seats(run: Run) -> bool:
     """Say whether requests keep their seats beyond their end."""
     return "seat_idle_time" in run.requests
@@ -192,10 +189,3 @@ def _draw_strip(axes: "Axes", run: Run, span: Span, number: int) -> None:
             if right - left > LABEL_WIDTH * (high - low):
                 place = (left + right) / 2, slot
                 axes.text(*place, f"{name:.0f}", color=ink(hue), ha="center", va="center")
-
-
-def _told(run: Run) -> str:
-    """Say in a title how fast a run was, and how well its seats were used."""
-    speed = rate(run.summary["output_throughput"])
-    used = run.summary["headway"]["decode_seat_utilization"]
-    return f"{run.label}: {speed} tokens/s, {100 * used:.3g}% of decode seats used"

@@ -52,12 +52,12 @@ def draw_throughput(runs: Sequence[Run]) -> "Figure":
         bars_with_ratios(bars, [run.label for run in runs], values)
         _draw_least(bars, runs)
         grid(bars, "x")
-        edges, cut = _edges(runs, BINS // 3)
+        edges, time = _edges(runs, BINS // 3)
         for number, run in enumerate(runs):
             tokens = run.steps.decode_tokens * run.steps.steps / run.steps.duration
             _draw_level(lines, run, tokens, edges, color(number))
         title = "Decoded tokens over time"
-        lines.set(title=title, xlabel=_time_label(cut), ylabel="tokens/s")
+        lines.set(title=title, xlabel=time, ylabel="tokens/s")
         lines.set_ylim(bottom=0)
         lines.set_xlim(0, edges[-1])
         grid(lines)
@@ -68,22 +68,17 @@ def draw_throughput(runs: Sequence[Run]) -> "Figure":
 def _draw_least(axes: "Axes", runs: Sequence[Run]) -> None:
     """Draw what service levels ask of the output throughput as upright lines."""
     asked = [str(one["bound"]) for run in runs for one in run.summary["headway"].get("slo", ())]
-    bounds = [
-        float(text.partition(">=")[2]) for text in asked if text.startswith("output_throughput>=")
-    ]
+    lead = "output_throughput>="
+    bounds = [float(text.removeprefix(lead)) for text in asked if text.startswith(lead)]
     if bounds:
         axes.set_xlim(right=max(axes.get_xlim()[1], 1.1 * max(bounds)))
         draw_upright(axes, bounds)
 
 
 def _edges(runs: Sequence[Run], bins: int) -> tuple[Floats, str]:
-    """Cut the time that is shown into bins, and say of which runs it is not all."""
+    """Cut the time that is shown into bins, and label it, with the runs of which it is not all."""
     until, cut = shown_until(runs)
-    return np.linspace(0.0, until, bins + 1), cut
-
-
-def _time_label(cut: str) -> str:
-    return f"time (s); {cut}" if cut else "time (s)"
+    return np.linspace(0.0, until, bins + 1), f"time (s); {cut}" if cut else "time (s)"
 
 
 def _draw_level(
@@ -105,7 +100,7 @@ def draw_kv(runs: Sequence[Run]) -> "Figure":
     """Draw the share of KV blocks in use over time with preemptions marked, and what they hold."""
     with sheet(1, 2, 2.9 + 0.22 * len(runs), width_ratios=(1.3, 1)) as figure:
         usage, stored = figure.axes
-        edges, cut = _edges(runs, BINS)
+        edges, time = _edges(runs, BINS)
         for number, run in enumerate(runs):
             steps = run.steps
             blocks = steps.kv_blocks_used + steps.kv_blocks_free
@@ -115,9 +110,7 @@ def draw_kv(runs: Sequence[Run]) -> "Figure":
             usage.plot(lost, np.full(len(lost), 101.5), "x", color=color(number), markersize=4)
         preempted = any(run.steps.preempted.any() for run in runs)
         usage.set_title("KV cache in use (x: preemption)" if preempted else "KV cache")
-        usage.set(
-            xlabel=_time_label(cut), ylabel="% of KV blocks", ylim=(0, 104), xlim=(0, edges[-1])
-        )
+        usage.set(xlabel=time, ylabel="% of KV blocks", ylim=(0, 104), xlim=(0, edges[-1]))
         grid(usage)
         tell_apart(usage)
         _draw_stored(stored, runs)
@@ -151,11 +144,7 @@ def draw_policies(runs: Sequence[Run]) -> "Figure":
             figure,
             [run.label for run in runs],
             [run.summary for run in runs],
-            {
-                "mean": ("mean", "o", 6),
-                "median": ("median", "|", 9),
-                "P99": ("p99", "D", 6),
-            },
+            {"mean": ("mean", "o", 6), "median": ("median", "|", 9), "P99": ("p99", "D", 6)},
             hues=[color(k) for k in range(len(runs))],
             height=0.6,
             text={"fontsize": 10},

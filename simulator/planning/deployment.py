@@ -6,7 +6,6 @@ llm-d-modelservice 0.4.0 (`values.yaml`), the router's options those of producti
 `vllm_router/parsers/parser.py`, all read in 2026. Metrics have vLLM's names.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -95,11 +94,7 @@ class Group:
     @property
     def options(self) -> list[str]:
         """What follows `vllm serve MODEL`."""
-        more = []
-        if self.kv_role is not None:
-            config = {"kv_connector": "NixlConnector", "kv_role": self.kv_role}
-            more = ["--kv-transfer-config", json.dumps(config)]
-        return serve_options(self.scenario, *more)
+        return serve_options(self.scenario, self.kv_role)
 
     @property
     def gpus(self) -> Manifest:
@@ -395,8 +390,7 @@ def _router_command(scenario: Scenario, groups: list[Group]) -> str:
     words = ["vllm-router", "--port", "8001", "--service-discovery", "k8s"]
     words += ["--k8s-port", f"{PORT}", "--k8s-label-selector", "app.kubernetes.io/name=vllm"]
     words += ["--routing-logic", logic]
-    if logic == "session":
-        words += ["--session-key", SESSION_KEY]
+    words += ["--session-key", SESSION_KEY] if logic == "session" else []
     words += _role_options(groups)
     return "".join(f"# {line}\n" for line in notes) + shlex.join(words) + "\n"
 

@@ -180,15 +180,11 @@ def find_best(
 def _need_power(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
     """Refuse candidates whose power nobody knows, if they are to be ranked by it."""
     for candidate in candidates if problem.by_energy else ():
-        scenario = candidate.scenario
-        if scenario is None:
-            continue
-        cluster = scenario.cluster
-        for name in cluster.replica_groups if cluster else ("",):
-            gpu = scenario.of_group(name).gpu if name else scenario.gpu
-            if gpu.power.max is None and find_gpu(gpu.name).max_power is None:
+        for own in candidate.scenario.groups.values() if candidate.scenario else ():
+            if own.gpu.power.max is None and find_gpu(own.gpu.name).max_power is None:
                 raise HeadwayError(
-                    f"objective energy: {gpu.name} has no power in the table; give gpu.power.max"
+                    f"objective energy: {own.gpu.name} has no power in the table; give "
+                    "gpu.power.max"
                 )
 
 

@@ -267,5 +267,5 @@ def is_random(scenario: Scenario) -> bool:
         cluster.router_name in ("random", "power_of_two")
         or (cluster.failures is not None and cluster.failures.mtbf is not None)
         or (cluster.client is not None and cluster.client.jitter > 0)
-        or any(scenario.of_group(k).engine.data_parallel_size > 1 for k in cluster.replica_groups)
+        or any(own.engine.data_parallel_size > 1 for own in scenario.groups.values())
     )

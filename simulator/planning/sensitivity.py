@@ -185,12 +185,10 @@ def scenario_costs(scenario: Scenario) -> dict[str, CostModel]:
 
     Raises HeadwayError of clusters whose groups may differ in cost.
     """
-    if scenario.cluster is not None:
-        names = [*scenario.cluster.replica_groups]
-        if len(names) > 1:
-            raise HeadwayError("--sensitivity: not for clusters of several groups")
-        scenario = scenario.of_group(names[0])
-    return changed_costs(assemble(scenario).cost)
+    first, *others = scenario.groups.values()
+    if others:
+        raise HeadwayError("--sensitivity: not for clusters of several groups")
+    return changed_costs(assemble(first).cost)
 
 
 def measure_sensitivity(

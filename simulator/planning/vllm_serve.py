@@ -68,17 +68,13 @@ def serve_command(scenario: Scenario) -> str:
         if most > 1 or len(cluster.replica_groups) > 1:
             count = f"{kind.replicas}" if most == kind.replicas else f"up to {most}"
             lines.append(f"# {name}: {count}, each on {group.gpu.count} {group.gpu.name}")
-        more = []
-        if kind.kv_role is not None:
-            config = {"kv_connector": "NixlConnector", "kv_role": kind.kv_role}
-            more = ["--kv-transfer-config", json.dumps(config)]
-        lines += _command(group, *more)
+        lines += _command(group, kind.kv_role)
     return "\n".join([*lines, ""])
 
 
-def _command(scenario: Scenario, *more: str) -> list[str]:
+def _command(scenario: Scenario, kv_role: str | None = None) -> list[str]:
     """Write the command of one engine after comments on what it cannot have."""
-    words = ["vllm", "serve", scenario.model, *serve_options(scenario, *more)]
+    words = ["vllm", "serve", scenario.model, *serve_options(scenario, kv_role)]
     policy = [f"{name}={shlex.quote(value)}" for name, value in environment(scenario).items()]
     return [*(f"# {line}" for line in remarks(scenario)), " ".join([*policy, shlex.join(words)])]
 
@@ -123,8 +119,7 @@ def _loses_engine(scenario: Scenario) -> str:
 
 def warn_of_lost_policies(scenario: Scenario) -> None:
     """Warn of each group whose engine or policy the command cannot have."""
-    groups = scenario.cluster.replica_groups if scenario.cluster else ()
-    engines = [scenario.of_group(name) for name in groups] or [scenario]
+    engines = scenario.groups.values()
     told = [lost for one in engines for lost in (_loses_engine(one), _loses_policy(one)) if lost]
     for lost in dict.fromkeys(told):
         warnings.warn(f"vllm_serve.sh: {lost}", HeadwayWarning, stacklevel=3)
@@ -153,8 +148,8 @@ def remarks(scenario: Scenario) -> list[str]:
     return lines
 
 
-def serve_options(scenario: Scenario, *more: str) -> list[str]:
-    """Give what follows `vllm serve MODEL`, `more` at the end."""
+def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
+    """Give what follows `vllm serve MODEL`; `kv_role` where prefill and decode are apart."""
     words = []
     engine = scenario.engine
     if engine.policy_name in VLLM_POLICIES:
@@ -172,4 +167,7 @@ def serve_options(scenario: Scenario, *more: str) -> list[str]:
         words.append("--enable-expert-parallel")
     for key in FLAGS if engine.follows_vllm else ():
         words.append(f"--{'' if getattr(engine, key) else 'no-'}{key.replace('_', '-')}")
-    return [*words, *more]
+    if kv_role is not None:
+        config = {"kv_connector": "NixlConnector", "kv_role": kv_role}
+        words += ["--kv-transfer-config", json.dumps(config)]
+    return words

@@ -8,8 +8,13 @@ import numpy as np
 from simulator.core.log import SHED, TIMEOUT
 from simulator.costs.noise import describe_cost
 from simulator.models.gpus import find_gpu
-from simulator.results.energy import Energy, energy_summary
-from simulator.results.engine_metrics import EngineMetrics, Values, share
+from simulator.results.engine_metrics import (
+    Energy,
+    EngineMetrics,
+    Values,
+    energy_summary,
+    share,
+)
 from simulator.results.kv_transfers import link_summary
 from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
 from simulator.results.request_table import RequestTable, gather_requests

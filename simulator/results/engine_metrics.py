@@ -17,9 +17,8 @@ from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import kv_block_bytes
-from simulator.models.power import Power, gpu_power
+from simulator.models.power import HIGH, LOW, Power, gpu_power
 from simulator.models.spec import HALF, ModelSpec, bytes_of
-from simulator.results.energy import JOULES_PER_KWH, Energy
 from simulator.results.request_table import Floats, RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
 from simulator.scenario.assemble import EngineParts
@@ -135,9 +134,38 @@ def _mean_experts(model: ModelSpec, logs: Sequence[Log], steps: int, ranks: int)
     return total / steps
 
 
-SLICE = 1 << 17  # rows looked at together: bounds the temporaries
+JOULES_PER_KWH = 3.6e6
 
 Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What some GPUs took while they were paid for; of several groups the sum."""
+
+    joules: float
+    kg_co2: float
+
+    def __add__(self, other: "Energy") -> "Energy":
+        return Energy(self.joules + other.joules, self.kg_co2 + other.kg_co2)
+
+
+def energy_summary(energy: Energy | None, duration: float, tokens: float) -> Values:
+    """Give the keys of a run of so many s that brought out so many tokens; null: not known."""
+    joules = energy.joules / tokens if energy and tokens else None
+    return {
+        "power_w": energy.joules / duration if energy and duration else None,
+        "joules_per_output_token": joules,
+        "joules_per_output_token_low": None if joules is None else LOW * joules,
+        "joules_per_output_token_high": None if joules is None else HIGH * joules,
+        "wh_per_million_output_tokens": None if joules is None else joules * 1e6 / 3600.0,
+        "kg_co2_per_million_output_tokens": (
+            energy.kg_co2 * 1e6 / tokens if energy and tokens else None
+        ),
+    }
+
+
+SLICE = 1 << 17  # rows looked at together: bounds the temporaries
 
 
 def share(part: float, whole: float) -> float:

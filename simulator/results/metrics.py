@@ -23,8 +23,7 @@ from simulator.costs.cost_model import CostDecorator, CostModel
 from simulator.costs.noise import describe_cost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.results.cluster_metrics import ClusterMetrics
-from simulator.results.energy import energy_summary
-from simulator.results.engine_metrics import EngineMetrics, share
+from simulator.results.engine_metrics import EngineMetrics, energy_summary, share
 from simulator.results.fairness import (
     Clients,
     priority_column,
@@ -434,8 +433,7 @@ def run_info(scenario: Scenario, parts: EngineParts, warnings: Sequence[str]) ->
 def _engines(scenario: Scenario) -> list[Summary]:
     """Say which engines are simulated; of groups of a cluster that have the same, once."""
     found: list[dict[str, Any]] = []
-    for name in scenario.cluster.replica_groups if scenario.cluster else [""]:
-        group = scenario.of_group(name) if name else scenario
+    for name, group in scenario.groups.items():
         told = {"gpu": group.gpu.name}
         told |= describe_engine(group.engine, group.gpu.name, group.model)
         names = [name] if name else []

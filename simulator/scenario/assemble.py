@@ -163,10 +163,5 @@ def describe_costs(scenario: Scenario) -> dict[str, Any]:
     """Give what a summary would say of the costs of a scenario, by group in a cluster."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HeadwayWarning)  # its runs tell them
-        if scenario.cluster is None:
-            return describe_cost(assemble(scenario).cost)
-        groups = {
-            name: describe_cost(assemble(scenario.of_group(name)).cost)
-            for name in scenario.cluster.replica_groups
-        }
-    return {"cluster": {"groups": groups}}
+        groups = {name: describe_cost(assemble(own).cost) for name, own in scenario.groups.items()}
+    return groups[""] if scenario.cluster is None else {"cluster": {"groups": groups}}

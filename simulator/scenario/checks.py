@@ -347,15 +347,14 @@ def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Co
     bounds = scenario.goodput.model_dump(exclude_none=True)
     if scaling is not None and scaling.metric == "slo_attainment" and not bounds:
         yield "cluster.autoscaling.metric", "goodput", "slo_attainment needs bounds in goodput"
-    count = sum(cluster.max_replicas(name) for name in cluster.replica_groups)
+    count = cluster.most_replicas
     for at, outage in enumerate(failures.outages if failures is not None else ()):
         if outage.replica >= count:
             key = f"cluster.failures.outages.{at}.replica"
             yield key, "cluster", f"there is no replica {outage.replica}; the last is {count - 1}"
-    groups = [scenario.of_group(name) for name in cluster.replica_groups]
     if client is None or (client.timeout is None and client.ttft_timeout is None):
         return
-    for group in groups:
+    for group in scenario.groups.values():
         found = yield from _attempt(POLICY, "", lambda group=group: can_cancel(group))  # type: ignore[misc]
         if found is False:
             what = "timeouts: the scheduler cannot let a request go before its end"

@@ -97,6 +97,11 @@ class ClusterConfig(Config):
         return self.replica_groups[name].replicas
 
     @property
+    def most_replicas(self) -> int:
+        """Count the replicas that there may come to be at once, in all groups."""
+        return sum(map(self.max_replicas, self.replica_groups))
+
+    @property
     def router_name(self) -> str:
         """Name of `router`, which may have arguments."""
         return str(split_spec(self.router, "router")[0])

@@ -20,12 +20,7 @@ def missing_inputs(scenario: Scenario, workload: Workload) -> list[str]:
     is right, but tells nothing of the policy.
     """
     cluster = scenario.cluster
-    engines = (
-        [scenario]
-        if cluster is None
-        else [scenario.of_group(name) for name in cluster.replica_groups]
-    )
-    found = [line for engine in engines for line in _missing(engine, workload)]
+    found = [line for own in scenario.groups.values() for line in _missing(own, workload)]
     if cluster is not None and cluster.admission is not None:
         urgent = workload.priority is None or not (workload.priority >= 1).any()
         if cluster.admission.shed_from < 1 and urgent:

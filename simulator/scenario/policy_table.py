@@ -165,8 +165,7 @@ def vllm_version(scenario: Scenario) -> str | None:
 
     Where the groups of a cluster have several versions, all of them are told.
     """
-    groups = scenario.cluster.replica_groups if scenario.cluster else ()
-    found = [_vllm_version(scenario.of_group(name)) for name in groups] or [_vllm_version(scenario)]
+    found = map(_vllm_version, scenario.groups.values())
     return ", ".join(dict.fromkeys(filter(None, found))) or None
 
 

@@ -121,6 +121,15 @@ class Scenario(Config):
         }
         return self.model_copy(update=changed)
 
+    @property
+    def groups(self) -> dict[str, "Scenario"]:
+        """Give each group's name and the scenario of one of its replicas.
+
+        Without a cluster the scenario is the only one, without a name.
+        """
+        names = [""] if self.cluster is None else self.cluster.replica_groups
+        return {name: self.of_group(name) for name in names}
+
     def with_source(self, folder: Path, source_map: SourceMap) -> "Scenario":
         """Give the same scenario, which knows its file."""
         scenario = self.model_copy()

@@ -71,7 +71,7 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
             for key in sorted(group.model_fields_set - PER_REPLICA_KEYS)
         },
         "engine.data_parallel_size: the ranks of a server share its load balancer": any(
-            scenario.of_group(kind).engine.data_parallel_size > 1 for kind in cluster.replica_groups
+            own.engine.data_parallel_size > 1 for own in scenario.groups.values()
         ),
         "workload: a session's turn waits for the one before, maybe at another replica": (
             workload.after is not None

@@ -141,12 +141,7 @@ def _refuse(scenario: Scenario) -> None:
                 and any(group.kv_role for group in scenario.cluster.replica_groups.values())
             ),
             "engine.data_parallel_size: must be 1": any(
-                own.engine.data_parallel_size > 1
-                for own in (
-                    [scenario]
-                    if scenario.cluster is None
-                    else [scenario.of_group(name) for name in scenario.cluster.replica_groups]
-                )
+                own.engine.data_parallel_size > 1 for own in scenario.groups.values()
             ),
         }.items()
         if holds
@@ -157,10 +152,7 @@ def _refuse(scenario: Scenario) -> None:
 def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     """Build engines and client."""
     cluster = scenario.cluster
-    replicas = (
-        1 if cluster is None else sum(cluster.max_replicas(name) for name in cluster.replica_groups)
-    )
-    size = max(CHUNK, PER_REPLICA * replicas)
+    size = max(CHUNK, PER_REPLICA * (1 if cluster is None else cluster.most_replicas))
     total, parts = chunks(scenario, size)
     first = next(parts, None)
     if first is None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import REASONS, REJECTED, Log
-from simulator.results.breakdown import Preemptions, as_computed, find_preemptions
+from simulator.results.breakdown import as_computed, find_preemptions
 from simulator.results.record import Record
 from simulator.results.request_table import Floats, RequestTable
 from simulator.results.time_series import arrivals
@@ -181,24 +181,17 @@ def _requests(
             yield time, {"ph": "i", "s": "p", "name": f"{label} rejected"}
             continue
         mine = slice(int(bounds[number]), int(bounds[number + 1]))
-        stops = _pauses(pauses, mine, swapped)
+        columns = (pauses.start[mine], pauses.resumed[mine], pauses.until[mine])
+        stops = [
+            ("swapped" if swapped and until == resumed else "preempted", start, resumed, until)
+            for start, resumed, until in zip(*(c.tolist() for c in columns), strict=True)
+        ]
         spans = list(phases(computed, number, stops, end, moves.get(number)))
         if log.delivers_together and table.completed[number]:
             spans.append(("waits for its batch", spans[-1][2], float(table.finish[number])))
         if (held := float(arrival[number])) < table.sent[number]:
             spans.insert(0, ("held by client", held, float(table.sent[number])))
         yield from _nested(number, label, spans, _request_args(table, number))
-
-
-def _pauses(
-    pauses: Preemptions, mine: slice, swapped: bool
-) -> list[tuple[str, float, float, float]]:
-    """Give a request's pauses: name, start, admitted again, back at where it was."""
-    columns = (pauses.start[mine], pauses.resumed[mine], pauses.until[mine])
-    return [
-        ("swapped" if swapped and until == resumed else "preempted", start, resumed, until)
-        for start, resumed, until in zip(*(c.tolist() for c in columns), strict=True)
-    ]
 
 
 def phases(
@@ -208,16 +201,13 @@ def phases(
     end: float,
     moves: list[Span] | None = None,
 ) -> Iterator[Span]:
-    """Yield what a request does from being sent to its finish, or to the `end` of the run."""
+    """Yield what a request does from being sent to its finish, or to the `end` of the run.
+
+    Of its `pauses`: name, start, when it was admitted again, when it was back at where it was.
+    """
+    columns = table.sent, table.entered, table.first_scheduled, table.first_token, table.finish
     sent, entered, scheduled, first, finish = (
-        end if np.isnan(time) else float(time)
-        for time in (
-            table.sent[number],
-            table.entered[number],
-            table.first_scheduled[number],
-            table.first_token[number],
-            table.finish[number],
-        )
+        end if np.isnan(column[number]) else float(column[number]) for column in columns
     )
     yield "earlier tries", sent, entered
     yield "queued", entered, scheduled

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulator.views.report import ALIKE, BY_KEY, DOLLARS, metric_value
+from simulator.views.report import ALIKE, BY_KEY, DOLLARS, find_metric, metric_value
 
 LEADS = ("output_throughput", "p99_ttft_ms", "mean_e2el_ms")
 """What runs without service levels are looked at by."""
@@ -63,32 +63,23 @@ def _first(
         low, high = min(known.values()), max(known.values())
         if len(known) > 1 and high - low <= ALIKE * high:  # they follow from the same load
             continue
-        best = (max if _more(key) else min)(known, key=known.__getitem__)
-        return best, f"{_superlative(key)} ({_amount(key, known[best])})"
+        more = find_metric(key).better > 0
+        best = (max if more else min)(known, key=known.__getitem__)
+        return best, _in_words(key, known[best])
     return None, "no difference to speak of"
 
 
-def _more(key: str) -> bool:
-    """Say whether more is better."""
-    metric = BY_KEY.get(key)
-    return metric is not None and metric.better > 0
-
-
-def _superlative(key: str) -> str:
+def _in_words(key: str, value: float) -> str:
+    """Say of the best value of a metric that it is that: `the lowest mean TTFT (45.3 ms)`."""
     if key == DOLLARS.key:
-        return "the lowest cost of a token"
-    label = BY_KEY[key].label.partition(" (")[0]
+        return f"the lowest cost of a token (${value:.3g} for 1M)"
+    metric = BY_KEY[key]
+    label, _, unit = metric.label.removesuffix(")").partition(" (")
     if not label.startswith("P9"):
         label = label[0].lower() + label[1:]
-    return f"the {'highest' if _more(key) else 'lowest'} {label}"
-
-
-def _amount(key: str, value: float) -> str:
-    if key == DOLLARS.key:
-        return f"${value:.3g} for 1M"
-    unit = BY_KEY[key].label.partition(" (")[2].removesuffix(")")
-    value *= BY_KEY[key].scale
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    value *= metric.scale
+    amount = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"the {'highest' if metric.better > 0 else 'lowest'} {label} ({amount} {unit})"
 
 
 def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:

@@ -42,9 +42,12 @@ FLEET = (
 )
 LATENCY = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("e2el", "E2EL, ms"))
 
+Section = tuple[str, str]
+"""A head and what stands below it, as HTML; nothing: the section is left out."""
 
-def page(runs: Sequence[Run], *, name: str = "", above: str = "") -> str:
-    """Give the whole page, of runs that may be none, with sections `above` theirs (HTML)."""
+
+def page(runs: Sequence[Run], *, name: str = "", above: Sequence[Section] = ()) -> str:
+    """Give the whole page, of runs that may be none, with sections `above` theirs."""
     name = name or str(runs[0].summary["headway"].get("scenario") or runs[0].label)
     scripts = _scripts(runs)
     if above:
@@ -104,42 +107,28 @@ def read_asset(name: str) -> str:
     return (ASSETS / name).read_text("utf-8").replace("</script", "<\\/script")
 
 
-def _body(runs: Sequence[Run], name: str, above: str) -> str:
-    """Give the head, the sections above and those of the runs."""
+def _body(runs: Sequence[Run], name: str, above: Sequence[Section]) -> str:
+    """Give the head with links to all sections, the sections above and those of the runs."""
     legend = "".join(f"<span>{tables.run_name(run, k)}</span>" for k, run in enumerate(runs))
     keys = f"<div class='keys runs'>{legend}</div>" if len(runs) > 1 else ""
-    sections = _with_anchors(above + (_sections(runs) if runs else ""))
+    links, sections = "", ""
+    for title, text in [*above, *(_sections(runs) if runs else ())]:
+        if text:
+            anchor = re.sub(r"\W+", "-", title.lower()).strip("-")
+            links += f'<a href="#{anchor}">{title}</a>'
+            sections += f'<section><h2 id="{anchor}">{title}</h2>{text}</section>'
     return (
         "<header><button type=button id=theme>Theme</button>"
-        f"<h1>{escape(name)}</h1><p>{_subtitle(runs)}</p>{keys}{_contents(sections)}</header>"
+        f"<h1>{escape(name)}</h1><p>{_subtitle(runs)}</p>{keys}"
+        f"<nav aria-label=Contents>{links}</nav></header>"
         f"<main>{sections}</main>"
         f"<footer>Headway {__version__}</footer>"
     )
 
 
-def _with_anchors(sections: str) -> str:
-    """Give each section's head a name that links lead to."""
-    return re.sub(
-        r"<section><h2>(.*?)</h2>",
-        lambda found: f'<section><h2 id="{_anchor(found[1])}">{found[1]}</h2>',
-        sections,
-    )
-
-
-def _anchor(title: str) -> str:
-    return re.sub(r"\W+", "-", title.lower()).strip("-")
-
-
-def _contents(sections: str) -> str:
-    """Give the table of contents: a link to each section."""
-    heads = re.findall(r'<h2 id="(.*?)">(.*?)</h2>', sections)
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in heads)
-    return f"<nav aria-label=Contents>{links}</nav>"
-
-
-def _sections(runs: Sequence[Run]) -> str:
-    """Give the sections of runs in order; one without contents is left out."""
-    sections = (
+def _sections(runs: Sequence[Run]) -> Sequence[Section]:
+    """Give the sections of runs in order; some are empty."""
+    return (
         ("Headline", tables.headline(runs)),
         ("Service levels", tables.per_run(runs, tables.service_levels)),
         ("What stands out", tables.per_run(runs, tables.diagnosis)),
@@ -154,7 +143,6 @@ def _sections(runs: Sequence[Run]) -> str:
         ("Scenario", tables.scenarios(runs)),
         ("Cost model", tables.profiles(runs)),
     )
-    return "".join(f"<section><h2>{h}</h2>{text}</section>" for h, text in sections if text)
 
 
 def _subtitle(runs: Sequence[Run]) -> str:

@@ -73,19 +73,16 @@ def table_page(folder: Path) -> tuple[str, str]:
     best, slo, count, searched = _plan_best(folder) if planned else (_sweep_best(rows), None, 1, "")
     columns = _plan_columns(rows, searched) if planned else _sweep_columns(rows)
     kind = "candidates" if planned else "points"
-    above = [f"<section><h2>{kind.capitalize()}</h2>{_table(rows, columns)}</section>"]
-    drawn = "".join(_pictures(rows))
-    if drawn:
-        above.insert(0, f"<section><h2>Over the keys</h2>{drawn}</section>")
     runs, note = _best(folder, slo)
     if runs and count > 1:
         note += f" Its figures are of this one run; those of the table are means of {count} runs."
-    above.insert(
-        0, f"<section><h2>The best</h2><p>{escape(best)}</p><p class=note>{note}</p></section>"
+    above = (
+        ("The best", f"<p>{escape(best)}</p><p class=note>{note}</p>"),
+        ("Over the keys", "".join(_pictures(rows))),
+        (kind.capitalize(), _table(rows, columns)),
     )
-    name = folder.resolve().name
     words = f"{len(rows):,} {kind}" if len(rows) > 1 else f"1 {kind[:-1]}"
-    return page(runs, name=name, above="".join(above)), words
+    return page(runs, name=folder.resolve().name, above=above), words
 
 
 def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:

@@ -255,7 +255,7 @@ class LiveEngine:
         request = stream.request
         if self.streams.get(request.id) is not stream:
             return True
-        stream.on_tokens, stream.on_end = _ignore, _ignore
+        stream.on_tokens = stream.on_end = _ignore
         if not self.cores[0].scheduler.cancels:
             return False
         self.clock.advance()

@@ -128,6 +128,9 @@ def read_body(
             f"tokens ({limit} > {max_model_len} - {len(tokens)}).",
             param="max_tokens",
         )
+    if body.get("cache_salt") == "":
+        why = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise BadRequestError(why, param="cache_salt")
     options, more = _mapping(body, "stream_options"), _mapping(body, "vllm_xargs")
     stream = _flag(body, "stream")
     if options and not stream:
@@ -150,7 +153,7 @@ def read_body(
         _whole(body, "priority", -MOST_PRIORITY, MOST_PRIORITY) or 0,
         _whole(more, "predicted_output_tokens"),
         _text(body, "request_id"),
-        _salt(body),
+        _text(body, "cache_salt"),
         [name for name in NOT_SIMULATED if body.get(name)]
         + [name for name, usual in USUAL.items() if body.get(name, usual) not in (None, usual)],
     )
@@ -161,13 +164,6 @@ def _text(body: Mapping[str, Any], name: str) -> str:
     if value is not None and not isinstance(value, str):
         raise BadRequestError(f"{name}: {json.dumps(value)[:40]} is not text", param=name)
     return value or ""
-
-
-def _salt(body: Mapping[str, Any]) -> str:
-    if body.get("cache_salt") == "":
-        why = "Parameter 'cache_salt' must be a non-empty string if provided."
-        raise BadRequestError(why, param="cache_salt")
-    return _text(body, "cache_salt")
 
 
 def client_name(name: object, key: str = "user") -> str:
@@ -259,14 +255,12 @@ def _prompt_tokens(prompt: object, counter: TokenCounter, vocab_size: int) -> Se
                     why = f"Token id {str(edge)[:40]} is out of vocabulary"
                     raise BadRequestError(why, param="prompt")
             return prompt
-        if len(prompt) == 1 and (prompt[0] == [] or not _is_batch(prompt[0])):
-            return _prompt_tokens(prompt[0], counter, vocab_size)
+        only = prompt[0]
+        batch = isinstance(only, list) and only and not isinstance(only[0], int)
+        if len(prompt) == 1 and not batch:
+            return _prompt_tokens(only, counter, vocab_size)
         raise BadRequestError("prompt: only one at a time is simulated", param="prompt")
     raise BadRequestError("prompt: neither text nor a list of tokens", param="prompt")
-
-
-def _is_batch(prompt: object) -> bool:
-    return isinstance(prompt, list) and not isinstance(prompt[0], int)
 
 
 def _chat_tokens(body: Mapping[str, Any], counter: TokenCounter) -> Sequence[int]:

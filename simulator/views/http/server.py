@@ -99,8 +99,8 @@ class Server:
             app.add_routes(admin_routes(self.engine, self.failures))
         app.add_routes(
             [
-                web.post("/v1/completions", self._completion),
-                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", partial(self._answer, chat=False)),
+                web.post("/v1/chat/completions", partial(self._answer, chat=True)),
                 web.post("/tokenize", self._tokenize),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
@@ -155,12 +155,6 @@ class Server:
         return self.engine.result()
 
     # Requests.
-
-    async def _completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, chat=False)
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, chat=True)
 
     def _turned_away(self) -> web.Response | None:
         """Refuse a request whatever it asks for; None: there is no reason to."""
@@ -260,7 +254,7 @@ class Server:
     async def _whole(
         self, request: web.Request, wanted: Wanted, answer: Answer
     ) -> web.StreamResponse:
-        stream, over = self._submit(wanted, _nothing)
+        stream, over = self._submit(wanted, lambda *_: None)  # the client waits for the whole
         try:
             ended, reason = await over
         except asyncio.CancelledError:  # the client has hung up
@@ -474,7 +468,3 @@ def _check_type(request: web.Request) -> None:
 def _notes(wanted: Wanted) -> dict[str, str]:
     """Give a header that tells what of a request is not simulated."""
     return {"X-Headway-Ignored": ", ".join(wanted.notes)} if wanted.notes else {}
-
-
-def _nothing(*_: object) -> None:
-    """The client waits for the whole."""

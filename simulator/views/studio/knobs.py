@@ -5,7 +5,7 @@ What a page sends is checked against this table; nothing else reaches a scenario
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isinf
 from typing import Any
 
@@ -30,6 +30,25 @@ AT_ONCE, NO_BOUND = "all at once", "none"
 BOUNDS = (20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000, 10000)
 
 
+KEYS = {
+    "rate_scale": "workload.trace.rate_scale",
+    "rate": "workload.request_rate",
+    "prefix": "workload.prefix_len",
+    "model": "model",
+    "gpu": "gpu.name",
+    "gpus": "engine.tensor_parallel_size",
+    "tokens": "engine.max_num_batched_tokens",
+    "seats": "engine.max_num_seqs",
+    "policy": "engine.scheduling_policy",
+    "memory": "engine.gpu_memory_utilization",
+    "replicas": "cluster.replicas",
+    "router": "cluster.router",
+    "ttft": "goodput.ttft",
+    "tpot": "goodput.tpot",
+}
+"""What each knob sets."""
+
+
 @dataclass(frozen=True, slots=True)
 class Knob:
     """One control: a slider over numbers, and maybe a word at an end, or a menu of words."""
@@ -47,7 +66,7 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
     cluster = scenario.cluster
     router = (cluster or ClusterConfig()).router_name
     load = scenario.workload
-    found = []
+    found: list[Knob] = []
     if load.trace is not None:
         scale = load.trace.rate_scale
         found.append(_slider("rate_scale", "Traffic, times the trace's", scale, SCALES))
@@ -92,11 +111,6 @@ def _menu(name: str, label: str, value: str, values: Sequence[str]) -> Knob:
     return Knob(name, label, value, list(dict.fromkeys([value, *values])), menu=True)
 
 
-def as_mappings(knobs: Sequence[Knob]) -> list[dict[str, Any]]:
-    """Give knobs as JSON can hold them."""
-    return [asdict(knob) for knob in knobs]
-
-
 def overrides(knobs: Sequence[Knob], given: object) -> list[str]:
     """Give the settings, `dotted.key=value`, for the knobs that a page has turned.
 
@@ -114,32 +128,11 @@ def overrides(knobs: Sequence[Knob], given: object) -> list[str]:
             raise HeadwayError(f"knobs.{name}: {str(value)[:40]!r} is not one of its values")
         if value != knob.value:
             turned[name] = value
-    return [f"{key}={json.dumps(value)}" for key, value in _settings(turned)]
-
-
-def _settings(turned: Mapping[str, Value]) -> list[tuple[str, Any]]:
-    """Say what each knob that was turned sets."""
-    keys = {
-        "rate_scale": "workload.trace.rate_scale",
-        "rate": "workload.request_rate",
-        "prefix": "workload.prefix_len",
-        "model": "model",
-        "gpu": "gpu.name",
-        "gpus": "engine.tensor_parallel_size",
-        "tokens": "engine.max_num_batched_tokens",
-        "seats": "engine.max_num_seqs",
-        "policy": "engine.scheduling_policy",
-        "memory": "engine.gpu_memory_utilization",
-        "replicas": "cluster.replicas",
-        "router": "cluster.router",
-        "ttft": "goodput.ttft",
-        "tpot": "goodput.tpot",
-    }
-    found: list[tuple[str, Any]] = [(keys[name], value) for name, value in turned.items()]
+    found: list[tuple[str, Any]] = [(KEYS[name], value) for name, value in turned.items()]
     if "gpus" in turned:
         found.append(("gpu.count", turned["gpus"]))
     if "prefix" in turned:
         found.append(("engine.enable_prefix_caching", True))
     if {"model", "gpu", "gpus"} & {*turned}:  # the profile is of other hardware
         found.append(("cost", None))
-    return found
+    return [f"{key}={json.dumps(value)}" for key, value in found]

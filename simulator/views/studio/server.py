@@ -12,6 +12,8 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from simulator.views.html.page import frame, read_asset
 from simulator.views.http.responses import web
-from simulator.views.studio.knobs import Knob, as_mappings, knobs_of, overrides
+from simulator.views.studio.knobs import Knob, knobs_of, overrides
 from simulator.views.studio.worker import Job, Worker
 
 HOST = "127.0.0.1"  # and no other: who reaches the page may have this machine compute
@@ -117,8 +119,8 @@ class Studio:
             [
                 web.get("/", self._page),
                 web.get("/favicon.ico", self._icon),
-                web.post("/run", self._run),
-                web.post("/film", self._film),
+                web.post("/run", partial(self._stream, film=False)),
+                web.post("/film", partial(self._stream, film=True)),
                 web.post("/trace", self._trace),
             ]
         )
@@ -153,7 +155,7 @@ class Studio:
             "name": self.name,
             "command": ["headway", "run", self.scenario]
             + [word for setting in self.settings for word in ("--set", setting)],
-            "knobs": as_mappings(self.knobs[""]),
+            "knobs": [asdict(knob) for knob in self.knobs[""]],
         }
         data = json.dumps(start).replace("<", "\\u003c")
         body = (ASSETS / "studio.html").read_text("utf-8")
@@ -189,12 +191,6 @@ class Studio:
         path, called = self.traces[trace]
         here, there = _as_workload(path), _as_workload(called)
         return [*self.settings, here, *own], [*self.settings, there, *own], called
-
-    async def _run(self, request: web.Request) -> web.StreamResponse:
-        return await self._stream(request, film=False)
-
-    async def _film(self, request: web.Request) -> web.StreamResponse:
-        return await self._stream(request, film=True)
 
     async def _stream(self, request: web.Request, *, film: bool) -> web.StreamResponse:
         """Send what the worker says, a line of JSON each; a page that leaves ends the job."""
@@ -244,7 +240,7 @@ class Studio:
             del self.traces[old], self.knobs[old]
             for gone in self.folder.glob(f"{old}.*"):
                 gone.unlink()
-        return web.json_response({"trace": name, "knobs": as_mappings(loaded)})
+        return web.json_response({"trace": name, "knobs": [asdict(knob) for knob in loaded]})
 
     def _read(self, settings: list[str]) -> list[Knob]:
         scenario = load_scenario(self.scenario, [*self.settings, *settings], own_code=False)

@@ -116,7 +116,7 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     scenario = load_scenario(job.scenario, list(job.overrides), own_code=False)
     if job.film:
         cluster = scenario.cluster
-        several = cluster is not None and sum(map(cluster.max_replicas, cluster.replica_groups)) > 1
+        several = cluster is not None and cluster.most_replicas > 1
         told = "one replica alone, to which all of these requests go" if several else ""
         yield {"films": films(scenario), "told": told, "last": True}
         return
