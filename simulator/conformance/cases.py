@@ -2,8 +2,8 @@
 
 A case is a JSON object: scheduler settings, a step-time model and requests, all times in integer
 nanoseconds (`docs/conformance.md` has the fields). Its settings tell whether it is for vLLM's
-scheduler or SGLang's (`sglang_cases.py`). A file holds one case (.json) or one in each
-line (.jsonl); either may be packed by gzip.
+scheduler or SGLang's. A file holds one case (.json) or one in each line (.jsonl); either may be
+packed by gzip.
 """
 
 import gzip
@@ -15,8 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simulator.conformance.case_model import Case, VllmConfig
-from simulator.conformance.sglang_cases import SglangCase, SglangConfig
+from simulator.conformance.case_model import Case, SglangCase, SglangConfig, VllmConfig
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular, write_atomic
 from simulator.util.json_text import parse_json

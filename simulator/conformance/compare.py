@@ -12,10 +12,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from simulator.conformance.case_model import Case
+from simulator.conformance.case_model import Case, SglangCase
 from simulator.conformance.cases import parse_line, read_cases, read_lines, write_lines
 from simulator.conformance.replay import Replay
-from simulator.conformance.sglang_cases import SglangCase
 from simulator.conformance.sglang_replay import SglangReplay
 from simulator.schedulers.vllm.rules import (
     CannotFollowError,

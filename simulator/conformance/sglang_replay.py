@@ -7,9 +7,9 @@ from typing import Any
 
 import simpy
 
+from simulator.conformance.case_model import SglangCase
 from simulator.conformance.recorder import Recorder, StepLimit, dump
 from simulator.conformance.replay import RecordedClock, RecordedReplica, Replay
-from simulator.conformance.sglang_cases import SglangCase
 from simulator.core.request import Request, Step
 from simulator.engine.core import ScheduledStep
 from simulator.engine.loop import InFlight

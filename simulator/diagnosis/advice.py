@@ -1,9 +1,13 @@
-"""Which keys of the scenario to turn, in which direction and by how much, for each cause."""
+"""Which keys of the scenario to turn, in which direction and by how much, for each cause.
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+And what the diagnosis says: findings, and advice to raise, lower or set a key of the scenario.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,7 +16,6 @@ from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.evidence import Evidence
-from simulator.diagnosis.finding import Advice, turn
 from simulator.results.breakdown import prompt_rows
 from simulator.results.metrics import percentiles
 from simulator.results.record import replicas_in
@@ -33,6 +36,56 @@ PROMPTS_FIRST = ("fcfs-v0", "sglang", "tgi")
 UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
 KEPT_FREE = 0.1  # share of the blocks that admission keeps free: less is hardly a cause
 EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Advice:
+    """A key of the scenario, what it is and what it should be."""
+
+    direction: Literal["raise", "lower", "set"]
+    key: str  # dotted
+    value: Any  # now; None: the default
+    to: Any
+    also: Mapping[str, Any]  # further keys that must change with it
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as summary.json has it."""
+        found = {"direction": self.direction, "key": self.key, "from": self.value, "to": self.to}
+        return found | ({"also": dict(self.also)} if self.also else {})
+
+
+def words(advice: Mapping[str, Any]) -> str:
+    """Say it: `raise engine.max_num_seqs from 16 to 64`."""
+    key, now, to = (advice[name] for name in ("key", "from", "to"))
+    also = "".join(f" and {name} to {value}" for name, value in advice.get("also", {}).items())
+    if advice["direction"] == "set":
+        return f"set {key} to {_word(to)} (now {_word(now)}){also}"
+    return f"{advice['direction']} {key} from {_word(now)} to {_word(to)}{also}"
+
+
+def _word(value: Any) -> str:
+    """Write a value as YAML does."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def turn(key: str, value: Any, to: Any, also: Mapping[str, Any] | None = None) -> Advice:
+    """Advise a value; numbers are raised or lowered, all else is set."""
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, to))
+    direction: Literal["raise", "lower", "set"] = "set"
+    if numbers:
+        direction = "raise" if to > value else "lower"
+    return Advice(direction, key, value, to, also or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that stands out."""
+
+    weight: float  # 0 to 1, about the share of the requests' time (or work) that is at stake
+    text: str
+    metric: str  # of the summary: what the advice is to improve
+    advice: Sequence[Advice]  # the best first
+    figures: dict[str, float | int | str]
 
 
 class Advisor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.diagnosis.advice import AdvisedEvidence
+from simulator.diagnosis.advice import Advice, AdvisedEvidence, Finding, turn, words
 from simulator.diagnosis.evidence import (
     CAUSES,
     KV_BLOCKS,
@@ -20,7 +20,6 @@ from simulator.diagnosis.evidence import (
     TOKEN_BUDGET,
     known_share,
 )
-from simulator.diagnosis.finding import Advice, Finding, turn, words
 from simulator.diagnosis.fleet_rules import (
     autoscaling,
     explained,

@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from simulator.diagnosis.finding import words
+from simulator.diagnosis.advice import words
 from simulator.diagnosis.rules import NOTHING
 from simulator.planning.plan import Candidate, resources, search_all
 from simulator.planning.problem import PlanOptions, make_problem, rate_key

@@ -149,9 +149,9 @@ def _ranks_filled_otherwise(engine: EngineConfig) -> list[str]:
     version = read_version(engine.version or "")
     if engine.data_parallel_size == 1 or version is None:
         return []
-    from simulator.cluster.load_balancer import SINCE
+    from simulator.cluster.data_parallel import BALANCES_SINCE
 
-    if version >= SINCE:
+    if version >= BALANCES_SINCE:
         return []
     return [
         f"engine.version {engine.version}: its load balancer filled data-parallel ranks less "

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
-from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Target
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import PAUSE, REJECTED, RUN, STEP, Log

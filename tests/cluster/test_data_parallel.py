@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from simulator import plan
 from simulator.cluster.config import FailuresConfig, OutageConfig
+from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.fleet import Fleet
-from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
 from simulator.costs.data_parallel import JointStep
 from simulator.engine.client import Client

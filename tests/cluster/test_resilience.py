@@ -14,10 +14,10 @@ from simulator.cluster.config import (
     FailuresConfig,
     OutageConfig,
 )
+from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.gateway import Gateway, TokenBucket
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
-from simulator.cluster.load_balancer import Balancer
 from simulator.cluster.routers import Least
 from simulator.core.log import REASONS, Log, pack_run
 from simulator.costs.data_parallel import JointStep

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from simulator import load_scenario, run
+from simulator.diagnosis.advice import turn, words
 from simulator.diagnosis.evidence import known_share
-from simulator.diagnosis.finding import turn, words
 from simulator.workload.workload import Workload
 
 # One request at a time, a second each. 11 come every half second: 5 s of arrivals, 11 s of work.

@@ -7,7 +7,7 @@ import pytest
 
 from simulator import load_scenario, run
 from simulator.diagnosis.evidence import Evidence
-from simulator.diagnosis.fleet_times import Outage, autoscaler_waits, find_outages
+from simulator.diagnosis.fleet_rules import Outage, autoscaler_waits, find_outages
 from simulator.planning.diagnose import follow, gain, value_of
 
 FLEET = """name: fleet

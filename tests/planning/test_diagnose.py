@@ -8,7 +8,7 @@ import pytest
 
 from simulator import diagnose, load_scenario, run
 from simulator.cli.main import main
-from simulator.diagnosis.finding import turn, words
+from simulator.diagnosis.advice import turn, words
 from simulator.planning.diagnose import Held, find_held, follow, gain, table, traded, value_of
 from simulator.planning.runs import metric_values
 from simulator.scenario.load import check_scenario, with_keys
