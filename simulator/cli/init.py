@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +60,7 @@ def init(
         if value is not None and traffic is None:
             raise HeadwayError(f"{option}: goes with --traffic")
     at_least_one(**{"tensor-parallel-size": tensor_parallel_size})
-    ask = _Questions(asks=not yes)
+    ask = partial(_ask, asks=not yes)
     model = ask("Model", MODEL, _check_model, "--model", model)
     gpu = ask("GPU", GPU, _check_gpu, "--gpu", gpu)
     size = tensor_parallel_size or _fewest_gpus(model, gpu)
@@ -92,45 +93,41 @@ def init(
     return 0
 
 
-class _Questions:
-    """Ask on the terminal for what is not given."""
+def _ask(
+    what: str,
+    default: str,
+    check: "Callable[[str], object]",
+    option: str,
+    given: str | None,
+    *,
+    asks: bool,
+) -> str:
+    """Give an answer that holds, asked for on the terminal where it `asks` and none is given.
 
-    def __init__(self, *, asks: bool) -> None:
-        self.asks = asks
-
-    def __call__(
-        self,
-        what: str,
-        default: str,
-        check: "Callable[[str], object]",
-        option: str,
-        given: str | None,
-    ) -> str:
-        """Give an answer that holds; HeadwayError where the one given does not, or nobody is there.
-
-        A wrong answer is told, and asked for again.
-        """
-        if given is not None or not self.asks:
-            answer = default if given is None else given
-            try:
-                check(answer)
-            except (ValueError, HeadwayError) as error:
-                what = str(error).removeprefix(f"{option} {answer}: ")
-                raise HeadwayError(f"{option} {answer}: {what}") from None
+    A wrong answer is told, and asked for again. HeadwayError where the one given does not hold,
+    or nobody is there.
+    """
+    if given is not None or not asks:
+        answer = default if given is None else given
+        try:
+            check(answer)
+        except (ValueError, HeadwayError) as error:
+            what = str(error).removeprefix(f"{option} {answer}: ")
+            raise HeadwayError(f"{option} {answer}: {what}") from None
+        return answer
+    if not sys.stdin.isatty():
+        raise HeadwayError(f"{option}: is missing, and nobody is there to ask; or give --yes")
+    while True:
+        try:
+            answer = input(f"{what} [{default}]: ").strip() or default
+        except EOFError:
+            raise HeadwayError(f"{option}: no answer; nothing was written") from None
+        try:
+            check(answer)
+        except (ValueError, HeadwayError) as error:
+            print(f"  {error}")
+        else:
             return answer
-        if not sys.stdin.isatty():
-            raise HeadwayError(f"{option}: is missing, and nobody is there to ask; or give --yes")
-        while True:
-            try:
-                answer = input(f"{what} [{default}]: ").strip() or default
-            except EOFError:
-                raise HeadwayError(f"{option}: no answer; nothing was written") from None
-            try:
-                check(answer)
-            except (ValueError, HeadwayError) as error:
-                print(f"  {error}")
-            else:
-                return answer
 
 
 def _check_model(name: str) -> None:

@@ -29,7 +29,7 @@ from simulator.results.request_table import Attempts
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.assemble_fleet import block_bytes, make_fleet, make_router
-from simulator.scenario.policy_inputs import missing_inputs
+from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.independent import find_coupling, run_independent, with_cost

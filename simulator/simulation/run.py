@@ -18,8 +18,7 @@ from simulator.engine.replica import Replica
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.load import Source, as_scenario
-from simulator.scenario.policy_inputs import missing_inputs
-from simulator.scenario.policy_table import find_policy
+from simulator.scenario.policy_table import find_policy, missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayWarning

@@ -21,7 +21,7 @@ from simulator.results.record import ClusterRecord, PartialRecord, next_decision
 from simulator.results.request_table import Attempts
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
-from simulator.scenario.policy_inputs import missing_inputs
+from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR

@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.scenario.load import load_scenario
-from simulator.scenario.policy_inputs import missing_inputs
+from simulator.scenario.policy_table import missing_inputs
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError, HeadwayWarning
