@@ -11,6 +11,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from calibration.engine_steps.calibrate import NoGraphs, Setup
+from calibration.engine_steps.calibrate import calibrate as measure_and_fit
+from calibration.engine_steps.refit import refit
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
     NoOwnCode,
@@ -18,28 +21,22 @@ from simulator.cli.options import (
     Settings,
     refuse_own_code,
 )
+from simulator.scenario.assemble import assemble
+from simulator.scenario.load import load_scenario
+from simulator.simulation.write import check_folder
 from simulator.util.errors import HeadwayError
 
-LEAST_LENGTH = 64  # tokens of the longest context, for a grid of contexts that tells anything
 Device = Annotated[str, Parameter(help="cpu or cuda")]
-NoGraphs = Annotated[
-    bool, Parameter(negative="", help="launch every step kernel by kernel, also on a GPU")
-]
-
-BUDGET = 480.0  # s
+DEFAULT_SETUP = Setup()
 
 
 def calibrate(
     *,
-    model: Annotated[
-        str | None, Parameter(help="shipped model, or the path of a config.json")
-    ] = None,
-    device: Device = "cpu",
+    setup: Setup = DEFAULT_SETUP,
     out: Annotated[
         Path | None,
         Parameter(help="folder for the files [default: out/calibrate-MODEL-DEVICE]"),
     ] = None,
-    budget_s: Annotated[float, Parameter(help="time to measure, seconds")] = BUDGET,
     from_: Annotated[
         Path | None,
         Parameter(name="--from", help="fit this steps.csv.gz again, measure nothing"),
@@ -66,75 +63,51 @@ def calibrate(
         Parameter(name="--set", negative="", help="set a key of the scenario: dotted.key=value"),
     ] = None,
     no_own_code: NoOwnCode = False,
-    num_blocks: Annotated[int, Parameter(help="KV blocks of the engine")] = 4096,
-    block_size: Annotated[int, Parameter(help="tokens in a block")] = 16,
-    max_num_seqs: Annotated[int, Parameter(help="sequences in a step, at most")] = 64,
-    max_num_batched_tokens: Annotated[int, Parameter(help="tokens in a step, at most")] = 512,
-    max_model_len: Annotated[
-        int | None,
-        Parameter(help="longest context, tokens [default: 4096, or the model's positions]"),
-    ] = None,
-    seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0,
-    graph_tokens: Annotated[
-        int, Parameter(help="most tokens of a step with prompts that is a CUDA graph, 0: none is")
-    ] = 512,
-    no_graphs: NoGraphs = False,
 ) -> int:
-    """Measure what steps take on a device, and fit a cost profile to them."""
-    from calibration.engine_steps.calibrate import Setup
-    from calibration.engine_steps.calibrate import calibrate as measure_and_fit
-    from calibration.engine_steps.refit import refit
+    """Measure what steps take on a device, and fit a cost profile to them.
+
+    The exit code is 1 where a profiler's trace tells too little for that.
+    """
+    from calibration.server_logs.from_requests import calibrate_from_requests
+    from calibration.server_logs.from_steps import calibrate_from_profile, calibrate_from_steps
 
     refuse_own_code(no_own_code)
     sources = {
-        "--model": model,
+        "--model": setup.model,
         "--from": from_,
         "--from-requests": from_requests,
         "--from-steps": from_steps,
         "--from-torch-profile": from_torch_profile,
     }
     measuring = {
-        "--device": device != "cpu",
-        "--budget-s": budget_s != BUDGET,
-        "--no-graphs": no_graphs,
+        "--device": setup.device != DEFAULT_SETUP.device,
+        "--budget-s": setup.budget_s != DEFAULT_SETUP.budget_s,
+        "--no-graphs": setup.no_graphs,
     }
     beside = {"--scenario": scenario, "--columns": columns, "--set": set_}
     _check_source(sources, beside, [option for option, given in measuring.items() if given])
-    if from_torch_profile is not None:
-        return _from_profile(from_torch_profile, scenario, set_ or [], out=out)
-    if scenario is not None:
-        _from_log(from_requests, columns, from_steps, scenario, set_ or [], out=out)
-        return 0
     if from_ is not None:
         refit(from_, out or from_.parent)
         return 0
-    assert model is not None  # else there is no source
-    wrong = _wrong_sizes(budget_s, num_blocks, block_size, max_num_seqs, max_num_batched_tokens)
-    if max_model_len is not None and max_model_len < LEAST_LENGTH:
-        wrong.append(f"--max-model-len {max_model_len}: must be at least {LEAST_LENGTH}")
-    if seed < 0:
-        wrong.append(f"--seed {seed}: must be at least 0")
-    if graph_tokens < 0:
-        wrong.append(f"--graph-tokens {graph_tokens}: must be at least 0")
-    if wrong:
-        raise HeadwayError(wrong)
-    setup = Setup(
-        model,
-        device,
-        budget_s,
-        num_blocks,
-        block_size,
-        max_num_seqs,
-        max_num_batched_tokens,
-        max_model_len,
-        seed,
-        graphs=not no_graphs,
-        graph_tokens=graph_tokens,
-    )
-    name = Path(model).name
-    measure_and_fit(
-        setup, out or Path("out") / f"calibrate-{name}-{device}", partial(print, flush=True)
-    )
+    if setup.model is not None:
+        setup.check()
+        name = f"calibrate-{Path(setup.model).name}-{setup.device}"
+        measure_and_fit(setup, out or Path("out") / name, partial(print, flush=True))
+        return 0
+    loaded = load_scenario(scenario, set_ or []) if scenario is not None else None
+    log = from_requests or from_steps or from_torch_profile
+    assert log is not None  # else there is no source
+    name = loaded.name if loaded is not None else log.name.split(".")[0]
+    folder = check_folder(out or Path("out") / f"calibrate-{name}")
+    if from_torch_profile is not None:
+        told, whole = calibrate_from_profile(from_torch_profile, loaded, folder)
+        print(told)
+        return int(not whole)
+    assert loaded is not None
+    if from_requests is not None:
+        print(calibrate_from_requests(from_requests, loaded, folder, columns))
+    else:
+        print(calibrate_from_steps(log, loaded, folder))
     return 0
 
 
@@ -185,60 +158,6 @@ SOURCES_OF = {
 """What is fitted where an option beside it has a meaning."""
 
 
-def _from_log(
-    requests: Path | None,
-    columns: str | None,
-    steps: Path | None,
-    path: Path,
-    overrides: list[str],
-    *,
-    out: Path | None,
-) -> None:
-    """Fit a scenario's cost to a server's log."""
-    from calibration.server_logs.from_requests import calibrate_from_requests
-    from calibration.server_logs.from_steps import calibrate_from_steps
-    from simulator.scenario.load import load_scenario
-    from simulator.simulation.write import check_folder
-
-    loaded = load_scenario(path, overrides)
-    folder = check_folder(out or Path("out") / f"calibrate-{loaded.name}")
-    if requests is not None:
-        print(calibrate_from_requests(requests, loaded, folder, columns))
-    elif steps is not None:
-        print(calibrate_from_steps(steps, loaded, folder))
-
-
-def _from_profile(trace: Path, path: Path | None, overrides: list[str], *, out: Path | None) -> int:
-    """Tell what a torch profiler's trace holds; with a scenario, fit its cost.
-
-    Gives the exit status: 1 where the trace tells too little for that.
-    """
-    from calibration.server_logs.from_steps import calibrate_from_profile
-    from simulator.scenario.load import load_scenario
-    from simulator.simulation.write import check_folder
-
-    loaded = load_scenario(path, overrides) if path is not None else None
-    name = loaded.name if loaded is not None else trace.name.split(".")[0]
-    folder = check_folder(out or Path("out") / f"calibrate-{name}")
-    told, whole = calibrate_from_profile(trace, loaded, folder)
-    print(told)
-    return int(not whole)
-
-
-def _wrong_sizes(
-    budget_s: float, num_blocks: int, block_size: int, seqs: int, tokens: int
-) -> list[str]:
-    checks = {
-        f"--budget-s {budget_s}: must be more than 0 seconds": not 0 < budget_s < float("inf"),
-        f"--block-size {block_size}: must be at least 1": block_size < 1,
-        f"--num-blocks {num_blocks}: must hold {2 * LEAST_LENGTH} tokens or more, and one block "
-        "besides": (num_blocks - 1) * max(block_size, 1) < 2 * LEAST_LENGTH,
-        f"--max-num-seqs {seqs}: must be at least 1": seqs < 1,
-        f"--max-num-batched-tokens {tokens}: must be at least --max-num-seqs": tokens < seqs,
-    }
-    return [message for message, wrong in checks.items() if wrong]
-
-
 def live(
     scenario: Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")],
     /,
@@ -262,9 +181,6 @@ def live(
     from gpu_backend.live import build_engine, run_live
     from simulator.cli.console import print_interrupted_run
     from simulator.cli.progress import run_progress
-    from simulator.scenario.assemble import assemble
-    from simulator.scenario.load import load_scenario
-    from simulator.simulation.write import check_folder
     from simulator.views.report import run_table
 
     if reruns < 0:
@@ -367,7 +283,6 @@ def _validate_measured(
     from calibration.measured.predict import validate_measured
     from calibration.measured.report import outcome_line, report, write_json, write_plots
     from simulator.cli.progress import results_progress
-    from simulator.simulation.write import check_folder
     from simulator.util.files import check_file
 
     if folder.is_file():
@@ -396,6 +311,11 @@ def _validate_measured(
         if not quiet:
             print(f"written to {out}: {len(files)} plots")
     return 0 if any(not outcome.reason for outcome in outcomes) else 1
+
+
+def _check_url(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise HeadwayError(f"--url: {url!r} does not begin with http:// or https://")
 
 
 def replay(
@@ -429,12 +349,8 @@ def replay(
     """
     from calibration.measured.replay import replay as send
     from calibration.measured.replay import table, write_measured
-    from simulator.scenario.assemble import assemble
-    from simulator.scenario.load import load_scenario
-    from simulator.simulation.write import check_folder
 
-    if not url.startswith(("http://", "https://")):
-        raise HeadwayError(f"--url: {url!r} does not begin with http:// or https://")
+    _check_url(url)
     if not 0 < timeout <= 1e6:
         raise HeadwayError(f"--timeout: {timeout} is not between 0 and 1,000,000")
     if prompt_seed is not None and not 0 <= prompt_seed < 2**63:
@@ -479,10 +395,8 @@ def shadow(
     """
     from calibration.measured.shadow import Watched, conclusion, heading, line
     from calibration.measured.shadow import shadow as watch
-    from simulator.scenario.load import load_scenario
 
-    if not url.startswith(("http://", "https://")):
-        raise HeadwayError(f"--url: {url!r} does not begin with http:// or https://")
+    _check_url(url)
     for name, value, least in (
         ("duration", duration, 0),
         ("interval", interval, 0.01),

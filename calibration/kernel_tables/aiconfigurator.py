@@ -1,8 +1,7 @@
-"""Kernel times out of AIConfigurator's tables: matrix products, attention, all-reduce.
+"""Kernel times out of AIConfigurator's tables: matrix products and all-reduce.
 
-The products are timed on a grid of shapes (m tokens, n outputs, k inputs), the attention kernels on
-one of batches, lengths and heads, in milliseconds, back to back. What a grid lacks is taken from
-its nearest entries; the returned notes say so.
+The products are timed on a grid of shapes (m tokens, n outputs, k inputs), in milliseconds, back to
+back.
 """
 
 from functools import lru_cache
@@ -12,35 +11,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration.errors import Floats
-from calibration.kernel_tables.tables import GpuTables, has_table, read_table
+from calibration.kernel_tables.tables import GpuTables, has_table, interpolate, read_table
 from simulator.costs.roofline import LAUNCH
-from simulator.models.spec import HALF, ModelSpec, bytes_of
-from simulator.util.errors import HeadwayError
+from simulator.models.spec import HALF, ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SOURCE = "aiconfigurator"
-MAX_KV_HEADS = 8  # of the decode tables
 MIB = float(1 << 20)
 WEIGHT_BOUND = 256  # tokens: a GPU of this list does 150 to 420 operations per byte that it reads
 FUSED_BYTES = {2: 64 * MIB, 4: 32 * MIB, 8: MIB}
 """Largest message, by number of GPUs, that vLLM's pass `fuse_allreduce_rms` takes on Blackwell
 (`FI_ALLREDUCE_FUSION_MAX_SIZE_MB`)."""
-ATTENTION = (
-    "batch_size",
-    "isl",
-    "step",
-    "num_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "kv_cache_dtype",
-    "latency",
-)
 
 
 @lru_cache(maxsize=8)
-def _read(data: Path, path: str, columns: tuple[str, ...]) -> "pd.DataFrame":
+def read_cached(data: Path, path: str, columns: tuple[str, ...]) -> "pd.DataFrame":
+    """Read a table that several profiles of a run need."""
     return read_table(data, path, SOURCE, columns)
 
 
@@ -54,7 +42,7 @@ class Products:
     def __init__(self, data: Path, tables: GpuTables, dtype: str) -> None:
         version = tables.products.get(dtype, tables.version)
         path = f"{tables.folder}/gemm/vllm/{version}/gemm_perf.parquet"
-        table = _read(data, path, ("gemm_dtype", "m", "n", "k", "latency"))
+        table = read_cached(data, path, ("gemm_dtype", "m", "n", "k", "latency"))
         table = table[table["gemm_dtype"] == dtype]
         self.measured = not table.empty
         cube = table.pivot_table(index=["m", "n"], columns="k", values="latency")
@@ -114,50 +102,6 @@ class Products:
         return attention + self.of_mlp(model.hidden_size, model.intermediate_size // gpus)
 
 
-def read_attention(
-    data: Path, tables: GpuTables, kind: str, shape: tuple[int, int, int], kv_cache_dtype: str
-) -> tuple["pd.DataFrame", list[str]]:
-    """Pick the rows for one GPU's (query heads, KV heads, head size), in seconds of one layer.
-
-    `kind` is context or generation. Adds the columns N, sequences, and S, cached tokens read.
-    """
-    path = f"{tables.folder}/attention/vllm/{tables.version}/{kind}_attention_perf.parquet"
-    table, notes = _read(data, path, ATTENTION), []
-    heads, kv_heads, size = shape
-    table = table[table["head_dim"] == size]
-    if "window_size" in table:
-        table = table[table["window_size"] == 0]
-    share = 1.0  # of a measured sequence's cache that one of this model fills
-    if kind == "generation" and kv_heads > MAX_KV_HEADS:
-        share = kv_heads / MAX_KV_HEADS
-        heads, kv_heads = int(heads / share), MAX_KV_HEADS
-    stretch = 1.0
-    if kv_cache_dtype not in set(table["kv_cache_dtype"]):
-        stretch = bytes_of("bfloat16") / bytes_of(kv_cache_dtype)
-        notes.append(f"{kind} attention: a {kv_cache_dtype} cache was not timed; by its bytes")
-        kv_cache_dtype = "bfloat16"
-    table = table[table["kv_cache_dtype"] == kv_cache_dtype]
-    if table.empty:
-        raise HeadwayError(f"{path}: no rows of heads of size {size}")
-    timed = set(table["num_key_value_heads"])
-    kv_near = min(timed, key=lambda h: (abs(np.log(h / kv_heads)), h))
-    if kv_near != kv_heads:
-        notes.append(f"{kind} attention: of {kv_near} KV heads, for want of {kv_heads}")
-        share *= kv_heads / kv_near if kind == "generation" else 1.0
-    table = table[table["num_key_value_heads"] == kv_near]
-    near = min(set(table["num_heads"]), key=lambda h: (abs(np.log(h / heads)), h))
-    table = table[table["num_heads"] == near].sort_values(["batch_size", "step", "isl"])
-    scale = 1.0
-    if near != heads:
-        scale = heads / near if kind == "context" else 1.0
-        notes.append(f"{kind} attention: of {near} heads, for want of {heads}")
-    count = table["batch_size"].to_numpy(float) / share
-    context = (table["step"].to_numpy(float) + 1) * stretch  # the new token's key is read too
-    seconds = table["latency"].to_numpy(float) * scale / 1e3
-    table = table.assign(N=count, S=count * context, seconds=seconds)
-    return table[table["N"] >= 1], notes
-
-
 class AllReduce:
     """Seconds to add up so many bytes over the GPUs of a server, as vLLM would do it.
 
@@ -177,7 +121,7 @@ class AllReduce:
         self._fused_bytes = FUSED_BYTES.get(gpus, 0.0)
         if tables.fused and self._fused_bytes:
             path = f"{tables.folder}/comm/trtllm/{tables.fused}/custom_allreduce_perf.parquet"
-            table = _read(data, path, ("num_gpus", "message_size", "latency"))
+            table = read_cached(data, path, ("num_gpus", "message_size", "latency"))
             self._fused = _curve(table[table["num_gpus"] == gpus])
         self.measured = self._plain is not None
 
@@ -185,14 +129,16 @@ class AllReduce:
         if not tables.custom or not (tables.fully_connected or gpus == 2):
             return None
         path = f"{tables.folder}/comm/vllm/{tables.custom}/custom_allreduce_perf.parquet"
-        table = _read(data, path, ("num_gpus", "message_size", "backend", "latency"))
+        table = read_cached(data, path, ("num_gpus", "message_size", "backend", "latency"))
         return _curve(table[(table["num_gpus"] == gpus) & (table["backend"] == "vllm_graph")])
 
     def _nccl(self, data: Path, tables: GpuTables, gpus: int) -> "Curve | None":
         path = f"{tables.folder}/comm/nccl/{tables.nccl}/nccl_perf.parquet"
         if not tables.nccl or not has_table(data, path, SOURCE):
             return None
-        table = _read(data, path, ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"))
+        table = read_cached(
+            data, path, ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
+        )
         sums = (table["op_name"] == "all_reduce") & (table["nccl_dtype"] == "half")
         return _curve(table[sums & (table["num_gpus"] == gpus)])
 
@@ -200,10 +146,10 @@ class AllReduce:
         """Give the time for sums of so many bytes; with a norm behind, less what it saves."""
         if self._plain is None:
             raise ValueError("no all-reduce was timed")
-        plain = _interpolate(self._plain, size)
+        plain = interpolate(size, *self._plain)
         if self._fused is None or not norm:
             return plain
-        return np.where(size <= self._fused_bytes, _interpolate(self._fused, size) - LAUNCH, plain)
+        return np.where(size <= self._fused_bytes, interpolate(size, *self._fused) - LAUNCH, plain)
 
 
 Curve = tuple[Floats, Floats]
@@ -216,10 +162,3 @@ def _curve(table: "pd.DataFrame") -> Curve | None:
     times = table.groupby("message_size")["latency"].median()
     seconds = np.maximum.accumulate(times.to_numpy(float) / 1e3)
     return times.index.to_numpy(float) * HALF, seconds
-
-
-def _interpolate(curve: Curve, size: Floats) -> Floats:
-    """Interpolate; beyond the largest message the time grows in proportion."""
-    sizes, seconds = curve
-    beyond = np.maximum(1.0, size / sizes[-1])
-    return np.asarray(np.interp(size, sizes, seconds) * beyond)

@@ -15,19 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.errors import Floats
-from calibration.kernel_tables.aiconfigurator import AllReduce, Products, read_attention
-from calibration.kernel_tables.experts import Experts
-from calibration.kernel_tables.latent_attention import has_latent, read_latent
-from calibration.kernel_tables.linear_attention import (
+from calibration.kernel_tables.aiconfigurator import AllReduce, Products
+from calibration.kernel_tables.attention import (
     NO_LINEAR,
     LinearKernels,
+    TimedSteps,
+    has_latent,
     has_linear,
+    read_attention,
+    read_latent,
     read_linear,
 )
+from calibration.kernel_tables.experts import Experts
 from calibration.kernel_tables.llmservingsim import LayerTables
 from calibration.kernel_tables.product_slowdown import UNSTEADY, slowdown, sustained
-from calibration.kernel_tables.tables import GpuTables, NotTimedError
-from calibration.kernel_tables.timed_steps import TimedSteps
+from calibration.kernel_tables.tables import GpuTables, NotTimedError, interpolate
 from simulator.core.engine_config import UNIFORM
 from simulator.costs.roofline import (
     LAUNCH,
@@ -102,9 +104,7 @@ class Kernels:
         """Seconds of `dense`, and of experts that tokens choose evenly."""
         if not self.experts:
             return self.dense
-        tokens, seconds = self.experts[UNIFORM]
-        beyond = np.maximum(1.0, self.tokens / tokens[-1])
-        return np.asarray(self.dense + np.interp(self.tokens, tokens, seconds) * beyond)
+        return self.dense + interpolate(self.tokens, *self.experts[UNIFORM])
 
 
 def compose_kernels(data: Path, target: Target) -> Kernels:
@@ -179,8 +179,7 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
         precision = target.dtype, target.kv_cache_dtype
         heads = model.num_attention_heads // target.gpus
         at, projections, attention = read_latent(data, target.tables, heads, *precision)
-        beyond = np.maximum(1.0, tokens / at[-1])
-        dense += layers * np.interp(tokens, at, projections) * beyond
+        dense += layers * interpolate(tokens, at, projections)
         attention = replace(attention, attention=layers * attention.attention)
     else:
         attention = _attention(data, target, notes)

@@ -21,7 +21,7 @@ from calibration.kernel_tables.fit_target import (
     fit_target,
     roofline_errors,
 )
-from calibration.kernel_tables.mixed_attention import fit_mixed, read_mixed
+from calibration.kernel_tables.llmservingsim import fit_mixed, read_mixed
 from calibration.kernel_tables.product_slowdown import SHAPES, read_layer_products
 from calibration.kernel_tables.tables import GPU_TABLES, find_gpu_tables, read_table, run_command
 from simulator.models.load import load_model

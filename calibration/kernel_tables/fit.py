@@ -6,7 +6,7 @@ writes all of them; `headway profile build` writes one.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -20,44 +20,45 @@ from simulator.models.load import load_model
 from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.util.files import write_atomic
 
-MODELS = {
-    "llama-3-8b": (1, 2, 4),
-    "llama-2-7b": (1, 2),
-    "llama-2-13b": (1, 2),
-    "mistral-7b-v0.3": (1,),
-    "qwen2.5-7b": (1, 2),
-    "qwen3-8b": (1, 2),
-    "qwen3-14b": (1, 2, 4),
-    "qwen3-32b": (1, 2, 4, 8),
-    "yi-34b": (1, 2, 4),
-    "codellama-34b": (1, 2, 4),
-    "llama-3-70b": (1, 2, 4, 8),
-    "llama-2-70b": (2, 4, 8),
+HALVES, FP8, FP8_CACHE = ("bfloat16", "bfloat16"), ("fp8", "bfloat16"), ("fp8", "fp8")
+MODELS: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {
+    "llama-3-8b": dict.fromkeys((HALVES, FP8, FP8_CACHE), (1, 2, 4)),
+    "llama-2-7b": {HALVES: (1, 2)},
+    "llama-2-13b": {HALVES: (1, 2)},
+    "mistral-7b-v0.3": {HALVES: (1,)},
+    "qwen2.5-7b": {HALVES: (1, 2)},
+    "qwen3-8b": {HALVES: (1, 2)},
+    "qwen3-14b": {HALVES: (1, 2, 4)},
+    "qwen3-32b": dict.fromkeys((HALVES, FP8), (1, 2, 4, 8)),
+    "yi-34b": {HALVES: (1, 2, 4)},
+    "codellama-34b": {HALVES: (1, 2, 4)},
+    "llama-3-70b": dict.fromkeys((HALVES, FP8, FP8_CACHE, ("nvfp4", "fp8")), (1, 2, 4, 8)),
+    "llama-2-70b": {HALVES: (2, 4, 8)},
+    "mixtral-8x7b": {HALVES: (1, 2, 4)},
+    "mixtral-8x22b": {HALVES: (4, 8)},
+    "qwen3-30b-a3b": dict.fromkeys((HALVES, FP8), (1, 2)),
+    "qwen3-235b-a22b": {HALVES: (8,), FP8: (4, 8)},
+    "gpt-oss-20b": {("mxfp4", "bfloat16"): (1,)},
+    "gpt-oss-120b": {("mxfp4", "bfloat16"): (1, 2, 4)},
+    "llama-4-scout": {HALVES: (4, 8), FP8: (2, 4, 8)},
+    "llama-4-maverick": {FP8: (4, 8)},
+    "glm-4.5": {FP8: (4, 8)},
+    "deepseek-v3": {FP8: (4, 8)},
+    "kimi-k2": {FP8: (8,)},
+    "qwen3-next-80b-a3b": {HALVES: (2, 4)},
+    "gemma-3-27b": {HALVES: (1, 2)},
+    "mistral-small-24b": {HALVES: (1, 2)},
 }
-"""TP degrees of models in 16 bits, where the weights leave room for a cache."""
-NEWER_MODELS: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
-    "mixtral-8x7b": (("bfloat16", (1, 2, 4)),),
-    "mixtral-8x22b": (("bfloat16", (4, 8)),),
-    "qwen3-30b-a3b": (("bfloat16", (1, 2)), ("fp8", (1, 2))),
-    "qwen3-235b-a22b": (("bfloat16", (8,)), ("fp8", (4, 8))),
-    "gpt-oss-20b": (("mxfp4", (1,)),),
-    "gpt-oss-120b": (("mxfp4", (1, 2, 4)),),
-    "llama-4-scout": (("bfloat16", (4, 8)), ("fp8", (2, 4, 8))),
-    "llama-4-maverick": (("fp8", (4, 8)),),
-    "glm-4.5": (("fp8", (4, 8)),),
-    "deepseek-v3": (("fp8", (4, 8)),),
-    "kimi-k2": (("fp8", (8,)),),
-    "qwen3-next-80b-a3b": (("bfloat16", (2, 4)),),
-    "gemma-3-27b": (("bfloat16", (1, 2)),),
-    "mistral-small-24b": (("bfloat16", (1, 2)),),
-}
-"""Models that have experts, or came later: the dtypes in which they are served, and TP degrees."""
-LARGE = ("deepseek-v3", "gpt-oss-120b", "kimi-k2", "llama-4-maverick", "qwen3-235b-a22b")
+"""TP degrees by the dtypes of weights and cache, where the weights leave room for a cache."""
+WANTED = (
+    *("llama-3-8b", "qwen3-32b", "llama-3-70b"),
+    *("deepseek-v3", "gpt-oss-120b", "kimi-k2", "llama-4-maverick", "qwen3-235b-a22b"),
+)
 FEW = ("b300", "gb200", "gb300")
-"""GPUs that have profiles of `QUANTIZED` and `LARGE` models alone."""
+"""GPUs that have profiles of `WANTED` models alone."""
+BLACKWELL = 10.0  # compute capability
 GRACE_GPUS = 4
 """GPUs of a compute tray of GB200 or GB300; the all-reduce of more is not timed."""
-QUANTIZED = ("llama-3-8b", "qwen3-32b", "llama-3-70b")
 LAYER_MODELS: dict[str, dict[str, tuple[int, ...]]] = {
     "rtx-4090": {"llama-3-8b": (1,)},
     "rtx-pro-6000": {"llama-3-8b": (1, 2), "qwen3-32b": (1, 2), "qwen3-30b-a3b": (1, 2)},
@@ -68,53 +69,27 @@ DTYPE_NAMES = {"bfloat16": "bf16"}
 
 def shipped_targets() -> Iterator[Target]:
     """Give all targets, model by model."""
-    grids = [tables for tables in GPU_TABLES if not tables.layers]
-    for (name, degrees), tables in product(MODELS.items(), grids):
-        if tables.key not in FEW or name in QUANTIZED:
+    for (name, precisions), tables in product(MODELS.items(), GPU_TABLES):
+        model = load_model(name)
+        for gpus in LAYER_MODELS.get(tables.key, {}).get(name, ()):
+            yield Target(model, tables, gpus)
+        if tables.layers or (tables.key in FEW and name not in WANTED):
+            continue
+        if (model.latent and not tables.latent) or (model.linear and not tables.linear):
+            continue
+        for (dtype, cache), degrees in precisions.items():
             for gpus in degrees:
-                if _timed(tables, gpus, "bfloat16"):
-                    yield from _precisions(load_model(name), tables, gpus)
-    for (name, precisions), tables in product(NEWER_MODELS.items(), grids):
-        if tables.key not in FEW or name in LARGE:
-            yield from _newer(load_model(name), tables, precisions)
-    for key, models in LAYER_MODELS.items():
-        tables = next(tables for tables in GPU_TABLES if tables.key == key)
-        for name, degrees in models.items():
-            for gpus in degrees:
-                yield Target(load_model(name), tables, gpus)
-
-
-def _newer(
-    model: ModelSpec, tables: GpuTables, precisions: Iterable[tuple[str, tuple[int, ...]]]
-) -> Iterator[Target]:
-    """Give the precisions of a newer model that fit, where its attention was timed."""
-    if (model.latent and not tables.latent) or (model.linear and not tables.linear):
-        return
-    for dtype, degrees in precisions:
-        for gpus in degrees:
-            if _timed(tables, gpus, dtype) and _fits(model, tables, gpus, dtype, "bfloat16"):
-                yield Target(model, tables, gpus, dtype)
+                if _timed(tables, gpus, dtype) and _fits(model, tables, gpus, dtype, cache):
+                    yield Target(model, tables, gpus, dtype, cache)
 
 
 def _timed(tables: GpuTables, gpus: int, dtype: str) -> bool:
-    """Tell whether a GPU's tables have experts of a dtype, and sums over so many of these GPUs."""
+    """Tell whether a GPU's tables have products of a dtype, and sums over so many of these GPUs."""
     if tables.gpu.name in GRACE and gpus > GRACE_GPUS:
         return False
+    if dtype == "nvfp4" and tables.gpu.compute_capability < BLACKWELL:
+        return False
     return dtype == "bfloat16" or bool(tables.gpu.fp8_flops)
-
-
-def _precisions(model: ModelSpec, tables: GpuTables, gpus: int) -> Iterator[Target]:
-    """Give the precisions that fit, in 16 bits, fp8 and nvfp4."""
-    wanted = [("bfloat16", "bfloat16")]
-    if model.name in QUANTIZED and tables.gpu.fp8_flops:
-        wanted.append(("fp8", "bfloat16"))
-        if model.name != "qwen3-32b":
-            wanted.append(("fp8", "fp8"))
-    if model.name == "llama-3-70b" and tables.key in ("b200", *FEW):
-        wanted.append(("nvfp4", "fp8"))
-    for dtype, cache in wanted:
-        if _fits(model, tables, gpus, dtype, cache):
-            yield Target(model, tables, gpus, dtype, cache)
 
 
 def _fits(model: ModelSpec, tables: GpuTables, gpus: int, dtype: str, cache: str) -> bool:
@@ -158,11 +133,6 @@ def write_all(data: Path, out: Path) -> None:
         print(f"{path}: median error {report.errors.median:.1%}")
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Fit and write all shipped profiles; return the exit code."""
-    what = "folder to write profiles to"
-    return run_command("Fit the shipped cost profiles.", write_all, words, out=what)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    what = "folder to write profiles to"
+    sys.exit(run_command("Fit the shipped cost profiles.", write_all, out=what))

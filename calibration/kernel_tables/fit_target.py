@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from calibration.errors import Errors, Floats, fit_positive, residuals
+from calibration.kernel_tables.attention import LinearKernels, TimedSteps
 from calibration.kernel_tables.compose import (
     MAX_SEQUENCES,
     Kernels,
@@ -22,8 +23,7 @@ from calibration.kernel_tables.compose import (
     Target,
     compose_kernels,
 )
-from calibration.kernel_tables.linear_attention import LinearKernels
-from calibration.kernel_tables.mixed_attention import (
+from calibration.kernel_tables.llmservingsim import (
     BLOCK,
     LONGEST,
     MIXED_START,
@@ -33,7 +33,6 @@ from calibration.kernel_tables.mixed_attention import (
     mixed_form,
 )
 from calibration.kernel_tables.tables import NotTimedError
-from calibration.kernel_tables.timed_steps import TimedSteps
 from simulator.core.engine_config import UNIFORM
 from simulator.costs.linear import Limits
 from simulator.costs.piecewise import TERMS, PiecewiseCost, Table, add_tables

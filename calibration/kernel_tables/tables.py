@@ -9,8 +9,11 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from calibration.errors import Floats
 from simulator.models.gpus import GPUS, NVLINK, Gpu, find_gpu
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
@@ -49,82 +52,41 @@ class GpuTables:
         return self.gpu.link_bandwidth > NVLINK
 
 
-FA2, FA3 = "FlashAttention-2", "FlashAttention-3"
-GPU_TABLES = (
-    GpuTables(
-        "a100",
-        GPUS["A100-80GB"],
-        "a100_sxm",
-        "0.14.0",
-        FA2,
-        108,
-        "0.14.0",
-        "2.27.3",
-        experts="0.14.0",
-        latent="",
-        linear="",
-    ),
-    GpuTables("h100", GPUS["H100-80GB"], "h100_sxm", "0.24.0", FA3, 132, "0.24.0", "2.29.2"),
-    GpuTables("h200", GPUS["H200"], "h200_sxm", "0.24.0", FA3, 132, "0.24.0", "2.29.2"),
-    GpuTables(
-        "b200",
-        GPUS["B200"],
-        "b200_sxm",
-        "0.24.0",
-        "FlashInfer",
-        148,
-        "0.24.0",
-        "2.29.2",
-        "1.3.0rc20",
-        products={"nvfp4": "0.19.0"},  # 0.24's are faster than a server of 0.15 was
-    ),
-    GpuTables(
-        "b300",
-        GPUS["B300"],
-        "b300_sxm",
-        "0.24.0",
-        "FlashInfer",
-        148,
-        "0.24.0",
-        "2.29.2",
-        "1.3.0rc20",
-    ),
-    GpuTables(
-        "gb200",
-        GPUS["GB200"],
-        "gb200",
-        "0.24.0",
-        "FlashInfer",
-        152,
-        "0.24.0",
-        "2.29.2",
-        "1.3.0rc20",
-    ),
-    GpuTables(
-        "gb300",
-        GPUS["GB300"],
-        "gb300",
-        "0.24.0",
-        "FlashInfer",
-        152,
-        "0.27.0",
-        "2.29.2",
-        "1.3.0rc20",
-        latent="0.27.0",
-    ),
-    GpuTables("l40s", GPUS["L40S"], "l40s", "0.24.0", FA2, 142, "0.22.0"),
-    GpuTables("rtx-4090", GPUS["RTX-4090"], "", "0.19.0", FA2, 128, layers="RTX4090"),
-    GpuTables(
+FA2, FA3, FI = "FlashAttention-2", "FlashAttention-3", "FlashInfer"
+TRTLLM, RTX_PRO = "1.3.0rc20", "rtx_pro_6000_server"
+_TABLE: tuple[tuple[Any, ...], ...] = (
+    # profile names, GPU, AIConfigurator's folder, vLLM, attention, multiprocessors; of all-reduces
+    # vLLM, NCCL, TensorRT-LLM
+    ("a100", "A100-80GB", "a100_sxm", "0.14.0", FA2, 108, "0.14.0", "2.27.3", ""),
+    ("h100", "H100-80GB", "h100_sxm", "0.24.0", FA3, 132, "0.24.0", "2.29.2", ""),
+    ("h200", "H200", "h200_sxm", "0.24.0", FA3, 132, "0.24.0", "2.29.2", ""),
+    ("b200", "B200", "b200_sxm", "0.24.0", FI, 148, "0.24.0", "2.29.2", TRTLLM),
+    ("b300", "B300", "b300_sxm", "0.24.0", FI, 148, "0.24.0", "2.29.2", TRTLLM),
+    ("gb200", "GB200", "gb200", "0.24.0", FI, 152, "0.24.0", "2.29.2", TRTLLM),
+    ("gb300", "GB300", "gb300", "0.24.0", FI, 152, "0.27.0", "2.29.2", TRTLLM),
+    ("l40s", "L40S", "l40s", "0.24.0", FA2, 142, "0.22.0", "", ""),
+    ("rtx-4090", "RTX-4090", "", "0.19.0", FA2, 128, "", "", ""),
+    (
         "rtx-pro-6000",
-        GPUS["RTX-PRO-6000"],
+        "RTX-PRO-6000",
         "rtx_pro_6000_server",
         "0.19.0",
         FA2,
         188,
         "0.19.0",
         "2.29.2",
-        layers="RTXPRO6000",
+        "",
     ),
+)
+_OTHERS: dict[str, dict[str, Any]] = {
+    "a100": {"experts": "0.14.0", "latent": "", "linear": ""},
+    "b200": {"products": {"nvfp4": "0.19.0"}},  # 0.24's are faster than a server of 0.15 was
+    "gb300": {"latent": "0.27.0"},
+    "rtx-4090": {"layers": "RTX4090"},
+    "rtx-pro-6000": {"layers": "RTXPRO6000"},
+}
+GPU_TABLES = tuple(
+    GpuTables(key, GPUS[gpu], *rest, **_OTHERS.get(key, {})) for key, gpu, *rest in _TABLE
 )
 
 
@@ -184,6 +146,11 @@ def read_table(data: Path, path: str, source: str, columns: Collection[str]) -> 
     if lacking := [name for name in columns if name not in table]:
         raise HeadwayError(f"{place}: lacks the columns {', '.join(lacking)}")
     return table
+
+
+def interpolate(at: Floats, places: Floats, values: Floats) -> Floats:
+    """Interpolate; beyond the last place a value grows in proportion."""
+    return np.asarray(np.interp(at, places, values) * np.maximum(1.0, at / places[-1]))
 
 
 def run_command(

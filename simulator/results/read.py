@@ -328,7 +328,7 @@ def read_rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     path = find_table(folder, name)
     if path.suffix == ".parquet":
-        from simulator.workload.traces.parquet import parquet_rows
+        from simulator.workload.traces.documents import parquet_rows
 
         for number, cells in parquet_rows(path):
             yield f"{path}: row {number - 1}", {k: "" if v is None else v for k, v in cells.items()}

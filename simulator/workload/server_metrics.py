@@ -7,7 +7,8 @@ counts, and `process_start_time_seconds` where there is one scrape alone.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, isfinite, isnan
@@ -161,7 +162,7 @@ def _check_vllm(path: Path, found: Series) -> None:
 
 def _of_model(path: Path, found: Series, model: str | None) -> Series:
     """Keep the series of one model."""
-    models = sorted({value for _, labels in found for n, value in labels if n == "model_name"})
+    models = _models(found)
     if model is not None and model not in models:
         there = f"there is {', '.join(models)}" if models else "it names none"
         raise HeadwayError(f"{path}: --model-name {model}: not in it; {there}")
@@ -174,10 +175,9 @@ def _of_model(path: Path, found: Series, model: str | None) -> Series:
     }
 
 
-def _models(found: Series) -> str:
-    """Name the models that a scrape tells of."""
-    names = {value for _, labels in found for name, value in labels if name == "model_name"}
-    return ", ".join(sorted(names))
+def _models(found: Iterable[tuple[str, Labels]]) -> list[str]:
+    """Name the models that series tell of."""
+    return sorted({value for _, labels in found for n, value in labels if n == "model_name"})
 
 
 def _starts(found: Series) -> list[float]:
@@ -188,7 +188,7 @@ def _starts(found: Series) -> list[float]:
 
 def _check_same_server(path: Path, first: Series, later: Path, second: Series) -> None:
     """Raise HeadwayError where one scrape cannot be taken from the other."""
-    one, other = _models(first), _models(second)
+    one, other = (", ".join(_models(found)) for found in (first, second))
     if one and other and one != other:
         raise HeadwayError(f"{later}: model_name: {other}, but {path} is of {one}: two servers")
     if _starts(first) and _starts(second) and _starts(first) != _starts(second):
@@ -352,8 +352,8 @@ def _add_concurrency(metrics: Metrics, requests: float, load: Load) -> None:
 def _add_engine(metrics: Metrics, load: Load) -> None:
     """Take the flags that vLLM tells of its cache, and the model's name."""
     infos = metrics.values.get("vllm:cache_config_info", {})
-    names = {dict(labels).get("model_name") for labels in _label_sets(metrics)} - {None}
-    load.model = str(next(iter(names), ""))
+    series = ((name, labels) for name, found in metrics.values.items() for labels in found)
+    load.model = next(iter(_models(series)), "")
     if load.model:
         load.lines.append(("model", load.model, "label model_name"))
     if not infos:
@@ -361,14 +361,10 @@ def _add_engine(metrics: Metrics, load: Load) -> None:
         return
     flags = dict(next(iter(infos)))
     for name, kind in CACHE_FLAGS.items():
-        word = flags.get(name, "None")
-        if word in {"None", ""}:
-            continue
-        try:
-            value: Any = word == "True" if kind is str else kind(word)
-        except ValueError:
-            continue
-        load.engine[KNOBS.get(name, name)] = value
+        with suppress(ValueError):
+            if (word := flags.get(name, "None")) not in {"None", ""}:
+                value: Any = word == "True" if kind is str else kind(word)
+                load.engine[KNOBS.get(name, name)] = value
     size, count = load.engine.get("block_size"), load.engine.get("num_gpu_blocks_override")
     if size and count:
         load.lines.append(("KV cache", f"{size * count:,} tokens", "vllm:cache_config_info"))
@@ -376,11 +372,6 @@ def _add_engine(metrics: Metrics, load: Load) -> None:
     if len(engines) > 1:
         load.lines.append(("engines", str(len(engines)), "each with such a cache; rate of all"))
     load.lines.append(("version, GPU", "not told", "vLLM's metrics do not have them"))
-
-
-def _label_sets(metrics: Metrics) -> Iterator[Labels]:
-    for series in metrics.values.values():
-        yield from series
 
 
 def _mean(metrics: Metrics, name: str) -> float:

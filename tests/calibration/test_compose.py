@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from calibration.kernel_tables.aiconfigurator import AllReduce, Products, _read, read_attention
+from calibration.kernel_tables.aiconfigurator import AllReduce, Products, read_cached
+from calibration.kernel_tables.attention import read_attention
 from calibration.kernel_tables.compose import Target, compose_kernels
 from calibration.kernel_tables.fit_target import longest_context
 from calibration.kernel_tables.llmservingsim import LayerTables
@@ -46,7 +47,7 @@ def write(folder: Path, path: str, rows: Sequence[dict[str, object]]) -> None:
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
     """Make the tables of an H100 that times everything by simple rules."""
-    _read.cache_clear()
+    read_cached.cache_clear()
     grid = product(("bfloat16", "fp8"), TOKENS, SIZES, SIZES)
     write(
         tmp_path,
@@ -157,7 +158,7 @@ def test_few_tokens_take_no_longer_than_more_do(tables: Path) -> None:
     table = pd.read_parquet(path)
     table.loc[table["m"].isin((4, 512)), "latency"] *= 3
     table.to_parquet(path)
-    _read.cache_clear()
+    read_cached.cache_clear()
     products = Products(tables, H100, "bfloat16")
     found = dict(zip(products.tokens, products.seconds(4096, 4096) * 1e3, strict=True))
     assert found[4] == pytest.approx(gemm_ms(8, 4096, 4096))
@@ -271,7 +272,7 @@ def test_missing_columns_are_named(tables: Path) -> None:
     with pytest.raises(HeadwayError, match=r"gemm_perf\.parquet: lacks the columns n, latency$"):
         compose_kernels(tables, Target(LLAMA, H100))
     (tables / path).write_bytes(b"no table")
-    _read.cache_clear()
+    read_cached.cache_clear()
     with pytest.raises(HeadwayError, match=r"gemm_perf\.parquet: cannot be read as a table"):
         compose_kernels(tables, Target(LLAMA, H100))
 

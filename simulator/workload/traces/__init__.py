@@ -8,7 +8,7 @@ To add a format, write a `Format` (`format.py`) in a module of `formats/`, and l
 - `detect` gets the names in the first line of a file, and says whether it is in this format;
 - `read` reads a file into a `Table`. For a CSV, `csv_format` (`csv_columns.py`) makes both from
   three columns: see `formats/csv_tables.py`. For JSON lines, `read` asks each `Row`
-  (`json_lines.py`) for its numbers: see `formats/llmservingsim.py`. What is wrong becomes
+  (`json_lines.py`) for its numbers: see `formats/custom.py`. What is wrong becomes
   `FILE:LINE: column: what is wrong`.
 """
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.workload.traces.documents import first_line, line_blocks, lines
 from simulator.workload.traces.fields import (
     CLOCKS,
     NEEDED,
@@ -37,7 +38,6 @@ from simulator.workload.traces.format import (
     Table,
     name_problem,
 )
-from simulator.workload.traces.lines import first_line, line_blocks, lines
 from simulator.workload.traces.records import UNKNOWN, make_table
 
 

@@ -1,22 +1,112 @@
-"""Files that are one JSON text, and the requests in them, each with its line.
+"""Files of traces: lines, plain or packed by gzip; JSON, with the line of each request; Parquet.
 
-What is one object a line is read by `json_lines.py`.
+What is one object a line is read by `json_lines.py`; Parquet, by pyarrow, has the columns of a CSV.
 """
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from simulator.util.errors import HeadwayError
+from simulator.util.environment import need_package
+from simulator.util.errors import HeadwayError, one_line
+from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json
-from simulator.workload.traces.lines import line_blocks, lines
+from simulator.workload.traces.format import Problems
 
+GZIP = b"\x1f\x8b"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+BOM = "\ufeff"
+BLOCK = 1 << 22  # bytes read at a time, so that a long file costs its columns and no more
+FIRST_BLOCK = 1 << 16  # likewise, where the first line alone is wanted
+MAGIC = b"PAR1"
 BLANK = re.compile(r"[ \t\r\n]*")
 Item = tuple[int, Any]
 """A value in a text, and the line on which it begins."""
+
+
+def line_blocks(path: Path, size: int = BLOCK) -> Iterator[tuple[int, str]]:
+    """Yield whole lines, `size` bytes or more at a time, each time with the number of the first.
+
+    A gzip file is known by its first bytes, not by its name. Every block ends with a newline,
+    even where the file does not.
+    """
+    number = 1
+    check_regular(path)  # besides, a trace is read more than once
+    try:
+        with path.open("rb") as raw:
+            begins = raw.read(2)
+            if begins in UTF_16:
+                raise HeadwayError(f"{path}:1: line: is UTF-16; write it as UTF-8")
+            if path.suffix.lower() == ".parquet":
+                raise HeadwayError(f"{path}: is not Parquet: does not begin with PAR1")
+            packed = begins == GZIP
+            raw.seek(0)
+            file = gzip.GzipFile(fileobj=raw) if packed else raw
+            while data := file.read(size) + file.readline():
+                text = data.decode("utf-8", errors="replace").removesuffix("\n") + "\n"
+                yield number, text.removeprefix(BOM) if number == 1 else text
+                number += text.count("\n")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise HeadwayError(f"{path}:{number}: gzip: cut short or damaged: {error}") from None
+    except OSError as error:
+        raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, each with its number and without its end."""
+    for number, text in line_blocks(path):
+        for i, line in enumerate(text.split("\n"), number):
+            if line := line.strip():
+                yield i, line
+
+
+def first_line(path: Path) -> tuple[int, str]:
+    """Give the first line that is not blank and its number, or raise HeadwayError."""
+    for number, text in line_blocks(path, FIRST_BLOCK):
+        if body := text.lstrip():
+            blank = text.count("\n", 0, len(text) - len(body))
+            return number + blank, body[: body.find("\n")].rstrip()
+    raise HeadwayError(f"{path}:1: line: the file is empty")
+
+
+def parquet_names(path: Path) -> tuple[str, ...]:
+    """Give the columns of a Parquet file; none of any other file."""
+    if not path.is_file():  # to open a pipe waits for who writes
+        return ()
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != MAGIC:
+                return ()
+    except OSError:
+        return ()  # told by who reads it
+    return tuple(_open(path).schema_arrow.names)
+
+
+def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows, counted from 1 on; dates as Python's."""
+    number = 0
+    try:
+        for batch in _open(path).iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these
+        raise HeadwayError(f"{path}:{number + 1}: cannot be read: {one_line(error)}") from None
+
+
+def _open(path: Path) -> Any:
+    need_package(str(path), "parquet", "pyarrow.parquet")
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        return ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise HeadwayError(f"{path}: cannot be read: {one_line(error)}") from None
 
 
 def read_text(path: Path) -> str:
@@ -121,3 +211,14 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
                 if not isinstance(deep, Mapping):
                     found.setdefault(inner.rpartition(".")[2], deep)
     return found
+
+
+def flat_objects(
+    text: str, steps: Sequence[str | int], problems: Problems
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a list in a JSON text, flat."""
+    for line, value in items(text, steps):
+        if isinstance(value, dict):
+            yield line, flat(value)
+        else:
+            problems.add(line, "line", "not a JSON object")

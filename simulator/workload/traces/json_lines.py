@@ -6,10 +6,10 @@ block becomes the segment (("h", id), tokens).
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, isnan, nan
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +17,19 @@ from simulator.core.request import Segments
 from simulator.util.errors import HeadwayWarning
 from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
+from simulator.workload.traces.documents import lines
 from simulator.workload.traces.format import Problems, name_problem
-from simulator.workload.traces.lines import lines
-from simulator.workload.workload import Floats, Ints
 
 LARGEST_PRIORITY = 10**9
 LARGEST = 9e18  # what still fits 64 bits
-LABELS = ("client", "priority", "max_tokens", "cancel_after", "predicted_output_tokens")
+LABELS: dict[str, tuple[str, float | None]] = {
+    "client": ("client", None),
+    "priority": ("priority", 0),
+    "max_tokens": ("max_tokens", 0),
+    "cancel_after": ("cancel_after", nan),
+    "predicted_output_tokens": ("hint", 0),
+}
+"""Keys that any line may have: the column of a Table, and what stands there for a line without."""
 COMMON_SIZES = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
 
 
@@ -62,42 +68,35 @@ class Row:
             self.add_problem(key, f"{value} is not a whole number" if value % 1 else "zero")
         return 0 if self.wrong else int(value)
 
-    def client(self) -> str | None:
-        """Give whose request it is, a text or a whole number; None for nobody's, "" if wrong."""
-        value = self.values.get("client")
-        if isinstance(value, str) and (wrong := name_problem(value)):
-            self.add_problem("client", f"{short_repr(value)} {wrong}")
-            return ""
-        if value is None or (isinstance(value, str) and value) or type(value) is int:
-            return None if value is None else str(value)
-        self.add_problem("client", f"{short_repr(value)} is neither a name nor a whole number")
-        return ""
-
-    def priority(self) -> int | None:
-        """Give how urgent it is, the smaller the more; None where the line does not say."""
-        value = self.values.get("priority")
+    def label(self, key: str) -> Any:
+        """Give what a line says under one of LABELS; None where it says nothing, or is wrong."""
+        value = self.values.get(key)
         if value is None:
             return None
+        if key == "client":
+            return self._client(value)
+        if key == "priority":
+            return self._priority(value)
+        return self.number(key) if key == "cancel_after" else self.tokens(key)
+
+    def _client(self, value: object) -> str:
+        """Read whose request it is, a text or a whole number; "" if wrong."""
+        if isinstance(value, str) and (wrong := name_problem(value)):
+            self.add_problem("client", f"{short_repr(value)} {wrong}")
+        elif (isinstance(value, str) and value) or type(value) is int:
+            return str(value)
+        else:
+            self.add_problem("client", f"{short_repr(value)} is neither a name nor a whole number")
+        return ""
+
+    def _priority(self, value: object) -> int | None:
+        """Read how urgent it is, the smaller the more."""
         whole = int(value) if isinstance(value, float) and value.is_integer() else value
-        if type(whole) is not int or abs(whole) >= LARGEST_PRIORITY:
-            self.add_problem(
-                "priority", f"{short_repr(value)} is not a whole number of at most 9 digits"
-            )
-            return None
-        return whole
-
-    def max_tokens(self) -> int:
-        """Give the output tokens that its client allows; 0 where the line does not say."""
-        return 0 if self.values.get("max_tokens") is None else self.tokens("max_tokens")
-
-    def cancel_after(self) -> float:
-        """Give when its client hangs up, s after it is sent; NaN: never."""
-        return nan if self.values.get("cancel_after") is None else self.number("cancel_after")
-
-    def predicted(self) -> int:
-        """Give the output tokens that its client predicts; 0 where the line does not say."""
-        key = "predicted_output_tokens"
-        return 0 if self.values.get(key) is None else self.tokens(key)
+        if type(whole) is int and abs(whole) < LARGEST_PRIORITY:
+            return whole
+        wrong = f"{short_repr(value)} is not a whole number of at most 9 digits"
+        self.add_problem("priority", wrong)
+        return None
 
     def hash_ids(self) -> list[int | str]:
         """Give the `hash_ids`; [] for none, or where they are wrong."""
@@ -110,27 +109,13 @@ class Row:
         return ids
 
 
-class LabelColumns(TypedDict):
-    """The columns of a Table that any line may add to."""
-
-    client: list[str] | None
-    priority: Ints | None
-    max_tokens: Ints | None
-    cancel_after: Floats | None
-    hint: Ints | None
-
-
-@dataclass(slots=True)
 class Labels:
     """Whose each request is, how urgent, and how long its answer may be, of the lines `add`ed."""
 
-    lines: list[int] = field(default_factory=list)
-    clients: list[str | None] = field(default_factory=list)
-    priorities: list[int | None] = field(default_factory=list)
-    max_tokens: list[int] = field(default_factory=list)
-    cancels: list[float] = field(default_factory=list)
-    hints: list[int] = field(default_factory=list)
-    keys: set[str] = field(default_factory=set)  # of all lines
+    def __init__(self) -> None:
+        self.lines: list[int] = []
+        self.told: dict[str, list[Any]] = {key: [] for key in LABELS}
+        self.keys: set[str] = set()  # of all lines
 
     def add(self, row: Row) -> None:
         """Read the labels of one more line."""
@@ -138,11 +123,8 @@ class Labels:
             self._warn_alike(row)
             self.keys |= row.values.keys()
         self.lines.append(row.line)
-        self.clients.append(row.client())
-        self.priorities.append(row.priority())
-        self.max_tokens.append(row.max_tokens())
-        self.cancels.append(row.cancel_after())
-        self.hints.append(row.predicted())
+        for key, values in self.told.items():
+            values.append(row.label(key))
 
     def _warn_alike(self, row: Row) -> None:
         """Warn of keys that a line is the first to have and that are a label but for their case."""
@@ -154,28 +136,26 @@ class Labels:
                 )
                 warnings.warn(text, HeadwayWarning, stacklevel=2)
 
-    def columns(self, problems: Problems) -> LabelColumns:
-        """Give the columns, None for one that no line has.
+    def columns(self, problems: Problems) -> dict[str, Any]:
+        """Give columns of a Table, None for one that no line has.
 
         A line without `priority` has vLLM's default, 0; but for a line without `client` where
         others have one nobody could be named.
         """
-        clients = [client for client in self.clients if client is not None]
-        if clients and len(clients) < len(self.clients):
-            for line, client in zip(self.lines, self.clients, strict=True):
-                if client is None:
-                    problems.add(line, "client", "missing, though other lines have one")
-        given = any(priority is not None for priority in self.priorities)
-        priorities = np.array([priority or 0 for priority in self.priorities], np.int64)
-        limits, hints = np.array(self.max_tokens, np.int64), np.array(self.hints, np.int64)
-        cancels = np.array(self.cancels)
-        return {
-            "client": clients or None,
-            "priority": priorities if given else None,
-            "max_tokens": limits if limits.any() else None,
-            "cancel_after": None if np.isnan(cancels).all() else cancels,
-            "hint": hints if hints.any() else None,
-        }
+        found: dict[str, Any] = dict.fromkeys(column for column, _ in LABELS.values())
+        for key, (column, untold) in LABELS.items():
+            values = self.told[key]
+            if all(value is None for value in values):
+                continue
+            if key == "client":
+                for line, client in zip(self.lines, values, strict=True):
+                    if client is None:
+                        problems.add(line, key, "missing, though other lines have one")
+                found[column] = values
+            else:
+                numbers = [untold if value is None else value for value in values]
+                found[column] = np.array(numbers, np.asarray(untold).dtype)
+        return found
 
 
 def rows(path: Path, problems: Problems) -> Iterator[Row]:

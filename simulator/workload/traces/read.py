@@ -11,14 +11,18 @@ import numpy as np
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import session_starts, take
 from simulator.workload.traces.csv_columns import check_commas, header
-from simulator.workload.traces.documents import first_value, parse, read_text
+from simulator.workload.traces.documents import (
+    first_line,
+    first_value,
+    parquet_names,
+    parse,
+    read_text,
+)
 from simulator.workload.traces.fields import LONGEST, NEEDED, check_needed, find_fields, propose
 from simulator.workload.traces.format import Head, Measured, Table
 from simulator.workload.traces.formats import FORMATS, named
 from simulator.workload.traces.formats.logs import DATE
 from simulator.workload.traces.formats.named import COLUMNS, first_request
-from simulator.workload.traces.lines import first_line
-from simulator.workload.traces.parquet import parquet_names
 from simulator.workload.workload import Workload
 
 READERS = {**FORMATS, COLUMNS.name: COLUMNS}

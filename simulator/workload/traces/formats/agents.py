@@ -10,7 +10,7 @@ the end of the one before, as in AIPerf's and AISimulate's agentic replays.
 import warnings
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isnan, nan
 from pathlib import Path
@@ -171,15 +171,8 @@ def _tokens(row: Row, values: Mapping[str, Any], *names: str) -> int:
     return 0
 
 
-def _contents(
-    row: Row,
-    blocks: HashBlocks,
-    ids: object,
-    prompt: int,
-    *,
-    name: str,
-    number: int,
-    scope: str = "",
+def _contents(  # noqa: PLR0917
+    row: Row, blocks: HashBlocks, ids: object, prompt: int, name: str, number: int, scope: str = ""
 ) -> Segments | None:
     """Spell out call `number`'s prompt by its blocks; what lies beyond them is nobody else's."""
     if ids is None or ids == [] or not prompt:
@@ -239,16 +232,14 @@ def read_dynamo(path: Path, lanes: int | None = None) -> Table:
         output = _tokens(row, request, "output_tokens")
         start = _seconds(row, request, "request_received_ms", unit=1e3)
         took = _seconds(row, request, "total_time_ms", unit=1e3)
-        end = (
-            start + took
-            if not isnan(took)
-            else _seconds(row, record, "event_time_unix_ms", unit=1e3)
-        )
+        end = start + took
+        if isnan(took):
+            end = _seconds(row, record, "event_time_unix_ms", unit=1e3)
         if isnan(start) and not row.wrong:
             row.add_problem("request_received_ms", "missing")
-        ids = replay.get("input_sequence_hashes")
-        name, number = "input_sequence_hashes", len(found.calls)
-        contents = _contents(row, blocks, ids, prompt, name=name, number=number) if blocks else None
+        contents, key = None, "input_sequence_hashes"
+        if blocks:
+            contents = _contents(row, blocks, replay.get(key), prompt, key, len(found.calls))
         context = record.get("agent_context")
         session: Hashable = ("request", row.line)
         if isinstance(context, dict):
@@ -298,15 +289,7 @@ def read_weka(path: Path, lanes: int | None = None) -> Table:
         ids = blocks.setdefault(size, HashBlocks(size))
         local = play.get("hash_id_scope", "local") != "global"
         scope = f"{number}/" if local else f"{size}/"
-        play_id = ("play", number)
-        _add_play(
-            *(found, row, play),
-            session=play_id,
-            begun=0.0,
-            relative=relative,
-            blocks=ids,
-            scope=scope,
-        )
+        _Plays(found, row, ids, scope, relative).add(play, ("play", number), 0.0)
     problems.stop()
     found.calls.sort(key=lambda call: call.start)
     found.infer_waits()
@@ -329,57 +312,44 @@ def _objects_of(play: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def _add_play(
-    found: Recording,
-    row: Row,
-    play: Mapping[str, Any],
-    *,
-    session: Hashable,
-    begun: float,
-    relative: bool,
-    blocks: HashBlocks,
-    scope: str,
-) -> None:
-    """Add the requests of a play or of a subagent, and those of its subagents."""
-    if not isinstance(play.get("requests"), list):
-        row.add_problem("requests", "missing, or not a list")
-        return
-    for k, one in enumerate(play["requests"]):
-        name = f"requests[{k}]."
-        if not isinstance(one, dict):
-            row.add_problem(name[:-1], "not an object")
-            continue
-        start = _seconds(row, one, "t", f"{name}t")
-        if isnan(start):
-            row.add_problem(f"{name}t", "missing")
-            continue
-        if one.get("type") == "subagent":
-            child = (session, k)
-            found.parents[child] = session
-            if one.get("status") == "async_launched":
-                found.background.add(child)
-            inner = begun + start if relative else 0.0
-            _add_play(
-                *(found, row, one),
-                session=child,
-                begun=inner,
-                relative=relative,
-                blocks=blocks,
-                scope=scope,
-            )
-            continue
-        if not one.get("out"):
-            continue  # was cancelled, or only asked how long its prompt is
-        prompt, output = _tokens(row, one, "in"), _tokens(row, one, "out")
-        took = _seconds(row, one, "api_time", f"{name}api_time")
-        ids, number = one.get("hash_ids"), len(found.calls)
-        contents = _contents(
-            row, blocks, ids, prompt, name=f"{name}hash_ids", number=number, scope=scope
-        )
-        call = Call(
-            row.line, begun + start, begun + start + took, prompt, output, contents, session
-        )
-        found.calls.append(call)
+@dataclass(frozen=True, slots=True)
+class _Plays:
+    """Adds the requests of a play, and those of its subagents."""
+
+    found: Recording
+    row: Row
+    blocks: HashBlocks
+    scope: str  # of the ids of its blocks
+    relative: bool  # times of a subagent count from its start
+
+    def add(self, play: Mapping[str, Any], session: Hashable, begun: float) -> None:
+        """Add a play or a subagent that began at a time, s."""
+        found, row = self.found, self.row
+        if not isinstance(play.get("requests"), list):
+            row.add_problem("requests", "missing, or not a list")
+            return
+        for k, one in enumerate(play["requests"]):
+            name = f"requests[{k}]."
+            if not isinstance(one, dict):
+                row.add_problem(name[:-1], "not an object")
+                continue
+            start = _seconds(row, one, "t", f"{name}t")
+            if isnan(start):
+                row.add_problem(f"{name}t", "missing")
+            elif one.get("type") == "subagent":
+                child = (session, k)
+                found.parents[child] = session
+                if one.get("status") == "async_launched":
+                    found.background.add(child)
+                self.add(one, child, begun + start if self.relative else 0.0)
+            elif one.get("out"):  # else it was cancelled, or only asked how long its prompt is
+                prompt, output = _tokens(row, one, "in"), _tokens(row, one, "out")
+                end = begun + start + _seconds(row, one, "api_time", f"{name}api_time")
+                place = f"{name}hash_ids", len(found.calls), self.scope
+                contents = _contents(row, self.blocks, one.get("hash_ids"), prompt, *place)
+                found.calls.append(
+                    Call(row.line, begun + start, end, prompt, output, contents, session)
+                )
 
 
 def read_agentic_mooncake(
@@ -415,7 +385,7 @@ def read_agentic_mooncake(
         if isnan(start) and not wanted and not row.wrong:
             row.add_problem("timestamp", "missing, and no wait_for")
         ids, number = values.get("hash_ids"), len(found.calls)
-        contents = _contents(row, blocks, ids, prompt, name="hash_ids", number=number)
+        contents = _contents(row, blocks, ids, prompt, "hash_ids", number)
         if not row.wrong:
             session = str(values.get("play_id") or values.get("session_id") or name)
             call = Call(row.line, start, nan, prompt, output, contents, session, delay=delay)
@@ -458,12 +428,6 @@ def _dependencies(row: Row, values: Mapping[str, Any]) -> tuple[list[str], float
     return wanted, sum(delay for delay in delays if not isnan(delay))
 
 
-def _format(
-    name: str, begins: str, detect: Callable[[Any], bool], read: Callable[..., Table], *options: str
-) -> Format:
-    return Format(name, begins, detect, read, (*options, "lanes"))
-
-
 def _is_dynamo(first: Mapping[str, Any]) -> bool:
     event = first.get("event")
     record = event if isinstance(event, dict) else first
@@ -471,19 +435,21 @@ def _is_dynamo(first: Mapping[str, Any]) -> bool:
     return schema.startswith("dynamo.") and "event_type" in record
 
 
-DYNAMO = _format(
+DYNAMO = Format(
     "dynamo",
     'JSONL: {"schema": "dynamo.request.trace.v1", "event_type": "request_end", ..}',
     lambda head: _is_dynamo(head.first),
     read_dynamo,
+    ("lanes",),
 )
-WEKA = _format(
+WEKA = Format(
     "weka",
     'JSON or JSONL: {"id": .., "block_size": 64, "requests": [{"t": s, "in": .., "out": ..}]}',
     lambda head: {"block_size", "requests"} <= head.keys,
     read_weka,
+    ("lanes",),
 )
-AGENTIC_MOONCAKE = _format(
+AGENTIC_MOONCAKE = Format(
     "agentic_mooncake",
     'JSONL: {"request_id": .., "input_length": .., "wait_for": [..], "tool_wait_ms": ..}',
     lambda head: (
@@ -495,5 +461,5 @@ AGENTIC_MOONCAKE = _format(
         or str(head.first.get("schema", "")).startswith("dynamo.agentic_mooncake")
     ),
     read_agentic_mooncake,
-    "hash_block_size",
+    ("hash_block_size", "lanes"),
 )

@@ -8,7 +8,7 @@ import numpy as np
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import items, parse, read_text
 from simulator.workload.traces.format import Format, Problems, Table
-from simulator.workload.traces.formats.llmservingsim import KEYS as LLMSERVINGSIM_KEYS
+from simulator.workload.traces.formats.mooncake import LLMSERVINGSIM_KEYS
 from simulator.workload.traces.json_lines import Labels, Row, rows
 
 PROMPT_KEYS = ("prompt_len", "input_len")

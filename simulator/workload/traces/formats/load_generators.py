@@ -4,7 +4,7 @@ Each names its fields by a path, and gives its requests as flat mappings, one af
 checks, failures and latencies are those of `records.py`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import (
     flat,
+    flat_objects,
     is_json_lines,
-    items,
     parse,
     parse_object,
     read_text,
@@ -23,7 +23,7 @@ from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
 
-Found = tuple[int, dict[str, Any], str]
+Found = tuple[int, dict[str, Any]] | tuple[int, dict[str, Any], str]
 """A request's line, its flat fields, and what goes before a field's name in messages."""
 Requests = Callable[[Path, Problems], Iterator[Found]]
 
@@ -32,8 +32,8 @@ def _read(path: Path, requests: Requests, sources: Sources) -> Table:
     """Read the requests of a file; those not completed count as failed."""
     problems = Problems(path)
     records = Records(problems, sources)
-    for line, values, label in requests(path, problems):
-        records.add(line, values, label)
+    for found in requests(path, problems):
+        records.add(*found)
     return records.table()
 
 
@@ -43,23 +43,12 @@ def _format(
     return Format(name, begins, detect, partial(_read, requests=requests, sources=sources))
 
 
-def _objects(
-    text: str, steps: Sequence[str | int], problems: Problems
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a list in a JSON text, flat."""
-    for line, value in items(text, steps):
-        if isinstance(value, dict):
-            yield line, flat(value)
-        else:
-            problems.add(line, "line", "not a JSON object")
-
-
 def _aiperf(path: Path, problems: Problems) -> Iterator[Found]:
     """Yield the requests of the measured phase, not those of the warm-up."""
     for row in rows(path, problems):
         values = flat(row.values)
         if values.get("metadata.benchmark_phase") != "warmup":
-            yield row.line, values, ""
+            yield row.line, values
 
 
 METRICS = "metrics.{}.value"
@@ -95,8 +84,8 @@ def _guidellm(path: Path, problems: Problems) -> Iterator[Found]:
     for k in range(len(benchmarks)):
         for kind in ("successful", "errored", "incomplete"):
             failed = {} if kind == "successful" else {"failed": kind}
-            for line, values in _objects(text, ("benchmarks", k, "requests", kind), problems):
-                yield line, values | failed, ""
+            for line, values in flat_objects(text, ("benchmarks", k, "requests", kind), problems):
+                yield line, values | failed
 
 
 GUIDELLM = _format(
@@ -123,13 +112,13 @@ def _inference_perf(path: Path, problems: Problems) -> Iterator[Found]:
     """Yield the requests; the last token's time, not the connection's end, ends one."""
     text = read_text(path)
     parse(path, text)
-    for line, values in _objects(text, (), problems):
+    for line, values in flat_objects(text, (), problems):
         times = values.get("output_token_times")
         if isinstance(times, list) and times:
             values |= {"first": times[0], "end_time": times[-1]}
         if isinstance(values.get("error"), dict):
             values["error"] = str(values["error"])
-        yield line, values, ""
+        yield line, values
 
 
 INFERENCE_PERF = _format(

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.documents import BLANK, flat, is_json_lines, read_text
+from simulator.workload.traces.documents import BLANK, flat, is_json_lines, lines, read_text
 from simulator.workload.traces.fields import NEEDED, find_fields, parse_date, source
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
-from simulator.workload.traces.lines import lines
 from simulator.workload.traces.records import Records
 
 USAGE, LANGFUSE = "gen_ai.usage.", "langfuse.observation."

@@ -1,9 +1,11 @@
-"""Mooncake's JSONL, which vLLM, guidellm and AIPerf replay too.
+"""JSONL with ids of blocks: Mooncake's, which vLLM, guidellm and AIPerf replay, LLMServingSim's.
 
 One object per line: `timestamp`, `input_length`, `output_length`, and `hash_ids`, one id per
 512 tokens of the prompt, the last one cut at `input_length`. AIPerf adds `session_id` and `delay`:
 a later line of a session is sent `delay` after the answer to the line before, and says what it
 adds to the conversation so far, not the whole prompt.
+
+LLMServingSim's times are in ns, and its ids those of blocks of prompt and output together.
 """
 
 import warnings
@@ -22,6 +24,7 @@ from simulator.workload.traces.format import Format, Problems, Published, Table
 from simulator.workload.traces.json_lines import HashBlocks, Labels, Row, rows
 
 PER_SECOND = {"s": 1.0, "ms": 1e3}
+LLMSERVINGSIM_KEYS = {"arrival_time_ns", "input_toks"}
 
 
 @dataclass(slots=True)
@@ -162,7 +165,47 @@ def _prepend_history(turns: list[_Turn], last: int, i: int) -> None:
     turn.prompt += before.prompt + before.output
 
 
-FORMAT = Format(
+def read_llmservingsim(path: Path, hash_block_size: int = 16) -> Table:
+    """Read LLMServingSim's JSONL: blocks cover the prompt and then the output.
+
+    The prompt's last tokens may share a block with the first of the output; where the output is
+    too short to fill it, the block has no id and these tokens are shared with nobody.
+    """
+    problems, blocks = Problems(path), HashBlocks(hash_block_size, open_end=True)
+    labels = Labels()
+    requests: list[tuple[int | float, int, int]] = []
+    segments: list[Segments | None] = []
+    for row in rows(path, problems):
+        arrival = row.number("arrival_time_ns")
+        prompt, output = row.tokens("input_toks"), row.tokens("output_toks")
+        ids = row.hash_ids()
+        if ids and not row.wrong:
+            blocks.check(row, len(ids), prompt + output)
+        labels.add(row)
+        if row.wrong:
+            continue
+        named = min(prompt, len(ids) * hash_block_size)
+        parts: Segments = blocks.segments(ids, named) if ids else ()
+        if ids and named < prompt:
+            parts = (*parts, (("tail", row.line), prompt - named))
+        requests.append((arrival, prompt, output))
+        segments.append(parts or None)
+    blocks.add_summary(problems)
+    labelled = labels.columns(problems)
+    problems.stop()
+    columns = zip(*requests, strict=True) if requests else ((), (), ())
+    time, prompts, outputs = map(np.array, columns)
+    return Table(
+        time,
+        1e9,
+        prompts,
+        outputs,
+        segments if any(segments) else None,
+        **labelled,
+    )
+
+
+MOONCAKE = Format(
     "mooncake",
     'JSONL: {"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": []}',
     detect=lambda head: (
@@ -183,11 +226,18 @@ FORMAT = Format(
     ),
 )
 TIMED_TRACE = replace(
-    FORMAT,
+    MOONCAKE,
     name="timed_trace",
     begins="JSONL: as mooncake, but in seconds and with 16 tokens per id, as vLLM reads it",
     # Only headway's own can be told from mooncake: their lines say how large blocks are.
     detect=lambda head: {"input_length", "hash_block_size"} <= head.keys,
     read=partial(read_mooncake, time_unit="s", usual_size=16),
     published=(),
+)
+LLMSERVINGSIM = Format(
+    "llmservingsim",
+    'JSONL: {"arrival_time_ns": .., "input_toks": .., "output_toks": ..}',
+    detect=lambda head: bool(LLMSERVINGSIM_KEYS & head.keys),
+    read=read_llmservingsim,
+    options=("hash_block_size",),
 )

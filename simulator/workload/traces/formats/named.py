@@ -12,9 +12,12 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces.csv_columns import header, named_columns, read_csv
 from simulator.workload.traces.documents import (
     Item,
+    first_line,
     flat,
+    flat_objects,
     is_json_lines,
-    items,
+    parquet_names,
+    parquet_rows,
     parse,
     read_text,
 )
@@ -26,8 +29,6 @@ from simulator.workload.traces.fields import (
 )
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
-from simulator.workload.traces.lines import first_line
-from simulator.workload.traces.parquet import parquet_names, parquet_rows
 from simulator.workload.traces.records import Records
 
 
@@ -77,11 +78,7 @@ def json_requests(
         yield 1, flat(whole)
         return
     steps = () if isinstance(whole, list) else list_of_objects(whole)
-    for line, value in items(text, steps):
-        if isinstance(value, dict):
-            yield line, flat(value)
-        else:
-            problems.add(line, "line", "not a JSON object")
+    yield from flat_objects(text, steps, problems)
 
 
 def _is_request(values: dict[str, object], needed: Mapping[str, Sequence[str]] | None) -> bool:
