@@ -4,16 +4,13 @@ The tables of docs/claims.md. WHICH: steps, memory, utilisation, percentiles, dr
 low-load, jitter, host, engines, swap; all without. About a minute.
 """
 
-import sys
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from examples import ENGINES, play, table
+from examples import ENGINES, main, play, table
 
 from simulator.models.gpus import GIB, HOST_SHARE, find_gpu
 from simulator.models.load import load_model
-from simulator.util.errors import HeadwayWarning
 
 STATIC, CONTINUOUS = "engine.scheduling_policy=static", "engine.scheduling_policy=fcfs"
 ORDERS = ("fcfs", "sjf", "{policy: sjf, by: hint}", "srpt")
@@ -229,24 +226,10 @@ def swap() -> None:
     table(("GPU", "a copy reaches", "1 GB takes"), (row(name) for name in SWAP_GPUS))
 
 
-PARTS = {
-    "steps": steps,
-    "memory": memory,
-    "utilisation": utilisation,
-    "percentiles": percentiles,
-    "drafts": drafts,
-    "sjf": sjf,
-    "compute": compute,
-    "low-load": low_load,
-    "jitter": jitter,
-    "host": host,
-    "engines": engines,
-    "swap": swap,
-}
+PARTS = (
+    *(steps, memory, utilisation, percentiles, drafts, sjf, compute, low_load),
+    *(jitter, host, engines, swap),
+)
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", HeadwayWarning)
-    if unknown := set(sys.argv[1:]) - set(PARTS):
-        sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    for part in sys.argv[1:] or PARTS:
-        PARTS[part]()
+    main(PARTS)

@@ -6,7 +6,7 @@ About two minutes. Only `load` and `chunks` write something, docs/images/example
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -309,18 +309,18 @@ def picture(name: str, panels: tuple, draw: Callable) -> None:  # type: ignore[t
     save(figure, ROOT / "docs" / "images" / name)
 
 
-PARTS = {
-    "lengths": lengths,
-    "claims": claims,
-    "static-table": static_table,
-    "engines-table": engines_table,
-    "memory": memory,
-    "policies": policies,
-    "load": load,
-    "chunks": chunks,
-}
+PARTS = (lengths, claims, static_table, engines_table, memory, policies, load, chunks)
+
+
+def main(parts: Sequence[Callable[[], None]]) -> None:
+    """Do the parts that the command line names, or all; each is called as its function is."""
+    warnings.simplefilter("ignore", HeadwayWarning)
+    named = {part.__name__.replace("_", "-"): part for part in parts}
+    if unknown := set(sys.argv[1:]) - set(named):
+        sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(named)}")
+    for name in sys.argv[1:] or named:
+        named[name]()
+
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", HeadwayWarning)
-    for part in sys.argv[1:] or PARTS:
-        PARTS[part]()
+    main(PARTS)

@@ -6,15 +6,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calibration.errors import Errors
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import FORMS, RESERVED_FIELDS, settings_of
-
-if TYPE_CHECKING:
-    from simulator.scenario.scenario import Scenario
+from simulator.scenario.assemble import assemble
+from simulator.scenario.scenario import Scenario
 
 MEANINGS = {
     "overhead": "a step's scheduling, sampling, input and output in the engine",
@@ -92,7 +91,7 @@ def cost_block(cost: LinearCost | PiecewiseCost) -> dict[str, Any]:
     return {"kind": kind} | {k: [*v] if isinstance(v, tuple) else v for k, v in values.items()}
 
 
-def how_to_use(path: Path, scenario: "Scenario") -> str:
+def how_to_use(path: Path, scenario: Scenario) -> str:
     """Tell the command that runs the scenario with this profile.
 
     What a scenario names is looked up beside its file; a profile elsewhere is named in full.
@@ -108,7 +107,7 @@ def how_to_use(path: Path, scenario: "Scenario") -> str:
 
 
 def scenario_profile(
-    scenario: "Scenario",
+    scenario: Scenario,
     cost: LinearCost | PiecewiseCost,
     residuals: Mapping[str, float],
     fit: Mapping[str, Any],
@@ -116,8 +115,6 @@ def scenario_profile(
 ) -> str:
     """Write a profile that was fitted to a log of a scenario's model, GPU and precision."""
     import yaml
-
-    from simulator.scenario.assemble import assemble
 
     parts = assemble(scenario)
     raw: dict[str, Any] = {

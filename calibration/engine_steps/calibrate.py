@@ -22,12 +22,16 @@ from calibration.engine_steps.steps_file import Row, RowFile, pack_rows, read_ro
 from calibration.profile_yaml import cost_block
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.models.gpus import GPUS, find_gpu_of_driver
+from simulator.models.load import load_model
+from simulator.scenario.load import check_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
+from simulator.util.yaml_lines import SourceMap
 
 if TYPE_CHECKING:
     from gpu_backend.engine import Engine
-    from simulator.scenario.scenario import Scenario
 
 GRID_SHARE, RUNS_SHARE = 0.5, 0.4  # of the time
 LONGEST = 4096  # tokens of context, unless another length is asked for
@@ -96,7 +100,6 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
     """
     from gpu_backend.cuda.graphs import mixed_sizes_for
     from gpu_backend.engine import Engine
-    from simulator.models.load import load_model
 
     until = monotonic() + setup.budget_s
     assert setup.model is not None
@@ -199,10 +202,8 @@ def _limits(engine: "Engine", setup: Setup) -> Limits:
 
 def _runs(
     engine: "Engine", setup: Setup, guess: PiecewiseCost, seconds: float
-) -> Iterator[tuple[str, "Scenario"]]:
+) -> Iterator[tuple[str, Scenario]]:
     """Give runs under every load, so many requests in each that all take the time given."""
-    from simulator.simulation.run import run
-
     lengths = [_lengths(mix, _longest(engine, setup)) for mix in MIXES]
     capacity = []  # requests/s of each mix
     for mix in lengths:
@@ -233,11 +234,8 @@ def _lengths(mix: tuple[tuple[int, int], tuple[int, int]], longest: int) -> dict
 
 def _scenario(
     engine: "Engine", setup: Setup, cost: PiecewiseCost, workload: Mapping[str, object], seed: int
-) -> "Scenario":
+) -> Scenario:
     """Write the scenario of a run."""
-    from simulator.scenario.load import check_scenario
-    from simulator.util.yaml_lines import SourceMap
-
     raw: dict[str, Any] = {
         "name": "onpolicy",
         "model": setup.model,

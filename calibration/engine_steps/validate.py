@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,13 +25,14 @@ from calibration.engine_steps.live_folder import (
 from calibration.errors import Errors, Floats
 from calibration.plots import plot_live
 from calibration.text_files import read_json
+from simulator.costs.cost_model import CostModel
 from simulator.costs.profile import shipped_profiles
+from simulator.results.request_table import gather_requests
+from simulator.scenario.load import load_scenario
+from simulator.simulation.result import Result
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together
-
-if TYPE_CHECKING:
-    from simulator.costs.cost_model import CostModel
-    from simulator.simulation.result import Result
 
 METRICS = (
     ("request_throughput", "Request throughput"),
@@ -86,9 +86,6 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
 
     `profile` replaces the cost of the run's scenario. Nothing runs on a device.
     """
-    from simulator.scenario.load import load_scenario
-    from simulator.simulation.run import run
-
     about = read_about(folder)
     steps = read_measured(folder)
     result = run(load_scenario(folder / "scenario.yaml", _override(profile)))
@@ -149,7 +146,7 @@ def _override(profile: str | None) -> list[str]:
 
 
 def teacher_forced(
-    steps: Sequence[MeasuredStep], cost: "CostModel", measure: str
+    steps: Sequence[MeasuredStep], cost: CostModel, measure: str
 ) -> dict[str, tuple[Floats, Floats]]:
     """Predict every live step from what it computed; give predicted and measured seconds."""
     predicted = np.array([cost.execute(step.row.step) for step in steps])
@@ -190,10 +187,8 @@ def _preemptions(summary: Mapping[str, object]) -> int:
     return int(engine["preemptions"]) if isinstance(engine, dict) else -1
 
 
-def _per_request(folder: Path, result: "Result") -> dict[str, float]:
+def _per_request(folder: Path, result: Result) -> dict[str, float]:
     """Give the median absolute relative error of single requests."""
-    from simulator.results.request_table import gather_requests
-
     table = gather_requests(result.workload, result.sent, result.logs)
     errors = {}
     for name, column in read_requests(folder).items():

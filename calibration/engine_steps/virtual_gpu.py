@@ -35,7 +35,9 @@ from gpu_backend.request_states import RequestStates
 from simulator.core.request import Chunk, Request
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
+from simulator.scenario.load import check_scenario
 from simulator.simulation.run import run
+from simulator.util.yaml_lines import SourceMap
 
 MAX_MEDIAN, MAX_P95, MAX_TPOT = 0.02, 0.06, 0.02
 FLOORS = (4e-3, 6e-3, 8e-3)  # s that launches of 32 layers take: a fast host and slower ones
@@ -253,9 +255,6 @@ def regimes(fit: StepFit, more: Sequence[Sample]) -> dict[str, Errors]:
 
 def replayed(engine: VirtualEngine, model: str, fit: StepFit, name: str) -> dict[str, float]:
     """Replay a workload live and simulate it; give the relative errors of the simulation."""
-    from simulator.scenario.load import check_scenario
-    from simulator.util.yaml_lines import SourceMap
-
     rate, count = REPLAYS[name]
     raw: dict[str, Any] = {
         "name": name,

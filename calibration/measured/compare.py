@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,10 @@ from calibration.measured.runs import Run
 from calibration.text_files import read_rows
 from simulator.core.log import Log
 from simulator.planning.sensitivity import BATCH_MEANS, METRICS, Sensitivity, batch_means
+from simulator.results.request_table import gather_requests
 from simulator.results.time_series import decisions
+from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
-
-if TYPE_CHECKING:
-    from simulator.simulation.result import Result
 
 LATENCIES = ("ttft", "tpot", "e2el")
 MIN_GAUGE_MEAN = 0.1  # a mean below it is nothing to compare
@@ -97,7 +96,7 @@ def measured_gauges(path: Path) -> Gauges | None:
     return Gauges(np.array([float(row[time]) for row in rows]), columns)
 
 
-def predicted_gauges(result: "Result") -> Gauges:
+def predicted_gauges(result: Result) -> Gauges:
     """Give the simulation's gauges, a value for each logged row of steps."""
     log = result.logs[0]
     steps = log.steps
@@ -163,15 +162,13 @@ class Outcome:
     gauges: tuple[Gauges, Gauges] | None = None  # predicted, measured
 
 
-def compare(outcome: Outcome, result: "Result", requests: Requests | None, before: int = 0) -> None:
+def compare(outcome: Outcome, result: Result, requests: Requests | None, before: int = 0) -> None:
     """Put the run's numbers beside the simulation's.
 
     The first `before` requests are no part of the run: they filled its prefix cache. With a
     per-request file both are computed over the same requests: those that both completed, without
     the first, which met a cold engine. Else the row's numbers are the measured ones.
     """
-    from simulator.results.request_table import gather_requests
-
     table = gather_requests(result.workload, result.sent, result.logs)
     keep = table.completed.copy()
     lost = int((~keep).sum())
@@ -207,13 +204,11 @@ def compare(outcome: Outcome, result: "Result", requests: Requests | None, befor
         outcome.rows = [MetricComparison(name, value, nan) for name, value in predicted.items()]
 
 
-def completed_means(result: "Result", before: int) -> dict[str, Any]:
+def completed_means(result: Result, before: int) -> dict[str, Any]:
     """Give the mean TTFT and E2EL, ms, and what a request computes, tokens, without the first.
 
     And, under BATCH_MEANS, the means of batches of requests.
     """
-    from simulator.results.request_table import gather_requests
-
     table = gather_requests(result.workload, result.sent, result.logs)
     keep = table.completed.copy()
     keep[:before] = False
@@ -263,7 +258,7 @@ def _throughput(
 
 
 def compare_gauges(
-    outcome: Outcome, result: "Result", polls: Path, *, same_clock: bool = False
+    outcome: Outcome, result: Result, polls: Path, *, same_clock: bool = False
 ) -> None:
     """Put a server's polls beside the simulation's; what is wrong with them is a note.
 

@@ -4,20 +4,24 @@ import csv
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isfinite, prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from calibration.kernel_tables.compose import Target
 from calibration.kernel_tables.fit_target import fit_target
 from calibration.kernel_tables.tables import find_gpu_tables
-from calibration.measured import aliases
 from calibration.measured.compare import Outcome, compare, compare_gauges, completed_means
-from calibration.measured.engine import assumptions, check_supported, cluster_block, engine_block
-from calibration.measured.limits import why_impossible
+from calibration.measured.engine import (
+    assumptions,
+    check_supported,
+    cluster_block,
+    engine_block,
+    gpu_name,
+    model_name,
+)
 from calibration.measured.replay import lateness_notes
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
@@ -28,18 +32,25 @@ from simulator.costs.load import with_overhead
 from simulator.costs.overhead import find_overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import shipped_profiles
+from simulator.engine.pipeline import make_replica
+from simulator.models.gpus import Gpu
+from simulator.models.spec import ModelSpec
 from simulator.planning.sensitivity import changed_costs, sensitivities
+from simulator.scenario import make_scheduler
 from simulator.scenario.assemble import EngineParts, assemble
+from simulator.scenario.load import check_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.cluster import run_cluster
+from simulator.simulation.result import Result
+from simulator.simulation.run import play
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import WorkerDied, parallel_map
+from simulator.util.yaml_lines import SourceMap
 from simulator.workload.traces.fields import parse_columns
-from simulator.workload.workload import Frontend
+from simulator.workload.workload import Frontend, Workload
 
-if TYPE_CHECKING:
-    from simulator.scenario.scenario import Scenario
-    from simulator.simulation.result import Result
-    from simulator.workload.workload import Workload
-
+FOUR_BIT_SPEEDUP = 3.0  # over 8 bits: B300's data sheet; others' say 2 or none
+EIGHT_BIT_SPEEDUP = 2.0  # over 16 bits
 POLLS = ("server.csv.gz", "timeseries.csv.gz", "metrics.csv")
 """Files of gauges beside a run's requests, the first that is there taken; the last is that of
 `headway replay`, on the clock of its requests."""
@@ -218,13 +229,8 @@ def _target(parts: EngineParts, engine: EngineConfig) -> Target:
     )
 
 
-def _simulate(scenario: "Scenario", parts: EngineParts, workload: "Workload") -> "Result":
+def _simulate(scenario: Scenario, parts: EngineParts, workload: Workload) -> Result:
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
-    from simulator.engine.pipeline import make_replica
-    from simulator.scenario import make_scheduler
-    from simulator.simulation.cluster import run_cluster
-    from simulator.simulation.run import play
-
     if scenario.cluster is not None:
         cost = None if _in_lock_step(scenario, parts) else parts.cost
         return run_cluster(scenario, workload=workload, cost=cost)
@@ -232,25 +238,22 @@ def _simulate(scenario: "Scenario", parts: EngineParts, workload: "Workload") ->
     return play(scenario, parts, workload, make_replica(FastEnvironment(), scheduler, parts.cost))
 
 
-def _in_lock_step(scenario: "Scenario", parts: EngineParts) -> bool:
+def _in_lock_step(scenario: Scenario, parts: EngineParts) -> bool:
     """Tell whether ranks share experts: what that costs is put together with the ranks alone."""
     return scenario.engine.data_parallel_size > 1 and parts.model.num_experts > 0
 
 
 def assemble_run(
     run: Run, folder: Path = Path(), profile: str | None = None
-) -> tuple["Scenario", EngineParts]:
+) -> tuple[Scenario, EngineParts]:
     """Give the scenario and its parts for a run's model, GPU and engine."""
-    from simulator.scenario.load import check_scenario
-    from simulator.util.yaml_lines import SourceMap
-
-    gpu = aliases.gpu_name(run.word("gpu"))
+    gpu = gpu_name(run.word("gpu"))
     engine = engine_block(run, gpu)
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     gpus = prod(engine[key] for key in sizes)
     raw = {
         "name": "measured",
-        "model": aliases.model_name(run.word("model"), folder),
+        "model": model_name(run.word("model"), folder),
         "gpu": {"name": gpu, "count": gpus},
         "engine": engine,
     }
@@ -292,7 +295,7 @@ def _told_beside(path: Path | None) -> list[str]:
     return notes
 
 
-def _describe_rules(scenario: "Scenario", parts: EngineParts) -> str:
+def _describe_rules(scenario: Scenario, parts: EngineParts) -> str:
     engine = scenario.engine
     kind = "asynchronous" if engine.async_scheduling else "synchronous"
     cached = "on" if engine.enable_prefix_caching else "off"
@@ -320,3 +323,56 @@ def sibling_file(path: Path | None, ending: str) -> Path | None:
         return None
     other = path.with_name(path.name[: path.name.rindex("requests")] + ending)
     return other if other.is_file() else None
+
+
+# Measurements that cannot be: more FLOP/s than the GPUs have, decodes faster than their bytes.
+
+
+def why_impossible(
+    measured: Mapping[str, float],
+    model: ModelSpec,
+    gpu: Gpu,
+    engine: EngineConfig,
+    *,
+    servers: int,
+    computed: float,
+    output: float,
+) -> str:
+    """Say by how much a run's measurements beat the data sheet; "" where they do not.
+
+    `measured` has `request_throughput` (requests/s) and `mean_tpot_ms`, where they were recorded.
+    `servers` are engine replicas, data-parallel ranks among them; a request computes `computed`
+    prompt tokens and `output` tokens in the mean. Both bounds are generous: attention, activations
+    and the KV cache cost nothing, kernels reach the peak of the data sheet, and a step of decodes
+    reads the experts of a single token.
+    """
+    dtype, tensor = engine.weight_dtype, engine.tensor_parallel_size
+    rate = measured.get("request_throughput", 0.0)
+    head = 2 * model.head_parameters
+    layers = model.flops_per_token - head
+    needed = rate * (layers * (computed + max(0.0, output - 1.0)) + head * output)
+    gpus = tensor * engine.pipeline_parallel_size
+    peak = peak_flops(gpu, model.weight_dtype(dtype)) * gpus * servers
+    if needed > peak:
+        return (
+            f"{rate:.4g} requests/s of {computed:,.0f} prompt tokens need {needed:.3g} FLOP/s; "
+            f"{gpus * servers} x {gpu.name} have {peak:.3g} at most"
+        )
+    tpot = measured.get("mean_tpot_ms", 0.0) / 1e3
+    experts = 0.0 if engine.data_parallel_size > 1 else model.expected_experts(1)
+    read = model.matrix_bytes(experts, dtype) / tensor  # one stage after the other
+    least = read / gpu.bandwidth
+    if 0 < tpot < least:
+        return (
+            f"a token takes {tpot * 1e3:.4g} ms; to read {read:.3g} bytes of weights takes "
+            f"{gpu.name} {least * 1e3:.4g} ms at least"
+        )
+    return ""
+
+
+def peak_flops(gpu: Gpu, dtype: str) -> float:
+    """Give the most FLOP/s that any GPU of its kind could have for weights of a dtype."""
+    eight = gpu.fp8_flops or EIGHT_BIT_SPEEDUP * gpu.bf16_flops
+    if "fp4" in dtype or dtype in ("awq", "gptq", "int4"):
+        return FOUR_BIT_SPEEDUP * eight
+    return eight if dtype.startswith(("fp8", "int8")) else gpu.bf16_flops

@@ -30,6 +30,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
+from simulator.workload.describe import shared_prefix_tokens
 from simulator.workload.workload import Floats, Workload
 
 FIRST_TOKEN, LAST_TOKEN = 100, 30_000
@@ -296,22 +297,6 @@ def _plain(error: Exception) -> str:
     return f"{what}: {error}"[:200]
 
 
-def implied_hits(workload: Workload) -> int:
-    """Count the tokens of prompts that a boundless prefix cache, empty at the start, would hold."""
-    seen: dict[tuple[object, ...], int] = {}  # tokens of the last part, by the names up to it
-    shared = 0
-    for segments in workload.segments or ():
-        path: tuple[object, ...] = ()
-        hit = True
-        for name, count in segments or ():
-            path = (hash(path), name)
-            known = seen.get(path, 0)
-            shared += min(known, count) if hit else 0
-            hit = hit and known == count
-            seen[path] = max(known, count)
-    return shared
-
-
 def prompt_of(workload: Workload, number: int, seed: int = 0) -> list[int]:
     """Give a prompt's tokens: equal where the workload says that they are, else drawn."""
     size = int(workload.prompt_tokens[number])
@@ -461,7 +446,7 @@ def summary(found: Replayed, workload: Workload) -> dict[str, Any]:
     hits, queries = found.hits
     if queries > 0:
         told["prefix_hit_share"] = hits / queries
-        told["implied_hit_share"] = implied_hits(workload) / int(workload.prompt_tokens.sum())
+        told["implied_hit_share"] = (shared_prefix_tokens(workload) or 0) / workload.total_input
     return told
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from calibration.measured.compare import polled_gauges
+from simulator import run
 from simulator.core.log import Log
 from simulator.core.request import Segments
 from simulator.scenario.scenario import Scenario
@@ -243,8 +244,6 @@ def judge(polls: Sequence[Poll], scenario: Scenario, window: float, tolerance: f
 
     Windows in which those are still there that were so at the first poll are left out.
     """
-    from simulator import run
-
     load = traffic(polls, scenario.make_workload(), scenario.seed)
     result = run(scenario, workload=load)
     start = polls[0]
@@ -324,87 +323,70 @@ def shadow(
         limits = aiohttp.ClientTimeout(total=SILENT)
         async with aiohttp.ClientSession(timeout=limits) as session:
             try:
-                return await _Watch(session, scenario, url, watched, tell).run(begun)
+                return await _watch(session, scenario, url, watched, tell, begun=begun)
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise HeadwayError(f"--url: {url}: {str(error) or 'no answer'}") from None
 
     return asyncio.run(run())
 
 
-class _Watch:
-    """A server that is watched."""
+async def _watch(
+    session: Any,
+    scenario: Scenario,
+    url: str,
+    watched: Watched,
+    tell: Callable[[Window], None],
+    *,
+    begun: Callable[[], None],
+) -> Verdict:
+    """Poll a server, and compare after each window: in a thread, as polls go on."""
+    url = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
+    interval, length = watched.interval, watched.window
+    polls: list[Poll] = []
+    verdict, told = Verdict(), -1.0  # s, up to where windows have been told
 
-    def __init__(
-        self,
-        session: Any,
-        scenario: Scenario,
-        url: str,
-        watched: Watched,
-        tell: Callable[[Window], None],
-    ) -> None:
-        self.session, self.scenario, self.watched = session, scenario, watched
-        self.url = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
-        self.tell = tell
-        self.polls: list[Poll] = []
-        self.told = -1.0  # s, up to where windows have been told
-        self.verdict = Verdict()
-
-    async def run(self, begun: Callable[[], None]) -> Verdict:
-        duration, interval, length = (
-            self.watched.duration,
-            self.watched.interval,
-            self.watched.window,
-        )
-        loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        begin = loop.time()
-        judging: asyncio.Task[None] | None = None
-        rounds = 0
-        while not stop.is_set() and (now := loop.time() - begin) < duration + interval:
-            async with self.session.get(self.url) as response:
-                if response.status != 200:
-                    raise HeadwayError(f"--url: {self.url}: status {response.status}")
-                poll = read_poll(await response.text(), now)
-            if not rounds and not self.polls:
-                begun()
-            if self.polls and poll.finished < self.polls[-1].finished:
-                self.polls.clear()  # the server has begun anew
-            self.polls.append(poll)
-            if now // length > rounds and (judging is None or judging.done()):
-                rounds = int(now // length)
-                if judging is not None:
-                    judging.result()
-                judging = asyncio.create_task(self._judge())
-            wait = begin + (int(now / interval) + 1) * interval - loop.time()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), max(wait, 0.0))
-        if judging is not None:
-            await judging
-        await self._judge()
-        if self.polls:
-            self.verdict.requests = self.polls[-1].seen - self.polls[0].seen
-        return self.verdict
-
-    async def _judge(self) -> None:
-        """Compare what has been polled, and tell what is new; in a thread, as polls go on."""
-        first = self.polls[-1].time - HISTORY * self.watched.window
-        self.polls = [one for one in self.polls if one.time >= first]
-        polls = [*self.polls]
+    async def compare() -> None:
+        nonlocal told
+        polls[:] = [one for one in polls if one.time >= polls[-1].time - HISTORY * length]
         try:
-            found = await asyncio.to_thread(
-                judge, polls, self.scenario, self.watched.window, self.watched.tolerance
-            )
+            found = await asyncio.to_thread(judge, [*polls], scenario, length, watched.tolerance)
         except NoTrafficError:
             return
         for window in found.windows:
-            if window.start >= self.told:
-                self.told = window.end
-                self.verdict.windows.append(window)
-                self.tell(window)
+            if window.start >= told:
+                told = window.end
+                verdict.windows.append(window)
+                tell(window)
         for name, window in found.parted.items():
-            self.verdict.parted.setdefault(name, window)
+            verdict.parted.setdefault(name, window)
+
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    begin, judging, rounds = loop.time(), None, 0
+    while not stop.is_set() and (now := loop.time() - begin) < watched.duration + interval:
+        async with session.get(url) as response:
+            if response.status != 200:
+                raise HeadwayError(f"--url: {url}: status {response.status}")
+            poll = read_poll(await response.text(), now)
+        if not rounds and not polls:
+            begun()
+        if polls and poll.finished < polls[-1].finished:
+            polls.clear()  # the server has begun anew
+        polls.append(poll)
+        if now // length > rounds and (judging is None or judging.done()):
+            rounds = int(now // length)
+            if judging is not None:
+                judging.result()
+            judging = asyncio.create_task(compare())
+        wait = begin + (int(now / interval) + 1) * interval - loop.time()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), max(wait, 0.0))
+    if judging is not None:
+        await judging
+    await compare()
+    verdict.requests = polls[-1].seen - polls[0].seen
+    return verdict
 
 
 def heading() -> str:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +40,15 @@ from calibration.server_logs.response_surface import Flags, Intervals, Prior, Su
 from calibration.text_files import read_rows
 from simulator.costs.linear import LinearCost
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.results.request_table import gather_requests
+from simulator.scenario.assemble import assemble
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together
 from simulator.util.workers import WorkerDied, parallel_map
-
-if TYPE_CHECKING:
-    from simulator.scenario.scenario import Scenario
-    from simulator.workload.workload import Workload
+from simulator.workload.traces.fields import SPANS, UNITS, find_fields
+from simulator.workload.workload import Workload
 
 Cost = LinearCost | PiecewiseCost
 
@@ -102,7 +104,7 @@ MEANINGS = {
 
 
 def calibrate_from_requests(
-    source: Path, scenario: "Scenario", out: Path, columns: str | None = None
+    source: Path, scenario: Scenario, out: Path, columns: str | None = None
 ) -> str:
     """Fit a scenario's cost to a log of requests; write the profile and calibration.json.
 
@@ -152,8 +154,8 @@ class RequestLog:
     """A server's requests, and how to simulate them."""
 
     requests: Requests
-    workload: "Workload"
-    scenario: "Scenario"
+    workload: Workload
+    scenario: Scenario
     cost: Cost
     block: npt.NDArray[np.int64]  # of each request, by time
     simulated: dict[bytes, dict[str, Floats]] = field(default_factory=dict)
@@ -181,9 +183,6 @@ class RequestLog:
                 self.simulated[keys[index]] = found
 
     def _simulate(self, terms: Floats) -> dict[str, Floats]:
-        from simulator.results.request_table import gather_requests
-        from simulator.simulation.run import run
-
         result = run(self.scenario, workload=self.workload, cost=with_terms(self.cost, terms))
         table = gather_requests(self.workload, result.sent, result.logs)
         return {n: np.where(table.completed, getattr(table, n), np.nan) for n in LATENCIES}
@@ -250,14 +249,12 @@ class LogFit:
     held_out: int
 
 
-def read_log(path: Path, scenario: "Scenario", columns: str | None = None) -> RequestLog:
+def read_log(path: Path, scenario: Scenario, columns: str | None = None) -> RequestLog:
     """Read a log of requests; HeadwayError tells what is wrong with it.
 
     Its format is any that traces have, among them the plain one: `arrival_s`, `prompt_tokens`,
     `output_tokens`, `ttft_s`, and `e2e_s` or `tpot_s`; `columns` names other columns.
     """
-    from simulator.scenario.assemble import assemble
-
     requests = read_requests(path, columns)
     if len(requests) < FEWEST:
         raise HeadwayError(
@@ -278,8 +275,6 @@ def read_log(path: Path, scenario: "Scenario", columns: str | None = None) -> Re
 
 def _check_misspelt(path: Path, requests: Requests) -> None:
     """Refuse columns that look like a latency that is lacking: the fit would do without it."""
-    from simulator.workload.traces.fields import SPANS, UNITS, find_fields
-
     there = {name for name in LATENCIES if np.isfinite(getattr(requests, name)).any()}
     lacking = {"ttft"} - there | ({"tpot", "e2el"} if not there & {"tpot", "e2el"} else set())
     if not lacking:
@@ -467,7 +462,7 @@ def _residuals(log: RequestLog, terms: Floats, judged: Flags) -> dict[str, float
     return found
 
 
-def _profile(fit: LogFit, scenario: "Scenario", source: Path) -> str:
+def _profile(fit: LogFit, scenario: Scenario, source: Path) -> str:
     """Write the adjusted profile as YAML."""
     about = {
         "requests": fit.requests,
@@ -502,7 +497,7 @@ def _host(fit: LogFit) -> str:
     return text + "}"
 
 
-def _report(fit: LogFit, path: Path, scenario: "Scenario", *, useful: bool) -> Iterator[str]:
+def _report(fit: LogFit, path: Path, scenario: Scenario, *, useful: bool) -> Iterator[str]:
     yield f"{'term':<28}{'before':>10}{'fitted':>10}   95 % interval"
     for term in fit.terms:
         words, scale, unit = MEANINGS[term.name]

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,10 @@ from calibration.errors import MAX_HELD_OUT_ERROR
 from calibration.profile_yaml import how_to_use, scenario_profile
 from calibration.server_logs.torch_profile import read_profile_steps, report, steps_csv
 from calibration.text_files import read_rows
+from simulator.scenario.assemble import assemble
+from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic
-
-if TYPE_CHECKING:
-    from simulator.scenario.scenario import Scenario
 
 FEWEST = 100  # steps
 BLOCK = 20  # steps in a row; every fifth block is held out
@@ -27,10 +26,8 @@ UNITS = {"_s": 1.0, "_sec": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9, "": 1.0}
 DURATIONS = ("duration", "step_time", "wall", "seconds", "latency")
 
 
-def calibrate_from_steps(source: Path, scenario: "Scenario", out: Path) -> str:
+def calibrate_from_steps(source: Path, scenario: Scenario, out: Path) -> str:
     """Fit a profile to a log of steps, write it, and give the report."""
-    from simulator.scenario.assemble import assemble
-
     cost = assemble(scenario).cost
     sizes = getattr(cost, "cudagraph_capture_sizes", ())
     rows = read_steps(source)
@@ -65,9 +62,7 @@ def calibrate_from_steps(source: Path, scenario: "Scenario", out: Path) -> str:
     return "\n".join([*held_out, f"written: {path}", *use])
 
 
-def calibrate_from_profile(
-    source: Path, scenario: "Scenario | None", out: Path
-) -> tuple[str, bool]:
+def calibrate_from_profile(source: Path, scenario: Scenario | None, out: Path) -> tuple[str, bool]:
     """Write the steps of a torch profiler's trace, tell where their time went, fit a profile.
 
     Gives the report, and whether it did all that was asked for. Without a scenario, or where the

@@ -67,41 +67,32 @@ class CostDecorator:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
         return self.inner.name
 
     @property
     def residuals(self) -> Mapping[str, float] | None:
-        """Standard deviations of its relative errors."""
         return self.inner.residuals
 
     @property
     def unmeasured(self) -> str:
-        """What of its times nobody has measured."""
         return self.inner.unmeasured
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
-        """Give the seconds of steps of so many decodes each that read so many tokens in all."""
         return self.inner.decode_seconds(counts, contexts)
 
     def swap_seconds(self, step: Step) -> float:
-        """Give the seconds of a step's copies of KV blocks."""
         return self.inner.swap_seconds(step)
 
     def with_copies(self, seconds: float, step: Step) -> float:
-        """Give the time of a step whose compute takes so many seconds, with its copies."""
         return self.inner.with_copies(seconds, step)
 
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
-        """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
         return self.inner.logged_swap_seconds(swaps)
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
-        """Give the seconds in which the GPU waits for the engine; None: nobody can tell."""
         return self.inner.host_seconds(prompts, sequences, new)
 
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
-        """Say, a line per quantity, which logged steps lie outside the fitted range."""
         return self.inner.range_warnings(steps)
 
 

@@ -127,15 +127,12 @@ class DataParallelCost(CostDecorator):
         return JointStep(self.shared, self.kernels)
 
     def execute(self, step: Step) -> float:
-        """Give the seconds of a step."""
         return self.leap(step, 1)[0]
 
     def leap(self, step: Step, repeats: int) -> list[float]:
-        """Give the seconds of each of so many successive decode steps."""
         return self.joint.seconds(self.inner, [step], [step.tokens] * self.ranks, repeats)
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
-        """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         unique, inverse = np.unique(counts, return_inverse=True)
         together = np.array([self.shared([int(count)] * self.ranks) for count in unique])[inverse]
         alone = self.inner.decode_seconds(counts, contexts)

@@ -56,7 +56,6 @@ class Fitted:
     swap_overlap: bool = False  # copies run beside the compute of their step
 
     def swap_seconds(self, step: Step) -> float:
-        """Give the seconds of a step's copies of KV blocks to the host and back."""
         return (
             self.swap_out * len(step.outgoing or ())
             + self.swap_out_per_block * step.swapped_out
@@ -65,7 +64,6 @@ class Fitted:
         )
 
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
-        """Give the same of logged copies (rows of dtype SWAP)."""
         return np.asarray(
             self.swap_out * swaps["requests_out"]
             + self.swap_out_per_block * swaps["blocks_out"]
@@ -93,7 +91,6 @@ class Fitted:
         return max(seconds, copies)
 
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
-        """Say, a line per quantity, how many of the logged steps lie outside the fitted range."""
         messages = []
         found, repeats = quantities(steps), steps["steps"]
         for what, (low, high) in (self.limits or {}).items():
@@ -149,7 +146,6 @@ class LinearCost(Fitted):
         raise_if((not any(getattr(self, term) for term in terms), "base: every step takes no time"))
 
     def execute(self, step: Step) -> float:
-        """Give the seconds that a step takes."""
         mixed = step.prefills or step.drafts
         seconds = self._mixed_seconds(step) if mixed else self.leap(step, 1)[0]
         return self.with_copies(seconds, step) if step.copies else seconds
@@ -165,13 +161,11 @@ class LinearCost(Fitted):
         return fixed + self.per_context * step.context
 
     def leap(self, step: Step, repeats: int) -> list[float]:
-        """Give the seconds of each of so many successive decode steps."""
         count, first = step.decodes, step.context
         fixed = self.base + self.per_token * count + self.per_sequence * count
         slope = self.per_context
         return [fixed + slope * read for read in range(first, first + repeats * count, count)]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
-        """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         fixed = self.base + self.per_token * counts + self.per_sequence * counts
         return np.asarray(fixed + self.per_context * contexts)

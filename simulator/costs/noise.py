@@ -74,11 +74,9 @@ class ScaledCost(CostDecorator):
 
     @property
     def reads_longest(self) -> bool:
-        """Whether its steps depend on their longest sequence."""
         return getattr(self.inner, "reads_longest", False)
 
     def execute(self, step: Step) -> float:
-        """Give the seconds that a step takes."""
         factor = self.prompts if step.prefills else self.decode
         if not step.copies:
             return self._scaled(step, step, factor)
@@ -100,18 +98,15 @@ class ScaledCost(CostDecorator):
         return factor * host, [factor * seconds for seconds in stages], factor * send
 
     def leap(self, step: Step, repeats: int) -> list[float]:
-        """Give the seconds of each of so many successive decode steps."""
         found = [self.decode * seconds for seconds in self.inner.leap(step, repeats)]
         if step.host_waits:
             step.host_waits = [self.decode * wait for wait in step.host_waits]
         return found
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
-        """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         return self.decode * self.inner.decode_seconds(counts, contexts)
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
-        """Give the seconds in which the GPU waits for the engine; None: nobody can tell."""
         found = self.inner.host_seconds(prompts, sequences, new)
         return None if found is None else found * np.where(prompts, self.prompts, self.decode)
 

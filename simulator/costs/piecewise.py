@@ -239,7 +239,6 @@ class PiecewiseCost(Fitted):
         return self.overhead + self.dense_seconds(count) + head + self.decode
 
     def execute(self, step: Step) -> float:
-        """Give the seconds that a step takes."""
         prefills, count, context = step.prefills, step.decodes, step.context
         if not prefills:
             seconds = self._verify_seconds(step) if step.drafts else self.leap(step, 1)[0]
@@ -375,7 +374,6 @@ class PiecewiseCost(Fitted):
         return np.asarray(waits)
 
     def leap(self, step: Step, repeats: int) -> list[float]:
-        """Give the seconds of each of so many successive decode steps."""
         count, first = step.decodes, step.context
         fixed = self._decode_seconds(count) + self._per_sequence * count
         floor = max(self.decode_per_sequence * count, self.decode_least)
@@ -403,7 +401,6 @@ class PiecewiseCost(Fitted):
         return self._decodes_with_host(step, kernels, count) if self.has_host_work else kernels
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
-        """Give the seconds of pure decode steps of so many sequences that read so many tokens."""
         table = np.array([self._decode_seconds(n) for n in range(int(counts.max(initial=0)) + 1)])
         reads = self.decode_per_context * contexts
         if self.window:
@@ -447,7 +444,6 @@ class SplitCost(PiecewiseCost):
         return super()._verify_seconds(step) + self._waits(step, 1)[0]
 
     def leap(self, step: Step, repeats: int) -> list[float]:
-        """Give the seconds of each of so many successive decode steps."""
         waits = self._waits(step, repeats)
         return [a + b for a, b in zip(super().leap(step, repeats), waits, strict=True)]
 

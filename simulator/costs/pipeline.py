@@ -86,7 +86,6 @@ class PipelineCost(CostDecorator):
 
     @property
     def reads_longest(self) -> bool:
-        """Whether its steps depend on their longest sequence."""
         return getattr(self.inner, "reads_longest", False)
 
     @property

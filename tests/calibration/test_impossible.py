@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.measured.limits import peak_flops, why_impossible
-from calibration.measured.predict import validate_measured
+from calibration.measured.predict import peak_flops, validate_measured, why_impossible
 from calibration.measured.report import outcome_line, report, write_json
 from simulator.cli.main import main
 from simulator.core.engine_config import EngineConfig

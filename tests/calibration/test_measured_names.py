@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibration.measured import aliases
+from calibration.measured import engine as aliases
 from simulator.util.errors import HeadwayWarning
 
 

@@ -22,7 +22,6 @@ pytest.importorskip("aiohttp")
 from calibration.measured.compare import polled_gauges
 from calibration.measured.predict import validate_measured
 from calibration.measured.replay import (
-    implied_hits,
     prompt_of,
     replay,
     summary,
@@ -155,15 +154,6 @@ def test_prompts_differ_from_run_to_run(scenario: Scenario, served: tuple[Server
         assert (warned in table(found, load)) == bool(share)
         assert f"--prompt-seed {found.prompt_seed}" in table(found, load)
         assert seed in (None, found.prompt_seed)
-
-
-def test_what_a_workload_shares_is_no_surprise(scenario: Scenario) -> None:
-    load = scenario.make_workload()
-    assert implied_hits(load) == 0
-    load.segments = [(("shared", 200), (k, 100)) for k in range(12)]
-    assert implied_hits(load) == 11 * 200
-    load.segments[11] = (("shared", 150), (3, 100))
-    assert implied_hits(load) == 10 * 200 + 150
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
