@@ -177,7 +177,7 @@ def live(
 ) -> int:
     """Run a scenario on a real engine; print its report, write its files."""
     from calibration.engine_steps.live_folder import RERUN_PATTERN, write_live
-    from calibration.engine_steps.meta import describe_engine
+    from calibration.engine_steps.refit import describe_engine
     from gpu_backend.live import build_engine, run_live
     from simulator.cli.console import print_interrupted_run
     from simulator.cli.progress import run_progress

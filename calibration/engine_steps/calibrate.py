@@ -16,8 +16,15 @@ from cyclopts import Parameter
 
 from calibration.engine_steps.fit import HELD_OUT_PREFIX, StepFit, fit_rows
 from calibration.engine_steps.grid import Limits, make_grid
-from calibration.engine_steps.meta import describe_engine, utc_now, write_meta
-from calibration.engine_steps.refit import META, STEPS, Echo, refit
+from calibration.engine_steps.refit import (
+    META,
+    STEPS,
+    Echo,
+    describe_engine,
+    refit,
+    utc_now,
+    write_meta,
+)
 from calibration.engine_steps.steps_file import Row, RowFile, pack_rows, read_rows
 from calibration.profile_yaml import cost_block
 from simulator.costs.piecewise import PiecewiseCost

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.errors import Floats
-from calibration.kernel_tables.aiconfigurator import AllReduce, Products
+from calibration.kernel_tables.aiconfigurator import AllReduce, Experts, Products
 from calibration.kernel_tables.attention import (
     NO_LINEAR,
     LinearKernels,
@@ -26,7 +26,6 @@ from calibration.kernel_tables.attention import (
     read_latent,
     read_linear,
 )
-from calibration.kernel_tables.experts import Experts
 from calibration.kernel_tables.llmservingsim import LayerTables
 from calibration.kernel_tables.product_slowdown import UNSTEADY, slowdown, sustained
 from calibration.kernel_tables.tables import GpuTables, NotTimedError, interpolate

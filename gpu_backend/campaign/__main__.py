@@ -17,10 +17,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpu_backend.campaign.archive import read_record, unpack_archive
 from gpu_backend.campaign.plan import SETUPS, plan, scaled
 from gpu_backend.campaign.report import write_report
-from gpu_backend.campaign.runner import RECORD, Campaign, read_outcomes, set_aside
+from gpu_backend.campaign.runner import (
+    RECORD,
+    Campaign,
+    read_outcomes,
+    read_record,
+    set_aside,
+    unpack_archive,
+)
 from simulator.models.gpus import find_gpu_of_driver
 from simulator.models.load import load_model
 from simulator.util.environment import source_commit

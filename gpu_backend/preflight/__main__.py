@@ -25,8 +25,7 @@ from gpu_backend.preflight.fake_cuda import (
     check_failing_capture,
     check_timings,
 )
-from gpu_backend.preflight.faults import check_missing_sensors, check_refit
-from gpu_backend.preflight.rehearsal import rehearse
+from gpu_backend.preflight.faults import check_missing_sensors, check_refit, rehearse
 
 Check = Callable[[], Iterator[str]]
 """Gives a line for everything that is wrong; one that begins with `+` only tells."""

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from calibration.engine_steps.fit import HELD_OUT_PREFIX, fit_rows
 from calibration.engine_steps.grid import Limits, Point, make_grid
-from calibration.engine_steps.meta import read_meta
-from calibration.engine_steps.refit import META, STEPS, profile_name, refit, steps_profile
+from calibration.engine_steps.refit import (
+    META,
+    STEPS,
+    profile_name,
+    read_meta,
+    refit,
+    steps_profile,
+)
 from calibration.engine_steps.steps_file import (
     ROWS_PER_MEMBER,
     Row,

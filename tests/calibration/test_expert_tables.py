@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from calibration.kernel_tables.aiconfigurator import Experts
 from calibration.kernel_tables.attention import has_latent, read_latent, read_linear
 from calibration.kernel_tables.compose import Target, compose_kernels
-from calibration.kernel_tables.experts import Experts
 from calibration.kernel_tables.fit_target import compose_steps, fit_target, with_window
 from calibration.kernel_tables.tables import NotTimedError, find_gpu_tables
 from simulator.costs.piecewise import PiecewiseCost

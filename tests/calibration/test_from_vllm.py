@@ -14,8 +14,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from calibration.server_logs.from_steps import read_steps
-from calibration.server_logs.torch_profile import kernel_kind, parse_step, read_profile_steps
+from calibration.server_logs.from_steps import (
+    kernel_kind,
+    parse_step,
+    read_profile_steps,
+    read_steps,
+)
 from simulator.cli.main import main
 from simulator.scenario.load import check_scenario
 from simulator.simulation.run import run

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from calibration.engine_steps.fit import StepFit, fit_rows
 from calibration.engine_steps.grid import Limits, Point, make_grid
-from calibration.engine_steps.meta import read_meta
-from calibration.engine_steps.refit import META, STEPS, refit, steps_profile
+from calibration.engine_steps.refit import META, STEPS, read_meta, refit, steps_profile
 from calibration.engine_steps.steps_file import Row, make_step, pack_rows, read_rows
 from calibration.profile_yaml import cost_block
 from simulator.core.request import Chunk, Request, Step

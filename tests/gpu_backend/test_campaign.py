@@ -18,11 +18,10 @@ import torch
 
 from calibration.engine_steps.steps_file import read_rows
 from gpu_backend.campaign.__main__ import main as campaign_main
-from gpu_backend.campaign.archive import unpack_archive, write_archive
 from gpu_backend.campaign.plan import SETUPS, Part, plan, scaled
 from gpu_backend.campaign.report import write_report
-from gpu_backend.campaign.runner import Campaign, Outcome, run_part
-from gpu_backend.preflight.rehearsal import child_processes
+from gpu_backend.campaign.runner import Campaign, Outcome, run_part, unpack_archive, write_archive
+from gpu_backend.preflight.faults import child_processes
 
 PYTHON = sys.executable
 ROOT = Path(__file__).parents[2]
