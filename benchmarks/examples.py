@@ -166,12 +166,9 @@ def static_table() -> None:
     """The published table of static against continuous batching."""
     head = ("", "out tok/s", "all tok/s", "ITL P50, P99", "TPOT P50, P99", "useful", "memory")
     static = ["engine.allocation=contiguous"]
-    batches = {f"static, {n}": [*static, _batch(n)] for n in (8, 16, 24, 32)}
+    policy = "engine.scheduling_policy={{policy: static, batch_size: {}}}"
+    batches = {f"static, {n}": [*static, policy.format(n)] for n in (8, 16, 24, 32)}
     table(head, (_row(name, sets) for name, sets in {**batches, "continuous, 64": []}.items()))
-
-
-def _batch(size: int) -> str:
-    return f"engine.scheduling_policy={{policy: static, batch_size: {size}}}"
 
 
 def _row(name: str, sets: list[str]) -> Iterable[str]:

@@ -182,13 +182,13 @@ class RecordedVllm:
             self._gpu_free = batch.end
         if tokens or self._evicted:
             empty = 0 if self.case.config.async_scheduling else self.case.step_time.empty_ns
-            waiting = [*vllm.waiting]
+            waiting, running = [*vllm.waiting], [one.request_id for one in vllm.running]
             batch.row = {
                 "t": self.now,
                 "dur": batch.end - batch.start if tokens else empty,
                 "tokens": sum(tokens.values()),
                 "context": context,
-                "sched": [[int(n), tokens[n], starts[n]] for n in self._order(tokens)],
+                "sched": [[int(n), tokens[n], starts[n]] for n in running if n in tokens],
                 "new": [[int(n), starts[n]] for n in fresh],
                 "resumed": [[int(n), starts[n]] for n in back],
                 "preempted": [int(n) for n in self._evicted],
@@ -196,7 +196,7 @@ class RecordedVllm:
                 "free": pool.get_num_free_blocks(),
                 "free_end": 0,
                 "hashed": len(pool.cached_block_hash_to_block),
-                "running": len(vllm.running),
+                "running": len(running),
                 "waiting": len(waiting),
                 "head": int(waiting[0].request_id) if waiting else None,
             }
@@ -205,9 +205,6 @@ class RecordedVllm:
             self.scheduled += 1
         self._batches[id(output)] = batch
         return batch
-
-    def _order(self, tokens: dict[str, int]) -> list[str]:
-        return [one.request_id for one in self.vllm.running if one.request_id in tokens]
 
     def _execute(self, output: Any, non_block: bool = False) -> Batch:
         return self._batches[id(output)]

@@ -125,14 +125,12 @@ def build_engine(
 ) -> Engine:
     """Build the engine that a scenario asks for; HeadwayError where it cannot be had."""
     wanted = scenario.engine
-    wrong = []
-    if wanted.tensor_parallel_size > 1:
-        wrong.append("engine.tensor_parallel_size: the engine runs on one device")
-    if wanted.pipeline_parallel_size > 1:
-        wrong.append("engine.pipeline_parallel_size: the engine runs on one device")
-    if wanted.data_parallel_size > 1:
-        wrong.append("engine.data_parallel_size: the engine runs on one device")
-    elif scenario.cluster is not None:
+    wrong = [
+        f"engine.{key}: the engine runs on one device"
+        for key in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        if getattr(wanted, key) > 1
+    ]
+    if wanted.data_parallel_size == 1 and scenario.cluster is not None:
         wrong.append("cluster: the engine is one, without a router")
     if wanted.quantization:
         wrong.append("engine.quantization: the engine has no quantized weights")

@@ -175,7 +175,9 @@ def measure_all(  # noqa: PLR0917
         file.add(row)
 
     with Sensors(engine.device) as sensors:
-        points = make_grid(_limits(engine, setup), rng)
+        cache = (engine.num_blocks - 1) * engine.block_size
+        sizes = setup.max_num_seqs, setup.max_num_batched_tokens, _longest(engine, setup)
+        points = make_grid(Limits(*sizes, cache), rng)
         warm_up(engine)
         left = until - clock()
         share = GRID_SHARE * left
@@ -198,13 +200,6 @@ def measure_all(  # noqa: PLR0917
                 raise KeyboardInterrupt
             file.flush()
             echo(f"{name}: {len(found)} steps")
-
-
-def _limits(engine: "Engine", setup: Setup) -> Limits:
-    """Put an engine's sizes and its scheduler's together."""
-    length = _longest(engine, setup)
-    cache = (engine.num_blocks - 1) * engine.block_size
-    return Limits(setup.max_num_seqs, setup.max_num_batched_tokens, length, cache)
 
 
 def _runs(

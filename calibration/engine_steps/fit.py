@@ -94,7 +94,9 @@ def collect_samples(rows: Sequence[Row], clock: Callable[[Row], float]) -> list[
     """Make samples of rows: grid points by their median, steps of runs one by one."""
     points: dict[tuple[str, int], list[Row]] = defaultdict(list)
     samples = []
-    start, each = _fit_schedule(rows) if clock is CLOCKS["wall"] else (0.0, 0.0)
+    start = each = 0.0
+    if clock is CLOCKS["wall"]:  # the scheduler's seconds
+        start, each = _fit_line((_sequences(r), r.schedule_s) for r in rows if r.schedule_s)
     for row in rows:
         if row.kind == "probe" or row.swapped_out or row.swapped_in:
             continue
@@ -218,7 +220,8 @@ def _fit_apart(
     device = [sample for sample in device if id(sample.row) in rows]
     pairs = [*zip(samples, device, strict=True)]
     anew = [pair for pair in pairs if not pair[0].row.bucket or pair[0].row.chunks]
-    start, each = _fit_host(anew or pairs)
+    beside = ((_sequences(a.row), max(a.seconds - b.seconds, 0.0)) for a, b in anew or pairs)
+    start, each = _fit_line(beside)
     device = [
         replace(kernels, seconds=max(whole.seconds - start - each * _sequences(whole.row), 1e-6))
         if whole.row.bucket
@@ -430,16 +433,6 @@ def _limits(samples: Sequence[Sample]) -> Limits:
         if positive := [value for value in values if value > 0]:
             found[name] = min(positive), max(positive)
     return found
-
-
-def _fit_schedule(rows: Iterable[Row]) -> tuple[float, float]:
-    """Fit start + each n to the scheduler's seconds before steps of n sequences."""
-    return _fit_line((_sequences(row), row.schedule_s) for row in rows if row.schedule_s)
-
-
-def _fit_host(pairs: Iterable[tuple[Sample, Sample]]) -> tuple[float, float]:
-    """Fit start + each n to all of a step of n sequences but the device's part."""
-    return _fit_line((_sequences(a.row), max(a.seconds - b.seconds, 0.0)) for a, b in pairs)
 
 
 def _sequences(row: Row) -> int:

@@ -99,12 +99,6 @@ def _columns(measured: Measured, reading: Reading) -> dict[str, Any]:
     }
 
 
-def _count_blocks(engine: Engine, point: Point) -> int:
-    """Count the pages that a point's requests need."""
-    lengths = [*(context + 1 for context in point.contexts), *map(sum, point.chunks)]
-    return sum(-(-(length + REPEATS) // engine.block_size) for length in lengths)
-
-
 def measure_grid(
     engine: Engine,
     points: Sequence[Point],
@@ -126,7 +120,9 @@ def measure_grid(
     def visit(point: Point, turn: int) -> None:
         """Run a point's step once for warmth, then measured."""
         engine.reset()
-        chunks = make_chunks(point, ShuffledBlocks(engine, rng, _count_blocks(engine, point)))
+        lengths = [*(context + 1 for context in point.contexts), *map(sum, point.chunks)]
+        pages = sum(-(-(length + REPEATS) // engine.block_size) for length in lengths)
+        chunks = make_chunks(point, ShuffledBlocks(engine, rng, pages))
         positions = engine.spec.max_position_embeddings
         goes_on = not point.chunks and max(point.contexts) + REPEATS < positions
         engine.execute(chunks, keep=goes_on)

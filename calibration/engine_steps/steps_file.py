@@ -118,29 +118,19 @@ def read_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def _write_optional(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def _read_optional(text: str) -> float | None:
-    return float(text) if text else None
-
-
-def _read_optional_count(text: str) -> int | None:
-    return int(float(text)) if text else None
-
-
 WRITERS: dict[str, Callable[[Any], str]] = {
     "chunks": write_chunks,
     **dict.fromkeys(SWAPPED, write_counts),
     **dict.fromkeys(TIMES, "{:.4g}".format),
-    **dict.fromkeys(("schedule_s", "launch_s"), _write_optional),
+    **dict.fromkeys(("schedule_s", "launch_s"), lambda s: "" if s is None else f"{s:.4g}"),
 }
 """Of the columns that are not written as they are; csv writes None as nothing."""
 READERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(TIMES, float),
-    **dict.fromkeys(("unique_ctx", "n_logits"), _read_optional_count),
-    **dict.fromkeys(("schedule_s", "launch_s", "sm_mhz", "power_w"), _read_optional),
+    **dict.fromkeys(("unique_ctx", "n_logits"), lambda text: int(float(text)) if text else None),
+    **dict.fromkeys(
+        ("schedule_s", "launch_s", "sm_mhz", "power_w"), lambda text: float(text) if text else None
+    ),
     **dict.fromkeys(("run", "kind", "path"), str),
     **dict.fromkeys(("point", "turn", "bucket", "decodes", "context", "longest"), int),
     "chunks": read_chunks,

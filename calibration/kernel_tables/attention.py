@@ -118,18 +118,15 @@ class TimedSteps:
     def steps(self) -> list[Step]:
         """Give the steps as an executor receives them."""
         columns = (self.chunks, self.size, self.history, self.decodes, self.context)
+        request = Request(0, 0.0, 1, 1)
         return [
-            Step([_chunk(int(size), int(history))] * int(chunks), int(decodes), int(context))
-            for chunks, size, history, decodes, context in zip(*columns, strict=True)
+            Step([Chunk(request, history, size)] * chunks, decodes, context)
+            for chunks, size, history, decodes, context in np.stack(columns, 1).astype(int).tolist()
         ]
 
     def predict(self, cost: CostModel) -> Floats:
         """Give the seconds that a cost model predicts."""
         return np.array([cost.execute(step) for step in self.steps()])
-
-
-def _chunk(size: int, history: int) -> Chunk:
-    return Chunk(Request(0, 0.0, size + history, 1), history, size)
 
 
 ATTENTION = (

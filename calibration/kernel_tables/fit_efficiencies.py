@@ -23,7 +23,7 @@ from simulator.costs.roofline import (
     products_seconds,
     small_kernels,
 )
-from simulator.models.gpus import GPUS, Gpu
+from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.util.files import write_atomic
 
@@ -116,12 +116,6 @@ def roofline_fit_errors(data: Path, tables: GpuTables) -> Errors:
     return Errors.of(*map(np.concatenate, zip(*pairs, strict=True)))
 
 
-def _pcie_link(measured: dict[str, float], gpu: Gpu) -> dict[str, float]:
-    """Give the link's shares of a GPU on PCIe that have the bandwidth of the measured one."""
-    link = measured["link"] * GPUS[PCIE].link_bandwidth / gpu.link_bandwidth
-    return {"link": link, "link_latency": measured["link_latency"]}
-
-
 def efficiencies_text(measured: dict[str, dict[str, float]]) -> str:
     """Write the shares as YAML."""
     lines = [HEAD.rstrip()]
@@ -135,8 +129,10 @@ def write_efficiencies(data: Path) -> None:
     """Measure all GPUs' shares and write the file that comes with the package."""
     found = {tables.gpu.name: measure_shares(data, tables) for tables in GPU_TABLES}
     for name, shares in found.items():
-        if "link" not in shares:
-            shares.update(_pcie_link(found[PCIE], GPUS[name]))
+        if "link" not in shares:  # on PCIe: the share that has the bandwidth of the measured one
+            ratio = GPUS[PCIE].link_bandwidth / GPUS[name].link_bandwidth
+            shares["link"] = found[PCIE]["link"] * ratio
+            shares["link_latency"] = found[PCIE]["link_latency"]
         shares.setdefault("compute_fp8", found[FP8]["compute_fp8"])
     _write(found)
     measured_efficiencies.cache_clear()

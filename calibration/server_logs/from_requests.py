@@ -420,8 +420,14 @@ def _search(log: RequestLog, start: Floats, free: Flags) -> Floats:
             loss(first)
             return
         steps = np.diag(_scaled(log.names, "first")[:-1] / units)[sought]
+
+        def with_sought(x: Floats) -> Floats:
+            whole = first.copy()
+            whole[sought] = x
+            return whole
+
         minimize(
-            lambda x: loss(np.append(first, x)[_places(sought, len(first))]),
+            lambda x: loss(with_sought(x)),
             first[sought],
             method="Nelder-Mead",
             bounds=[(0.0, bounds[k] / units[k]) for k in sought],
@@ -441,11 +447,6 @@ def _search(log: RequestLog, start: Floats, free: Flags) -> Floats:
         minimize_over(every[1:])
     minimize_over(every)
     return np.asarray(best["terms"])
-
-
-def _places(free: list[int], count: int) -> list[int]:
-    """Say where each of `count` terms is, where those that are free stand behind all."""
-    return [count + free.index(k) if k in free else k for k in range(count)]
 
 
 def _residuals(log: RequestLog, terms: Floats, judged: Flags) -> dict[str, float]:

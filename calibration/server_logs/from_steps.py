@@ -128,7 +128,9 @@ def read_steps(path: Path) -> list[Row]:
     lacking += [] if prompts else ["chunks or prefill_tokens"]
     lacking += [] if times else ["duration_s"]
     if lacking:
-        raise HeadwayError(f"{path}:1: lacks the column {', '.join(lacking)}{_other_file(known)}")
+        more = "; these are steps of `headway run`, which were simulated, not measured"
+        more = more if {"start", "end"} <= {*known} else ""
+        raise HeadwayError(f"{path}:1: lacks the column {', '.join(lacking)}{more}")
     if len(cells) < FEWEST:
         raise HeadwayError(f"{path}: {len(cells)} steps are too few to fit: it takes {FEWEST}")
     assert prompts is not None
@@ -136,13 +138,6 @@ def read_steps(path: Path) -> list[Row]:
         _row(f"{path}:{number + 2}", number, cell, times[0], prompts)
         for number, cell in enumerate(cells)
     ]
-
-
-def _other_file(known: Sequence[str]) -> str:
-    """Say that columns are those of a simulated run's steps; "" where they are not."""
-    if {"start", "end"} <= {*known}:
-        return "; these are steps of `headway run`, which were simulated, not measured"
-    return ""
 
 
 def _row(

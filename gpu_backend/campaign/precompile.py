@@ -197,6 +197,7 @@ def describe(kernel: Any) -> Found:
         file.write(kernel.asm["cubin"])
         file.flush()
         said, code = dump("-res-usage"), dump("-sass")
+    ttgir = str(kernel.asm["ttgir"])
     usage = {key: int(_first(rf"{key}:(\d+)", said)) for key in ("REG", "STACK", "LOCAL")}
     head = _first(r"tt\.func public @\w+\((.*?)\) attributes", kernel.asm["ttir"])
     pointers = [word for word in re.split(r",\s*(?=%)", head) if "!tt.ptr" in word or "i32" in word]
@@ -206,13 +207,9 @@ def describe(kernel: Any) -> Found:
         "unhinted": [word.split(":")[0] for word in pointers if "divisibility = 16" not in word],
         "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
         "async_copies": "LDGSTS" in code,
-        "waits": sorted({int(n) for n in re.findall(r"async_wait.*?num = (\d+)", _ttgir(kernel))}),
+        "waits": sorted({int(n) for n in re.findall(r"async_wait.*?num = (\d+)", ttgir)}),
         "matrix": sorted(set(re.findall(r"\b(HGMMA|HMMA|FFMA|UTCHMMA|UTCQMMA)\b", code))),
     }
-
-
-def _ttgir(kernel: Any) -> str:
-    return str(kernel.asm["ttgir"])
 
 
 def _first(pattern: str, text: str) -> str:

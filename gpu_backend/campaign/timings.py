@@ -184,7 +184,8 @@ def run_sections(sections: Sequence[Section], path: Path, until: float) -> int:
             note = ""
             try:
                 for row in section():
-                    out.writerow({key: _short(value) for key, value in row.items()})
+                    short = {k: f"{v:.4g}" for k, v in row.items() if isinstance(v, float)}
+                    out.writerow(row | short)
                     file.flush()
                     if time.monotonic() > until:
                         note = "out of time"
@@ -203,10 +204,6 @@ def run_sections(sections: Sequence[Section], path: Path, until: float) -> int:
                 gc.collect()
                 torch.cuda.empty_cache()
     return failed
-
-
-def _short(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def describe_device(device: str) -> dict[str, object]:

@@ -180,6 +180,7 @@ def kv_budget(
             f"not {gpu_memory_utilization}"
         )
     weights = quantization or model.weight_dtype(dtype)
+    on_other_ranks = int((1 - 1 / data_parallel_size) * model.expert_bytes(weights))
     linked = tensor_parallel_size > 1 and gpu.link_bandwidth > NVLINK
     cache = model.resolve_dtype(dtype) if kv_cache_dtype == "auto" else kv_cache_dtype
     budget = MemoryBudget(
@@ -190,10 +191,7 @@ def kv_budget(
         weight_dtype=weights,
         kv_cache_dtype=cache,
         block_size=block_size,
-        weights=(
-            model.weight_bytes(weights) - _bytes_on_other_ranks(model, weights, data_parallel_size)
-        )
-        // tensor_parallel_size,
+        weights=(model.weight_bytes(weights) - on_other_ranks) // tensor_parallel_size,
         activations=activation_bytes(
             model,
             tensor_parallel_size,
@@ -235,11 +233,6 @@ def _stage_budget(
         pipeline_parallel_size=len(layers),
         layers=layers[at],
     )
-
-
-def _bytes_on_other_ranks(model: ModelSpec, dtype: str, data_parallel_size: int) -> int:
-    """Count the bytes of the experts that other ranks hold."""
-    return int((1 - 1 / data_parallel_size) * model.expert_bytes(dtype))
 
 
 def _too_big(budget: MemoryBudget, missing: float) -> str:

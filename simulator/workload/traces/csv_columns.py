@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from math import nan
 from pathlib import Path
 
@@ -283,12 +284,7 @@ def read_csv(path: Path, columns: Mapping[str, Column]) -> Table:
     values = {field: read[names.index(column.name)] for field, column in there.items()}
     units = {field: column.per_second for field, column in there.items()}
     texts = {k: v.tolist() if v.dtype == object else v for k, v in values.items()}
-    return make_table(path, texts, units, lambda k: _line_of(path, k))
-
-
-def _line_of(path: Path, k: int) -> int:
-    """Give the line of the k-th request."""
-    return next(number for i, (number, _) in enumerate(lines(path)) if i == k + 1)
+    return make_table(path, texts, units, lambda k: next(islice(lines(path), k + 1, None))[0])
 
 
 def named_columns(path: Path, sources: Sources) -> dict[str, Column]:

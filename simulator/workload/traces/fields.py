@@ -161,17 +161,14 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
     for field in given:
         if field not in FIELDS:
             near = did_you_mean(field, FIELDS)
-            raise HeadwayError(f"{option}: {field}: not a field{near}; there are {_listed()}")
+            known = ", ".join((*NEEDED, "client", "priority", "max_tokens", "ttft", "tpot", "e2el"))
+            raise HeadwayError(f"{option}: {field}: not a field{near}; there are {known}")
     for field in ("prompt", "output"):
         if field not in given:
             raise HeadwayError(f"{option}: {field}: missing: which column has its tokens?")
     if given["prompt"] == given["output"]:
         raise HeadwayError(f"{option}: prompt and output: are both {given['prompt']!r}")
     return {field: _source(field, name) for field, name in given.items()}
-
-
-def _listed() -> str:
-    return ", ".join((*NEEDED, "client", "priority", "max_tokens", "ttft", "tpot", "e2el"))
 
 
 def _source(field: str, name: str) -> Source:

@@ -400,15 +400,10 @@ def read_agentic_mooncake(
                 problems.add(call.line, "wait_for", f"no request {short_repr(name)}")
     problems.stop()
     if lanes is not None:
-        _number_starts(found.calls)
+        latest = 0.0
+        for call in found.calls:  # without a time that of the line before: plays need an order
+            call.start = latest = latest if isnan(call.start) else call.start
     return found.table(path, lanes)
-
-
-def _number_starts(calls: list[Call]) -> None:
-    """Give calls without a time that of the line before, so that plays have an order."""
-    latest = 0.0
-    for call in calls:
-        call.start = latest = latest if isnan(call.start) else call.start
 
 
 def _dependencies(row: Row, values: Mapping[str, Any]) -> tuple[list[str], float]:
