@@ -130,8 +130,7 @@ class Engine:
 
     def use_triton(self, *, graphs: bool) -> None:
         """Do it in Triton's kernels, and in CUDA graphs if so wanted, as always on CUDA."""
-        from gpu_backend.cuda.backend import CudaBackend
-        from gpu_backend.cuda.ops import prefill_cut
+        from gpu_backend.cuda.ops import CudaBackend, prefill_cut
 
         self.model.backend = CudaBackend(self.spec, self.cache, self._rotary, self._max_num_seqs)
         blocks = -(-self.spec.max_position_embeddings // self.block_size)

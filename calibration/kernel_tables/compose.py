@@ -321,24 +321,22 @@ def _unaligned(tokens: Floats) -> npt.NDArray[np.bool_]:
 
 def _all_reduces(data: Path, target: Target, tokens: Floats, notes: list[str]) -> Floats:
     """Give the seconds of all layers' all-reduces, two each, of 16-bit hidden states."""
-    if target.gpus == 1:
-        return np.zeros(len(tokens))
-    table = AllReduce(data, target.tables, target.gpus)
-    size = tokens * target.model.hidden_size * HALF
-    if table.measured:
-        each = table.seconds(size, norm=True)
-    else:
-        notes.append(f"all-reduce: not timed between {target.gpus} of these GPUs; by its link")
-        each = all_reduce(target.tables.gpu, target.gpus, size)
+    each = _all_reduce(data, target, tokens * target.model.hidden_size * HALF, notes)
     return 2 * target.model.num_hidden_layers * each
 
 
 def _gather_logits(data: Path, target: Target, counts: Floats) -> Floats:
     """Give the seconds to collect the logits of all GPUs: half of what their all-reduce takes."""
+    return _all_reduce(data, target, counts * target.model.vocab_size * HALF) / 2
+
+
+def _all_reduce(data: Path, target: Target, size: Floats, notes: list[str] | None = None) -> Floats:
+    """Give the seconds of one for so many bytes; one in a layer, with a norm behind, is noted."""
     if target.gpus == 1:
-        return np.zeros(len(counts))
+        return np.zeros(len(size))
     table = AllReduce(data, target.tables, target.gpus)
-    size = counts * target.model.vocab_size * HALF
     if table.measured:
-        return table.seconds(size) / 2
-    return all_reduce(target.tables.gpu, target.gpus, size) / 2
+        return table.seconds(size, norm=notes is not None)
+    if notes is not None:
+        notes.append(f"all-reduce: not timed between {target.gpus} of these GPUs; by its link")
+    return all_reduce(target.tables.gpu, target.gpus, size)

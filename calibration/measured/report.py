@@ -131,14 +131,8 @@ def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
 def _json_rows(outcome: Outcome) -> Iterator[dict[str, object]]:
     name = outcome.run.run_id
     if outcome.reason:
-        yield {
-            "run_id": name,
-            "metric": None,
-            "predicted": None,
-            "measured": None,
-            "error": None,
-            "reason": outcome.reason,
-        }
+        nothing = dict.fromkeys(("metric", "predicted", "measured", "error"))
+        yield {"run_id": name, **nothing, "reason": outcome.reason}
     for row in outcome.rows:
         yield {
             "run_id": name,

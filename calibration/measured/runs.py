@@ -29,24 +29,15 @@ COUNTS = (
     "prompt_pool",
     "replicas",
 )
-NUMBERS = (
-    "gpu_mem_util",
-    "rate_rps",
-    "duration_s",
-    "mean_input_tokens",
-    "mean_output_tokens",
-    "prefix_hit_frac",
-    "burstiness",
-    "timeout_s",
-)
 POSITIVE = (
+    "gpu_mem_util",
     "rate_rps",
     "mean_input_tokens",
     "mean_output_tokens",
-    "gpu_mem_util",
     "burstiness",
     "timeout_s",
 )
+NUMBERS = (*POSITIVE, "duration_s", "prefix_hit_frac")
 SHARES = ("gpu_mem_util", "prefix_hit_frac")
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 """Our word for a latency, and that of the columns."""

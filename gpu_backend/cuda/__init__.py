@@ -1,5 +1,5 @@
 """What runs on CUDA alone: Triton kernels, the backend that launches them, graphs of steps.
 
 It may import the files of `gpu_backend` below `engine.py`; only `graphs.py` may be imported without
-triton. Start with `backend.py`, then `ops.py`.
+triton. Start with `ops.py`.
 """

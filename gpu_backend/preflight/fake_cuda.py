@@ -241,7 +241,7 @@ def _modules(kernels: ModuleType) -> Iterator[None]:
     """Let the modules that launch kernels be imported over stand-ins, without Triton."""
     import gpu_backend.cuda as package
 
-    names = ("kernels", "ops", "backend")
+    names = ("kernels", "ops")
     before = {name: sys.modules.pop(f"gpu_backend.cuda.{name}", None) for name in names}
     for name in names:  # `from gpu_backend.cuda import ops` would find them there
         vars(package).pop(name, None)

@@ -212,13 +212,11 @@ def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost
         raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
     overhead = choose_overhead(spec.get("overhead"), VLLM, target.overhead)
     assert overhead is not None  # there is a default
-    engine = target.engine
+    engine = target.engine or EngineConfig()
     if target.model is None or target.gpu is None:
         raise ValueError("kind: roofline needs to know the model and the GPU")
-    if engine is not None and engine.expert_routing != UNIFORM:
+    if engine.expert_routing != UNIFORM:
         raise ValueError("engine.expert_routing: a roofline knows uniform routing alone")
-    if engine is None:
-        return target.add_overhead(overhead, roofline(target.model, target.gpu))
     kernels = roofline(
         target.model,
         target.gpu,
