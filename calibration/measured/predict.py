@@ -1,10 +1,9 @@
 """Simulate measured runs: on shipped costs, on some composed of tables, or by roofline."""
 
-import csv
-import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import isfinite, prod
@@ -26,6 +25,7 @@ from calibration.measured.replay import lateness_notes
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
 from calibration.measured.workload import draw_from_pool, frontend, generate, read_config, replay
+from calibration.text_files import read_json, read_rows
 from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.load import with_overhead
@@ -282,16 +282,11 @@ def _told_beside(path: Path | None) -> list[str]:
     """Give what `headway replay` wrote of a measurement's own faults."""
     notes = []
     if (wrong := sibling_file(path, "errors.csv")) is not None:
-        with wrong.open(newline="", encoding="utf-8") as file:
-            count = sum(1 for _ in csv.DictReader(file))
+        count = len(read_rows(wrong))
         notes.append(f"{count:,} requests failed and are not compared: {wrong}")
     if (told := sibling_file(path, "summary.json")) is not None:
-        try:
-            summary = json.loads(told.read_bytes())
-        except ValueError:
-            summary = None
-        if isinstance(summary, dict):
-            notes += lateness_notes(summary)
+        with suppress(HeadwayError):
+            notes += lateness_notes(read_json(told))
     return notes
 
 

@@ -56,6 +56,10 @@ class Column:
     empty: str | None = None  # what an empty cell stands for; None: it is wrong
     quoted: bool = False  # in quotes a value may be any text
 
+    def read(self, texts: Sequence[str]) -> Numbers:
+        """Read values; ValueError, what is wrong with one of them."""
+        return self.convert([text or self.empty for text in texts] if self.empty else texts)
+
 
 def tokens(name: str, least: int = 1) -> Column:
     """Make a column of whole numbers, also as `12.0`, which a table with gaps makes of 12."""
@@ -122,57 +126,11 @@ def _microseconds(texts: Sequence[str]) -> Numbers:
 
 
 def _spans(texts: Sequence[str], per_second: float) -> Numbers:
-    return (
-        np.array([float(text) if text and text != "None" else nan for text in texts]) / per_second
-    )
-
-
-def _numbers_or_0(texts: Sequence[str]) -> Numbers:
-    return _whole_numbers([text or "0" for text in texts])
+    return np.array([nan if text == "None" else float(text) for text in texts]) / per_second
 
 
 def _names(texts: Sequence[str]) -> Numbers:
     return np.array(texts, object)
-
-
-def _names_or_unknown(texts: Sequence[str]) -> Numbers:
-    return np.array([text or UNKNOWN for text in texts], object)
-
-
-CLIENT = Column(
-    "client",
-    r'[^\s,"\0](?:[^,"\r\n\0]*[^\s,"\0])?',
-    "is not a name",
-    _names,
-    optional=True,
-    quoted=True,
-)
-PRIORITY = Column(
-    "priority",
-    r"(?:-?[0-9]{1,9}(?:\.0*)?)?",
-    "is not a whole number of at most 9 digits",
-    _numbers_or_0,
-    least=-(10**9),
-    optional=True,
-    empty="0",
-)
-"""An empty cell is vLLM's default, 0."""
-
-
-MAX_TOKENS = Column(
-    "max_tokens",
-    r"(?:0*[1-9][0-9]{0,8}(?:\.0*)?)?",
-    "is not a whole number of 1 or more, of at most 9 digits",
-    _numbers_or_0,
-    optional=True,
-    empty="0",
-)
-"""An empty cell says nothing."""
-OPTIONAL = {column.name: column for column in (CLIENT, PRIORITY, MAX_TOKENS)}
-"""What any table in CSV may say besides, under these names."""
-TURN = Column("turn", r"[0-9]{1,9}(?:\.0*)?", "is not a whole number", _numbers_or_0)
-PLAIN = {**OPTIONAL, "turn": TURN}
-NEAREST = -1e-6  # s: rounded to 0
 
 
 def _whole_numbers(texts: Sequence[str]) -> Numbers:
@@ -201,6 +159,42 @@ def _nanoseconds(texts: Sequence[str]) -> Numbers:
             return np.array(texts, "datetime64[ns]").astype(np.int64)
     except ValueError as error:
         raise ValueError(f"is not a time: {str(error).split(' in datetime')[0]}") from None
+
+
+CLIENT = Column(
+    "client",
+    r'[^\s,"\0](?:[^,"\r\n\0]*[^\s,"\0])?',
+    "is not a name",
+    _names,
+    optional=True,
+    quoted=True,
+)
+PRIORITY = Column(
+    "priority",
+    r"(?:-?[0-9]{1,9}(?:\.0*)?)?",
+    "is not a whole number of at most 9 digits",
+    _whole_numbers,
+    least=-(10**9),
+    optional=True,
+    empty="0",
+)
+"""An empty cell is vLLM's default, 0."""
+
+
+MAX_TOKENS = Column(
+    "max_tokens",
+    r"(?:0*[1-9][0-9]{0,8}(?:\.0*)?)?",
+    "is not a whole number of 1 or more, of at most 9 digits",
+    _whole_numbers,
+    optional=True,
+    empty="0",
+)
+"""An empty cell says nothing."""
+OPTIONAL = {column.name: column for column in (CLIENT, PRIORITY, MAX_TOKENS)}
+"""What any table in CSV may say besides, under these names."""
+TURN = Column("turn", r"[0-9]{1,9}(?:\.0*)?", "is not a whole number", _whole_numbers)
+PLAIN = {**OPTIONAL, "turn": TURN}
+NEAREST = -1e-6  # s: rounded to 0
 
 
 def csv_format(
@@ -308,7 +302,7 @@ def _named_column(field: str, name: str, per_second: float | None, example: str)
     if field in {"prompt", "output"}:
         return tokens(name, least=0)
     if field == "client":
-        return replace(words(name), convert=_names_or_unknown)
+        return replace(words(name), empty=UNKNOWN)
     if field in PLAIN:
         return replace(PLAIN[field], name=name, optional=False)
     return replace(words(name), optional=True)
@@ -330,7 +324,7 @@ def read_block(text: str, width: int, wanted: dict[int, Column]) -> list[Numbers
     step = len(wanted) + 1
     if "".join(texts[::step]).strip():
         raise ValueError
-    values = {i: wanted[i].convert(texts[k::step]) for k, i in enumerate(sorted(wanted), 1)}
+    values = {i: wanted[i].read(texts[k::step]) for k, i in enumerate(sorted(wanted), 1)}
     if any((values[i] < c.least).any() for i, c in wanted.items() if not c.quoted):
         raise ValueError
     return [values[i] for i in wanted]
@@ -358,7 +352,7 @@ def read_lines(
                 problems.add(i, column.name, wrong)
             else:
                 found.append(value or "")
-    return [c.convert(found) for c, found in zip(wanted.values(), texts, strict=True)]
+    return [c.read(found) for c, found in zip(wanted.values(), texts, strict=True)]
 
 
 def _wrong(text: str | None, column: Column) -> str:
