@@ -11,9 +11,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from calibration.engine_steps.calibrate import NoGraphs, Setup
-from calibration.engine_steps.calibrate import calibrate as measure_and_fit
-from calibration.engine_steps.refit import refit
+from calibration.engine_steps.grid import NoGraphs, Setup
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
     NoOwnCode,
@@ -68,6 +66,8 @@ def calibrate(
 
     The exit code is 1 where a profiler's trace tells too little for that.
     """
+    from calibration.engine_steps.calibrate import calibrate as measure_and_fit
+    from calibration.engine_steps.refit import refit
     from calibration.server_logs.from_requests import calibrate_from_requests
     from calibration.server_logs.from_steps import calibrate_from_profile, calibrate_from_steps
 

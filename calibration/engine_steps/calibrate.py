@@ -5,17 +5,14 @@ under the same three loads with other seeds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cyclopts import Parameter
 
 from calibration.engine_steps.fit import HELD_OUT_PREFIX, StepFit, fit_rows
-from calibration.engine_steps.grid import Limits, make_grid
+from calibration.engine_steps.grid import LONGEST, Limits, Setup, make_grid
 from calibration.engine_steps.refit import (
     META,
     STEPS,
@@ -41,63 +38,10 @@ if TYPE_CHECKING:
     from gpu_backend.engine import Engine
 
 GRID_SHARE, RUNS_SHARE = 0.5, 0.4  # of the time
-LONGEST = 4096  # tokens of context, unless another length is asked for
-LEAST_LENGTH = 64  # of the longest context, for a grid of contexts that tells anything
-NoGraphs = Annotated[
-    bool, Parameter(negative="", help="launch every step kernel by kernel, also on a GPU")
-]
-GRAPH_TOKENS = 512  # as vLLM 0.33 (max_cudagraph_capture_size)
 LOADS = (0.5, 0.8, 1.3)  # of what the engine can serve
 MIXES = (((20, 400), (6, 120)), ((64, 2000), (16, 384)), ((400, 1600), (8, 200)))
 """Tokens of the runs' prompts and answers, from and to. The last is held out: the fit is judged by
 lengths that it has not seen."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Setup:
-    """What to measure."""
-
-    model: Annotated[str | None, Parameter(help="shipped model, or the path of a config.json")] = (
-        None
-    )
-    device: Annotated[str, Parameter(help="cpu or cuda")] = "cpu"
-    budget_s: Annotated[float, Parameter(help="time to measure, seconds")] = 480.0
-    num_blocks: Annotated[int, Parameter(help="KV blocks of the engine")] = 4096
-    block_size: Annotated[int, Parameter(help="tokens in a block")] = 16
-    max_num_seqs: Annotated[int, Parameter(help="sequences in a step, at most")] = 64
-    max_num_batched_tokens: Annotated[int, Parameter(help="tokens in a step, at most")] = 512
-    max_model_len: Annotated[
-        int | None,
-        Parameter(help=f"longest context, tokens [default: {LONGEST}, or the model's positions]"),
-    ] = None
-    seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0
-    graph_tokens: Annotated[
-        int, Parameter(help="most tokens of a step with prompts that is a CUDA graph, 0: none is")
-    ] = GRAPH_TOKENS
-    no_graphs: NoGraphs = False
-
-    def check(self) -> None:
-        """Raise HeadwayError, by option, for sizes that nothing can be measured with."""
-        tokens, room = self.max_num_batched_tokens, (self.num_blocks - 1) * max(self.block_size, 1)
-        length = self.max_model_len
-        checks = {
-            f"--budget-s {self.budget_s}: must be more than 0 seconds": not 0 < self.budget_s < inf,
-            f"--block-size {self.block_size}: must be at least 1": self.block_size < 1,
-            f"--num-blocks {self.num_blocks}: must hold {2 * LEAST_LENGTH} tokens or more, and one "
-            "block besides": room < 2 * LEAST_LENGTH,
-            f"--max-num-seqs {self.max_num_seqs}: must be at least 1": self.max_num_seqs < 1,
-            f"--max-num-batched-tokens {tokens}: must be at least --max-num-seqs": (
-                tokens < self.max_num_seqs
-            ),
-            f"--max-model-len {length}: must be at least {LEAST_LENGTH}": (
-                length is not None and length < LEAST_LENGTH
-            ),
-            f"--seed {self.seed}: must be at least 0": self.seed < 0,
-            f"--graph-tokens {self.graph_tokens}: must be at least 0": self.graph_tokens < 0,
-        }
-        if wrong := [message for message, is_wrong in checks.items() if is_wrong]:
-            raise HeadwayError(wrong)
 
 
 def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:

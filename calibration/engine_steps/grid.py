@@ -1,12 +1,15 @@
-"""Which steps a calibration measures: a grid of decodes, of prompts and of both together."""
+"""What a calibration measures: its sizes, and a grid of decodes, prompts and both together."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from math import inf
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from cyclopts import Parameter
 
 from calibration.engine_steps.steps_file import Chunks
+from simulator.util.errors import HeadwayError
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 CONTEXTS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384)
@@ -17,9 +20,63 @@ MIXED_CONTEXTS = (64, 512, 2048, 8192)
 SHORTEST_CONTEXT = 16  # tokens of context where a step's products alone are of interest
 DENSE_TOKENS = (1, 2, 3, 4, 6, *range(8, 64, 8), *range(64, 257, 16), *range(288, 2049, 32))
 
+LONGEST = 4096  # tokens of context, unless another length is asked for
+LEAST_LENGTH = 64  # of the longest context, for a grid of contexts that tells anything
+NoGraphs = Annotated[
+    bool, Parameter(negative="", help="launch every step kernel by kernel, also on a GPU")
+]
+GRAPH_TOKENS = 512  # as vLLM 0.33 (max_cudagraph_capture_size)
+
 
 Candidate: TypeAlias = tuple[str, Sequence[int], Sequence[tuple[int, int]], bool]
 """Kind, contexts, pieces of prompts, whether it is coarse."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Setup:
+    """What to measure."""
+
+    model: Annotated[str | None, Parameter(help="shipped model, or the path of a config.json")] = (
+        None
+    )
+    device: Annotated[str, Parameter(help="cpu or cuda")] = "cpu"
+    budget_s: Annotated[float, Parameter(help="time to measure, seconds")] = 480.0
+    num_blocks: Annotated[int, Parameter(help="KV blocks of the engine")] = 4096
+    block_size: Annotated[int, Parameter(help="tokens in a block")] = 16
+    max_num_seqs: Annotated[int, Parameter(help="sequences in a step, at most")] = 64
+    max_num_batched_tokens: Annotated[int, Parameter(help="tokens in a step, at most")] = 512
+    max_model_len: Annotated[
+        int | None,
+        Parameter(help=f"longest context, tokens [default: {LONGEST}, or the model's positions]"),
+    ] = None
+    seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0
+    graph_tokens: Annotated[
+        int, Parameter(help="most tokens of a step with prompts that is a CUDA graph, 0: none is")
+    ] = GRAPH_TOKENS
+    no_graphs: NoGraphs = False
+
+    def check(self) -> None:
+        """Raise HeadwayError, by option, for sizes that nothing can be measured with."""
+        tokens, room = self.max_num_batched_tokens, (self.num_blocks - 1) * max(self.block_size, 1)
+        length = self.max_model_len
+        checks = {
+            f"--budget-s {self.budget_s}: must be more than 0 seconds": not 0 < self.budget_s < inf,
+            f"--block-size {self.block_size}: must be at least 1": self.block_size < 1,
+            f"--num-blocks {self.num_blocks}: must hold {2 * LEAST_LENGTH} tokens or more, and one "
+            "block besides": room < 2 * LEAST_LENGTH,
+            f"--max-num-seqs {self.max_num_seqs}: must be at least 1": self.max_num_seqs < 1,
+            f"--max-num-batched-tokens {tokens}: must be at least --max-num-seqs": (
+                tokens < self.max_num_seqs
+            ),
+            f"--max-model-len {length}: must be at least {LEAST_LENGTH}": (
+                length is not None and length < LEAST_LENGTH
+            ),
+            f"--seed {self.seed}: must be at least 0": self.seed < 0,
+            f"--graph-tokens {self.graph_tokens}: must be at least 0": self.graph_tokens < 0,
+        }
+        if wrong := [message for message, is_wrong in checks.items() if is_wrong]:
+            raise HeadwayError(wrong)
 
 
 @dataclass(frozen=True)
