@@ -197,12 +197,12 @@ class SglangRecorder(Recorder):
         row["first_scheduled"] = self.first_scheduled.get(request.id)
         row["retractions"], row["reason"] = row.pop("preemptions"), None
         if request.finish >= 0:
-            at_limit = request.generated == self.scheduler.limit(request)
+            at_limit = request.generated == request.allowed
             row["reason"] = "FINISH_LENGTH" if at_limit else "FINISH_MATCHED_TOKEN"
         return row
 
     def limits(self, request: Request) -> str:
-        return f"{super().limits(request)}, limit {self.scheduler.limit(request)}"
+        return f"{super().limits(request)}, limit {request.allowed}"
 
     def write_empty(self) -> None:
         """Do nothing: a pass in which nothing runs has no row."""

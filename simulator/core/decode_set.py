@@ -128,6 +128,8 @@ class DecodeSet:
     def blocks(self, ticks: int, skip: int = 0) -> int:
         """Blocks that `ticks` ticks take, beginning `skip` ticks from now."""
         size, phases = self.block_size, self.phases
+        if size == 1:
+            return ticks * self.count
         rounds, rest = divmod(ticks, size)
         first = (self.tick + skip) % size
         end = first + rest

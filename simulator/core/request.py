@@ -29,6 +29,7 @@ class Request:
 
     # The engine's side.
     output_limit: int = 0  # tokens after which the engine ends it, whatever it still wanted to say
+    allowed: int = 0  # tokens that it may bring out for all the engine knows (SGLang)
     computed: int = 0  # tokens whose KV is in the cache
     generated: int = 0  # tokens that have come out, kept over a preemption
     swapped: int = 0  # tokens whose KV waits on the host, after a preemption

@@ -375,14 +375,18 @@ class PiecewiseCost(Fitted):
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         count, first = step.decodes, step.context
-        fixed = self._decode_seconds(count) + self._per_sequence * count
-        floor = max(self.decode_per_sequence * count, self.decode_least)
+        table = self._decode  # as `_decode_seconds`, without a call
+        fixed = table[count] if count < len(table) else self._unpadded(count)
+        fixed += self._per_sequence * count
+        floor, least = self.decode_per_sequence * count, self.decode_least
+        if floor < least:
+            floor = least
         slope = self.decode_per_context
-        if repeats == 1 and not self.window:
-            found = [fixed + max(slope * first, floor)]
-            return self._launched(step, found, count)
         contexts = range(first, first + repeats * count, count)
-        if self.window:
+        if repeats == 1 and not self.window:
+            read = slope * first
+            found = [fixed + (read if read > floor else floor)]
+        elif self.window:
             most, wide = self.window * count, self.decode_per_window
             found = [fixed + max(slope * read + wide * min(read, most), floor) for read in contexts]
         elif slope * first > floor:
@@ -391,14 +395,10 @@ class PiecewiseCost(Fitted):
             found = [fixed + floor] * repeats
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
-        return self._launched(step, found, count)
-
-    def _launched(self, step: Step, kernels: list[float], count: int) -> list[float]:
-        """Let no decode step be faster than its launches, and add the host's work."""
-        if self.launch and count > self._largest_graph:
+        if self.launch and count > self._largest_graph:  # none is faster than its launches
             least = self.overhead + self.overhead_per_sequence * count + self.launch
-            kernels = [max(seconds, least) for seconds in kernels]
-        return self._decodes_with_host(step, kernels, count) if self.has_host_work else kernels
+            found = [max(seconds, least) for seconds in found]
+        return self._decodes_with_host(step, found, count) if self.has_host_work else found
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         table = np.array([self._decode_seconds(n) for n in range(int(counts.max(initial=0)) + 1)])

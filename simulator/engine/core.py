@@ -135,8 +135,8 @@ class EngineCore:
             if steps == 1:
                 log.tick_ends.append(ends[0])
             else:
-                log.tick_ends.extend(ends)
-                log.leap_blocks.extend(scheduler.leap_blocks(steps - 1))
+                log.tick_ends.fromlist(ends)  # faster than `extend`
+                log.leap_blocks.fromlist(scheduler.leap_blocks(steps - 1))
         if self.cancelled:
             self._commit_with_cancelled(step, ends)
             return

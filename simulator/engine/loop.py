@@ -180,33 +180,32 @@ class EngineLoop(ABC):
         Return the time at which that is to be done again, -1: it rests.
         """
         queue = self.batch_queue
-        if self.batch_queue_size > 1 or not queue:
-            return self._turn(now)
-        # The one batch in flight, without a look at what can only be where it is not alone.
-        scheduled, decided, start, ends = queue.popleft()
-        self.commit(scheduled, decided, start, ends)
-        if self.cancels:
-            self.end_steps(now)
-        batch = self.begin(now, now)
-        if batch is None:
-            self._leaping = False
-            self._due = when = self._rest(now)
+        if self.batch_queue_size == 1 and queue:
+            # The one batch in flight, without a look at what can only be where it is not alone.
+            scheduled, decided, start, ends = queue.popleft()
+            self.commit(scheduled, decided, start, ends)
+            if self.cancels:
+                self.end_steps(now)
+            batch = self.begin(now, now)
+            if batch is None:
+                self._leaping = False
+                self._due = when = self._rest(now)
+                return when
+            queue.append(batch)
+            ends = batch[3]
+            self._leaping = len(ends) > 1
+            self._due = when = ends[-1]
             return when
-        queue.append(batch)
-        ends = batch[3]
-        self._leaping = len(ends) > 1
-        self._due = when = ends[-1]
-        return when
-
-    def _turn(self, now: float) -> float:
-        """Do the same with any number of batches in flight."""
-        queue = self.batch_queue
-        if len(queue) == 2 and not self._leaping and queue[0][3][-1] <= now < queue[1][3][-1]:
+        if len(queue) == 2 and queue[0][3][-1] <= now < queue[1][3][-1]:
             # Of two batches one is over, and another takes its place: as below, without the calls.
             scheduled, decided, start, ends = queue.popleft()
             self.commit(scheduled, decided, start, ends)
             if not self.cancels:
-                when = queue[0][3][-1]
+                scheduled, _, _, ends = queue[0]
+                when = ends[-1]
+                if self._leaping:
+                    self._leaping = False
+                    self.repeat(scheduled, len(ends) - 1)
                 batch = self.begin(now, when)
                 if batch is None:
                     when = self._rest(now)

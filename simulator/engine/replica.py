@@ -42,7 +42,8 @@ class Replica(EngineCore, EngineLoop):
         if step.prefills or leaper is None or (repeats := scheduler.horizon(step)) == 1:
             ends = [start + self.executor.execute(step)]
         else:
-            ends = list(accumulate(leaper.leap(step, repeats), initial=start))[1:]
+            ends = list(accumulate(leaper.leap(step, repeats), initial=start))
+            del ends[0]
         return (step, row), now, start, ends
 
     def repeat(self, scheduled: ScheduledStep, times: int) -> None:

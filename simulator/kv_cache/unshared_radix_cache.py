@@ -7,24 +7,25 @@ The outcome is that of `RadixCache` with its policy `lru`.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import EvictingCounter
 
 
-@dataclass(slots=True, eq=False)
 class _Chain:
     """What the tree has of one request, from the root down."""
 
-    request: Request
-    nodes: list[int] = field(default_factory=list)  # the blocks of each
-    stamps: list[int] = field(default_factory=list)  # when each was last used
-    runs: bool = False
-    locked: int = 0  # nodes that the running request holds
-    blocks: int = 0  # of these
-    offered: bool = False  # it is in the heap of chains that may be evicted
+    __slots__ = ("blocks", "locked", "nodes", "offered", "request", "runs", "stamps")
+
+    def __init__(self, request: Request) -> None:  # by hand: a dataclass takes longer
+        self.request = request
+        self.nodes: list[int] = []  # the blocks of each
+        self.stamps: list[int] = []  # when each was last used
+        self.runs = False
+        self.locked = 0  # nodes that the running request holds
+        self.blocks = 0  # of these
+        self.offered = False  # it is in the heap of chains that may be evicted
 
 
 class UnsharedRadixCache(EvictingCounter):
@@ -75,7 +76,9 @@ class UnsharedRadixCache(EvictingCounter):
             self._lock(chain, len(hits))
             self.free -= len(hits)
         request.computed = tokens
-        self.take(-(-tokens // self.block_size) - len(hits))
+        count = -(-tokens // self.block_size) - len(hits)
+        if count:
+            self.take(count)
 
     def cache(self, request: Request) -> None:
         """Put the full blocks of all that is computed into the tree."""
@@ -112,7 +115,8 @@ class UnsharedRadixCache(EvictingCounter):
 
     def release(self, request: Request) -> None:
         """Unlock the path; what a finished request leaves in the tree nobody will find."""
-        self.unreserve(request)
+        if self._reservations:
+            self.unreserve(request)
         chain, size = self._chains[request], self.block_size
         ended, prompt = request.finish >= 0, request.prompt_tokens // size
         if ended and chain.locked == len(chain.nodes) and chain.blocks >= prompt > 0:

@@ -78,7 +78,11 @@ class OverlappedSgLang(SgLang):
 
     def schedule(self, now: float) -> Step:
         """Choose the next batch and count what it will bring."""
-        step = SgLang.schedule(self, now)  # `super()`, in the time of a plain call
+        self.now = now  # as the base class, without a call
+        self.preempted = 0
+        step, left = Step([]), self._passes_left
+        if not self._pass(step):
+            self._pass_again(step, left)
         if step.decodes:
             batch = BatchInFlight(True)
             self.in_flight.append(batch)
@@ -145,10 +149,13 @@ class OverlappedSgLang(SgLang):
         A prompt goes into the tree then. Of one that shares nothing and was never retracted,
         nothing is there yet, so that no block is given back for it.
         """
-        shares = self.tree is not None and any(
-            one.segments is not None or one.preemptions for one, _, _ in batch.prompts
-        )
-        return shares or bool(batch.ending)
+        if batch.ending:
+            return True
+        if self.tree is not None:
+            for request, _, _ in batch.prompts:
+                if request.segments is not None or request.preemptions:
+                    return True
+        return False
 
     # What is known.
 
@@ -163,11 +170,13 @@ class OverlappedSgLang(SgLang):
         return super().received(request) - self._lag(request)
 
     def remaining(self) -> float:
-        if not self.in_flight or self.in_flight[-1].decodes:
-            return self.batch.remaining(self.ratio, len(self.in_flight))
-        fresh = [one for one, _, _ in self.in_flight[-1].prompts if one.joined >= 0]
-        counted = sum(self.expected(one) - self.batch.expected(one, self.ratio) for one in fresh)
-        return self.batch.remaining(self.ratio) + counted
+        flight, batch, ratio = self.in_flight, self.batch, self.ratio
+        if not flight or flight[-1].decodes:
+            return batch.remaining(ratio, len(flight))
+        # Those whose prompts are computed now have a token left more than the batch has counted.
+        fresh = [one for one, _, _ in flight[-1].prompts if one.joined >= 0]
+        counted = sum([batch.expected(one, ratio, 1) - batch.expected(one, ratio) for one in fresh])
+        return batch.remaining(ratio) + counted
 
     # Who leaves.
 
@@ -177,7 +186,7 @@ class OverlappedSgLang(SgLang):
             return False
         decodes = self.batch
         going = [
-            r for r in self.running.ended if r.joined >= 0 and decodes.generated(r) >= self.limit(r)
+            r for r in self.running.ended if r.joined >= 0 and decodes.generated(r) >= r.allowed
         ]
         for request in going:
             self.running.stop_decoding(request)

@@ -25,8 +25,6 @@ class Admitting(Protocol):
     preemption_threshold: int
     tried: dict[Request, tuple[int, int]]
 
-    def limit(self, request: Request) -> int: ...
-    def clipped_limit(self, request: Request) -> int: ...
     def received(self, request: Request) -> int: ...
     def expected(self, request: Request) -> float: ...
     def urgency(self, request: Request) -> int: ...
@@ -42,6 +40,9 @@ class Verdict(Enum):
     CONTINUE = auto()
     NO_TOKEN = auto()  # the memory is used up
     OTHER = auto()  # a budget of the pass is used up
+
+
+CONTINUE, NO_TOKEN, OTHER = Verdict  # as names of the module they are found faster
 
 
 @dataclass(slots=True)
@@ -80,10 +81,10 @@ class PrefillBudget:
         blocks = self.scheduler.blocks
         free = blocks.free * blocks.block_size
         if free <= self.total_offset or free <= self.current_offset:
-            return Verdict.NO_TOKEN
+            return NO_TOKEN
         if self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0):
-            return Verdict.OTHER
-        return Verdict.CONTINUE
+            return OTHER
+        return CONTINUE
 
     def _pages(self, tokens: int) -> int:
         """Round up to whole pages."""
@@ -114,7 +115,7 @@ class PrefillBudget:
             room = min(room, most)
         tokens = min(request.pending, room)
         whole = tokens == request.pending
-        self._add(request, tokens, self.scheduler.clipped_limit(request) if whole else 0)
+        self._add(request, tokens, min(request.allowed, CLIP_MAX_NEW_TOKENS) if whole else 0)
         return not whole
 
     def add(self, request: Request, hits: Sequence[int]) -> Verdict:
@@ -125,28 +126,31 @@ class PrefillBudget:
         scheduler = self.scheduler
         if request.ignore_eos and scheduler.tree is None:
             return self._add_ignoring_eos(request)
-        blocks = scheduler.blocks
-        page = blocks.block_size
-        extend = request.known - len(hits) * page
-        limit = scheduler.limit(request)
-        left = min(max(limit - request.generated, 0), CLIP_MAX_NEW_TOKENS)
-        idle = scheduler.idle_hits(request, hits) * page if hits else 0
-        if extend + left + page + idle >= blocks.free * page - self.total_offset:
-            return Verdict.NO_TOKEN
+        blocks, allowed, generated = scheduler.blocks, request.allowed, request.generated
+        page, extend = blocks.block_size, request.prompt_tokens + generated
+        left = allowed - generated if allowed > generated else 0
+        if left > CLIP_MAX_NEW_TOKENS:
+            left = CLIP_MAX_NEW_TOKENS
+        need = extend + left + page
+        if hits:
+            extend -= len(hits) * page
+            need = extend + left + page + scheduler.idle_hits(request, hits) * page
+        if need >= blocks.free * page - self.total_offset:
+            return NO_TOKEN
         tokens, pages = extend, -(-extend // page) * page
         if self.rem_chunk is None:
             if self.batch and pages >= self.rem_input:
-                return Verdict.OTHER
+                return OTHER
         elif pages > self.rem_chunk:
             if scheduler.chunked is not None and scheduler.order == "shortest-prefill-first":
-                return Verdict.OTHER
+                return OTHER
             tokens = self.rem_chunk // page * page  # what is cached are whole pages
             if tokens <= 0:
-                return Verdict.OTHER
+                return OTHER
         scheduler.lock_hits(request, hits)
         if tokens < extend:
             self.chunked = request
-        self._add(request, tokens, 0 if tokens < extend else min(limit, CLIP_MAX_NEW_TOKENS))
+        self._add(request, tokens, 0 if tokens < extend else min(allowed, CLIP_MAX_NEW_TOKENS))
         return self.state()
 
     def _add_ignoring_eos(self, request: Request) -> Verdict:
@@ -157,7 +161,7 @@ class PrefillBudget:
         extend, size = request.known, self.scheduler.blocks.block_size
         need = self._pages(extend) + size
         if need > min(self.rem_current, self.rem_total):
-            return Verdict.NO_TOKEN
+            return NO_TOKEN
         if self.ends is None:
             present = [request, *self.scheduler.running_batch(), *(r for r, _ in self.batch)]
             ends = [one for r in present if (one := self._end(r))[0] > 0]
@@ -170,13 +174,13 @@ class PrefillBudget:
         for number, (left, held) in enumerate(self.ends):
             count = len(self.ends) - number
             if room + freed - left * count <= count:
-                return Verdict.NO_TOKEN
+                return NO_TOKEN
             freed += held
         if self.rem_chunk is None or extend <= self.rem_chunk:
             self.scheduler.lock_hits(request, ())
-            self._add(request, extend, self.scheduler.clipped_limit(request))
+            self._add(request, extend, min(request.allowed, CLIP_MAX_NEW_TOKENS))
         elif self.rem_chunk <= 0 or self.chunked is not None or self.scheduler.chunked is not None:
-            return Verdict.OTHER  # SGLang would forget the one whose prompt is split already
+            return OTHER  # SGLang would forget the one whose prompt is split already
         else:
             self.scheduler.lock_hits(request, ())
             self.chunked = request
@@ -188,7 +192,7 @@ class PrefillBudget:
         scheduler = self.scheduler
         out = scheduler.received(request)
         ratio = 1.0 if request.ignore_eos else scheduler.ratio
-        return scheduler.limit(request) * ratio - out, request.prompt_tokens + out
+        return request.allowed * ratio - out, request.prompt_tokens + out
 
     def preempt_for(self, request: Request) -> bool:
         """Preempt less urgent requests whose answers free enough for this one; say whether."""
@@ -196,7 +200,7 @@ class PrefillBudget:
         urgency, entered = scheduler.urgency, scheduler.queue.entered
         # The prompt is only known from an earlier attempt: as SGLang does.
         known, hits = scheduler.tried.get(request, (0, 0))
-        need = known - hits + scheduler.clipped_limit(request) - self.rem_total
+        need = known - hits + min(request.allowed, CLIP_MAX_NEW_TOKENS) - self.rem_total
         running = scheduler.running_batch()
         victims: list[Request] = []
         for victim in sorted(running, key=lambda r: (-urgency(r), -entered[r][0])):

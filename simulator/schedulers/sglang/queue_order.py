@@ -12,6 +12,8 @@ from simulator.policies.waiting_queues import Fifo
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 """Orders by what the prefix cache knows; without one they are fcfs."""
 ORDERS = ("fcfs", "lof", "random", *CACHE_AWARE)
+BY_ENTRY = ("hrrn", "shortest-prefill-first")
+"""Orders by when requests queued up; with priorities all are."""
 WITH_PRIORITIES = ("fcfs", "lof")
 MATCHED_AT_MOST = 128  # requests; with more, lpm and hrrn do not look at the cache
 REFRESH_INTERVAL = 32  # sorts, from one that uses the paths of those who wait to the next
@@ -19,21 +21,23 @@ IN_BATCH_PREFIX_TOKENS = 32  # tokens; IN_BATCH_PREFIX_CACHING_*_THRESHOLD
 
 
 class Queue(Fifo):
-    """The waiting queue. It notes when each request queued up last.
+    """The waiting queue. Given a clock, it notes when each request queued up last.
 
     `clock()` is the tokens of prompts computed so far.
     """
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int] | None) -> None:
         super().__init__()
         self._clock = clock
         self._entries = 0
         self.entered: dict[Request, tuple[int, int]] = {}  # (number, tokens computed by then)
 
     def add(self, request: Request) -> bool:
-        self._entries += 1
-        self.entered[request] = self._entries, self._clock()
-        return super().add(request)
+        if self._clock is not None:
+            self._entries += 1
+            self.entered[request] = self._entries, self._clock()
+        self.append(request)
+        return len(self) == 1
 
     def put_back(self, request: Request) -> None:
         """Take back a retracted or preempted request: it queues up again."""
@@ -52,14 +56,13 @@ class QueueOrder:
         self,
         order: str,
         blocks: BlockCounter,
-        limit: Callable[[Request], int],
         priority: Callable[[Request], int] | None,
         seed: int,
     ) -> None:
         self.tree = blocks if isinstance(blocks, RadixCache) else None
         self.order = order if self.tree or order not in CACHE_AWARE else "fcfs"
-        self._limit = limit
         self._priority = priority
+        self._sorts = self.order != "fcfs" or priority is not None
         self._random = Random(seed)
         self._refreshed: RadixCache | UnsharedRadixCache | None = None  # with the policy lru
         if isinstance(blocks, UnsharedRadixCache):
@@ -71,11 +74,18 @@ class QueueOrder:
 
     def sort(self, queue: Queue, computed: int) -> None:
         """Put the queue in order; `computed` tokens of prompts have been, so far."""
-        if not queue:
-            return
-        order, priority, entered = self.order, self._priority, queue.entered
+        order = self.order
         if order in ("lpm", "hrrn") and len(queue) > MATCHED_AT_MOST:
             order = "unsorted"
+        if self._sorts and queue:
+            self._sort_by(order, queue, computed)
+        if self._refreshed is not None and order not in CACHE_AWARE and queue:
+            self._refreshes += 1
+            if self._refreshes % REFRESH_INTERVAL == 1:
+                self._refresh(self._refreshed, queue)
+
+    def _sort_by(self, order: str, queue: Queue, computed: int) -> None:
+        priority, entered = self._priority, queue.entered
         if order in CACHE_AWARE and self.tree is not None:
             self._sort_by_cache(order, self.tree, queue, computed)
         elif order == "random":
@@ -83,13 +93,9 @@ class QueueOrder:
         elif order == "fcfs" and priority is not None:
             _reorder(queue, lambda request: (priority(request), entered[request]))
         elif order == "lof" and priority is not None:
-            _reorder(queue, lambda request: (priority(request), -self._limit(request)))
+            _reorder(queue, lambda request: (priority(request), -request.allowed))
         elif order == "lof":
-            _reorder(queue, lambda request: -self._limit(request))
-        if self._refreshed is not None and order not in CACHE_AWARE:
-            self._refreshes += 1
-            if self._refreshes % REFRESH_INTERVAL == 1:
-                self._refresh(self._refreshed, queue)
+            _reorder(queue, lambda request: -request.allowed)
 
     def uncached(self, request: Request) -> int:
         """Count the tokens that a waiting request has to compute, one at least."""

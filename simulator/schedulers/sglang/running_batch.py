@@ -1,6 +1,5 @@
 """What those who decode may still bring out, as sums."""
 
-from collections.abc import Callable
 from math import inf
 
 from simulator.core.decode_set import DecodeSet
@@ -22,14 +21,9 @@ class RemainingTokens:
     def __init__(self, most: int) -> None:
         self._most = most
         self.last: dict[Request, int] = {}  # the tick at which it has brought out all it may
-        self._least: float = inf  # of those not near, also of some who have left
+        self.least: float = inf  # of those not near, also of some who have left
         self._near: dict[Request, None] = {}
         self._sum = 0  # of the last ticks of those near
-
-    def join(self, request: Request, last: int) -> None:
-        """Count a request that may bring out tokens up to the tick `last`."""
-        self.last[request] = last
-        self._least = min(self._least, last)
 
     def leave(self, request: Request) -> None:
         """Count a request no more."""
@@ -40,60 +34,55 @@ class RemainingTokens:
 
     def at(self, tick: int) -> int:
         """Add up what is left at a tick."""
-        if self._least - tick <= self._most:
+        if self.least - tick <= self._most:
             self._find_near(tick)
         near = len(self._near)
         return self._sum - near * tick + (len(self.last) - near) * self._most
 
     def _find_near(self, tick: int) -> None:
-        near, self._least = self._near, inf
+        near, self.least = self._near, inf
         for request, last in self.last.items():
             if request in near:
                 continue
             if last - tick <= self._most:
                 near[request] = None
                 self._sum += last
-            elif last < self._least:
-                self._least = last
+            elif last < self.least:
+                self.least = last
 
 
 class RunningBatch(DecodeSet):
     """Those who decode: a decode set that adds up what they may still bring out.
 
-    `limit(request)` is the most that a request may have in all, of which `most` count.
+    A request may have `allowed` tokens in all, of which `most` count.
     """
 
-    def __init__(
-        self,
-        block_size: int,
-        by_phase: bool,
-        limit: Callable[[Request], int],
-        most: int = CLIP_MAX_NEW_TOKENS,
-    ) -> None:
+    def __init__(self, block_size: int, by_phase: bool, most: int = CLIP_MAX_NEW_TOKENS) -> None:
         super().__init__(block_size, by_phase)
-        self._limit = limit
         self._most = most
         self._estimated = RemainingTokens(most)  # by the new-token ratio
         self._certain = RemainingTokens(most)  # of those who ignore the end of sequence
 
     def join(self, request: Request, ticks: int) -> None:
-        super().join(request, ticks)
+        DecodeSet.join(self, request, ticks)  # `super()`, in the time of a plain call
         left = self._certain if request.ignore_eos else self._estimated
-        left.join(request, self.tick + self._limit(request) - request.generated)
+        left.last[request] = last = self.tick + request.allowed - request.generated
+        if last < left.least:
+            left.least = last
 
     def leave(self, request: Request) -> int:
         (self._certain if request.ignore_eos else self._estimated).leave(request)
-        return super().leave(request)
+        return DecodeSet.leave(self, request)
 
     def members_in_order(self) -> list[Request]:
         """List the members, in the order of the running batch."""
         both = [*self._certain.last, *self._estimated.last]
         return sorted(both, key=lambda request: request.admission)
 
-    def expected(self, request: Request, ratio: float) -> float:
-        """Estimate the tokens that a member will still bring out."""
-        left = self._certain if request.ignore_eos else self._estimated
-        tokens = min(left.last[request] - self.tick, self._most)
+    def expected(self, request: Request, ratio: float, lag: int = 0) -> float:
+        """Estimate the tokens that a member will still bring out, as of `lag` ticks ago."""
+        left = request.allowed - request.generated - self.tick + lag + request.joined
+        tokens = left if left < self._most else self._most
         return tokens if request.ignore_eos else tokens * ratio
 
     def remaining(self, ratio: float, lag: int = 0) -> float:

@@ -10,8 +10,9 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
-from simulator.schedulers.sglang.prefill import PrefillBudget, Verdict
+from simulator.schedulers.sglang.prefill import CONTINUE, NO_TOKEN, OTHER, PrefillBudget
 from simulator.schedulers.sglang.queue_order import (
+    BY_ENTRY,
     CACHE_AWARE,
     ORDERS,
     WITH_PRIORITIES,
@@ -47,7 +48,7 @@ class SgLang(ContinuousBatching):
     - Once nobody else fits (`full`), none is tried until somebody ends.
 
     Arguments have SGLang's names; those of its environment variables are the ratio's start, floor
-    and fall. Requests have `limit` tokens at most: SGLang never lets a request outgrow the memory.
+    and fall. Requests have `allowed` tokens at most: SGLang never lets a request outgrow the memory.
     `ignore_eos`: all answers are as long as their clients allow. Of its options for one engine
     the order by routing key is left out, and `random` draws other numbers.
 
@@ -135,17 +136,17 @@ class SgLang(ContinuousBatching):
         self.tree = blocks if isinstance(blocks, RadixCache | UnsharedRadixCache) else None
         if isinstance(blocks, RadixCache):
             blocks.eviction_policy = radix_eviction_policy
-        self.batch = RunningBatch(blocks.block_size, blocks.names_blocks, self.limit)
+        self.batch = RunningBatch(blocks.block_size, blocks.names_blocks)
         """Those who decode: `decodes` itself, which is slower to read."""
         self.decodes = self.batch
-        self._limits: dict[Request, int] = {}  # of those who wait or run
         self.computed_tokens = 0  # of prompts, so far
-        self.queue = self.waiting = Queue(lambda: self.computed_tokens)
+        by_entry = enable_priority_scheduling or order in BY_ENTRY
+        self.queue = self.waiting = Queue((lambda: self.computed_tokens) if by_entry else None)
         self.order = order
         self.ignore_eos = ignore_eos
         self._sign = 1 if schedule_low_priority_values_first else -1
         urgency = self.urgency if enable_priority_scheduling else None
-        self.queue_order = QueueOrder(order, blocks, self.limit, urgency, seed)
+        self.queue_order = QueueOrder(order, blocks, urgency, seed)
         self._preempts = enable_priority_scheduling and not disable_priority_preemption
         self.preemption_threshold = priority_scheduling_preemption_threshold
         self._retracts_by_priority = retraction_policy == "priority"
@@ -183,29 +184,19 @@ class SgLang(ContinuousBatching):
 
     def limit(self, request: Request) -> int:
         """Give the tokens that the client lets an answer have, and the memory."""
-        known = self._limits.get(request)
-        return self._find_limit(request) if known is None else known
-
-    def _find_limit(self, request: Request) -> int:
         size, prompt = self.blocks.block_size, request.prompt_tokens
         room, fits = self._longest - prompt, self._pool - -(-prompt // size) * size - size - 1
-        room = min(room, fits)
+        if fits < room:
+            room = fits
         most = request.max_tokens or self.max_new_tokens or room
         if most == "exact":
             most = super().output_limit(request)
         most = most if most < room else room
         return most if most > 0 else 0
 
-    def clipped_limit(self, request: Request) -> int:
-        """Give that, as the estimates count it."""
-        return min(self.limit(request), CLIP_MAX_NEW_TOKENS)
-
     def output_limit(self, request: Request) -> int:
         most = self.limit(request)
-        if request.ignore_eos:
-            return most
-        tokens = super().output_limit(request)
-        return tokens if tokens < most else most
+        return most if request.ignore_eos else min(request.output_tokens, most)
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run; SGLang wants some tokens of slack.
@@ -220,12 +211,14 @@ class SgLang(ContinuousBatching):
             paged = -(-prompt // size) * size
             if paged + size + most >= pool - 1:
                 return False
-        return prompt < min(self.max_model_len, pool) - 6 and most > 0
+        return prompt < self._longest - 4 and most > 0
 
     def add(self, request: Request) -> bool:
-        request.ignore_eos |= self.ignore_eos
-        self._limits[request] = self._find_limit(request)
-        request.output_limit = self.output_limit(request)
+        if self.ignore_eos:
+            request.ignore_eos = True
+        request.allowed = most = self.limit(request)
+        tokens = request.output_tokens  # as in `output_limit`
+        request.output_limit = most if tokens > most or request.ignore_eos else tokens
         self.running.loop.arrived()
         self.queue.add(request)
         return not self.full or self._preempts
@@ -240,14 +233,22 @@ class SgLang(ContinuousBatching):
         """Go through passes until something runs, or nothing changes."""
         self.now = now
         self.preempted = 0
-        step = Step([])
-        for _ in range(MOST_IDLE_PASSES):
-            preempted, left = self.preempted, self._passes_left
-            if self._pass(step) or not self._passes_again():
-                break
-            if (self.preempted, self._passes_left) == (preempted, left) and not self.aborted:
-                break
+        step, left = Step([]), self._passes_left
+        if not self._pass(step):
+            self._pass_again(step, left)
         return step
+
+    def _pass_again(self, step: Step, left: int) -> None:
+        """Go on after a pass that has run nothing; `left` were `_passes_left` before it."""
+        preempted = 0
+        for _ in range(MOST_IDLE_PASSES):
+            if not self._passes_again():
+                return
+            if (self.preempted, self._passes_left) == (preempted, left) and not self.aborted:
+                return
+            preempted, left = self.preempted, self._passes_left
+            if self._pass(step):
+                return
 
     def _is_idle(self) -> bool:
         """Say whether no batch is in flight: then a pass that runs nothing takes no time."""
@@ -289,7 +290,7 @@ class SgLang(ContinuousBatching):
 
     def expected(self, request: Request) -> float:
         """Estimate those of one."""
-        left = min(self.limit(request) - self.received(request), CLIP_MAX_NEW_TOKENS)
+        left = min(request.allowed - self.received(request), CLIP_MAX_NEW_TOKENS)
         return left * (1.0 if request.ignore_eos else self.ratio)
 
     # Prompts.
@@ -345,26 +346,26 @@ class SgLang(ContinuousBatching):
 
     def _admit_all(self, budget: PrefillBudget) -> None:
         """Try the queue in order; nobody overtakes one who does not fit."""
-        blocks, waiting = self.blocks, self.waiting
-        if budget.state() is Verdict.OTHER:
+        blocks, waiting, batch = self.blocks, self.queue, budget.batch
+        most, preempts = self.prefill_max_requests, self._preempts
+        if (batch or self.mixes) and budget.state() is OTHER:
             return
         while waiting:
-            request = waiting.head()
-            if len(budget.batch) >= self.max_num_seqs - self.batch.count:
+            request, admitted = waiting[0], len(batch)
+            if admitted >= self.max_num_seqs - self.batch.count:
                 self.full = True
-            if self.full and not (self._preempts and budget.preempt_for(request)):
+            if self.full and not (preempts and budget.preempt_for(request)):
                 break
             hits = blocks.match(request)
-            if self._preempts:
+            if preempts:
                 self.tried[request] = request.known, len(hits) * blocks.block_size
-            admitted = len(budget.batch)
-            if admitted >= (self.prefill_max_requests or admitted + 1):
+            if most and admitted >= most:
                 break
             verdict = budget.add(request, hits)
-            if len(budget.batch) > admitted:
-                waiting.take()
-            if verdict is not Verdict.CONTINUE:
-                if verdict is Verdict.NO_TOKEN:
+            if len(batch) > admitted:
+                waiting.popleft()
+            if verdict is not CONTINUE:
+                if verdict is NO_TOKEN:
                     self.full = bool(budget.batch) or self.batch.count > 0
                 break
 
@@ -441,16 +442,21 @@ class SgLang(ContinuousBatching):
         return False
 
     def _decode_all(self, step: Step) -> None:
-        batch, count = self.batch, self.batch.count
-        if batch.block_size > 1:
-            self.evict(count)
-        self.blocks.take_ticks(batch, 1)
+        batch = self.batch
+        count = batch.count
+        if self.tree is not None:  # as `take_ticks` of its blocks, in fewer calls
+            if batch.block_size > 1:
+                self.tree.make_room(count)
+            self.tree.take(batch.phases[batch.tick % batch.block_size])
+        else:
+            self.blocks.take_ticks(batch, 1)
         step.decodes += count
         step.context += batch.context + count
 
     def _decode(self, step: Step) -> bool:
         """Let all decode who have room; False: nobody does."""
-        if self._has_room():
+        batch = self.batch  # its phases as in `_has_room`
+        if batch.phases[batch.tick % batch.block_size] <= self.blocks.free or self._has_room():
             ratio, least = self.ratio - self._decay, self._min_ratio
             self.ratio = ratio if ratio > least else least
         else:
@@ -479,7 +485,7 @@ class SgLang(ContinuousBatching):
         if not fits and not self._has_room():
             self._abort(kept.pop())
         out = sum(map(self.received, kept)) + self.retract_steps * len(kept)
-        self.ratio = min(1.0, out / (sum(map(self.limit, kept)) + 1))
+        self.ratio = min(1.0, out / (sum(request.allowed for request in kept) + 1))
         self.batch.reorder(kept, self.running.admissions)  # SGLang keeps the order of the choice
         self.running.admissions += len(kept)
         for victim in retracted:
@@ -561,10 +567,10 @@ class SgLang(ContinuousBatching):
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        self.queue.entered.pop(request, None)
+        if self.queue.entered:
+            self.queue.entered.pop(request, None)
         if self.tried:
             self.tried.pop(request, None)
-        self._limits.pop(request, None)
 
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
@@ -577,4 +583,4 @@ class SgLang(ContinuousBatching):
             return 1  # time goes by for whoever comes
         ahead = self._ahead
         more = min(decodes.ticks_to_end(), LONGEST_LEAP) - ahead
-        return 1 + max(decodes.affords(self.blocks.free, more, ahead), 0) if more > 0 else 1
+        return 1 + decodes.affords(self.blocks.free, more, ahead) if more > 0 else 1
