@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from typing import Any
 
 from headway_vllm.policy import CLASSES, make_policy
@@ -69,13 +70,8 @@ class _Batch:
 class _Running(RunningView):
     """The running requests as `displaces` sees them: here each of them is up to date."""
 
-    def generated(self, request: Any) -> int:
-        tokens: int = request.generated
-        return tokens
-
-    def computed(self, request: Any) -> int:
-        tokens: int = request.computed
-        return tokens
+    generated = attrgetter("generated")  # type: ignore[assignment]
+    computed = attrgetter("computed")  # type: ignore[assignment]
 
 
 class HeadwayScheduler(AsyncScheduler):
@@ -110,6 +106,9 @@ class HeadwayScheduler(AsyncScheduler):
         self._steady = steady and not hasattr(chosen, "promote")
         self._seen = (-1, -1, -1)  # what had happened when the policy was asked last
         self._prefilled = False
+        # Who is in the middle of its prompt: a look at all who run would take longer.
+        self._chunks: list[Any] = []
+        self._asks = self._displaces or self._refresh is not None
         self._may_change = False  # whom it displaces may be another though nothing has happened
         self._given: list[tuple[Any, int]] = []  # tokens that the step being decided has given
         self._marked: list[RequestView] = []  # views that have been told of them
@@ -140,8 +139,8 @@ class HeadwayScheduler(AsyncScheduler):
         if self._settle is not None:
             self._settle(now)
         displaced: list[Any] = []
-        changing = self._refresh is not None or self._displaces
-        if changing and self.waiting:
+        self.waiting.forget_head()
+        if self._asks and self.waiting:
             displaced = self._ask(now)
         output = super().schedule(*args, **options)
         for view in self._marked:
@@ -159,6 +158,7 @@ class HeadwayScheduler(AsyncScheduler):
             news = state != self._seen or not self._steady
             if self._refresh is not None and (news or self._prefilled):
                 self._refresh(now)
+                self.waiting.forget_head()
             if self._displaces and (news or self._may_change):
                 displaced = self._make_way(now)
             self._seen = state
@@ -172,6 +172,8 @@ class HeadwayScheduler(AsyncScheduler):
         if room is None:
             return []
         places, lacking = room
+        if places <= 0 >= lacking:
+            return []
         view = _Running(self._batch, self._running())
         view.now = now
         victims: list[Any] = view.displaced
@@ -204,41 +206,65 @@ class HeadwayScheduler(AsyncScheduler):
     def _shortage(self, head: Any) -> tuple[int, int] | None:
         """Count the places and blocks that the head lacks; None: this step has nothing for it.
 
-        What the running take in this step counts as taken, also that of those who might go.
+        What the running take in this step counts as taken, also that of those who might go. Where
+        no block lacks, the second number is 0 or less and says no more.
         """
         if head.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
             return None
         if head.num_stale_output_tokens and not head.drop_stale_output:
             return None
         held, cap = self._holds_prefill(), self._chunk_cap()
-        size = self.block_size
+        hits, start, _ = self.kv_cache_manager.get_computed_blocks(head)
+        if held and start < head.num_tokens - 1:
+            return None
+        running, size = self.running, self.block_size
+        places = len(running) + 1 - self.max_num_active_reqs
+        tokens, most = min(head.num_tokens - start, cap), self.max_num_scheduled_tokens
+        chunks = [one for one in self._chunks if one.status is RequestStatus.RUNNING]
+        others = len(running) - len(chunks)
+        # Where there is a token and a block for each of the others, nobody need look at them.
+        taken, need = (0, 0) if held else self._chunks_take(chunks, cap, most - others)
+        if 0 < tokens <= most - others - taken:
+            lacking = self._blocks_lacking(head, hits.blocks, start, tokens, others + need)
+            if lacking <= 0:
+                return places, lacking
         decodes = [
             one.num_computed_tokens
-            for one in self.running
+            for one in running
             if not one.is_prefill_chunk and not self._ends_with_step_in_flight(one)
         ]
-        budget = self.max_num_scheduled_tokens - len(decodes)
-        need = sum([not computed % size for computed in decodes])
-        for request in self.running:
-            if request.is_prefill_chunk and not held:
-                computed = request.num_computed_tokens
-                tokens = max(0, min(request.num_tokens - computed, cap, budget))
-                budget -= tokens
-                need += -(-(computed + tokens) // size) - -(-computed // size)
-        hits, start, _ = self.kv_cache_manager.get_computed_blocks(head)
-        tokens = min(head.num_tokens - start, cap)
+        budget = most - len(decodes)
+        if not held:
+            chunks = [one for one in running if one.is_prefill_chunk]
+            taken, need = self._chunks_take(chunks, cap, budget)
+        budget -= taken
         if tokens > budget:
             tokens = budget if self.scheduler_config.enable_chunked_prefill else 0
-        if budget <= 0 or not tokens or (held and start < head.num_tokens - 1):
+        if budget <= 0 or not tokens:
             return None
+        need += sum([not computed % size for computed in decodes])
+        return places, self._blocks_lacking(head, hits.blocks, start, tokens, need)
+
+    def _chunks_take(self, chunks: list[Any], cap: int, budget: int) -> tuple[int, int]:
+        """Count the tokens and blocks that this step gives those in the middle of their prompts."""
+        size, taken, blocks = self.block_size, 0, 0
+        for request in chunks:
+            computed = request.num_computed_tokens
+            tokens = max(0, min(request.num_tokens - computed, cap, budget - taken))
+            taken += tokens
+            blocks += -(-(computed + tokens) // size) - -(-computed // size)
+        return taken, blocks
+
+    def _blocks_lacking(self, head: Any, hits: Any, start: int, tokens: int, need: int) -> int:
+        """Count the blocks that the head lacks where each group of layers `need`s some besides."""
         whole = min(head.num_tokens, self.max_model_len)
-        lacking = need * len(hits.blocks) + self._blocks_for(
-            head, hits.blocks, start, whole if self.scheduler_reserve_full_isl else start + tokens
+        lacking = need * len(hits) + self._blocks_for(
+            head, hits, start, whole if self.scheduler_reserve_full_isl else start + tokens
         )
         if self.running:
             lacking += self.kv_cache_manager.watermark_blocks
-        lacking -= self.kv_cache_manager.block_pool.get_num_free_blocks()
-        return len(self.running) + 1 - self.max_num_active_reqs, lacking
+        free: int = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        return lacking - free
 
     def _blocks_for(self, request: Any, hits: Any, start: int, tokens: int) -> int:
         """Count the free blocks that a request takes which begins with so many tokens."""
@@ -337,22 +363,32 @@ class HeadwayScheduler(AsyncScheduler):
             super()._update_after_schedule(output)
         else:
             Scheduler._update_after_schedule(self, output)
+        if self._counts or self._asks:
+            self._look_at_prompts(output)
         if self._counts:
             self._count_tokens(output.num_scheduled_tokens)
-        new = int(self.scheduler_config.async_scheduling)  # the step's own token is counted
+
+    def _look_at_prompts(self, output: Any) -> None:
+        """Take note of whose prompts the step just decided computes, and who is not through."""
+        scheduled, requests, views = output.num_scheduled_tokens, self.requests, self._views
+        names = [one.request_id for one in self._chunks]
+        names += [one.req_id for one in output.scheduled_new_reqs]
+        names += output.scheduled_cached_reqs.resumed_req_ids
+        begun = [requests[name] for name in dict.fromkeys(names) if name in requests]
+        running = RequestStatus.RUNNING
+        self._chunks = [one for one in begun if one.is_prefill_chunk and one.status is running]
         if self._refresh is not None:
-            self._prefilled = any(
-                tokens > 1 or request.is_prefill_chunk or self._views[name].generated <= new
-                for name, tokens, request in (
-                    (name, tokens, self.requests[name])
-                    for name, tokens in output.num_scheduled_tokens.items()
-                )
+            new = int(self.scheduler_config.async_scheduling)  # the step's own token is counted
+            self._prefilled = max(scheduled.values(), default=0) > 1 or any(
+                one.is_prefill_chunk or views[one.request_id].generated <= new
+                for one in begun
+                if one.request_id in scheduled
             )
 
     def _count_tokens(self, scheduled: Mapping[str, int]) -> None:
         """Tell the policy's books who gets a token by the step just decided."""
         decodes, views = self._batch.decodes, self._views
-        chunks = [one.request_id for one in self.running if one.is_prefill_chunk]
+        chunks = [one.request_id for one in self._chunks]
         if isinstance(decodes, ServiceCounter):  # as by `emitted`, in a few calls
             counts = Counter(map(self._clients.__getitem__, scheduled))
             counts.subtract([self._clients[name] for name in chunks if name in scheduled])

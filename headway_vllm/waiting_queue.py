@@ -17,8 +17,8 @@ class RequestView:
     """
 
     __slots__ = (
-        *("admission", "arrival", "client", "computed_now", "hint", "id", "late_tokens"),
-        *("max_tokens", "priority", "prompt_tokens", "vllm"),
+        *("_output", "admission", "arrival", "client", "computed_now", "hint", "id"),
+        *("late_tokens", "max_tokens", "priority", "prompt_tokens", "vllm"),
     )
 
     joined = -1  # it is in no decode set: its own counters hold
@@ -31,6 +31,7 @@ class RequestView:
         room = max_model_len - request.num_prompt_tokens
         limit = extra.get("max_tokens", request.max_tokens)
         self.vllm = request
+        self._output = request._output_token_ids  # one list for good: its length is quickly told
         self.id = number
         self.arrival = request.arrival_time
         self.prompt_tokens = request.num_prompt_tokens
@@ -48,7 +49,7 @@ class RequestView:
     def generated(self) -> int:
         """Output tokens, those included that are still on their way."""
         request = self.vllm
-        tokens: int = request.num_output_tokens + request.num_output_placeholders
+        tokens: int = len(self._output) + request.num_output_placeholders
         return tokens + self.late_tokens if request.num_stale_output_tokens else tokens
 
     @property
@@ -103,8 +104,14 @@ class PolicyQueue:
         self._view = view
         self._admits = admits
         self._here: dict[str, RequestView] = {}
+        self._head: Any = None  # vLLM's request, until something may have changed
+
+    def forget_head(self) -> None:
+        """Ask the order anew who is first: time has gone by, or tokens have come out."""
+        self._head = None
 
     def add_request(self, request: Any) -> None:
+        self._head = None
         view = self._here[request.request_id] = self._view(request)
         self.arrivals += 1
         self.order.add(view)  # type: ignore[arg-type]
@@ -114,6 +121,7 @@ class PolicyQueue:
         if self.set_aside is not None:
             self.set_aside.append(request)
             return
+        self._head = None
         view = self._here[request.request_id] = self._view(request)
         self.order.put_back(view)  # type: ignore[arg-type]
 
@@ -125,10 +133,13 @@ class PolicyQueue:
     def peek_request(self) -> Any:
         if not self._here:
             raise IndexError("peek from an empty queue")
-        return self.order.head().vllm  # type: ignore[attr-defined]
+        if self._head is None:
+            self._head = self.order.head().vllm  # type: ignore[attr-defined]
+        return self._head
 
     def pop_request(self) -> Any:
         request = self.peek_request()
+        self._head = None
         view = self._here.pop(request.request_id)
         if self._admits(request):
             view.admission = self.admissions
@@ -139,6 +150,7 @@ class PolicyQueue:
         return request
 
     def remove_request(self, request: Any) -> None:
+        self._head = None
         self.arrivals += 1
         self.order.remove(self._here.pop(request.request_id))  # type: ignore[arg-type]
 

@@ -152,7 +152,7 @@ class LockStepLoop(EngineLoop):
         return scheduled, now, start, list(accumulate(seconds, initial=start))[1:]
 
     def commit(
-        self, scheduled: JointlyScheduled, decided: float, start: float, ends: Sequence[float]
+        self, scheduled: JointlyScheduled, decided: float, start: float, ends: list[float]
     ) -> None:
         """Take in the outcome of a joint step and its repeats, which ended at `ends`, s."""
         for core, step in scheduled.items():

@@ -4,7 +4,7 @@ They behave as in a simulation, and tell a recorder what they do.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import simpy
 from simpy.core import EmptySchedule
@@ -127,7 +127,7 @@ class RecordedReplica(Replica):
         return super()._rest(now)
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
     ) -> None:
         recorder = self.recorder
         recorder.blocks.clear()
@@ -169,7 +169,7 @@ class RecordedAsyncReplica(RecordedReplica):
         recorder.add_leap(recorder.pending[-1], times)
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
     ) -> None:
         Replica.commit(self, scheduled, decided, start, ends)
         self.recorder.write_outcome(ends)

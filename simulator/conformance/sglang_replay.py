@@ -124,7 +124,7 @@ class SglangRecorder(Recorder):
             shown = [waiting[k].id for k in range(min(len(waiting), _QUEUE_SHOWN))]
             self.pending[-1].queue.append((int(self.env.now), len(waiting), shown))
 
-    def write_outcome(self, ends: Sequence[float]) -> None:
+    def write_outcome(self, ends: list[float]) -> None:
         """Write down the outcome of the oldest row: a line for each of its steps."""
         row = self.pending.popleft()
         start, last = row.start, len(ends) - 1
@@ -281,7 +281,7 @@ class RecordedSglangReplica(RecordedReplica):
         return Replica._rest(self, now) if self.batch_queue else -1.0
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
     ) -> None:
         Replica.commit(self, scheduled, decided, start, ends)
         self.recorder.write_outcome(ends)

@@ -379,8 +379,7 @@ class PiecewiseCost(Fitted):
         fixed = table[count] if count < len(table) else self._unpadded(count)
         fixed += self._per_sequence * count
         floor, least = self.decode_per_sequence * count, self.decode_least
-        if floor < least:
-            floor = least
+        floor = floor if floor > least else least
         slope = self.decode_per_context
         contexts = range(first, first + repeats * count, count)
         if repeats == 1 and not self.window:

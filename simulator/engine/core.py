@@ -4,7 +4,7 @@ When it schedules is up to an `EngineLoop` (`loop.py`).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import simpy
@@ -119,7 +119,7 @@ class EngineCore:
         return 1 if self.leaper is None else self.scheduler.horizon(scheduled[0])
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
     ) -> None:
         """Take in the outcome of a step and its repeats, which ended at `ends`, s."""
         step, row = scheduled
@@ -143,7 +143,7 @@ class EngineCore:
         for request in scheduler.commit(step, ends):
             self._end(request)
 
-    def _commit_with_cancelled(self, step: Step, ends: Sequence[float]) -> None:
+    def _commit_with_cancelled(self, step: Step, ends: list[float]) -> None:
         """Do so where requests are about to leave: nobody receives what they still said."""
         before = self.log.written
         ended = self.scheduler.commit(step, ends)

@@ -125,7 +125,7 @@ class EngineLoop(ABC):
         """
 
     @abstractmethod
-    def commit(self, scheduled: Any, decided: float, start: float, ends: Sequence[float]) -> None:
+    def commit(self, scheduled: Any, decided: float, start: float, ends: list[float]) -> None:
         """Take in the outcome of a step and its repeats, which ended at `ends`, s."""
 
     @abstractmethod

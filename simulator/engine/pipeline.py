@@ -12,7 +12,7 @@ the log do not overlap: one begins where the row before it ends, or, where the p
 as it is scheduled. In a full pipeline a row lasts as long as the slowest stage.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import simpy
@@ -82,7 +82,7 @@ class PipelineReplica(Replica):
         self._free = free
         return at
 
-    def commit(self, scheduled: Any, decided: float, start: float, ends: Sequence[float]) -> None:
+    def commit(self, scheduled: Any, decided: float, start: float, ends: list[float]) -> None:
         """Take in the outcome of a batch, if it has tokens."""
         if scheduled is not None:
             running = len(self.scheduler.running)

@@ -79,8 +79,9 @@ class Deadline:
 
     def displaces(self, head: Request, running: RunningView) -> Request | None:
         worst, latest = None, self.key(head)[0] + self.slack
+        due_of, generated = self.due, running.generated
         for request in running:
-            due = self.due(request, running.generated(request))
+            due = due_of(request, generated(request))
             if due > latest:
                 worst, latest = request, due
         return worst
@@ -114,10 +115,15 @@ class SRPT:
 
     def displaces(self, head: Request, running: RunningView) -> Request | None:
         worst, most = None, max(0, hint_of(head) - head.generated) + self.margin
+        generated, limit = running.generated, self.limit
         for request in running:
-            hint, out = hint_of(request), running.generated(request)
-            if hint - out > most and out <= self.limit * hint:
-                worst, most = request, hint - out
+            hint = request.hint
+            if hint is None:
+                hint = hint_of(request)
+            if hint > most:
+                out = generated(request)
+                if hint - out > most and out <= limit * hint:
+                    worst, most = request, hint - out
         return worst
 
     def victim(self, running: Iterable[Request]) -> Request:
@@ -161,17 +167,18 @@ class MLFQ:
 
     def level(self, request: Request, generated: int) -> int:
         """Give the level of a request after so many tokens, 0 being the highest."""
-        last = len(self.quanta) - 1
+        quanta = self.quanta
+        last = len(quanta) - 1
         level, used = 0, 0.0
         if request.id in self._promoted:
             used = generated - self._promoted[request.id]
         else:
             prompt = request.prompt_tokens / self.prefill_rate
-            while level < last and self.quanta[level] < prompt:
+            while level < last and quanta[level] < prompt:
                 level += 1
             used = prompt + generated
-        while level < last and used >= self.quanta[level]:
-            used -= self.quanta[level]
+        while level < last and used >= quanta[level]:
+            used -= quanta[level]
             level += 1
         return level
 
@@ -183,8 +190,9 @@ class MLFQ:
 
     def displaces(self, head: Request, running: RunningView) -> Request | None:
         worst, lowest = None, self.key(head) + 1
+        level_of, generated = self.level, running.generated
         for request in running:
-            level = self.level(request, running.generated(request))
+            level = level_of(request, generated(request))
             if level >= lowest:
                 worst, lowest = request, level
         return worst

@@ -30,7 +30,7 @@ def vllm_request(
         priority=0,
         cache_salt=salt,
         sampling_params=SimpleNamespace(extra_args=extra or None),
-        num_output_tokens=0,
+        _output_token_ids=[],
         num_output_placeholders=0,
         num_computed_tokens=0,
         num_preemptions=0,
@@ -122,6 +122,26 @@ def test_a_client_that_allows_all_there_is_has_said_nothing() -> None:
     request = vllm_request("a", prompt=150)
     assert view_of(request).max_tokens is None
     assert view_of(request, needs_hint=True).hint == 50
+
+
+def test_the_order_is_asked_for_its_head_once_until_something_changes() -> None:
+    waiting, _ = queue(SJF(), {"a", "b"})
+    asked: list[Any] = []
+    head = waiting.order.head
+    waiting.order.head = lambda: asked.append(1) or head()  # type: ignore[method-assign,func-returns-value]
+    for name, prompt in (("a", 9), ("b", 3)):
+        waiting.add_request(vllm_request(name, prompt))
+    assert [waiting.peek_request().request_id for _ in range(3)] == ["b"] * 3
+    assert len(asked) == 1
+    waiting.add_request(vllm_request("c", 1))
+    assert waiting.peek_request().request_id == "c"
+    waiting.remove_requests([waiting.peek_request()])
+    assert waiting.pop_request().request_id == "b"
+    assert len(asked) == 3
+    waiting.peek_request()
+    waiting.forget_head()
+    assert waiting.peek_request().request_id == "a"
+    assert len(asked) == 5
 
 
 def test_the_queue_is_in_the_order_of_the_policy() -> None:

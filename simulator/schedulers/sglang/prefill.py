@@ -129,8 +129,7 @@ class PrefillBudget:
         blocks, allowed, generated = scheduler.blocks, request.allowed, request.generated
         page, extend = blocks.block_size, request.prompt_tokens + generated
         left = allowed - generated if allowed > generated else 0
-        if left > CLIP_MAX_NEW_TOKENS:
-            left = CLIP_MAX_NEW_TOKENS
+        left = left if left < CLIP_MAX_NEW_TOKENS else CLIP_MAX_NEW_TOKENS
         need = extend + left + page
         if hits:
             extend -= len(hits) * page

@@ -67,8 +67,7 @@ class RunningBatch(DecodeSet):
         DecodeSet.join(self, request, ticks)  # `super()`, in the time of a plain call
         left = self._certain if request.ignore_eos else self._estimated
         left.last[request] = last = self.tick + request.allowed - request.generated
-        if last < left.least:
-            left.least = last
+        left.least = last if last < left.least else left.least
 
     def leave(self, request: Request) -> int:
         (self._certain if request.ignore_eos else self._estimated).leave(request)

@@ -48,7 +48,7 @@ class SgLang(ContinuousBatching):
     - Once nobody else fits (`full`), none is tried until somebody ends.
 
     Arguments have SGLang's names; those of its environment variables are the ratio's start, floor
-    and fall. Requests have `allowed` tokens at most: SGLang never lets a request outgrow the memory.
+    and fall. Requests have `allowed` tokens at most: SGLang lets none outgrow the memory.
     `ignore_eos`: all answers are as long as their clients allow. Of its options for one engine
     the order by routing key is left out, and `random` draws other numbers.
 
@@ -186,8 +186,7 @@ class SgLang(ContinuousBatching):
         """Give the tokens that the client lets an answer have, and the memory."""
         size, prompt = self.blocks.block_size, request.prompt_tokens
         room, fits = self._longest - prompt, self._pool - -(-prompt // size) * size - size - 1
-        if fits < room:
-            room = fits
+        room = room if room < fits else fits
         most = request.max_tokens or self.max_new_tokens or room
         if most == "exact":
             most = super().output_limit(request)

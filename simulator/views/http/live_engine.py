@@ -1,7 +1,7 @@
 """A scenario's engines in real time: requests come from outside, tokens go out as they come."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, nan, nextafter
 from zlib import crc32
@@ -438,7 +438,7 @@ class _Watch:
             self.in_flight.append(self._counts())
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: Sequence[float]
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
     ) -> None:
         late = self.in_flight.popleft() if self.core.scheduler.overlaps else None
         self._core_commit(scheduled, decided, start, ends)
