@@ -124,7 +124,7 @@ class SglangRecorder(Recorder):
             shown = [waiting[k].id for k in range(min(len(waiting), _QUEUE_SHOWN))]
             self.pending[-1].queue.append((int(self.env.now), len(waiting), shown))
 
-    def write_outcome(self, ends: list[float]) -> None:
+    def write_outcome(self, ends: Sequence[float]) -> None:
         """Write down the outcome of the oldest row: a line for each of its steps."""
         row = self.pending.popleft()
         start, last = row.start, len(ends) - 1
