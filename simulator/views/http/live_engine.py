@@ -1,7 +1,7 @@
 """A scenario's engines in real time: requests come from outside, tokens go out as they come."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, nan, nextafter
 from zlib import crc32
