@@ -117,4 +117,4 @@ def _usage_message(error: CycloptsError) -> str:
         key = verb in SETTABLE and next((one for one in unused if re.match(r"[\w.]+=", one)), "")
         hint = f"; a key is set by --set {key}" if key else ""
         return f"unexpected argument: {' '.join(unused)}{hint}"
-    return " ".join(str(error).split())
+    return one_line(error)

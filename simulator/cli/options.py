@@ -23,6 +23,7 @@ ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (Y
 ScenarioOrName = Annotated[
     Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name: demo")
 ]
+SetKeys = Annotated[list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")]
 Vary = Annotated[list[str] | None, silent("dotted.key=a,b,c (repeated: all combinations)")]
 Workers = Annotated[int | None, silent("workers [default: one per core]")]
 Quiet = Annotated[bool, silent("print errors and warnings only")]
@@ -50,9 +51,7 @@ def refuse_own_code(flag: bool) -> None:
 class Settings:
     """What is put over the scenario's own keys."""
 
-    set_: Annotated[
-        list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")
-    ] = None
+    set_: SetKeys = None
     seed: Annotated[int | None, Parameter(help="seed, in place of the scenario's")] = None
     no_own_code: NoOwnCode = False
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from simulator.cli.console import print_line
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
     from simulator.planning.plan import Candidate
@@ -20,53 +20,36 @@ SHOWN = 20  # candidates that a table has room for
 DELAY = 0.7  # s; a shorter run shows nothing and pays nothing
 
 
-class ProgressBar:
-    """Shows the simulated time and the requests done of a run, after DELAY seconds."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self._began = perf_counter()
-        self._shown: tuple[Progress, TaskID] | None = None
-
-    def __call__(self, now: float, done: int, total: int) -> None:
-        """Show how far the run is: simulated seconds, requests done, requests in all."""
-        if self._shown is None:
-            if perf_counter() - self._began < DELAY:
-                return
-            self._shown = self._show(total)
-        progress, task = self._shown
-        progress.update(task, completed=done, simulated=f"{now:,.0f} s simulated")
-
-    def _show(self, total: int) -> "tuple[Progress, TaskID]":
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-
-        progress = _progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=10),
-            MofNCompleteColumn(),
-            TextColumn("requests, {task.fields[simulated]}"),
-        )
-        task = progress.add_task(self.label[:20], total=total, simulated="")
-        progress.start()
-        return progress, task
-
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._shown is not None:
-            self._shown[0].stop()
-
-
 @contextmanager
-def run_progress(label: str, quiet: bool) -> Iterator[ProgressBar | None]:
-    """Show how far a run is."""
+def run_progress(label: str, quiet: bool) -> Iterator[Callable[[float, int, int], None] | None]:
+    """Show the simulated seconds, the requests done and all of a run, after DELAY seconds."""
     if not _shown(quiet):
         yield None
         return
-    bar = ProgressBar(label)
-    try:
-        yield bar
-    finally:
-        bar.close()
+    began, bar = perf_counter(), None
+    with ExitStack() as shown:
+
+        def show(now: float, done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:
+                if perf_counter() - began < DELAY:
+                    return
+                bar = shown.enter_context(_run_bar())
+                bar.add_task(label[:20], total=total, simulated="")
+            bar.update(bar.task_ids[0], completed=done, simulated=f"{now:,.0f} s simulated")
+
+        yield show
+
+
+def _run_bar() -> "Progress":
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+    return _progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(),
+        TextColumn("requests, {task.fields[simulated]}"),
+    )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from simulator.cli.options import ScenarioOrName, silent
+from simulator.cli.options import ScenarioOrName, SetKeys, silent
 
 if TYPE_CHECKING:
     from simulator.views.http.server import Server
@@ -40,9 +40,7 @@ def serve(
         silent("vLLM's JSON: tell over ZMQ what the prefix cache holds [default: do not]"),
     ] = None,
     out: Annotated[Path | None, silent("folder for the files of the run, at its end")] = None,
-    set_: Annotated[
-        list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")
-    ] = None,
+    set_: SetKeys = None,
     seed: Annotated[int | None, silent("seed, in place of the scenario's")] = None,
     own_code: Annotated[
         bool, silent("allow a scenario that names code of its own", "--own-code")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from simulator.cli.options import ScenarioOrName, silent
+from simulator.cli.options import ScenarioOrName, SetKeys, silent
 
 
 def studio(
@@ -14,9 +14,7 @@ def studio(
     *,
     port: Annotated[int, Parameter(help="port to listen at; 0: one that is free")] = 8765,
     open_: Annotated[bool, silent("open the page in a browser", "--open")] = False,
-    set_: Annotated[
-        list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")
-    ] = None,
+    set_: SetKeys = None,
 ) -> int:
     """Turn a scenario's knobs on a local page, and see at once what comes of it; until Ctrl-C."""
     from simulator.scenario.load import find_scenario

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.diagnosis.advice import words
 from simulator.diagnosis.rules import NOTHING
-from simulator.planning.plan import Candidate, resources, search_all
+from simulator.planning.plan import Candidate, Runs, resources, search_all
 from simulator.planning.problem import PlanOptions, make_problem, rate_key
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
 from simulator.planning.search import capacity
@@ -193,7 +193,7 @@ def find_held(
     if scenario.workload.trace is None and scenario.workload.generator.request_rate == inf:
         return None
     candidate = Candidate({}, scenario)
-    search_all(replace(problem, key=key, low=0, high=0), [candidate], jobs)
+    search_all(replace(problem, key=key, low=0, high=0), [candidate], Runs(jobs))
     if candidate.result.best is None:
         return None
     low, _, high = capacity(candidate.result.trials)

@@ -138,6 +138,15 @@ Progress = Callable[[Sequence[Candidate], int, Candidate | None], None]
 """Called with all candidates, the runs made since the last call, and one that got a new trial."""
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How runs are made: on how many workers, who is told of them, and where they stand."""
+
+    jobs: int | None = None
+    progress: Progress | None = None
+    journal: Journal | None = None
+
+
 def resources(scenario: Scenario) -> tuple[int, float | None]:
     """Count a scenario's GPUs, and their dollars per hour; None where the price is unknown."""
     if scenario.cluster is None:
@@ -160,6 +169,7 @@ def find_best(
     Runs that the journal has are not made again, and it gets those that are.
     Raises HeadwayError where none can be run, or none holds.
     """
+    runs = Runs(jobs, progress, journal)
     if optuna is None:
         design = factors(problem.axes)
         candidates = load_points(problem.path, design, problem.overrides, problem.seed, Candidate)
@@ -167,13 +177,13 @@ def find_best(
         need_runnable(candidates)
         _need_power(problem, candidates)
         search = search_all if problem.key or problem.by_energy else search_by_price
-        search(problem, candidates, jobs, progress, journal)
+        search(problem, candidates, runs)
     else:
-        candidates = search_by_optuna(problem, optuna, jobs, progress, journal)
+        candidates = search_by_optuna(problem, optuna, runs)
     best = choose_best(problem, candidates)
     if problem.key and not problem.high:
-        run_lower_loads(problem, candidates, jobs, journal)
-    find_headroom(problem, candidates, jobs, journal)
+        run_lower_loads(problem, candidates, runs)
+    find_headroom(problem, candidates, runs)
     return candidates, best
 
 
@@ -191,30 +201,27 @@ def _need_power(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
 def search_all(
     problem: PlanProblem,
     candidates: Sequence[Candidate],
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    journal: Journal | None = None,
-    *,
+    runs: Runs,
     shown: Sequence[Candidate] | None = None,
 ) -> None:
     """Search for every candidate, all at once; what is found is written into them.
 
-    `progress` is told of all that are `shown`, which may be more.
+    The progress is told of all that are `shown`, which may be more.
     """
-    shown = candidates if shown is None else shown
+    shown, progress = candidates if shown is None else shown, runs.progress
     active: list[tuple[Candidate, Search, list[PlannedRun]]] = []
     for candidate in candidates:
         if candidate.scenario is not None:
             search = problem.search(candidate.scenario, candidate.result.trials)
             active.append((candidate, search, next(search)))
     while active:
-        work = [(candidate, wanted) for candidate, _, runs in active for wanted in runs]
-        outcomes = iter(_run_all(problem, work, jobs, journal))
+        work = [(candidate, wanted) for candidate, _, places in active for wanted in places]
+        outcomes = iter(_run_all(problem, work, runs))
         if progress is not None:
             progress(shown, len(work), None)
         still = []
-        for candidate, search, runs in active:
-            results = [next(outcomes) for _ in runs]
+        for candidate, search, places in active:
+            results = [next(outcomes) for _ in places]
             if failed := [outcome for outcome in results if outcome.errors]:
                 candidate.errors, candidate.done = failed[0].errors, True
                 continue
@@ -232,13 +239,7 @@ def search_all(
         active = still
 
 
-def search_by_price(
-    problem: PlanProblem,
-    candidates: Sequence[Candidate],
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    journal: Journal | None = None,
-) -> None:
+def search_by_price(problem: PlanProblem, candidates: Sequence[Candidate], runs: Runs) -> None:
     """Try candidates from the cheapest on, until one holds: those that cost more are not tried.
 
     What a fleet costs that scales is known only of its runs: all of these are tried.
@@ -253,7 +254,7 @@ def search_by_price(
         if weights[k] > limit and not _scales(candidate):
             candidate.dearer = candidate.done = True
             continue
-        search_all(problem, [candidate], jobs, progress, journal, shown=candidates)
+        search_all(problem, [candidate], runs, candidates)
         if candidate.result.best is not None:
             limit = min(limit, weights[k])
 
@@ -263,12 +264,7 @@ def _scales(candidate: Candidate) -> bool:
     return cluster is not None and cluster.autoscaling is not None
 
 
-def find_headroom(
-    problem: PlanProblem,
-    candidates: Sequence[Candidate],
-    jobs: int | None = None,
-    journal: Journal | None = None,
-) -> None:
+def find_headroom(problem: PlanProblem, candidates: Sequence[Candidate], runs: Runs) -> None:
     """Find by how much the load may grow until each candidate that holds no longer does.
 
     Of a load that was searched for this is known. Else it is searched for by single runs.
@@ -293,7 +289,7 @@ def find_headroom(
             twins.append((candidate, Candidate(candidate.varied | keys, scenario)))
         elif generator.request_rate != inf:
             candidate.headroom = candidate.capacity / generator.request_rate - 1.0
-    search_all(loaded, [twin for _, twin in twins], jobs, None, journal)
+    search_all(loaded, [twin for _, twin in twins], replace(runs, progress=None))
     for candidate, twin in twins:
         if twin.result.best is not None and candidate.scenario is not None:
             # A single run may call a load broken that the answer's own runs hold.
@@ -301,37 +297,24 @@ def find_headroom(
             candidate.headroom = max(twin.best.at / offered - 1.0, 0.0)
 
 
-def run_lower_loads(
-    problem: PlanProblem,
-    candidates: Sequence[Candidate],
-    jobs: int | None = None,
-    journal: Journal | None = None,
-) -> None:
+def run_lower_loads(problem: PlanProblem, candidates: Sequence[Candidate], runs: Runs) -> None:
     """Run every candidate that holds at lower loads, too, once each."""
-    places = [
-        (candidate, share * candidate.best.at)
-        for candidate in candidates
-        if candidate.result.best is not None
+    work = [
+        (one, PlannedRun(share * one.best.at, seconds=one.result.trials[0].seconds))
+        for one in candidates
+        if one.result.best is not None
         for share in LOWER_LOADS
     ]
-    work = [
-        (candidate, PlannedRun(at, seconds=candidate.result.trials[0].seconds))
-        for candidate, at in places
-    ]
-    outcomes = _run_all(problem, work, jobs, journal)
-    for (candidate, at), outcome in zip(places, outcomes, strict=True):
+    for (candidate, wanted), outcome in zip(work, _run_all(problem, work, runs), strict=True):
         if not outcome.errors:
-            seconds = candidate.result.trials[0].seconds
-            candidate.lower_loads.append(Trial(at, seconds, [outcome.values]))
+            candidate.lower_loads.append(Trial(wanted.at, wanted.seconds, [outcome.values]))
 
 
 def _run_all(
-    problem: PlanProblem,
-    work: Sequence[tuple[Candidate, PlannedRun]],
-    jobs: int | None,
-    journal: Journal | None,
+    problem: PlanProblem, work: Sequence[tuple[Candidate, PlannedRun]], runs: Runs
 ) -> list[Outcome]:
     """Make the runs. What they warn of was told when the candidates were loaded."""
+    journal = runs.journal
     known = {} if journal is None else journal.known
     bounds = sorted(slo.text for slo in problem.criteria.slos)
     outcomes: dict[int, Outcome] = {}
@@ -347,7 +330,7 @@ def _run_all(
             outcomes[k] = Outcome(known[key])
         else:
             missing.append((k, key, loaded))
-    measured = run_each(partial(_measure, problem), [run for *_, run in missing], jobs)
+    measured = run_each(partial(_measure, problem), [run for *_, run in missing], runs.jobs)
     for index, outcome in measured:
         k, key, _ = missing[index]
         outcomes[k] = outcome
@@ -424,13 +407,7 @@ def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
 
 
-def search_by_optuna(
-    problem: PlanProblem,
-    trials: int,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    journal: Journal | None = None,
-) -> list[Candidate]:
+def search_by_optuna(problem: PlanProblem, trials: int, runs: Runs) -> list[Candidate]:
     """Search among the combinations by Optuna's TPE; return those it tried, answered.
 
     The batches are of one size whatever `jobs` says, so the same seed tries the same ones.
@@ -465,7 +442,7 @@ def search_by_optuna(
                 _need_power(problem, [candidate])
                 tried[values] = candidate
                 fresh.append(candidate)
-        search_all(problem, fresh, jobs, progress, journal)
+        search_all(problem, fresh, runs)
         for trial, values in zip(asked, chosen, strict=True):
             study.tell(trial, _objective(tried[values], problem))
     return list(tried.values())

@@ -168,7 +168,9 @@ def make_problem(
 ) -> PlanProblem:
     """State the problem that the options pose and the scenario's block `plan`."""
     base = load_scenario(path, overrides, seed)
-    block = base.plan
+    numbers = ("min_duration", "max_duration", "replications", "tolerance")
+    given = {name: got for name in numbers if (got := getattr(options, name)) is not None}
+    block = base.plan.model_copy(update=given)
     if options.vary is not None:
         axes = [split_values(item) for item in options.vary]
     else:
@@ -184,8 +186,7 @@ def make_problem(
         )
     if all(s.metric != "completion" for s in slos):
         slos.append(parse_slo("completion>=1"))
-    shortest = block.min_duration if options.min_duration is None else options.min_duration
-    longest = block.max_duration if options.max_duration is None else options.max_duration
+    shortest, longest = block.min_duration, block.max_duration
     if not 0 < shortest < inf:
         raise HeadwayError(f"--min-duration {shortest:g}: must be more than 0 s, and finite")
     if options.max_duration is None:
@@ -195,18 +196,17 @@ def make_problem(
             f"--max-duration {longest:g}: must be at least --min-duration, {shortest:g} s, and "
             "finite"
         )
-    count = block.replications if options.replications is None else options.replications
+    count = block.replications
     if count < 1:
         raise HeadwayError(f"--replications {count}: must be at least 1")
-    tolerance = block.tolerance if options.tolerance is None else options.tolerance
-    if not 0 < tolerance <= 1:
-        raise HeadwayError(f"--tolerance {tolerance}: must be more than 0 and at most 1")
+    if not 0 < block.tolerance <= 1:
+        raise HeadwayError(f"--tolerance {block.tolerance}: must be more than 0 and at most 1")
     criteria = Criteria(
         slos,
         count,
         max(block.most_replications, count),
         block.confidence,
-        tolerance,
+        block.tolerance,
         min_seconds=shortest,
         min_e2els=block.min_e2els,
         max_seconds=longest,

@@ -2,7 +2,7 @@
 
 import re
 
-from simulator.cli.progress import ProgressBar, runs_progress, search_progress
+from simulator.cli.progress import run_progress, runs_progress, search_progress
 from simulator.planning.plan import Candidate
 from simulator.planning.search import SearchResult, Trial
 
@@ -11,14 +11,13 @@ def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, c
     """A short run shows nothing; a long one requests and simulated time, on stderr."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
-    bar = ProgressBar("demo")
-    bar(1.0, 1, 10)
-    bar.close()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with run_progress("demo", quiet=False) as show:
+        show(1.0, 1, 10)
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr("simulator.cli.progress.DELAY", 0.0)
-    bar = ProgressBar("azure-conv-llama3-8b-a100")
-    bar(12345.6, 115_938, 116_196)
-    bar.close()
+    with run_progress("azure-conv-llama3-8b-a100", quiet=False) as show:
+        show(12345.6, 115_938, 116_196)
     told = capsys.readouterr()
     assert told.out == ""
     assert re.search(r"azure.*115938/116196.*requests, 12,346 s simulated", told.err)
