@@ -109,16 +109,17 @@ def _compare_replications(
     from simulator.figures.style import save
     from simulator.planning import replications
     from simulator.planning.runs import scenario_cost_lines
+    from simulator.util.errors import HeadwayError
     from simulator.util.files import write_together
 
-    replications.check_count(count, [*alternatives[0].varied])
+    if "seed" in alternatives[0].varied:
+        raise HeadwayError("--vary seed: replications draw their seeds themselves; vary other keys")
     scenarios = [alternative.scenario for alternative in alternatives]
     warmup, cooldown = options.trim()
     with runs_progress("runs", options.quiet) as progress:
         runs = replications.replicate(
             scenarios, count, warmup=warmup, cooldown=cooldown, progress=progress
         )
-    replications.warn_constant(runs)
     found = replications.differences(runs)
     origins = [_origin(alternative) for alternative in alternatives]
     write_together(

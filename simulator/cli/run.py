@@ -196,13 +196,11 @@ def _run_replications(scenario: "Scenario", folder: Path, count: int, options: R
     from simulator.simulation.write import write_scenario
     from simulator.util.files import write_together
 
-    replications.check_count(count)
     warmup, cooldown = options.trim()
     with runs_progress("runs", options.quiet) as progress:
         runs = replications.replicate(
             [scenario], count, warmup=warmup, cooldown=cooldown, progress=progress
         )
-    replications.warn_constant(runs)
     found = replications.estimates(runs[0])
     about = {
         "scenario": scenario.name,

@@ -45,38 +45,35 @@ def seeds(seed: int, count: int) -> list[int]:
     ]
 
 
-def check_count(count: int, varied: Sequence[str] = ()) -> None:
-    """Refuse numbers of replications that give no interval, and a seed that is varied too."""
-    if not 2 <= count <= MAX_REPLICATIONS:
-        raise HeadwayError(f"--replications {count}: must be 2 to {MAX_REPLICATIONS:,}")
-    if "seed" in varied:
-        raise HeadwayError("--vary seed: replications draw their seeds themselves; vary other keys")
-
-
 def replicate(
     scenarios: Sequence[Scenario],
     count: int,
     *,
     warmup: float = 0.0,
     cooldown: float = 0.0,
-    jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[MetricValues]]:
     """Run every scenario `count` times on all cores; return the numbers of its summaries.
 
     The k-th replication of each has the same seed: the same arrivals, lengths and, of the same
     cost model, errors, however the scenarios differ otherwise (common random numbers). Raises
-    HeadwayError where a run fails.
+    HeadwayError where so many give no interval, or a run fails; warns where none differs from
+    another.
     """
+    if not 2 <= count <= MAX_REPLICATIONS:
+        raise HeadwayError(f"--replications {count}: must be 2 to {MAX_REPLICATIONS:,}")
     work = [
         scenario.model_copy(update={"seed": seed})
         for scenario in scenarios
         for seed in seeds(scenario.seed, count)
     ]
-    found = run_all(partial(_measure, warmup, cooldown), work, jobs, progress, must=True)
+    found = run_all(partial(_measure, warmup, cooldown), work, None, progress, must=True)
     warn_once(sorted({text for outcome in found for text in outcome.warned}), set())
     values = [outcome.values for outcome in found]
-    return [values[at : at + count] for at in range(0, len(values), count)]
+    runs = [values[at : at + count] for at in range(0, len(values), count)]
+    if not any(e.sd for same in runs for e in estimates(same).values()):
+        warnings.warn(CONSTANT, HeadwayWarning, stacklevel=2)
+    return runs
 
 
 def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues:
@@ -125,12 +122,6 @@ def _within_limits(key: str, found: Estimate) -> Estimate:
 def _keys(keys: Iterable[str], runs: Sequence[MetricValues]) -> list[str]:
     """Add those of clients and priorities, where the runs tell of several."""
     return [*keys, *(key for key in runs[0] if key.endswith("]"))]
-
-
-def warn_constant(runs: Sequence[Sequence[MetricValues]]) -> None:
-    """Warn where no replication differs from another."""
-    if not any(e.sd for same in runs for e in estimates(same).values()):
-        warnings.warn(CONSTANT, HeadwayWarning, stacklevel=2)
 
 
 def differences(runs: Sequence[Sequence[MetricValues]]) -> list[list[Difference]]:

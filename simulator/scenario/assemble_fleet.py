@@ -1,7 +1,8 @@
 """From the block `cluster` of a scenario to its routers, and to a fleet without replicas as yet."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import simpy
@@ -18,47 +19,31 @@ from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import load_user_code
 
 
-def make_router(
-    scenario: Scenario,
-    spec: str | dict[str, Any] | None = None,
-    key: str = "cluster.router",
-    stream: int = 0,
-) -> Router:
-    """Make the router that `spec` says, null: `cluster.router`; ValueError says what is wrong.
+def make_router(scenario: Scenario, *, decodes: bool = False) -> Router:
+    """Make a cluster's router, or that to its consumers (`router_maker`)."""
+    return router_maker(scenario, decodes=decodes)()
 
-    `stream` tells the random numbers of several routers apart. HeadwayError where one of the
-    user's own cannot be made.
+
+def router_maker(scenario: Scenario, *, decodes: bool = False) -> Callable[[], Router]:
+    """Check a cluster's router, or that to its consumers; give what makes it.
+
+    ValueError says what is wrong with its key. Nothing of the user's own is made before the call,
+    which raises HeadwayError where it cannot be.
     """
-    router = _make_router(scenario, spec, key, stream)
-    assert router is not None
-    return router
-
-
-def check_router(
-    scenario: Scenario, spec: str | dict[str, Any] | None = None, key: str = "cluster.router"
-) -> None:
-    """Raise ValueError for what `make_router` refuses; nothing of the user's own is made."""
-    _make_router(scenario, spec, key, check_only=True)
-
-
-def _make_router(
-    scenario: Scenario,
-    spec: str | dict[str, Any] | None,
-    key: str,
-    stream: int = 0,
-    *,
-    check_only: bool = False,
-) -> Router | None:
-    """Make a router; None where it is the user's own and shall only be checked."""
-    assert scenario.cluster is not None
-    name, arguments = split_spec(spec or scenario.cluster.router, "router")
+    cluster = scenario.cluster
+    assert cluster is not None
+    key, spec = "cluster.router", cluster.router
+    if decodes:
+        assert cluster.kv_transfer is not None
+        key, spec = "cluster.kv_transfer.router", cluster.kv_transfer.router or spec
+    name, arguments = split_spec(spec, "router")
     if name not in ROUTERS:
-        found = _load_router(name, arguments, scenario)
-        return None if check_only else _make_own(found, name, arguments, scenario, key)
+        own = _load_router(name, arguments, scenario)
+        return partial(_make_own, own, name, arguments, scenario, key)
     found = ROUTERS[name]
     known = inspect.signature(found).parameters
-    if "seed" in known:
-        arguments = {"seed": scenario.seed + stream} | arguments
+    if "seed" in known:  # several routers draw apart
+        arguments = {"seed": scenario.seed + decodes} | arguments
     for argument, value in arguments.items():
         if argument not in known:
             there = ", ".join(known) or "none"
@@ -68,7 +53,7 @@ def _make_router(
             words = "a whole number" if whole else "a number"
             raise ValueError(f"{argument}: must be {words}, not {short_repr(value)}")
     router: Router = found(**arguments)
-    return router
+    return lambda: router
 
 
 def _load_router(name: str, arguments: dict[str, Any], scenario: Scenario) -> Any:
@@ -103,21 +88,6 @@ def _make_own(
     return Own(name.partition(":")[2], choose, key)
 
 
-def check_decode_router(scenario: Scenario) -> None:
-    """Raise ValueError for what `make_decode_router` refuses."""
-    assert scenario.cluster is not None
-    assert scenario.cluster.kv_transfer is not None
-    check_router(scenario, scenario.cluster.kv_transfer.router, "cluster.kv_transfer.router")
-
-
-def make_decode_router(scenario: Scenario) -> Router:
-    """Make the router to the consumers; ValueError says what is wrong with its key."""
-    assert scenario.cluster is not None
-    assert scenario.cluster.kv_transfer is not None
-    spec = scenario.cluster.kv_transfer.router
-    return make_router(scenario, spec, "cluster.kv_transfer.router", stream=1)
-
-
 def make_fleet(
     env: simpy.Environment, scenario: Scenario, sessions: Sequence[int] | Mapping[int, int] | None
 ) -> Fleet:
@@ -135,7 +105,7 @@ def make_fleet(
         env,
         make_router(scenario),
         sessions,
-        to_consumers=make_decode_router(scenario),
+        to_consumers=make_router(scenario, decodes=True),
         block_seconds=links,
         latency=kv.latency * 1e-3,
     )

@@ -307,12 +307,12 @@ def _check_cluster(scenario: Scenario) -> Iterator[Conflict]:
     cluster = scenario.cluster
     if cluster is None:
         return
-    from simulator.scenario.assemble_fleet import check_decode_router, check_router
+    from simulator.scenario.assemble_fleet import router_maker
 
-    yield from _attempt("cluster.router", "", lambda: check_router(scenario))
+    yield from _attempt("cluster.router", "", lambda: router_maker(scenario))
     if cluster.kv_transfer is not None:
         router = "cluster.kv_transfer.router"
-        yield from _attempt(router, "", lambda: check_decode_router(scenario))
+        yield from _attempt(router, "", lambda: router_maker(scenario, decodes=True))
     roles = list(_check_roles(cluster))[:1]
     yield from roles
     if not roles and cluster.kv_transfer is not None:

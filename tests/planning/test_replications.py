@@ -117,7 +117,7 @@ def test_common_random_numbers_narrow_the_difference(write):
     """Two runs that differ by little: their pairs tell it, runs apart would not."""
     path = write(NOISY.replace("num_prompts: 40", "num_prompts: 60"))
     points = expand(path, ["engine.max_num_batched_tokens=2048,96"])
-    first, other = replicate([point.scenario for point in points], 10, jobs=2)
+    first, other = replicate([point.scenario for point in points], 10)
     ttft = [np.array([row["mean_ttft_ms"] for row in same]) for same in (first, other)]
     pairs = estimate((ttft[1] - ttft[0]).tolist())
     apart = np.sqrt(

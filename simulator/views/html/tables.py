@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from math import floor, isnan, log10
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
@@ -16,9 +16,6 @@ from simulator.views.report import (
     slo_lines,
     step_errors,
 )
-
-if TYPE_CHECKING:
-    pass
 
 CARDS = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "p99_ttft_ms"),
