@@ -29,7 +29,7 @@ def admin_routes(engine: LiveEngine, failures: FailureRates) -> list[web.RouteDe
         ("hang", admin.hang),
         ("kill", admin.kill),
         ("restart", admin.restart),
-        ("failures", admin.fail),
+        ("failures", failures.set),
     ):
         routes.append(web.post(f"/admin/{name}", admin.handler(act)))
     return routes
@@ -112,6 +112,3 @@ class _Admin:
         delay = number(body, "delay", 0.0, LONGEST_WAIT)
         for replica in replicas:
             self.engine.restart(replica, delay)
-
-    def fail(self, body: Body) -> None:
-        self.failures.set(body)
