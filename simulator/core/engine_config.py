@@ -89,7 +89,9 @@ class GpuConfig(Config):
         description="GPUs: engine.tensor_parallel_size x pipeline_parallel_size x "
         "data_parallel_size, which is also the default",
     )
-    power: PowerConfig = Field(PowerConfig(), description="what a GPU draws: see metrics.md")
+    power: PowerConfig = Field(
+        PowerConfig.model_construct(), description="what a GPU draws: see metrics.md"
+    )
     carbon_intensity: Amount = Field(
         473.0, description="g CO2e per kWh of its electricity; the world's in 2024 (Ember)"
     )

@@ -32,7 +32,6 @@ from simulator.costs.piecewise import (
     HOST_TERMS,
     MAX_TABLE_TOKENS,
     PiecewiseCost,
-    SplitCost,
     check_interval,
 )
 from simulator.models.gpus import Gpu
@@ -156,6 +155,8 @@ class Overhead:
         )
         if model is None or not self.key_per_layer:
             return whole
+        from simulator.costs.split import SplitCost  # not of every engine
+
         values = {field.name: getattr(whole, field.name) for field in fields(whole) if field.init}
         return SplitCost(
             **values,

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from numbers import Real
 from pathlib import Path
@@ -15,7 +14,6 @@ from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import unknown_overhead
 from simulator.costs.piecewise import (
     PiecewiseCost,
-    SplitCost,
     Table,
     add_tables,
     check_table,
@@ -26,6 +24,7 @@ from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve, why_not_regular
 from simulator.util.from_mapping import from_mapping, short_repr
+from simulator.util.imported import Imported
 from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse, read_text
 
 T = TypeVar("T")
@@ -49,11 +48,13 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 FP8_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
-FORMS: dict[str, type[LinearCost] | type[PiecewiseCost]] = {
-    "linear": LinearCost,
-    "piecewise": PiecewiseCost,
-    "piecewise-split": SplitCost,
-}
+FORMS: Imported[type[LinearCost] | type[PiecewiseCost]] = Imported(
+    {
+        "linear": "simulator.costs.linear:LinearCost",
+        "piecewise": "simulator.costs.piecewise:PiecewiseCost",
+        "piecewise-split": "simulator.costs.split:SplitCost",
+    }
+)
 PROFILE_KEYS = (
     "model",
     "hardware",
@@ -201,6 +202,8 @@ def find_profile(name_or_path: str, base: Path | None = None) -> Path:
         return path
     if wrong := why_not_regular(path):
         raise ValueError(f"profile: {wrong}")
+    from difflib import get_close_matches
+
     near = get_close_matches(name_or_path.lower(), names, n=8, cutoff=0.4)
     raise ValueError(
         f"profile: no file {path} and no shipped profile {name_or_path!r}"
@@ -291,7 +294,7 @@ def make_form(spec: object, name: str) -> LinearCost | PiecewiseCost:
     values = {key: value for key, value in spec.items() if key != "kind"}
     if reserved := [key for key in RESERVED_FIELDS if key in values]:
         raise ValueError("\n".join(f"{key}: unknown key" for key in reserved))
-    return from_mapping(FORMS[kind], values | {"name": name})
+    return from_mapping(FORMS[str(kind)], values | {"name": name})
 
 
 def _limits(raw: object) -> Limits:

@@ -224,7 +224,7 @@ def preemption(run: AdvisedEvidence) -> Finding | None:
 
 def slo(run: AdvisedEvidence) -> Finding | None:
     """Requests wait in the queue longer than the goodput's bound on TTFT, or E2EL, allows."""
-    bounds = run.record.scenario.goodput.model_dump(exclude_none=True)
+    bounds = run.record.scenario.goodput.bounds
     name = next((name for name in ("ttft", "e2el") if name in bounds), None)
     if name is None:
         return None

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 GIB = 1 << 30
 NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
@@ -154,6 +153,8 @@ def find_gpu(name: str) -> Gpu:
         hint = " or ".join(longer)
         raise ValueError(f"gpu.name: no GPU {name!r} in the table; did you mean {hint}?")
     near = alike(wanted[:4])
+    from difflib import get_close_matches
+
     near += get_close_matches(name.upper(), [n for n in GPUS if n not in near], cutoff=0.5)
     order = dict.fromkeys([*near, *GPUS])
     raise ValueError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")

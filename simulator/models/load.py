@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -88,6 +87,8 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if path.is_dir():
         path = path / "config.json"
     if not path.exists():
+        from difflib import get_close_matches
+
         near = get_close_matches(str(name_or_path).lower(), names, n=len(names), cutoff=0.5)
         raise ValueError(
             f"model: no file {path} and no shipped model {str(name_or_path)!r}"

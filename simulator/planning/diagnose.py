@@ -198,9 +198,7 @@ def find_held(
         return None
     low, _, high = capacity(candidate.result.trials)
     ends = (low, high) if low is not None and high is not None and low < high else None
-    bounds = [
-        f"{name} {bound:g} ms" for name, bound in scenario.goodput.model_dump().items() if bound
-    ]
+    bounds = [f"{name} {bound:g} ms" for name, bound in scenario.goodput.bounds.items()]
     slos = [
         f"{slo.text} ({', '.join(bounds)})" if slo.metric == "goodput" else slo.text
         for slo in problem.criteria.slos

@@ -74,7 +74,7 @@ def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
     The attainment, where there are bounds on single requests, is that of `request_bounds`.
     """
     table = result.request_table()
-    goodput = result.scenario.goodput.model_dump(exclude_none=True)
+    goodput = result.scenario.goodput.bounds
     since = float(np.nanmin(result.sent)) + result.warmup
     kept = table.sent >= since
     batches = {}
@@ -118,7 +118,7 @@ def broken_bound(table: RequestTable, scenario: Scenario, slos: Sequence[Slo]) -
 
     What requests add to a bound is never less than 0: those to come cannot take it back.
     """
-    goodput = scenario.goodput.model_dump(exclude_none=True)
+    goodput = scenario.goodput.bounds
     over = _over(table)
     worst, found = 1.0, ""
     for slo in slos:

@@ -176,7 +176,7 @@ def make_problem(
     else:
         axes = [(key, [as_yaml(v) for v in values]) for key, values in block.vary.items()]
     texts = options.slo if options.slo is not None else block.slo or base.slo
-    bounded = any(base.goodput.model_dump().values())
+    bounded = bool(base.goodput.bounds)
     if not texts and not bounded:
         raise HeadwayError(f"{source_name(path)}: no service level; give --slo 'p99_ttft_ms<=1000'")
     slos = [parse_slo(text) for text in texts or ["goodput>=0.99"]]

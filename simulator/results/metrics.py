@@ -154,7 +154,7 @@ class RunMetrics:
         self._costs = [each.cost for each in parts]
         price = parts[0].gpu.dollars_per_hour
         self._price = None if price is None else price * scenario.gpu.count
-        self._goodput = scenario.goodput.model_dump(exclude_none=True)
+        self._goodput = scenario.goodput.bounds
         self._slos = service_levels(scenario)
         self._bounds = request_bounds(self._goodput, self._slos)
         self._kept = dict.fromkeys(self._bounds, 0)  # requests that keep each bound
@@ -400,7 +400,7 @@ def _parts(record: Record, within: Window | None) -> Summary:
     """Give what each client and each priority felt, where there are several of them."""
     workload, table = record.workload, record.request_table()
     counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
-    goodput = record.scenario.goodput.model_dump(exclude_none=True)
+    goodput = record.scenario.goodput.bounds
     bounds = request_bounds(goodput, service_levels(record.scenario))
     words = {"per_client": client_column(workload), "per_priority": priority_column(workload)}
     found = {

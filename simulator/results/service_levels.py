@@ -131,7 +131,7 @@ def service_levels(scenario: Scenario) -> list[Slo]:
     Beside them all requests must be completed, unless it says otherwise, since latencies are of
     those that were. Nothing where there are no bounds. Raises HeadwayError for a wrong one.
     """
-    goodput = scenario.goodput.model_dump(exclude_none=True)
+    goodput = scenario.goodput.bounds
     found = [parse_slo(text) for text in scenario.slo or (["goodput>=0.99"] if goodput else [])]
     if not goodput and any(slo.metric == "goodput" for slo in found):
         raise HeadwayError("--slo goodput: needs bounds in the scenario's `goodput`")

@@ -85,7 +85,7 @@ def assemble(scenario: Scenario) -> EngineParts:
 
 def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
     """Work out what memory an engine has for its KV cache; ValueError where it has none."""
-    sizes = engine.model_dump(include=MEMORY_KEYS)
+    sizes = engine.values_of(MEMORY_KEYS)
     if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
         sizes["gpu_memory_utilization"] = 1.0
     hybrid = not engine.disable_hybrid_kv_cache_manager

@@ -1,7 +1,7 @@
 """Which scheduler a scenario stands for, with its policy, its options and its blocks."""
 
 import warnings
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -10,11 +10,6 @@ from simulator.core.request import Chunk, Request, Step, Swap
 from simulator.costs.cost_model import CostModel
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.host_memory import HostTier, Prices
-from simulator.kv_cache.hybrid_manager import HybridManager
-from simulator.kv_cache.radix_cache import RadixCache
-from simulator.kv_cache.slot_counter import SlotCounter
-from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
-from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.models.gpus import GIB
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.load import load_model
@@ -25,6 +20,7 @@ from simulator.scenario.engines import REQUIRED_FOR_WINDOW, release_of
 from simulator.scenario.policy_table import (
     DYNAMIC_HOOKS,
     PLUGIN,
+    POLICIES,
     POLICY_VARIABLE,
     VLLM_OPTIONS,
     VLLM_POLICIES,
@@ -37,16 +33,11 @@ from simulator.scenario.policy_table import (
     policy_name,
 )
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.sglang.overlap import OverlappedSgLang
-from simulator.schedulers.sglang.scheduler import SgLang, serves_unshared
-from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.dynamic import AsyncDynamicScheduler, DynamicScheduler
-from simulator.schedulers.vllm.kv_roles import AsyncConsumer, AsyncProducer, Consumer, Producer
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.rules import read_release, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.schedulers.vllm.speculative import Speculative
 from simulator.util.errors import HeadwayWarning
+from simulator.util.imported import Imported
 from simulator.util.user_code import search_in
 
 ADMISSION_RULES = ("min_decode_blocks", "min_decode_blocks_scope", "reserve_output_tokens")
@@ -75,19 +66,25 @@ REQUIRED_FOR_STAGES = {
     "prefix_cache": "hash",
 }
 """What an engine must have whose layers are split into pipeline stages."""
-ROLES: dict[tuple[str, bool], type[Scheduler]] = {
-    ("kv_producer", False): Producer,
-    ("kv_producer", True): AsyncProducer,
-    ("kv_consumer", False): Consumer,
-    ("kv_consumer", True): AsyncConsumer,
-}
+ROLES: Imported[type[Scheduler]] = Imported(
+    {
+        "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",
+        "asynchronous kv_producer": "simulator.schedulers.vllm.kv_roles:AsyncProducer",
+        "kv_consumer": "simulator.schedulers.vllm.kv_roles:Consumer",
+        "asynchronous kv_consumer": "simulator.schedulers.vllm.kv_roles:AsyncConsumer",
+    }
+)
 """By a group's kv_role and its async_scheduling, what schedules."""
-ASYNCHRONOUS: dict[type[Scheduler], type[Scheduler]] = {
-    Scheduler: AsyncScheduler,
-    DynamicScheduler: AsyncDynamicScheduler,
-    SgLang: OverlappedSgLang,
-}
-"""What schedules with async_scheduling in the place of each."""
+BLOCKS: Imported[Callable[..., BlockCounter]] = Imported(
+    {
+        "radix": "simulator.kv_cache.radix_cache:RadixCache",
+        "unshared radix": "simulator.kv_cache.unshared_radix_cache:UnsharedRadixCache",
+        "unshared": "simulator.kv_cache.unshared_prefix_cache:UnsharedPrefixCache",
+        "hybrid": "simulator.kv_cache.hybrid_manager:HybridManager",
+        "slots": "simulator.kv_cache.slot_counter:SlotCounter",
+    }
+)
+"""What keeps the blocks of other memory rules than vLLM's."""
 
 
 def make_scheduler(
@@ -145,19 +142,20 @@ def _make(
         engine, policy_class, windowed=_keeps_window(engine, parts.model)
     )
     if role is not None:
-        scheduler_class = ROLES[role, engine.async_scheduling]
+        scheduler_class = ROLES[f"asynchronous {role}" if engine.async_scheduling else role]
     caching = engine.enable_prefix_caching and scheduler_class.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         what = "has no prefix cache: engine.enable_prefix_caching has no effect"
         warnings.warn(f"{policy_name(scheduler_class)} {what}", HeadwayWarning, stacklevel=2)
     options = _options(scenario, parts, scheduler_class)
-    told = SgLang if scheduler_class is OverlappedSgLang else scheduler_class
+    sglang = POLICIES.name_of(policy_class) == "sglang"
     tiers = scheduler_class.has_host_tier and scheduler_class.admit is Scheduler.admit
     if engine.kv_offloading_size and not tiers:
-        raise ValueError(f"engine.kv_offloading_size: {policy_name(told)} has no host tier")
+        told = policy_name(policy_class if sglang else scheduler_class)
+        raise ValueError(f"engine.kv_offloading_size: {told} has no host tier")
     check_arguments(policy_class, arguments, taken=options)
     tree = engine.prefix_cache == "radix" or (scheduler_class.prefix_tree and not named)
-    counts = policy_class is SgLang and serves_unshared(**arguments)
+    counts = sglang and policy_class.serves_unshared(**arguments)  # type: ignore[attr-defined]
     shares = shares_prefixes or retries
     blocks = _make_blocks(engine, parts, caching, shares, named=named, tree=tree, counts=counts)
     if is_own(policy_class) and check_only:
@@ -197,7 +195,7 @@ def check_role(role: str, scenario: Scenario) -> None:
     """Refuse an engine that cannot have a role in a cluster that prefills and decodes apart."""
     policy_class, _ = find_policy(scenario)
     found = _find_scheduler(scenario.engine, policy_class, windowed=False)
-    if found not in (Scheduler, AsyncScheduler):
+    if found not in (Scheduler, _overlapping(Scheduler)):
         raise ValueError(
             f"engine.scheduling_policy: {policy_name(policy_class)} passes no KV caches on; in a "
             f"group with kv_role {role} fcfs does, and policies that only order the queue: "
@@ -219,15 +217,15 @@ def _options(
 ) -> dict[str, Any]:
     """Give the arguments that a scheduler takes; ValueError for a rule that it does not know."""
     engine = scenario.engine
-    options = _vllm_options(engine, parts) | engine.model_dump(include={*ADMISSION_RULES})
+    options = _vllm_options(engine, parts) | engine.values_of(ADMISSION_RULES)
     options["rules"] = rules_of(release_of(engine))
     if engine.preemption_mode != "recompute":
         options["swap_blocks"] = swap_blocks(engine, parts.model)
     if engine.preemption_mode == "auto":
         options["swap_prices"] = swap_prices(engine, parts.cost)
     if scheduler_class is PipelineScheduler:
-        options |= engine.model_dump(include={"pipeline_parallel_size", "async_scheduling"})
-    if scheduler_class is Speculative:
+        options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])
+    if engine.speculative_config is not None:
         options |= {"speculation": engine.speculative_config, "seed": scenario.seed}
     options = {name: value for name, value in options.items() if accepts(scheduler_class, name)}
     _check_rules(engine, policy_name(scheduler_class), options)
@@ -235,8 +233,8 @@ def _options(
 
 
 def _vllm_options(engine: EngineConfig, parts: EngineParts) -> dict[str, Any]:
-    names = {"max_num_seqs", "max_num_batched_tokens", *VLLM_OPTIONS}
-    return engine.model_dump(include=names) | {"max_model_len": parts.max_model_len}
+    names = ("max_num_seqs", "max_num_batched_tokens", *VLLM_OPTIONS)
+    return engine.values_of(names) | {"max_model_len": parts.max_model_len}
 
 
 def _make_installed(scenario: Scenario, parts: EngineParts) -> Scheduler:
@@ -321,7 +319,23 @@ def _check_rules(engine: EngineConfig, who: str, taken: Container[str] = ()) -> 
 
 def can_overlap(policy_class: type) -> bool:
     """Say whether under a policy a step can be decided while the one before it runs."""
-    return not issubclass(policy_class, Scheduler) or policy_class in (Scheduler, SgLang)
+    own = issubclass(policy_class, Scheduler)
+    return not own or POLICIES.name_of(policy_class) in ("fcfs", "sglang")
+
+
+def _overlapping(scheduler_class: type[Scheduler]) -> type[Scheduler] | None:
+    """Give what schedules with async_scheduling in the place of a scheduler; None: nobody does."""
+    if scheduler_class is Scheduler:
+        from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+
+        return AsyncScheduler
+    if POLICIES.name_of(scheduler_class) == "sglang":
+        from simulator.schedulers.sglang.overlap import OverlappedSgLang
+
+        return OverlappedSgLang
+    from simulator.schedulers.vllm.dynamic import AsyncDynamicScheduler, DynamicScheduler
+
+    return AsyncDynamicScheduler if scheduler_class is DynamicScheduler else None
 
 
 def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool) -> type[Scheduler]:
@@ -330,6 +344,8 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
     if scheduler_class is not policy_class and any(
         hasattr(policy_class, hook) for hook in DYNAMIC_HOOKS
     ):
+        from simulator.schedulers.vllm.dynamic import DynamicScheduler
+
         scheduler_class = DynamicScheduler
     if engine.pipeline_parallel_size > 1:
         _check_stages(policy_class, scheduler_class, windowed=windowed)
@@ -352,15 +368,18 @@ def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool)
                 f"engine.speculative_config: {policy_name(policy_class)} verifies no drafts; fcfs "
                 "does, and policies that only order the queue: priority, sjf, boost"
             )
+        from simulator.schedulers.vllm.speculative import Speculative
+
         return Speculative
     if not engine.async_scheduling:
         return scheduler_class
-    if scheduler_class not in ASYNCHRONOUS:
+    overlapping = _overlapping(scheduler_class)
+    if overlapping is None:
         raise ValueError(
             f"engine.async_scheduling: {policy_name(policy_class)} schedules a step when the one "
             "before has ended; set it to false"
         )
-    return ASYNCHRONOUS[scheduler_class]
+    return overlapping
 
 
 def _check_stages(policy_class: type, scheduler_class: type[Scheduler], *, windowed: bool) -> None:
@@ -436,8 +455,8 @@ def _make_blocks(
     if tree and caching:
         if named:
             raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
-        cache = UnsharedRadixCache if counts and not shares else RadixCache
-        return cache(parts.num_gpu_blocks, engine.block_size)
+        kind = "unshared radix" if counts and not shares else "radix"
+        return BLOCKS[kind](parts.num_gpu_blocks, engine.block_size)
     if engine.kv_offloading_size is not None:
         if named or not caching:
             why = "a live engine has no host tier" if caching else "there is no prefix cache"
@@ -454,16 +473,16 @@ def _make_blocks(
     pool = parts.num_gpu_blocks, engine.block_size
     if not caching and not named:
         return _make_counter(engine, parts, *pool)
-    return BlockManager(*pool, caching) if shares or named else UnsharedPrefixCache(*pool)
+    return BlockManager(*pool, caching) if shares or named else BLOCKS["unshared"](*pool)
 
 
-def _make_hybrid(engine: EngineConfig, parts: EngineParts, caching: bool) -> HybridManager:
+def _make_hybrid(engine: EngineConfig, parts: EngineParts, caching: bool) -> BlockCounter:
     """Make the blocks of a model with a window: vLLM's groups, that of the first layer first."""
     model = parts.model
     full, sliding, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
     kinds = [[0] * full, [model.sliding_window] * sliding]
     first, second = kinds if model.full_first else reversed(kinds)
-    return HybridManager(
+    return BLOCKS["hybrid"](
         parts.num_gpu_blocks,
         engine.block_size,
         caching,
@@ -482,7 +501,7 @@ def _make_counter(engine: EngineConfig, parts: EngineParts, count: int, size: in
     if _keeps_window(engine, model):
         full, others, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
         groups = LayerGroups(full, others, model.sliding_window, engine.max_num_batched_tokens)
-    return SlotCounter(
+    return BLOCKS["slots"](
         count,
         size,
         lookahead=speculation.lookahead,

@@ -255,7 +255,7 @@ def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
     trace = scenario.workload.trace
     if trace is None:
         return
-    from simulator.workload.traces import OPTIONS, missing_trace
+    from simulator.workload.traces import OPTIONS, formats_with, missing_trace
 
     path = resolve(trace.path, scenario.folder)
     if not path.exists():
@@ -263,8 +263,10 @@ def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
             yield "workload.trace.path", "", message
     elif wrong := why_not_regular(path):
         yield "workload.trace.path", "", wrong
-    for option, forms in OPTIONS.items():
-        if getattr(trace, option, None) is not None and trace.format not in (None, *forms):
+    for option in OPTIONS:
+        if trace.format is None or getattr(trace, option, None) is None:
+            continue
+        if trace.format not in (forms := formats_with(option)):
             what = f"goes with format {' or '.join(forms)}, not with {trace.format}"
             yield f"workload.trace.{option}", "workload.trace.format", what
 
@@ -344,7 +346,7 @@ def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
 def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Conflict]:
     """See whether scaling, failures and timeouts go with the rest."""
     scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client
-    bounds = scenario.goodput.model_dump(exclude_none=True)
+    bounds = scenario.goodput.bounds
     if scaling is not None and scaling.metric == "slo_attainment" and not bounds:
         yield "cluster.autoscaling.metric", "goodput", "slo_attainment needs bounds in goodput"
     count = cluster.most_replicas

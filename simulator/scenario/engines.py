@@ -240,7 +240,9 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
     is the system and its version. `not_simulated`, where there is any, has the values that vLLM's
     own defaults would give other keys.
     """
-    block = engine.model_dump()
+    block = dict(engine)
+    if engine.speculative_config is not None:
+        block["speculative_config"] = engine.speculative_config.model_dump()
     usual, given = {}, {}
     for key, field in EngineConfig.model_fields.items():
         if key in ("name", "version"):

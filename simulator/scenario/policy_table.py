@@ -9,51 +9,43 @@ from typing import Any
 import numpy as np
 
 from simulator.core.engine_config import EngineConfig
-from simulator.policies.fair import DRR, WFQ, Fair
-from simulator.policies.orders import HRRN, SJF, Boost, Priority
-from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
-from simulator.policies.virtual_finish_time import VirtualFinishTime
 from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.continuous_batching import Orca, Sarathi
-from simulator.schedulers.fastgen import FastGen
-from simulator.schedulers.sglang.scheduler import SgLang
-from simulator.schedulers.static import HfStatic, Static
-from simulator.schedulers.tgi import Tgi
-from simulator.schedulers.trtllm import TrtLlm
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.schedulers.vllm_v0 import VllmV0
 from simulator.util.config import split_spec
 from simulator.util.errors import HeadwayError, did_you_mean, one_line
 from simulator.util.from_mapping import check_annotation
+from simulator.util.imported import Imported
 from simulator.util.user_code import load_user_code
 from simulator.workload.workload import Workload
 
-POLICIES: dict[str, type] = {
-    "fcfs": Scheduler,
-    "priority": Priority,
-    "preemptive": Preemptive,
-    "deadline": Deadline,
-    "sjf": SJF,
-    "srpt": SRPT,
-    "hrrn": HRRN,
-    "mlfq": MLFQ,
-    "boost": Boost,
-    "static": Static,
-    "hf-static": HfStatic,
-    "orca": Orca,
-    "fcfs-v0": VllmV0,
-    "sarathi": Sarathi,
-    "sglang": SgLang,
-    "trtllm": TrtLlm,
-    "tgi": Tgi,
-    "fastgen": FastGen,
-    "fair": Fair,
-    "wfq": WFQ,
-    "drr": DRR,
-    "virtual-finish-time": VirtualFinishTime,
-}
+POLICIES: Imported[type] = Imported(
+    {
+        "fcfs": "simulator.schedulers.vllm.scheduler:Scheduler",
+        "priority": "simulator.policies.orders:Priority",
+        "preemptive": "simulator.policies.preemptive:Preemptive",
+        "deadline": "simulator.policies.preemptive:Deadline",
+        "sjf": "simulator.policies.orders:SJF",
+        "srpt": "simulator.policies.preemptive:SRPT",
+        "hrrn": "simulator.policies.orders:HRRN",
+        "mlfq": "simulator.policies.preemptive:MLFQ",
+        "boost": "simulator.policies.orders:Boost",
+        "static": "simulator.schedulers.static:Static",
+        "hf-static": "simulator.schedulers.static:HfStatic",
+        "orca": "simulator.schedulers.continuous_batching:Orca",
+        "fcfs-v0": "simulator.schedulers.vllm_v0:VllmV0",
+        "sarathi": "simulator.schedulers.continuous_batching:Sarathi",
+        "sglang": "simulator.schedulers.sglang.scheduler:SgLang",
+        "trtllm": "simulator.schedulers.trtllm:TrtLlm",
+        "tgi": "simulator.schedulers.tgi:Tgi",
+        "fastgen": "simulator.schedulers.fastgen:FastGen",
+        "fair": "simulator.policies.fair:Fair",
+        "wfq": "simulator.policies.fair:WFQ",
+        "drr": "simulator.policies.fair:DRR",
+        "virtual-finish-time": "simulator.policies.virtual_finish_time:VirtualFinishTime",
+    }
+)
 
 
 VLLM_POLICIES = ("fcfs", "priority")
@@ -135,8 +127,7 @@ def plugin_spec(engine: EngineConfig) -> str:
 
 def policy_name(cls: type) -> str:
     """Give a policy's name in scenarios; the class's, where it is the user's own."""
-    names = (name for name, kind in POLICIES.items() if kind is cls)
-    return next(names, cls.__name__)
+    return POLICIES.name_of(cls) or cls.__name__
 
 
 def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[str]:
@@ -156,7 +147,7 @@ def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[st
         if name not in absent and given != default and not accepts(cls, name):
             messages.append(f"{policy_name(cls)} knows no {name}: engine.{name} has no effect")
     tokens = engine.max_num_batched_tokens
-    if issubclass(cls, VllmV0 | Tgi) and tokens < max_model_len:
+    if tokens < max_model_len and issubclass(cls, (POLICIES["fcfs-v0"], POLICIES["tgi"])):
         messages.append(
             f"{policy_name(cls)} computes prompts whole: engine.max_num_batched_tokens {tokens:,} "
             f"is taken as max_model_len, {max_model_len:,}"
@@ -184,7 +175,7 @@ def _vllm_version(scenario: Scenario) -> str | None:
 
 def is_own(cls: type) -> bool:
     """Say whether a policy is the user's own."""
-    return cls not in POLICIES.values()
+    return POLICIES.name_of(cls) is None
 
 
 def construct(scenario: Scenario, cls: type, *parts: object, **arguments: Any) -> Any:
@@ -253,6 +244,13 @@ def missing_inputs(scenario: Scenario, workload: Workload) -> list[str]:
 def _missing(scenario: Scenario, workload: Workload) -> Iterator[str]:
     """Look at one engine's policy."""
     cls, arguments = find_policy(scenario)
+    if cls is Scheduler:
+        return
+    from simulator.policies.fair import DRR, WFQ, Fair
+    from simulator.policies.orders import HRRN, SJF, Boost, Priority
+    from simulator.policies.preemptive import Deadline, Preemptive
+    from simulator.policies.virtual_finish_time import VirtualFinishTime
+
     name = f"engine.scheduling_policy: {policy_name(cls)}"
     clients = {*(workload.client or ())}
     if issubclass(cls, Priority | Preemptive) and _all_equal(workload):

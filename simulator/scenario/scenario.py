@@ -42,6 +42,11 @@ class GoodputConfig(Config):
     tpot: PositiveFloat | None = Field(None, description="time per output token, ms, at most")
     e2el: PositiveFloat | None = Field(None, description="time to last token, ms, at most")
 
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Give the bounds that are set, ms."""
+        return {name: bound for name, bound in self if bound is not None}
+
 
 class Scenario(Config):
     """One run: a model on a GPU under a workload."""
@@ -53,8 +58,8 @@ class Scenario(Config):
     model: str = Field(
         "llama-3-8b", description="a shipped config.json by name, or the path of one or its folder"
     )
-    gpu: GpuConfig = GpuConfig()
-    engine: EngineConfig = EngineConfig()
+    gpu: GpuConfig = GpuConfig.model_construct()
+    engine: EngineConfig = EngineConfig.model_construct()
     host: HostConfig | None = Field(
         None,
         description="the server's CPU, where it differs from what the engine's version says or was "
@@ -74,7 +79,7 @@ class Scenario(Config):
         "answers for the policies that want them, see below; null: nobody does",
     )
     workload: WorkloadConfig = Field(default_factory=WorkloadConfig)
-    goodput: GoodputConfig = GoodputConfig()
+    goodput: GoodputConfig = GoodputConfig.model_construct()
     slo: list[str] = Field(
         [],
         description="service levels that runs are judged by, as p99_ttft_ms<=1000 or "
@@ -85,7 +90,7 @@ class Scenario(Config):
         None, description="what `headway sweep` varies; other commands take no notice of it"
     )
     plan: PlanConfig = Field(
-        default_factory=PlanConfig,
+        default_factory=PlanConfig.model_construct,
         description="what `headway plan` finds out; other commands take no notice of it",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of all random numbers")

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from copy import deepcopy
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -161,6 +160,8 @@ def _unknown(key: Key) -> str:
         if name in known_keys(home):
             return f"unknown key here; did you mean {'.'.join((*home, name))}?"
     known = known_keys(path)
+    from difflib import get_close_matches
+
     near = get_close_matches(name, known, 1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
     return f"unknown key; {hint}"

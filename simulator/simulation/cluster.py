@@ -255,7 +255,7 @@ def connect_client(
             cluster.autoscaling,
             [target for target in fleet.targets if target.group == name],
             sent=client.sent,
-            bounds=scenario.goodput.model_dump(exclude_none=True),
+            bounds=scenario.goodput.bounds,
         )
 
         def ended(request: Request) -> None:

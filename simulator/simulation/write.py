@@ -33,7 +33,7 @@ from simulator.util.files import Writer, write_together
 if TYPE_CHECKING:
     import pandas as pd
 
-SLICE = 1 << 15  # rows encoded together: bounds the memory
+SLICE = 1 << 13  # rows encoded together: what they take stays in a core's cache
 FORMATS = ("csv", "parquet")
 
 

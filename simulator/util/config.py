@@ -1,6 +1,6 @@
 """What all blocks of a scenario share: their base class, and the types of many of their values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -28,6 +28,14 @@ class Config(BaseModel):
     def _read_null(cls, value: object) -> object:
         """Take a block without keys, which YAML calls null, as one with every default."""
         return {} if value is None else value
+
+    def values_of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Give the values of some keys.
+
+        `model_dump` would first build the serializer of this block alone, which takes as long as
+        reading the scenario.
+        """
+        return {name: getattr(self, name) for name in names}
 
 
 def check_name_under(key: str, example: str) -> Callable[[object], object]:

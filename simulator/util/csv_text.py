@@ -28,7 +28,8 @@ _DIGITS = (_NUMBERS // _PLACES % 10 + ord("0")).astype(np.uint8)
 _QUADS = _DIGITS.view(np.uint32).ravel()
 _FIRST_QUADS = (_DIGITS * ((_NUMBERS >= _PLACES) | (_PLACES == 1))).view(np.uint32).ravel()
 """Four digits each; the latter without leading zeros, as the first digits of a number."""
-_ZERO = np.frombuffer(f"{0:.{DECIMALS}f}".encode(), np.uint8)
+_ZERO = np.frombuffer(f"{0:.{DECIMALS}f}".encode(), np.uint8)[None]
+_POINT = np.frombuffer(b".", np.uint8)[None]
 
 
 @dataclass(slots=True)
@@ -72,14 +73,17 @@ def encode_rows(columns: Sequence[Column]) -> bytes:
     a NUL or that UTF-8 lacks.
     """
     cells = [_cells(column) for column in columns]
-    rows = len(cells[0])
-    matrix = np.empty((rows, sum(cell.shape[1] + 1 for cell in cells)), np.uint8)
+    rows = len(columns[0])
+    width = sum(part.shape[1] for cell in cells for part in cell) + len(cells)
+    matrix = np.empty((rows, width), np.uint8)
     at = 0
     for cell in cells:
-        end = at + cell.shape[1]
-        matrix[:, at:end] = cell
-        matrix[:, end] = ord(",")
-        at = end + 1
+        for part in cell:
+            end = at + part.shape[1]
+            matrix[:, at:end] = part
+            at = end
+        matrix[:, at] = ord(",")
+        at += 1
     matrix[:, -1] = ord("\n")
     return matrix.tobytes().translate(None, b"\0")
 
@@ -89,15 +93,16 @@ def encode_header(names: Sequence[str]) -> bytes:
     return _quoted(names) + b"\n"
 
 
-def _cells(column: Column) -> Chars:
+def _cells(column: Column) -> Sequence[Chars]:
+    """Lay out a column, in parts that stand side by side; a part of one row is that of all."""
     if isinstance(column, Words):
-        return _words(column)
+        return (_words(column),)
     if isinstance(column, Signed):
         minus = np.where(column.values < 0, ord("-"), 0).astype(np.uint8)[:, None]
-        return np.hstack((minus, _integers(np.abs(column.values))))
+        return minus, _integers(np.abs(column.values))
     if column.dtype.kind == "f":
         return _decimals(column.astype(np.float64, copy=False))
-    return _integers(column.astype(np.int64, copy=False))
+    return (_integers(column.astype(np.int64, copy=False)),)
 
 
 def _words(column: Words) -> Chars:
@@ -127,11 +132,13 @@ def _integers(values: Ints) -> Chars:
     return out.view(np.uint8)[:, 4 * quads - width :]
 
 
-def _decimals(values: Floats) -> Chars:
+def _decimals(values: Floats) -> Sequence[Chars]:
+    """Lay out numbers with DECIMALS decimals; NaN as nothing."""
     if not values.any():  # what hardly ever happens, such as preemption, has whole columns of it
-        return np.tile(_ZERO, (len(values), 1))
+        return (_ZERO,)
     empty = np.isnan(values)
-    known = np.where(empty, 0.0, values)
+    gaps = bool(empty.any())
+    known = np.where(empty, 0.0, values) if gaps else values
     most = known.max(initial=0.0)
     if known.min(initial=0.0) < 0.0 or most > LARGEST:
         raise ValueError(f"not every value lies in 0 to {LARGEST:g}")
@@ -140,13 +147,14 @@ def _decimals(values: Floats) -> Chars:
         decimals -= 1
     scaled = np.rint(known * 10**decimals).astype(np.int64)
     whole = scaled // 10**decimals
-    head = _integers(np.where(empty, -1, whole))
+    head = _integers(np.where(empty, -1, whole) if gaps else whole)
     if not decimals:
-        return head
+        return (head,)
     tail = _digits(scaled - whole * 10**decimals, decimals)
+    if not gaps:
+        return head, _POINT, tail
     tail[empty] = 0
-    point = np.where(empty, 0, ord(".")).astype(np.uint8)[:, None]
-    return np.hstack((head, point, tail))
+    return head, np.where(empty, 0, _POINT[0]).astype(np.uint8)[:, None], tail
 
 
 def _digits(values: Ints, width: int) -> Chars:
@@ -156,7 +164,7 @@ def _digits(values: Ints, width: int) -> Chars:
     rest = values.astype(np.int32)
     for place in reversed(range(quads)):
         high = rest // 10_000
-        out[:, place] = _QUADS[rest - high * 10_000]
+        out[:, place] = _QUADS.take(rest - high * 10_000, mode="clip")  # unlike [], unchecked
         rest = high
     return out.view(np.uint8)[:, 4 * quads - width :]
 

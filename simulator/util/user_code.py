@@ -4,7 +4,6 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 from simulator.util.errors import HeadwayError, one_line
@@ -45,6 +44,8 @@ def load_user_code(name: str, folder: Path) -> Any:
 
 def exit_message(error: SystemExit) -> str:
     """Say where code of the user's asked Python to end, which is no way for a part of a run."""
+    from traceback import extract_tb
+
     place = extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).name}:{place.lineno}"
     return f"{where}: {place.name} raised SystemExit: {error.code}"
@@ -65,6 +66,8 @@ def user_error(found: type, error: Exception) -> HeadwayError | None:
     if not files or isinstance(error, HeadwayError):
         return None
     text = f"raised {type(error).__name__}: {one_line(error)}"
+    from traceback import extract_tb
+
     for place in reversed(extract_tb(error.__traceback__)):
         if place.filename in files:
             where = f"{Path(place.filename).name}:{place.lineno}"

@@ -10,8 +10,8 @@ import pytest
 
 from calibration.server_logs.from_requests import RequestLog, fit_log, read_log
 from simulator.cli.main import main
-from simulator.costs.piecewise import SplitCost
 from simulator.costs.profile import read_profile
+from simulator.costs.split import SplitCost
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.noise import Noise
 from simulator.costs.overhead import Overhead, find_overhead, read_version, samples_truncated
-from simulator.costs.piecewise import PiecewiseCost, SplitCost
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.split import SplitCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model

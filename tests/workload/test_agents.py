@@ -8,7 +8,8 @@ import pytest
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces import detect_format, read_trace
+from simulator.workload.traces import read_trace
+from simulator.workload.traces.detect import detect_format
 
 SAMPLES = Path(__file__).parent / "samples"
 

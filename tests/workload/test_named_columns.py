@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from simulator.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces import detect_format, read_trace
+from simulator.workload.traces import read_trace
+from simulator.workload.traces.detect import detect_format
 from simulator.workload.traces.fields import LONGEST, parse_columns, propose, source, units_in
 
 OWN = "when,user name,n_prompt_tok,n_completion_tok,urgency\n"

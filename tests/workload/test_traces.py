@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces import detect_format, read_trace
+from simulator.workload.traces import read_trace
+from simulator.workload.traces.detect import detect_format
 from simulator.workload.workload import Workload
 
 AZURE = (

@@ -27,11 +27,6 @@ RETRACTION_POLICIES = ("length", "priority")
 MOST_IDLE_PASSES = 1000
 
 
-def serves_unshared(order: str = "fcfs", radix_eviction_policy: str = "lru", **_: Any) -> bool:
-    """Say whether an UnsharedRadixCache does where prompts share nothing, by SgLang's arguments."""
-    return order not in CACHE_AWARE and radix_eviction_policy == "lru"
-
-
 class SgLang(ContinuousBatching):
     """The scheduler of SGLang 0.5.23 (`scheduler.py`, `schedule_policy.py`, `schedule_batch.py`).
 
@@ -59,6 +54,11 @@ class SgLang(ContinuousBatching):
     prefix_tree = True
     pauses = False
     decodes: RunningBatch
+
+    @staticmethod
+    def serves_unshared(order: str = "fcfs", radix_eviction_policy: str = "lru", **_: Any) -> bool:
+        """Say whether an UnsharedRadixCache does where prompts share nothing, by the arguments."""
+        return order not in CACHE_AWARE and radix_eviction_policy == "lru"
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class SgLang(ContinuousBatching):
             ),
             (
                 isinstance(blocks, UnsharedRadixCache)
-                and not serves_unshared(order, radix_eviction_policy),
+                and not self.serves_unshared(order, radix_eviction_policy),
                 "UnsharedRadixCache has the policy lru, and does not serve orders by the tree",
             ),
         )

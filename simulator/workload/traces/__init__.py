@@ -2,7 +2,7 @@
 
 It may import what `workload` may. Start with `read.py`, which all that reads a trace goes through.
 
-To add a format, write a `Format` (`format.py`) in a module of `formats/`, and list it in
+To add a format, write a `Format` (`format.py`) in a module of `formats/`, and list its place in
 `formats/__init__.py`. A `Format` has two functions:
 
 - `detect` gets the names in the first line of a file, and says whether it is in this format;
@@ -12,14 +12,14 @@ To add a format, write a `Format` (`format.py`) in a module of `formats/`, and l
   `FILE:LINE: column: what is wrong`.
 """
 
-from simulator.workload.traces.formats import FORMATS
-from simulator.workload.traces.read import OPTIONS, detect_format, missing_trace, read_trace
+from simulator.workload.traces.formats import FORMATS, formats_with, missing_trace
+from simulator.workload.traces.read import OPTIONS, read_trace
 from simulator.workload.traces.write import write_mooncake
 
 __all__ = [
     "FORMATS",
     "OPTIONS",
-    "detect_format",
+    "formats_with",
     "missing_trace",
     "read_trace",
     "write_mooncake",

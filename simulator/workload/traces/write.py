@@ -15,7 +15,6 @@ from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic
 from simulator.workload.describe import shared_prefix_tokens
-from simulator.workload.traces.formats.mooncake import read_mooncake
 from simulator.workload.workload import Workload
 
 BLOCK = 512  # tokens that one id stands for
@@ -63,6 +62,8 @@ def write_timed_trace(workload: Workload, block: int, file: BinaryIO) -> None:
 
 def _warn_lost_sharing(path: Path, before: float) -> None:
     """Read a file again and warn where blocks of 512 tokens are too coarse for its sharing."""
+    from simulator.workload.traces.formats.mooncake import read_mooncake
+
     table = read_mooncake(path)
     times = table.time.astype(np.float64)
     again = Workload(times, table.prompt, table.output, segments=table.segments)

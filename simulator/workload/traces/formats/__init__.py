@@ -3,37 +3,57 @@
 They import `traces/format.py` and what lies below. Start with `csv_tables.py`, the simplest.
 """
 
-from simulator.workload.traces.formats import (
-    agents,
-    csv_tables,
-    custom,
-    load_generators,
-    logs,
-    mooncake,
-    named,
-)
+from pathlib import Path
 
-FORMATS = {
-    format.name: format
-    for format in (
-        csv_tables.AZURE,
-        csv_tables.BURSTGPT,
-        csv_tables.LENGTHS,
-        agents.DYNAMO,
-        agents.WEKA,
-        agents.AGENTIC_MOONCAKE,
-        mooncake.MOONCAKE,
-        mooncake.TIMED_TRACE,
-        mooncake.LLMSERVINGSIM,
-        load_generators.VLLM_BENCH,
-        load_generators.GUIDELLM,
-        load_generators.AIPERF,
-        load_generators.INFERENCE_PERF,
-        logs.OTEL,
-        logs.ACCESS_LOG,
-        named.FORMAT,
-        custom.SHAREGPT,
-        custom.FORMAT,
-    )
+from simulator.util.errors import HeadwayError
+from simulator.util.imported import Imported
+from simulator.workload.traces.format import Format
+
+_PLACES = {
+    "azure": "csv_tables:AZURE",
+    "burstgpt": "csv_tables:BURSTGPT",
+    "lengths": "csv_tables:LENGTHS",
+    "dynamo": "agents:DYNAMO",
+    "weka": "agents:WEKA",
+    "agentic_mooncake": "agents:AGENTIC_MOONCAKE",
+    "mooncake": "mooncake:MOONCAKE",
+    "timed_trace": "mooncake:TIMED_TRACE",
+    "llmservingsim": "mooncake:LLMSERVINGSIM",
+    "vllm_bench": "load_generators:VLLM_BENCH",
+    "guidellm": "load_generators:GUIDELLM",
+    "aiperf": "load_generators:AIPERF",
+    "inference_perf": "load_generators:INFERENCE_PERF",
+    "otel": "logs:OTEL",
+    "access_log": "logs:ACCESS_LOG",
+    "requests": "named:FORMAT",
+    "sharegpt": "custom:SHAREGPT",
+    "custom": "custom:FORMAT",
 }
+FORMATS: Imported[Format] = Imported(
+    {name: f"{__name__}.{place}" for name, place in _PLACES.items()}
+)
 """By name. The first that `detect`s a file's first line is taken."""
+COLUMNS = "columns"
+"""The format of a trace whose columns are told; no file is found to have it."""
+_TOLD: Imported[Format] = Imported({COLUMNS: f"{__name__}.named:COLUMNS"})
+
+
+def find_reader(name: str) -> Format:
+    """Give the format of a name."""
+    return _TOLD[name] if name == COLUMNS else FORMATS[name]
+
+
+def formats_with(option: str) -> tuple[str, ...]:
+    """Name the formats that take an option."""
+    return tuple(name for name in (*FORMATS, COLUMNS) if option in find_reader(name).options)
+
+
+def missing_trace(path: Path) -> HeadwayError:
+    """Say that the file is missing and, of a well-known trace, whose it is and how to get it."""
+    for published in (one for form in FORMATS.values() for one in form.published):
+        if any(part in path.name.lower() for part in published.name_parts):
+            return HeadwayError(
+                f"{path}: no such file. It is {published.source}, and put it, plain or packed by "
+                f"gzip, as {path.name} under traces/ in the folder that HEADWAY_DATA names"
+            )
+    return HeadwayError(f"{path}: no such file")

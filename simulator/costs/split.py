@@ -1,0 +1,70 @@
+"""A piecewise cost that waits for a step's longest sequence besides.
+
+So does FlashInfer's decode attention on B200. Its planner has `THREAD_BLOCKS` thread blocks for
+each multiprocessor (num_blocks_per_sm in its scheduler.cuh), each of which takes `per_key` seconds
+a key. Where a step has more (sequence, KV head) pairs than that, none is split: nobody helps the
+block with the longest sequence, and the step waits for it. Fewer pairs are cut into chunks, and the
+blocks share all keys evenly. That is what a server's polls show (docs/accuracy.md, step by step):
+no kernel table has it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.core.request import Step
+from simulator.costs.cost_model import Counts, Seconds
+from simulator.costs.linear import check_terms
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.util.from_mapping import raise_if
+
+THREAD_BLOCKS = 2  # per multiprocessor
+
+
+@dataclass(frozen=True)
+class SplitCost(PiecewiseCost):
+    """A PiecewiseCost, and the wait for the longest sequence in every step that decodes.
+
+    Where a step does not tell its longest sequence (`Step.longest`), the mean stands for it.
+    """
+
+    per_key: float = 0.0  # s, all layers together
+    kv_heads: int = 1  # on each GPU
+    multiprocessors: int = 1
+
+    reads_longest = True
+
+    def __post_init__(self) -> None:
+        PiecewiseCost.__post_init__(self)
+        wrong = (self.kv_heads < 1, "kv_heads: must be at least 1")
+        few = (self.multiprocessors < 1, "multiprocessors: must be at least 1")
+        raise_if(*check_terms(self, ("per_key",)), wrong, few)
+
+    def _adjust_mixed(self, step: Step, seconds: float, new: int) -> float:
+        seconds = super()._adjust_mixed(step, seconds, new)
+        return seconds + self._waits(step, 1)[0] if step.decodes else seconds
+
+    def _verify_seconds(self, step: Step) -> float:
+        return super()._verify_seconds(step) + self._waits(step, 1)[0]
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        waits = self._waits(step, repeats)
+        return [a + b for a, b in zip(super().leap(step, repeats), waits, strict=True)]
+
+    def _waits(self, step: Step, repeats: int) -> list[float]:
+        """Give the wait in each of so many successive steps."""
+        count, blocks = step.decodes, THREAD_BLOCKS * self.multiprocessors
+        if count * self.kv_heads <= blocks:
+            each = self.per_key * self.kv_heads / blocks
+            return [each * (step.context + k * count) for k in range(repeats)]
+        if step.longest:
+            return [self.per_key * (step.longest + k) for k in range(repeats)]
+        return [self.per_key * ((step.context + k * count) / count) for k in range(repeats)]
+
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
+        """Give the seconds of pure decode steps, sequences being of one length."""
+        some = np.maximum(counts, 1)
+        blocks = THREAD_BLOCKS * self.multiprocessors
+        split = some * self.kv_heads <= blocks
+        waits = self.per_key * contexts * np.where(split, self.kv_heads / blocks, 1 / some)
+        return np.asarray(super().decode_seconds(counts, contexts) + waits)

@@ -1,0 +1,72 @@
+"""Which format a trace has, by how it begins."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces.csv_columns import check_commas, header
+from simulator.workload.traces.documents import (
+    first_line,
+    first_value,
+    parquet_names,
+    parse,
+    read_text,
+)
+from simulator.workload.traces.fields import LONGEST, NEEDED, check_needed, find_fields, propose
+from simulator.workload.traces.format import Head
+from simulator.workload.traces.formats import FORMATS, missing_trace, named
+from simulator.workload.traces.formats.logs import DATE
+from simulator.workload.traces.formats.named import first_request
+
+
+def detect_format(path: Path, option: str = "--columns ") -> str:
+    """Tell the format of a trace by how it begins.
+
+    A `timed_trace` of others cannot be told from `mooncake` and is called that. Raises HeadwayError
+    if it is no known format: with the mapping of columns that may be meant, as `option` takes it.
+    """
+    if not path.exists():
+        raise missing_trace(path)
+    packed = parquet_names(path)
+    number, line = (1, "") if packed else first_line(path)
+    head = Head(columns=packed) if packed else _head(path, line)
+    for form in (named.FORMAT,) if packed else FORMATS.values():
+        if form.detect(head):
+            return form.name
+    if not packed and not head.first and not DATE.search(line):
+        check_commas(path, number, line)
+    place = f"{path}:{number}: format"
+    names = head.columns or [name for name in first_request(head) if "." not in name]
+    for file in (path, path.name):  # the whole path where there is room for it
+        start = f"{file}:{number}: format: not known{{}}; try "
+        if meant := _proposal(names, option, start):
+            raise HeadwayError(meant)
+    if not find_fields(names).keys().isdisjoint(NEEDED):
+        check_needed(find_fields(names), f"{path}:{number}")
+    known = ", ".join(FORMATS)
+    begins = f"{', '.join(packed)[:60]!r} are the columns of" if packed else f"{line[:60]!r} begins"
+    raise HeadwayError(f"{place}: {begins} no known format. Known are: {known}")
+
+
+def _proposal(names: Iterable[str], option: str, start: str) -> str:
+    """Give a line that says which `columns` to try, at most LONGEST characters; "" for none."""
+    for told in ("", " (no column of arrivals: all would come at once)"):
+        begins = start.format(told)
+        meant = propose(names, option, LONGEST - len("headway: error: ") - len(begins))
+        if meant and (told or "arrival=" in meant):
+            return begins + meant
+    return ""
+
+
+def _head(path: Path, line: str) -> Head:
+    """Read how a file begins: its header or its first object, be it one of many lines or not."""
+    if line[0] not in "{[":
+        return Head(columns=tuple(header(line)), line=line)
+    first = first_value(path, line)
+    if first is None:
+        if DATE.search(line):
+            return Head(line=line)  # a log's line in brackets
+        parse(path, read_text(path))  # says what is wrong
+    if isinstance(first, list):
+        first = first[0] if first else {}
+    return Head(first=first if isinstance(first, dict) else {})
