@@ -5,9 +5,9 @@ Rooflines and pipelines are imported by those alone who ask for them.
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.core.engine_config import UNIFORM, EngineConfig, HostConfig
 from simulator.costs.cost_model import CostModel
@@ -108,15 +108,14 @@ def _make_pipeline(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HeadwayWarning)  # `whole` has told them
         stages = [
-            _load(spec, base, replace(target, stage=stage))
+            _load(spec, base, target._replace(stage=stage))
             for stage in stages_of(model, engine.pipeline_parallel_size)
         ]
     rate = engine.pipeline_parallel_bandwidth
     return make_pipeline(whole, stages, model, gpu, None if rate is None else rate * 1e9)
 
 
-@dataclass(frozen=True)
-class _Target:
+class _Target(NamedTuple):
     """What a cost is loaded for; None where nobody says."""
 
     model: ModelSpec | None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp
 from numbers import Real
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -29,8 +30,7 @@ QUANTILE = 1.96
 STREAM = 0x0FF  # of the random numbers; the workload takes the children 0 to 5 of the seed
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
+class Noise(NamedTuple):
     """How far off a replication's steps are, in standard deviations."""
 
     decode: float

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -77,8 +77,7 @@ def turn(key: str, value: Any, to: Any, also: Mapping[str, Any] | None = None) -
     return Advice(direction, key, value, to, also or {})
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """Something that stands out."""
 
     weight: float  # 0 to 1, about the share of the requests' time (or work) that is at stake

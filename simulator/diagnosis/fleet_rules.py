@@ -4,8 +4,8 @@ What the first two explain of the time that requests lose is taken off the weigh
 a queue behind a failed replica is no lack of seats.
 """
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ STARTUP, COOLDOWN, INTERVAL, TARGET = "startup_delay", "cooldown", "interval", "
 """Why an autoscaled fleet has too few replicas, by the key of the scenario."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
+class Outage(NamedTuple):
     """One failure of one replica."""
 
     replica: int  # a server, by its number
@@ -37,8 +36,7 @@ class Outage:
     end: float | None  # s; None: it did not come back
 
 
-@dataclass(frozen=True, slots=True)
-class Outages:
+class Outages(NamedTuple):
     """All failures, and what they cost the requests.
 
     Affected is who was sent from a failure on until as few waited as before it, or lost its
@@ -52,8 +50,7 @@ class Outages:
     excess: float  # s by which all affected together take longer than as many others
 
 
-@dataclass(frozen=True, slots=True)
-class AutoscalerWaits:
+class AutoscalerWaits(NamedTuple):
     """For how long requests waited while an autoscaled fleet was smaller than it may be."""
 
     seconds: dict[str, float]  # requests x s, by cause

@@ -6,7 +6,6 @@ orders them. What a finding advises never contradicts one before it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
     found = [(rule.__name__, finding) for rule in RULES if (finding := rule(run)) is not None]
     taken_off = 1 - explained(run)
     found = [
-        (name, one if name in FLEET else replace(one, weight=taken_off * one.weight))
+        (name, one if name in FLEET else one._replace(weight=taken_off * one.weight))
         for name, one in found
     ]
     found.sort(key=lambda pair: -pair[1].weight)

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulator.core.request import Request, Step, Swap
 
@@ -49,8 +49,7 @@ class HostTier:
             self.stored += 1
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(NamedTuple):
     """What a preempted request costs either way, in seconds; for preemption mode `auto`."""
 
     recompute: Callable[[int], float]  # of so many tokens

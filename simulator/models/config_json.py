@@ -8,8 +8,9 @@ key.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
+from typing import NamedTuple
 
 from simulator.models.spec import (
     BYTES,
@@ -36,8 +37,7 @@ WHOLE_NUMBERS = {
 """Keys of each size, of which the first that is there counts."""
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """What holds for the files of a `model_type` where they do not say otherwise."""
 
     tie_word_embeddings: bool = False
@@ -50,7 +50,7 @@ class Family:
     shared_expert_gate: bool = False
     attention_gate: bool = False
     full_attention_interval: int = 0  # each n-th layer has a KV cache, the others a state; 0: all
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = {}
 
 
 FAMILIES = {

@@ -1,7 +1,7 @@
 """A table of GPUs: what their makers publish, and the memory that CUDA lets a program use."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 GIB = 1 << 30
 NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
@@ -12,8 +12,7 @@ HOST_SHARE = 0.85
 assumption, not a measurement. A profile with swap terms of its own overrides it."""
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One GPU; FLOP/s are those of dense matrices, without sparsity.
 
     `memory` is the total that cudaMemGetInfo reports and of which vLLM takes

@@ -19,8 +19,7 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA gra
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import GIB, NVLINK, Gpu
@@ -50,8 +49,7 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Tokens per request in the memory table."""
 
 
-@dataclass(frozen=True)
-class MemoryBudget:
+class MemoryBudget(NamedTuple):
     """The memory of one GPU, line by line, and the KV cache that is left; bytes per GPU."""
 
     model: ModelSpec
@@ -118,7 +116,7 @@ class MemoryBudget:
         full, windowed, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
         groups = LayerGroups(full, windowed, model.sliding_window)
         held = groups.blocks_held(-(-tokens // size), groups.blocks_outside(tokens - 1, size))
-        return (replace(self, hybrid=True).num_gpu_blocks - 1) // held
+        return (self._replace(hybrid=True).num_gpu_blocks - 1) // held
 
     def concurrent(self, tokens: int) -> int:
         """Requests of so many tokens each that fit at once, in whole blocks."""
@@ -224,8 +222,7 @@ def _stage_budget(
     share = layers[at] / model.num_hidden_layers
     table = int(max(bytes_of(whole.weight_dtype), HALF) * model.head_parameters) // gpus
     inner = whole.weights - table * (1 if model.tie_word_embeddings else 2)
-    return replace(
-        whole,
+    return whole._replace(
         weights=int(inner * share) + table * ((at == 0) + (at + 1 == len(layers))),
         activations=activations,
         kv_bytes_per_token=whole.kv_bytes_per_token * share,

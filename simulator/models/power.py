@@ -8,8 +8,8 @@ index of leadgreen.ai 2026-10 has them, CC BY 4.0) and 165 of Splitwise (Patel e
 Llama 2 70B on A100), each GPU of the same weight.
 """
 
-from dataclasses import dataclass
 from math import exp
+from typing import NamedTuple
 
 PER_FLOPS, PER_BANDWIDTH = 5.6, 1.6
 IDLE_SHARE = 0.17
@@ -20,8 +20,7 @@ LOW, HIGH = 0.8, 1.25
 1.23. Not in them: mixtures of experts, GPUs of other makers, power caps."""
 
 
-@dataclass(frozen=True)
-class Power:
+class Power(NamedTuple):
     """What one GPU draws, W."""
 
     idle: float

@@ -8,7 +8,7 @@ memory bandwidth.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,7 @@ from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(NamedTuple):
     """A model on one engine core's GPUs; the dtypes are those of the weights and the KV cache."""
 
     model: ModelSpec

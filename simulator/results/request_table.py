@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,7 @@ DELIVERY = "delivery_time"
 """A further part of `e2el`, where answers of a batch are given together."""
 
 
-@dataclass(slots=True, frozen=True)
-class Attempts:
+class Attempts(NamedTuple):
     """What clients of a cluster have to do with a request beside sending it once."""
 
     again: Mapping[int, float]  # s, when a request was last sent once more, by id

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ _TEXT = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*([-+.\deE]+)\s*")
 _STATISTIC = re.compile(r"(?:mean|median|std|p(?P<p>\d+(?:\.\d+)?))_(?P<name>\w+)_ms")
 
 
-@dataclass(slots=True, frozen=True)
-class Slo:
+class Slo(NamedTuple):
     """A bound that a number of the run must keep."""
 
     metric: str  # vLLM bench's word, at any percentile; or one of SHARES, RATES

@@ -1,7 +1,7 @@
 """Levels over time: the length of the queue and the KV blocks in use, and their means over bins."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,7 @@ def queue_depth(log: Log, end: float) -> tuple[float, int]:
     return area, most
 
 
-@dataclass(frozen=True, slots=True)
-class LaterSteps:
+class LaterSteps(NamedTuple):
     """The steps of some leapt rows, without the first of each."""
 
     counts: Ints  # of each row

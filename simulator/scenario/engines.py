@@ -7,10 +7,9 @@ step after another. Each of the others selects a scheduler of its own (`docs/eng
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.core.engine_config import TEXTBOOK, EngineConfig
 from simulator.costs.overhead import VLLM
@@ -57,8 +56,7 @@ LARGE_BATCHES_SINCE = (0, 28, 0)  # on GPUs of 160 GiB and more; before, as on t
 CLAMPS_SINCE = (0, 11, 1)  # max_num_batched_tokens by max_model_len
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """One serving system."""
 
     follows: str  # version and source

@@ -5,9 +5,8 @@ table side by side.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
@@ -40,8 +39,7 @@ SECTIONS = (
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(NamedTuple):
     """A row of the tables."""
 
     key: str
@@ -177,7 +175,7 @@ def find_metric(key: str) -> Metric:
     metric = DOLLARS if base == DOLLARS.key else BY_KEY[base]
     if not bracket:
         return metric
-    return replace(metric, key=key, label=f"{printable(part[:-1])}: {metric.label}")
+    return metric._replace(key=key, label=f"{printable(part[:-1])}: {metric.label}")
 
 
 def metric_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:

@@ -12,11 +12,11 @@ import csv
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from math import nan
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,7 @@ from simulator.workload.traces.format import (
 from simulator.workload.traces.records import UNKNOWN, make_table
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """How the values of one column are read."""
 
     name: str
@@ -302,10 +301,10 @@ def _named_column(field: str, name: str, per_second: float | None, example: str)
     if field in {"prompt", "output"}:
         return tokens(name, least=0)
     if field == "client":
-        return replace(words(name), empty=UNKNOWN)
+        return words(name)._replace(empty=UNKNOWN)
     if field in PLAIN:
-        return replace(PLAIN[field], name=name, optional=False)
-    return replace(words(name), optional=True)
+        return PLAIN[field]._replace(name=name, optional=False)
+    return words(name)._replace(optional=True)
 
 
 def _named_clock(name: str, per_second: float | None, example: str) -> Column:

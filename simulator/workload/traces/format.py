@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,16 +74,14 @@ class Head:
         return self.first.keys()
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """Well-known files of a format, to tell who has none of them whose they are."""
 
     name_parts: tuple[str, ...]  # of the files' names, in lower case
     source: str  # what it is, its paper and licence, and where to get it
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(NamedTuple):
     """One format of traces.
 
     `read` takes the file's path and, by name, those `options` that are given. It raises

@@ -9,7 +9,7 @@ LLMServingSim's times are in ns, and its ids those of blocks of prompt and outpu
 """
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
@@ -225,8 +225,7 @@ MOONCAKE = Format(
         ),
     ),
 )
-TIMED_TRACE = replace(
-    MOONCAKE,
+TIMED_TRACE = MOONCAKE._replace(
     name="timed_trace",
     begins="JSONL: as mooncake, but in seconds and with 16 tokens per id, as vLLM reads it",
     # Only headway's own can be told from mooncake: their lines say how large blocks are.
