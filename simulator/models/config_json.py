@@ -8,7 +8,6 @@ key.
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -240,7 +239,7 @@ def _read_linear(raw: Mapping[str, object], family: Family, layers: int) -> Line
         if "full_attention_interval" in raw:
             every = _size(raw, "full_attention_interval")
         count = layers - layers // every
-    keys = [field.name for field in fields(LinearAttention)[1:]]
+    keys = LinearAttention._fields[1:]
     return LinearAttention(count, *(_size(raw, f"linear_{key}") for key in keys))
 
 
@@ -286,7 +285,7 @@ def _read_latent(raw: Mapping[str, object], family: Family) -> LatentAttention |
     """
     if raw.get("kv_lora_rank") is None and not family.latent_attention:
         return None
-    keys = [field.name for field in fields(LatentAttention)]
+    keys = [*LatentAttention._fields]
     if raw.get("q_lora_rank") is None:
         keys.remove("q_lora_rank")
     return LatentAttention(**{key: _size(raw, key) for key in keys})
@@ -343,7 +342,7 @@ def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind == "default":
         return theta, None
-    keys = [field.name for field in fields(RopeScaling)[1:] if field.name in scaling]
+    keys = [name for name in RopeScaling._fields[1:] if name in scaling]
     return theta, RopeScaling(kind, **{key: _number(scaling, key, 0.0) for key in keys})
 
 

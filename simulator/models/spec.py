@@ -8,6 +8,7 @@ on a token's numbers one by one is not counted: which function gates the MLP, Ge
 
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 REQUIRED = (
     "num_hidden_layers",
@@ -39,8 +40,7 @@ def bytes_of(dtype: str) -> float:
     return BYTES[dtype]
 
 
-@dataclass(frozen=True)
-class LatentAttention:
+class LatentAttention(NamedTuple):
     """Multi-head latent attention (DeepSeek-V2, 2024), under the names of config.json.
 
     The cache holds one vector per token and layer, of `kv_lora_rank` + `qk_rope_head_dim` numbers,
@@ -79,8 +79,7 @@ class LatentAttention:
         return 2 * (self.cached + self.kv_lora_rank)
 
 
-@dataclass(frozen=True)
-class LinearAttention:
+class LinearAttention(NamedTuple):
     """Gated DeltaNet (Qwen3-Next, 2025) in some of the layers; config.json has `linear_` before it.
 
     A request keeps a state of fixed size in place of a cache. As vLLM's gated_delta_net_state_shape
@@ -125,8 +124,7 @@ class LinearAttention:
         return 6 * self.num_value_heads * self.key_head_dim * self.value_head_dim
 
 
-@dataclass(frozen=True)
-class RopeScaling:
+class RopeScaling(NamedTuple):
     """Rotary embeddings stretched to more positions than the model was first trained on.
 
     A step takes the same time whatever they are; an engine that runs real weights needs them.
