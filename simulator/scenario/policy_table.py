@@ -147,7 +147,9 @@ def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[st
         if name not in absent and given != default and not accepts(cls, name):
             messages.append(f"{policy_name(cls)} knows no {name}: engine.{name} has no effect")
     tokens = engine.max_num_batched_tokens
-    if tokens < max_model_len and issubclass(cls, (POLICIES["fcfs-v0"], POLICIES["tgi"])):
+    if cls is Scheduler or tokens >= max_model_len:
+        return messages
+    if issubclass(cls, (POLICIES["fcfs-v0"], POLICIES["tgi"])):
         messages.append(
             f"{policy_name(cls)} computes prompts whole: engine.max_num_batched_tokens {tokens:,} "
             f"is taken as max_model_len, {max_model_len:,}"

@@ -29,7 +29,7 @@ class Imported(Mapping[str, T]):
         return len(self._places)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return isinstance(name, str) and name in self._places
 
     def name_of(self, found: Any) -> str | None:
         """Give the name of a class or function; None: it is not in the table."""

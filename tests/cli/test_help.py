@@ -42,6 +42,17 @@ def test_a_run_needs_no_pandas_matplotlib_or_scipy():
     assert python("-c", code).stdout == "set()\n"
 
 
+def test_a_run_imports_the_policy_and_the_cost_that_it_names_alone():
+    """To define all that a scenario may name takes as long as a small run."""
+    code = (
+        "import sys; from simulator.cli.main import main; main(['run', 'small.yaml', '--quiet']); "
+        "print({'simulator.schedulers.sglang.scheduler', 'simulator.schedulers.vllm_v0', "
+        "'simulator.kv_cache.radix_cache', 'simulator.costs.split', 'simulator.workload.traces', "
+        "'simulator.schedulers.vllm.speculative'} & set(sys.modules))"
+    )
+    assert python("-c", code).stdout == "set()\n"
+
+
 def test_the_module_passes_on_arguments_and_exit_code():
     """`python -m simulator` is `headway`."""
     done = headway("--version")

@@ -51,6 +51,10 @@ def test_inline_costs() -> None:
             ["cost.kind: must be linear, piecewise, piecewise-split, roofline, not 'cubic'"],
         ),
         (
+            {"kind": ["linear"]},
+            [r"cost.kind: must be linear, piecewise, piecewise-split, roofline, not \['linear'\]"],
+        ),
+        (
             {"kind": "linear", "base": "x", "per_token": 1.0, "per_contest": 1.0},
             [
                 "cost.per_contest: unknown key",

@@ -100,7 +100,7 @@ def summarize(
         engine=EngineConfig(**{"max_num_seqs": 20, "block_size": 4, **engine}),
         gpu=GpuConfig(power=power or {}),
         slo=[],
-        goodput=SimpleNamespace(model_dump=lambda exclude_none: goodput or {}),
+        goodput=SimpleNamespace(bounds=goodput or {}),
         cluster=None,
     )
     parts = SimpleNamespace(model=model, gpu=find_gpu("A100-80GB"), cost=LinearCost(base=1.0))
