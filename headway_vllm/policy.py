@@ -1,4 +1,4 @@
-"""Which policy shall run in vLLM: from the class that is asked for, and the environment."""
+"""Which policy shall run in vLLM or another engine: by the class asked for, and the environment."""
 
 import json
 import os
@@ -35,8 +35,8 @@ CLASSES: dict[str, str | None] = {
 """The classes for `--scheduler-cls`, and their policies; None: the one in HEADWAY_POLICY."""
 
 
-def make_policy(wanted: str | None) -> Any:
-    """Make the policy that a class stands for, or that HEADWAY_POLICY names.
+def make_policy(wanted: str | None, engine: str = "vLLM") -> Any:
+    """Make the policy that a class stands for, or that HEADWAY_POLICY names, to run in `engine`.
 
     The variable is a JSON object: `policy`, a name or `module:Class` (found on the Python path or
     in the working directory), and beside it arguments. Raises HeadwayError, in one line.
@@ -51,7 +51,7 @@ def make_policy(wanted: str | None) -> Any:
         raise HeadwayError(
             f"{VARIABLE}: policy {named!r} does not go with a class that is {wanted}"
         )
-    found = _find(named)
+    found = _find(named, engine)
     try:
         check_arguments(found, spec, taken={})
         return found(**spec)
@@ -72,7 +72,7 @@ def _read(text: str) -> dict[str, Any]:
     return spec
 
 
-def _find(name: object) -> type:
+def _find(name: object, engine: str) -> type:
     """Find a policy's class; refuse what is a scheduler of its own."""
     if isinstance(name, str) and ":" in name:
         try:
@@ -89,7 +89,8 @@ def _find(name: object) -> type:
         )
     if not isinstance(found, type) or issubclass(found, Scheduler):
         raise HeadwayError(
-            f"{VARIABLE}: {name} is no policy that orders the waiting queue: it cannot run in vLLM"
+            f"{VARIABLE}: {name} is no policy that orders the waiting queue: it cannot run in "
+            f"{engine}"
         )
     if not any(callable(getattr(found, hook, None)) for hook in ("key", "rank", "queue")):
         raise HeadwayError(

@@ -19,7 +19,6 @@ is as in `simulator/schedulers/vllm/dynamic.py`, so that what was simulated is w
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
@@ -29,7 +28,13 @@ from headway_vllm.policy import CLASSES, make_policy
 from headway_vllm.waiting_queue import PolicyQueue, RequestView
 from simulator.core.decode_set import DecodeSet
 from simulator.policies.fair import ServiceCounter
-from simulator.policies.policy import RunningView, failed, none_of_them, victim_of
+from simulator.policies.policy import (
+    EngineView,
+    RunningView,
+    failed,
+    none_of_them,
+    victim_of,
+)
 from simulator.policies.waiting_queues import queue_of
 from simulator.util.errors import HeadwayError
 
@@ -59,14 +64,6 @@ from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
 from vllm.v1.request import RequestStatus  # noqa: E402
 
 
-@dataclass
-class _Batch:
-    """What a waiting queue sees of the engine (`simulator.policies.policy.Batch`)."""
-
-    decodes: DecodeSet
-    now: float = 0.0
-
-
 class _Running(RunningView):
     """The running requests as `displaces` sees them: here each of them is up to date."""
 
@@ -89,7 +86,7 @@ class HeadwayScheduler(AsyncScheduler):
         self._numbers = 0
         self._needs_hint = bool(getattr(chosen, "needs_hint", False))
         decodes = DecodeSet(self.block_size)
-        self._batch = _Batch(decodes)
+        self._batch = EngineView(decodes)
         order = queue_of(chosen, self._batch)
         self._counts = self._batch.decodes is not decodes  # the policy keeps books of tokens
         self._settle = getattr(order, "settle", None)

@@ -38,7 +38,7 @@ class RequestView:
         self.client = str(extra.get("client") or request.cache_salt or "")
         self.priority = request.priority
         self.max_tokens = limit if limit and limit < room else None  # else nobody has said it
-        self.hint = _tokens(extra.get("hint"))
+        self.hint = read_hint(extra.get("hint"))
         if self.hint is None and needs_hint:
             self.hint = self.max_tokens or max(room, 1)
         self.admission = -1
@@ -74,7 +74,7 @@ class RequestView:
         return count
 
 
-def _tokens(value: object) -> int | None:
+def read_hint(value: object) -> int | None:
     """Read a predicted length; None where it is none: no client may end the engine."""
     try:
         tokens = int(float(value))  # type: ignore[arg-type]

@@ -219,8 +219,21 @@ PrefillSize = Annotated[
 ]
 
 
+Ordering = Annotated[
+    dict[str, Any] | None,
+    _checked(
+        lambda v: v is None or (isinstance(v, dict) and isinstance(v.get("policy"), str)),
+        'an object such as {"policy": "sjf"}, or null',
+    ),
+]
+Client = Annotated[str, _checked(lambda v: isinstance(v, str), "a text")]
+
+
 class SglangConfig(_Model):
-    """Settings of SGLang's scheduler, with its names; four are its environment variables."""
+    """Settings of SGLang's scheduler, with its names; four are its environment variables.
+
+    `scheduling_policy` is one of Headway's, which orders the queue there by `headway_sglang`.
+    """
 
     schedule_policy: Order = "fcfs"
     schedule_conservativeness: Factor = 1.0
@@ -247,6 +260,7 @@ class SglangConfig(_Model):
     new_token_ratio_decay_steps: Positive = 600
     retract_decode_steps: Natural = 20
     hash_id_tokens: Positive = 512
+    scheduling_policy: Ordering = None
 
     @model_validator(mode="after")
     def _refuse_what_sglang_refuses(self) -> "SglangConfig":
@@ -255,6 +269,10 @@ class SglangConfig(_Model):
             wrong.append(f"max_total_tokens: must be >= page_size ({self.page_size})")
         if self.enable_priority_scheduling and self.schedule_policy not in WITH_PRIORITIES:
             wrong.append("schedule_policy: with priorities must be fcfs or lof")
+        if self.scheduling_policy is not None and (
+            self.schedule_policy != "fcfs" or self.enable_priority_scheduling
+        ):
+            wrong.append("scheduling_policy: goes with schedule_policy fcfs, without priorities")
         if self.disable_radix_cache and self.schedule_policy == "shortest-prefill-first":
             wrong.append("schedule_policy: shortest-prefill-first wants a prefix cache")
         if wrong:
@@ -263,10 +281,15 @@ class SglangConfig(_Model):
 
 
 class SglangRequest(CaseRequest):
-    """One request; the client allows `max_new_tokens`, by default what it will say."""
+    """One request; the client allows `max_new_tokens`, by default what it will say.
+
+    `client` and `hint`, the predicted length, are for a policy of Headway's.
+    """
 
     max_new_tokens: Annotated[int | None, _or_none(1)] = None
     ignore_eos: Flag = False
+    client: Client = ""
+    hint: Annotated[int | None, _or_none(1)] = None
 
 
 class SglangCase(Case):

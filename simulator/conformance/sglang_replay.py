@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import simpy
@@ -16,8 +18,10 @@ from simulator.engine.loop import InFlight
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import RadixCache
+from simulator.scenario.policy_table import find_order
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.scheduler import SgLang
+from simulator.util.errors import HeadwayError, one_line
 
 _QUEUE_SHOWN = 8  # requests
 _UNURGENT = 2**53  # the priority of who has none
@@ -121,7 +125,7 @@ class SglangRecorder(Recorder):
         """Take in who waits from now on."""
         if self.pending:
             waiting = self.scheduler.queue
-            shown = [waiting[k].id for k in range(min(len(waiting), _QUEUE_SHOWN))]
+            shown = [request.id for request in islice(waiting, _QUEUE_SHOWN)]
             self.pending[-1].queue.append((int(self.env.now), len(waiting), shown))
 
     def write_outcome(self, ends: Sequence[float]) -> None:
@@ -305,6 +309,7 @@ class SglangReplay(Replay):
             request.priority = none if one.priority is None else one.priority
             request.max_tokens = one.max_new_tokens or one.output_len
             request.ignore_eos = one.ignore_eos
+            request.client, request.hint = one.client, one.hint
             self.requests.append(request)
         self._env = simpy.Environment()
         overlaps = not config.disable_overlap_schedule
@@ -323,12 +328,20 @@ class SglangReplay(Replay):
             exclude={
                 *("schedule_policy", "chunked_prefill_size", "max_running_requests"),
                 *("max_total_tokens", "page_size", "context_length", "disable_radix_cache"),
-                *("disable_overlap_schedule", "hash_id_tokens"),
+                *("disable_overlap_schedule", "hash_id_tokens", "scheduling_policy"),
             }
         )
         size, chunks = config.page_size, config.chunked_prefill_size > 0
         make = BlockCounter if config.disable_radix_cache else RadixCache
         kind = RecordedOverlappedSgLang if overlaps else RecordedSgLang
+        policy = None
+        if config.scheduling_policy is not None:
+            field = f"{self.case.name}: config.scheduling_policy"
+            try:
+                order, arguments = find_order(config.scheduling_policy, Path(), field)
+                policy = order(**arguments)
+            except ValueError as error:
+                raise HeadwayError(one_line(error)) from error
         return kind(
             make(config.max_total_tokens // size + 1, size),
             order=config.schedule_policy,
@@ -336,5 +349,6 @@ class SglangReplay(Replay):
             max_num_batched_tokens=config.chunked_prefill_size if chunks else 1,
             enable_chunked_prefill=chunks,
             max_model_len=config.context_length,
+            policy=policy,
             **options,
         )

@@ -6,6 +6,7 @@ the scenario, with keyword arguments beside `policy`. What it does wrong is told
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,6 +52,14 @@ class Batch(Protocol):
     now: float
     """Seconds, at the last decision."""
     decodes: DecodeSet
+
+
+@dataclass
+class EngineView:
+    """A Batch that is no scheduler; whoever has it brings it up to date."""
+
+    decodes: DecodeSet
+    now: float = 0.0
 
 
 class RunningView(Mapping[Request, None]):

@@ -27,6 +27,7 @@ from simulator.scenario.policy_table import (
     accepts,
     check_arguments,
     construct,
+    find_order,
     find_policy,
     is_own,
     plugin_spec,
@@ -40,6 +41,7 @@ from simulator.util.errors import HeadwayWarning
 from simulator.util.imported import Imported
 from simulator.util.user_code import search_in
 
+ORDER = "engine.scheduling_policy.order"
 ADMISSION_RULES = ("min_decode_blocks", "min_decode_blocks_scope", "reserve_output_tokens")
 """Rules of admission that vLLM does not have; like its options, keys of the engine that a scheduler
 may take under the same name."""
@@ -149,6 +151,8 @@ def _make(
         warnings.warn(f"{policy_name(scheduler_class)} {what}", HeadwayWarning, stacklevel=2)
     options = _options(scenario, parts, scheduler_class)
     sglang = POLICIES.name_of(policy_class) == "sglang"
+    if sglang and isinstance(arguments.get("order"), dict):
+        options["policy"] = _make_order(scenario, arguments.pop("order"), check_only=check_only)
     tiers = scheduler_class.has_host_tier and scheduler_class.admit is Scheduler.admit
     if engine.kv_offloading_size and not tiers:
         told = policy_name(policy_class if sglang else scheduler_class)
@@ -173,11 +177,23 @@ def _make(
     return scheduler_class(blocks, policy=policy, **options)
 
 
-def _check_hint(scenario: Scenario, policy: object) -> None:
+def _make_order(scenario: Scenario, spec: dict[str, Any], *, check_only: bool) -> object:
+    """Make the policy that orders SGLang's queue; None where it shall only be checked."""
+    policy_class, arguments = find_order(spec, scenario.folder, ORDER)
+    if is_own(policy_class) and check_only:
+        return None
+    policy: object = construct(scenario, policy_class, **arguments)
+    _check_hint(scenario, policy, ORDER)
+    return policy
+
+
+def _check_hint(
+    scenario: Scenario, policy: object, field: str = "engine.scheduling_policy"
+) -> None:
     """Refuse a policy that ranks by predicted lengths where nobody predicts any."""
     if getattr(policy, "needs_hint", False) and scenario.predictor is None:
         raise ValueError(
-            f"engine.scheduling_policy: {policy_name(type(policy))} ranks by predicted lengths, "
+            f"{field}: {policy_name(type(policy))} ranks by predicted lengths, "
             "and the scenario has no `predictor`; {kind: oracle} is the simplest"
         )
 

@@ -167,9 +167,10 @@ def named_code(scenario: Scenario) -> Iterator[tuple[Key, str]]:
         ]
     named: list[tuple[Key, object]] = []
     for block, engine in engines:
-        named.append(
-            ((*block, "scheduling_policy"), split_spec(engine.scheduling_policy, "policy")[0])
-        )
+        name, arguments = split_spec(engine.scheduling_policy, "policy")
+        named.append(((*block, "scheduling_policy"), name))
+        if isinstance(order := arguments.get("order"), dict):  # under sglang
+            named.append(((*block, "scheduling_policy", "order"), order.get("policy")))
         if engine.scheduler_cls:
             yield (*block, "scheduler_cls"), engine.scheduler_cls
     if cluster is not None:

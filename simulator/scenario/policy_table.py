@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,12 +89,17 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
     A subclass of Scheduler decides everything itself; any other class is a policy: it orders
     the waiting queue of the Scheduler.
     """
-    name, arguments = split_spec(scenario.engine.scheduling_policy, "policy")
-    if isinstance(name, type):  # from Python, see testing/check.py
-        return name, arguments
-    if name in POLICIES:
-        return POLICIES[name], arguments
     field = "engine.scheduling_policy"
+    name, arguments = split_spec(scenario.engine.scheduling_policy, "policy")
+    return find_class(name, scenario.folder, field), arguments
+
+
+def find_class(name: Any, folder: Path, field: str) -> type:
+    """Find the class of a policy's name, or of the user's own `module:Class` in `folder`."""
+    if isinstance(name, type):  # from Python, see testing/check.py
+        return name
+    if name in POLICIES:
+        return POLICIES[name]
     if ":" not in name:
         known = ", ".join(POLICIES)
         raise ValueError(
@@ -101,7 +107,7 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
             f"{did_you_mean(name, POLICIES)}"
         )
     try:
-        cls = load_user_code(name, scenario.folder)
+        cls = load_user_code(name, folder)
     except HeadwayError:
         raise
     except ValueError as error:
@@ -116,6 +122,29 @@ def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
             f"{field}: {name} is no Scheduler and has no method `key(request)` or "
             "`rank(waiting, now)`"
         )
+    return cls
+
+
+def find_order(spec: Any, folder: Path, field: str) -> tuple[type, dict[str, Any]]:
+    """Find the policy that orders the queue of SGLang's scheduler, and its arguments.
+
+    ValueError names `field` where it cannot.
+    """
+    from simulator.schedulers.sglang.queue_order import check_orders
+
+    name = spec.get("policy") if isinstance(spec, dict) else None
+    if not isinstance(name, str):
+        raise ValueError(f"{field}: must name a policy, as in {{policy: sjf}}, not {spec!r}")
+    cls, arguments = find_class(name, folder, field), split_spec(spec, "policy")[1]
+    name = policy_name(cls)
+    if issubclass(cls, Scheduler):
+        raise ValueError(f"{field}: {name} is a scheduler of its own: it cannot run in SGLang's")
+    try:
+        check_orders(cls, name)
+        check_arguments(cls, arguments, taken={})
+    except ValueError as error:
+        lines = [line.removeprefix("engine.scheduling_policy.") for line in str(error).split("\n")]
+        raise ValueError("\n".join(f"{field}: {line}" for line in lines)) from error
     return cls, arguments
 
 

@@ -45,7 +45,7 @@ def test_every_page_is_in_the_index() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
 
 
-MODULE = r"`((?:simulator|calibration|gpu_backend|headway_vllm|tests)/[\w/]+\.py)`"
+MODULE = r"`((?:simulator|calibration|gpu_backend|headway_sglang|headway_vllm|tests)/[\w/]+\.py)`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -33,7 +33,7 @@ def summary(path: Path) -> str:
 def lines() -> Iterator[str]:
     """Yield the lines of the page."""
     yield HEAD
-    top = ["calibration", "gpu_backend", "headway_vllm"]
+    top = ["calibration", "gpu_backend", "headway_sglang", "headway_vllm"]
     for folder in [*top, *(f"simulator/{name}" for name in floors())]:
         package = ROOT / folder
         yield f"## {folder}\n\n{summary(package / '__init__.py')}\n"

@@ -108,6 +108,7 @@ class OverlappedSgLang(SgLang):
             prompts.append((request, run, request.computed))
             request.generated += 1
             running.open[request] = run
+            self.batch.emitted(request)
             running.start_decoding(request)
             if request.generated == request.output_limit:
                 over.append(request)

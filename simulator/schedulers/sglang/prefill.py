@@ -9,7 +9,7 @@ from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
-from simulator.schedulers.sglang.queue_order import Queue
+from simulator.schedulers.sglang.queue_order import PolicyQueue, Queue
 from simulator.schedulers.sglang.running_batch import CLIP_MAX_NEW_TOKENS
 
 
@@ -18,7 +18,7 @@ class Admitting(Protocol):
 
     blocks: BlockCounter
     tree: RadixCache | UnsharedRadixCache | None
-    queue: Queue
+    queue: Queue | PolicyQueue
     order: str
     ratio: float
     chunked: Request | None

@@ -1,13 +1,16 @@
 """The order in which SGLang tries to admit those who wait (its `SchedulePolicy`)."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from random import Random
+from typing import Any
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import Node, RadixCache, pieces_of
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
-from simulator.policies.waiting_queues import Fifo
+from simulator.policies.fair import ServiceCounter
+from simulator.policies.policy import EngineView
+from simulator.policies.waiting_queues import Fifo, WaitingQueue, queue_of
 
 CACHE_AWARE = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
 """Orders by what the prefix cache knows; without one they are fcfs."""
@@ -44,6 +47,90 @@ class Queue(Fifo):
         self.add(request)
 
 
+class PolicyQueue:
+    """The waiting queue under one of Headway's policies, which says who is tried next.
+
+    SGLang goes on from one request to the next as long as they are admitted, and the policy is
+    asked after each. What SGLang does with the queue besides goes by the order of queueing up.
+    """
+
+    moves = False
+
+    def __init__(self, order: WaitingQueue) -> None:
+        self._order = order
+        self._here: dict[Request, None] = {}
+        self._settle = getattr(order, "settle", None)
+        self._refresh = getattr(order, "refresh", None)
+        self.entered: dict[Request, tuple[int, int]] = {}  # nobody asks for it here
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._here)
+
+    def sort(self, now: float) -> None:
+        """Bring the order up to date; `now` is in seconds."""
+        if self._settle is not None:
+            self._settle(now)
+        if self._refresh is not None:
+            self._refresh(now)
+        self._order.head()
+
+    def add(self, request: Request) -> bool:
+        self._here[request] = None
+        return self._order.add(request)
+
+    def put_back(self, request: Request) -> None:
+        self._here[request] = None
+        self._order.put_back(request)
+
+    def head(self) -> Request:
+        return self._order.head()
+
+    def take(self) -> Request:
+        request = self._order.take()
+        del self._here[request]
+        return request
+
+    def remove(self, request: Request) -> None:
+        del self._here[request]
+        self._order.remove(request)
+
+
+def check_orders(policy: type, name: str) -> None:
+    """Refuse a policy that does more than order the waiting queue; ValueError says what."""
+    more = {
+        "displaces": "lets waiting requests displace running ones",
+        "victim": "picks victims",
+        "promote": "promotes who has waited long",
+    }
+    for hook, what in more.items():
+        if hasattr(policy, hook):
+            raise ValueError(
+                f"{name} {what}: under SGLang, which chooses itself whom it retracts, a policy "
+                "only orders the waiting queue"
+            )
+
+
+def make_queue(
+    policy: Any, engine: EngineView, name: str
+) -> tuple[WaitingQueue, ServiceCounter | None]:
+    """Make a policy's waiting queue, and the books that it keeps of tokens, if it does.
+
+    ValueError where the policy does more than order, or keeps books in another way.
+    """
+    check_orders(type(policy), name)
+    decodes = engine.decodes
+    queue = queue_of(policy, engine)
+    books = engine.decodes
+    if books is decodes:
+        return queue, None
+    if not isinstance(books, ServiceCounter):
+        raise ValueError(f"{name} keeps books of its own, and SGLang's scheduler cannot fill them")
+    return queue, books
+
+
 class QueueOrder:
     """Sorts the queue; the order lasts, later sorts are stable on top of it.
 
@@ -72,12 +159,14 @@ class QueueOrder:
         self._refreshes = 0
         self.cached: dict[Request, int] = {}  # tokens, by the last sort that asked
 
-    def sort(self, queue: Queue, computed: int) -> None:
-        """Put the queue in order; `computed` tokens of prompts have been, so far."""
+    def sort(self, queue: Queue | PolicyQueue, computed: int, now: float) -> None:
+        """Put the queue in order; `computed` tokens of prompts have been, so far, by `now` (s)."""
         order = self.order
         if order in ("lpm", "hrrn") and len(queue) > MATCHED_AT_MOST:
             order = "unsorted"
-        if self._sorts and queue:
+        if isinstance(queue, PolicyQueue):
+            queue.sort(now)
+        elif self._sorts and queue:
             self._sort_by(order, queue, computed)
         if self._refreshed is not None and order not in CACHE_AWARE and queue:
             self._refreshes += 1
@@ -143,7 +232,7 @@ class QueueOrder:
                 seen.add(start)
         return ends
 
-    def _refresh(self, tree: RadixCache | UnsharedRadixCache, queue: Queue) -> None:
+    def _refresh(self, tree: RadixCache | UnsharedRadixCache, queue: Queue | PolicyQueue) -> None:
         """Use what those who wait would find, the head's last."""
         for request in reversed(list(queue)[:MATCHED_AT_MOST]):
             tree.find(request, request.known)

@@ -4,6 +4,7 @@ from math import inf
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
+from simulator.policies.fair import ServiceCounter
 
 CLIP_MAX_NEW_TOKENS = 4096
 """Tokens that the estimate of one request's answer counts at most (SGLang's
@@ -89,3 +90,30 @@ class RunningBatch(DecodeSet):
         tick, certain = self.tick - lag, self._certain
         expected = self._estimated.at(tick) * ratio
         return expected + certain.at(tick) if certain.last else expected
+
+
+class CountedBatch(RunningBatch):
+    """Those who decode, where a fair policy keeps books of the tokens of each client."""
+
+    def __init__(self, block_size: int, by_phase: bool, books: ServiceCounter) -> None:
+        super().__init__(block_size, by_phase)
+        self._books = books
+
+    def join(self, request: Request, ticks: int) -> None:
+        super().join(request, ticks)
+        account = self._books.account(request.client)
+        account.members += 1
+        account.output -= self._books.tick
+
+    def leave(self, request: Request) -> int:
+        account = self._books.account(request.client)
+        account.members -= 1
+        account.output += self._books.tick
+        return super().leave(request)
+
+    def emitted(self, request: Request) -> None:
+        self._books.emitted(request)
+
+    def advance(self, ticks: int) -> list[Request]:
+        self._books.tick += ticks
+        return super().advance(ticks)

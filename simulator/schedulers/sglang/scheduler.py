@@ -5,10 +5,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
+from simulator.policies.policy import EngineView
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
 from simulator.schedulers.sglang.prefill import CONTINUE, NO_TOKEN, OTHER, PrefillBudget
 from simulator.schedulers.sglang.queue_order import (
@@ -16,10 +18,16 @@ from simulator.schedulers.sglang.queue_order import (
     CACHE_AWARE,
     ORDERS,
     WITH_PRIORITIES,
+    PolicyQueue,
     Queue,
     QueueOrder,
+    make_queue,
 )
-from simulator.schedulers.sglang.running_batch import CLIP_MAX_NEW_TOKENS, RunningBatch
+from simulator.schedulers.sglang.running_batch import (
+    CLIP_MAX_NEW_TOKENS,
+    CountedBatch,
+    RunningBatch,
+)
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP
 from simulator.util.from_mapping import check_least, check_range, raise_if
 
@@ -44,8 +52,9 @@ class SgLang(ContinuousBatching):
 
     Arguments have SGLang's names; those of its environment variables are the ratio's start, floor
     and fall. Requests have `allowed` tokens at most: SGLang lets none outgrow the memory.
-    `ignore_eos`: all answers are as long as their clients allow. Of its options for one engine
-    the order by routing key is left out, and `random` draws other numbers.
+    With a `policy` of Headway's that orders the queue, in the place of `order`. `ignore_eos`: all
+    answers are as long as their clients allow. Of its options for one engine the order by routing
+    key is left out, and `random` draws other numbers.
 
     Differs from SGLang where that forgets a request: see `PrefillBudget`.
     """
@@ -88,6 +97,7 @@ class SgLang(ContinuousBatching):
         max_num_batched_tokens: int = 8192,
         max_model_len: int = 8192,
         enable_chunked_prefill: bool = True,
+        policy: Any = None,
     ) -> None:
         raise_if(
             (order not in ORDERS, f"order: must be {', '.join(ORDERS)}, not {order!r}"),
@@ -108,6 +118,10 @@ class SgLang(ContinuousBatching):
                 radix_eviction_policy not in EVICTION_POLICIES,
                 f"radix_eviction_policy: must be {', '.join(EVICTION_POLICIES)}, "
                 f"not {radix_eviction_policy!r}",
+            ),
+            (
+                policy is not None and (order != "fcfs" or enable_priority_scheduling),
+                "order: a policy of Headway's goes with order fcfs, without priorities",
             ),
             (
                 enable_priority_scheduling and order not in WITH_PRIORITIES,
@@ -138,10 +152,15 @@ class SgLang(ContinuousBatching):
             blocks.eviction_policy = radix_eviction_policy
         self.batch = RunningBatch(blocks.block_size, blocks.names_blocks)
         """Those who decode: `decodes` itself, which is slower to read."""
-        self.decodes = self.batch
         self.computed_tokens = 0  # of prompts, so far
         by_entry = enable_priority_scheduling or order in BY_ENTRY
-        self.queue = self.waiting = Queue((lambda: self.computed_tokens) if by_entry else None)
+        self.queue: Queue | PolicyQueue = Queue(
+            (lambda: self.computed_tokens) if by_entry else None
+        )
+        if policy is not None:
+            self.queue = self._make_queue(policy)
+        self.waiting = self.queue
+        self.decodes = self.batch
         self.order = order
         self.ignore_eos = ignore_eos
         self._sign = 1 if schedule_low_priority_values_first else -1
@@ -171,6 +190,15 @@ class SgLang(ContinuousBatching):
         self._stale_tokens = 0  # of the prefill that the running batch began as
         self.aborted: list[Request] = []  # since the last commit
         self.in_flight: deque[Any] = deque()  # batches, where they overlap: see overlap.py
+
+    def _make_queue(self, policy: Any) -> PolicyQueue:
+        """Make the queue of one of Headway's policies, and a batch that tells its books."""
+        blocks = self.blocks
+        decodes = DecodeSet(blocks.block_size, blocks.names_blocks)
+        queue, books = make_queue(policy, EngineView(decodes), type(policy).__name__)
+        if books is not None:
+            self.batch = CountedBatch(blocks.block_size, blocks.names_blocks, books)
+        return PolicyQueue(queue)
 
     def _check(self) -> None:
         """Take any budget that holds a page: decodes do not count."""
@@ -308,7 +336,7 @@ class SgLang(ContinuousBatching):
                 self.full = True
                 return False
         if self.waiting:
-            self.queue_order.sort(self.queue, self.computed_tokens)
+            self.queue_order.sort(self.queue, self.computed_tokens, self.now)
         mixed = running if self.mixes else 0
         size = self.max_num_batched_tokens - mixed if self.enable_chunked_prefill else None
         budget = PrefillBudget(
@@ -350,7 +378,7 @@ class SgLang(ContinuousBatching):
         if (batch or self.mixes) and budget.state() is OTHER:
             return
         while waiting:
-            request, admitted = waiting[0], len(batch)
+            request, admitted = waiting.head(), len(batch)
             if admitted >= self.max_num_seqs - self.batch.count:
                 self.full = True
             if self.full and not (preempts and budget.preempt_for(request)):
@@ -362,7 +390,7 @@ class SgLang(ContinuousBatching):
                 break
             verdict = budget.add(request, hits)
             if len(batch) > admitted:
-                waiting.popleft()
+                waiting.take()
             if verdict is not CONTINUE:
                 if verdict is NO_TOKEN:
                     self.full = bool(budget.batch) or self.batch.count > 0

@@ -22,7 +22,7 @@ from simulator.util.environment import environment
 from simulator.util.errors import HeadwayError, one_line
 
 _NAME_BITS = 32  # a token's number is that of its name, then its place in so many bits
-_MODEL = {
+MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 64,
@@ -334,7 +334,7 @@ def _model(max_model_len: int) -> Any:
     from vllm.config import ModelConfig
 
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_MODEL))
+        Path(folder, "config.json").write_text(json.dumps(MODEL))
         return ModelConfig(
             model=folder,
             skip_tokenizer_init=True,

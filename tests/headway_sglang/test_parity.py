@@ -1,0 +1,105 @@
+"""What is simulated is what SGLang decides: against recordings, and where SGLang is installed live.
+
+`recorded/` has 14 cases and what SGLang 0.5.23 did in each with the same policy in it, written on a
+CPU by `python -m headway_sglang.parity --count 14 --seed 3 --record recorded`.
+"""
+
+import gzip
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from headway_sglang.parity import POLICIES, draw_case, main
+from simulator.conformance.case_model import SglangCase
+from simulator.conformance.cases import read_cases, write_lines
+from simulator.conformance.compare import conform, report
+from simulator.conformance.recorder import dump
+from simulator.conformance.sglang_replay import SglangReplay
+from simulator.util.errors import HeadwayError
+
+RECORDED = Path(__file__).parent / "recorded" / "cases" / "policies.jsonl.gz"
+CASES = [case for case in read_cases(RECORDED) if isinstance(case, SglangCase)]
+GOLDEN = RECORDED.parents[1] / "golden" / RECORDED.name
+
+needs_sglang = pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
+
+
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+def test_a_policy_decides_as_sglang_did_with_it(leap: bool) -> None:
+    """Every step, every field."""
+    outcomes = conform(RECORDED, leap=leap)
+    assert len(outcomes) == 14
+    assert all(one.agrees for one in outcomes), report(outcomes)
+
+
+def test_the_recordings_have_every_policy_and_make_it_hard() -> None:
+    found = {
+        (case.config.scheduling_policy["policy"], case.config.disable_overlap_schedule)
+        for case in CASES
+        if case.config.scheduling_policy is not None
+    }
+    assert found == {(name, kind) for name in POLICIES for kind in (False, True)}
+    rows = [json.loads(line) for line in gzip.decompress(GOLDEN.read_bytes()).splitlines()]
+    steps = [row for row in rows if row["type"] == "step"]
+    assert sum(bool(row["retracted"]) for row in steps) > 20
+    assert sum(row["waiting"] > 3 for row in steps) > 1000
+    assert {row["mode"] for row in steps} == {"prefill", "decode", "mixed"}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_another_order_is_told_apart(name: str, tmp_path: Path) -> None:
+    """The comparison would see it: fcfs in the place of the policy."""
+    raw = [
+        json.loads(line)
+        for line, case in zip(
+            gzip.decompress(RECORDED.read_bytes()).splitlines(), CASES, strict=True
+        )
+        if (case.config.scheduling_policy or {})["policy"] == name
+    ]
+    lines = gzip.decompress(GOLDEN.read_bytes()).decode().splitlines()
+    starts = [k for k, line in enumerate(lines) if line.startswith('{"type":"case"')]
+    kept: list[str] = []
+    for case, first, last in zip(CASES, starts, [*starts[1:], len(lines)], strict=True):
+        if case.name in {one["name"] for one in raw}:
+            kept += [_without_policy(lines[first]), *lines[first + 1 : last]]
+    for one in raw:
+        del one["config"]["scheduling_policy"]
+    write_lines(tmp_path / "cases.jsonl", map(dump, raw))
+    write_lines(tmp_path / "golden.jsonl", kept)
+    outcomes = conform(tmp_path / "cases.jsonl", tmp_path / "golden.jsonl")
+    assert not all(one.agrees for one in outcomes)
+
+
+def _without_policy(line: str) -> str:
+    header = json.loads(line)
+    del header["config"]["scheduling_policy"]
+    return dump(header)
+
+
+@needs_sglang
+def test_the_installed_sglang_decides_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--count", "14", "--seed", "4"]) == 0
+    assert "14 of 14 cases agree, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"scheduling_policy": "sjf"}, "scheduling_policy: must be an object such as"),
+        ({"schedule_policy": "lof"}, "scheduling_policy: goes with schedule_policy fcfs"),
+        ({"scheduling_policy": {"policy": "srpt"}}, "srpt lets waiting requests displace"),
+        ({"scheduling_policy": {"policy": "sjf", "age": 3}}, "age: sjf takes no such argument"),
+    ],
+)
+def test_a_case_with_a_wrong_policy_is_refused(
+    config: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    raw = draw_case(1, 0)
+    raw["config"] |= config
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps(raw))
+    with pytest.raises(HeadwayError, match=message) as caught:
+        SglangReplay(read_cases(path)[0])  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
