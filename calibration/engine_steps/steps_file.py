@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from calibration.text_files import read_csv, read_text
-from simulator.core.request import Chunk, Request, Step, Swap
+from simulator.core.request import Chunk, Copies, Request, Step, Swap
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 T = TypeVar("T")
@@ -84,8 +84,9 @@ def make_step(
 ) -> Step:
     """Make a step of sums and pieces of prompts."""
     step = Step([Chunk(PLACEHOLDER, start, new) for start, new in chunks], decodes, context)
-    step.outgoing = [Swap(PLACEHOLDER, count) for count in swapped_out]
-    step.incoming = [Swap(PLACEHOLDER, count) for count in swapped_in]
+    if swapped_out or swapped_in:
+        outgoing = [Swap(PLACEHOLDER, count) for count in swapped_out]
+        step.copies = Copies(outgoing, [Swap(PLACEHOLDER, count) for count in swapped_in])
     return step
 
 

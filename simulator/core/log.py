@@ -13,7 +13,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.request import Step
+from simulator.core.request import Copies
 
 STEP = np.dtype(
     [
@@ -219,17 +219,17 @@ class Log:
         if not kept.all():
             self.run_rows[:] = rows[kept].tobytes()
 
-    def record_swaps(self, start: float, step: Step) -> None:
+    def record_copies(self, start: float, copies: Copies) -> None:
         """Write down what a step that began at `start` copied."""
-        for load in step.loads or ():
+        for load in copies.loads:
             self.load_rows += pack_load(start, load.request.id, load.count, load.fresh)
-        if not step.outgoing and not step.incoming:
+        if not copies.outgoing and not copies.incoming:
             return
         self.swap_rows += pack_swap(
             start,
-            len(step.outgoing or ()),
-            step.swapped_out,
-            len(step.incoming or ()),
-            step.swapped_in,
-            step.swap_seconds,
+            len(copies.outgoing),
+            copies.swapped_out,
+            len(copies.incoming),
+            copies.swapped_in,
+            copies.swap_seconds,
         )

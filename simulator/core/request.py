@@ -1,6 +1,6 @@
 """The vocabulary that everybody shares: a request, a chunk of its tokens, a step."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 Segments = tuple[tuple[Hashable, int], ...]
@@ -101,6 +101,27 @@ class Load:
 
 
 @dataclass(slots=True)
+class Copies:
+    """What a step copies between GPU and host before it computes: few steps do."""
+
+    outgoing: list[Swap] = field(default_factory=list)  # to the host, done first
+    incoming: list[Swap] = field(default_factory=list)  # and back, done next
+    loads: list[Load] = field(default_factory=list)  # prefixes from the host tier
+    swap_seconds: float = field(default=0.0, compare=False)
+    """By which swaps make the step longer; a cost model that knows of copies notes it."""
+
+    @property
+    def swapped_out(self) -> int:
+        """Blocks copied to the host."""
+        return sum(swap.count for swap in self.outgoing)
+
+    @property
+    def swapped_in(self) -> int:
+        """Blocks copied back from the host."""
+        return sum(swap.count for swap in self.incoming)
+
+
+@dataclass(slots=True)
 class Step:
     """One forward pass: what every executor receives, and all it receives.
 
@@ -114,16 +135,28 @@ class Step:
     padding: int = 0  # of the prefill tokens, those that only even out a static batch
     ghosts: int = 0  # of the decodes, those whose request has already ended
     singles: list[Chunk] | None = None  # of the decodes, those scheduled one by one
-    outgoing: list[Swap] | None = None  # copies to the host, done first
-    incoming: list[Swap] | None = None  # and back, done next
-    loads: list[Load] | None = None  # prefixes from the host tier
+    copies: Copies | None = None  # KV blocks that move between GPU and host
     drafts: int = 0  # draft tokens that the decodes verify, beside a token each
     longest: int = 0  # KV entries that one decode reads at most, where the executor asks; else 0
-    swap_seconds: float = field(default=0.0, compare=False)
-    """By which swaps make it longer; a cost model that knows of copies notes it."""
     host_waits: list[float] | None = field(default=None, compare=False)
     """By which the host's work, where kernels hide it, makes this step and its repeats longer; a
     cost model that knows of it notes it."""
+
+    def add_copies(self) -> Copies:
+        """Give what it copies, to be added to."""
+        if self.copies is None:
+            self.copies = Copies()
+        return self.copies
+
+    @property
+    def outgoing(self) -> Sequence[Swap]:
+        """Copies to the host."""
+        return self.copies.outgoing if self.copies else ()
+
+    @property
+    def incoming(self) -> Sequence[Swap]:
+        """Copies back from the host."""
+        return self.copies.incoming if self.copies else ()
 
     def add_single(self, request: Request, start: int, tokens: int = 1) -> None:
         """Let a request outside the decode set decode; all but one of its tokens are drafts."""
@@ -150,21 +183,6 @@ class Step:
         return 0
 
     @property
-    def copies(self) -> bool:
-        """Whether KV blocks move between GPU and host."""
-        return bool(self.outgoing or self.incoming or self.loads)
-
-    @property
     def tokens(self) -> int:
         """Tokens that pass through the model."""
         return self.decodes + self.drafts + sum(chunk.tokens for chunk in self.prefills)
-
-    @property
-    def swapped_out(self) -> int:
-        """Blocks copied to the host."""
-        return sum(swap.count for swap in self.outgoing or ())
-
-    @property
-    def swapped_in(self) -> int:
-        """Blocks copied back from the host."""
-        return sum(swap.count for swap in self.incoming or ())

@@ -56,11 +56,13 @@ class Fitted:
     swap_overlap: bool = False  # copies run beside the compute of their step
 
     def swap_seconds(self, step: Step) -> float:
+        if step.copies is None:
+            return 0.0
         return (
-            self.swap_out * len(step.outgoing or ())
-            + self.swap_out_per_block * step.swapped_out
-            + self.swap_in * len(step.incoming or ())
-            + self.swap_in_per_block * step.swapped_in
+            self.swap_out * len(step.copies.outgoing)
+            + self.swap_out_per_block * step.copies.swapped_out
+            + self.swap_in * len(step.copies.incoming)
+            + self.swap_in_per_block * step.copies.swapped_in
         )
 
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
@@ -80,14 +82,16 @@ class Fitted:
 
         Where swaps and loads overlap with compute, what is longer is divided between the two.
         """
+        if step.copies is None:
+            return seconds
         copies = swaps = self.swap_seconds(step)
-        for load in step.loads or ():
+        for load in step.copies.loads:
             copies += self.load + self.load_per_block * load.count
-        step.swap_seconds = swaps
+        step.copies.swap_seconds = swaps
         if not self.swap_overlap:
             return seconds + copies
         longer = max(copies - seconds, 0.0)
-        step.swap_seconds = swaps and longer * (swaps / copies)
+        step.copies.swap_seconds = swaps and longer * (swaps / copies)
         return max(seconds, copies)
 
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:

@@ -47,6 +47,7 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from numbers import Real
 from operator import itemgetter
 from typing import Any
@@ -66,6 +67,8 @@ Table = Sequence[Sequence[float]]
 MAX_TOKENS = 1 << 31
 MAX_TABLE_TOKENS = 1 << 16
 """Tokens up to which a table is looked up by index; beyond, by search."""
+MAX_TABLE_SEQUENCES = 1 << 10
+"""Sequences up to which what depends on them is looked up; beyond, it is computed."""
 
 TERMS = (
     "overhead",
@@ -82,15 +85,10 @@ TERMS = (
     "serial_per_token",
 )
 MIXED_TERMS = (
-    *("overhead", "overhead_per_sequence", "head", "head_per_sequence"),
-    *("prefill", "serial_per_token"),
-)
-"""Those of a step with prompts, in the order of `execute`, beside its work."""
-WORK_TERMS = (
-    *("prefill_per_pair", "prefill_per_token"),
+    *("prefill", "serial_per_token", "prefill_per_pair", "prefill_per_token"),
     *("mixed_per_context", "mixed_per_sequence"),
 )
-"""Those of its work, likewise, but of chunks one by one and of windows."""
+"""Those of every step with prompts, beside the tables, in the order of `execute`."""
 CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
 WINDOW_TERMS = ("decode_per_window", "mixed_per_window", "prefill_per_window_pair")
 HOST_TERMS = ("host", "host_per_sequence", "host_per_prefill", "host_per_prefill_token")
@@ -146,10 +144,13 @@ class PiecewiseCost(Fitted):
     _dense: list[float] = field(init=False, repr=False, compare=False)  # by tokens
     _decode: list[float] = field(init=False, repr=False, compare=False)  # by sequences
     _graph_mixed: list[float] = field(init=False, repr=False, compare=False)  # by tokens
+    _mixed_tables: tuple[list[float], ...] = field(init=False, repr=False, compare=False)
+    """`_dense`; by sequences `overhead` and the GPU's waits, the head, and `hidden`."""
     _mixed_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    _work_terms: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """The terms of work; whether there are others, whether `_adjust_mixed` has anything to do, and
-    whether the host has."""
+    """MIXED_TERMS; whether there is other work, and whether `_adjust_mixed` has anything to do."""
+    _decode_terms: list[tuple[float, ...]] = field(init=False, repr=False, compare=False)
+    """By sequences: of pure decodes what does not depend on the context, the floor of attention,
+    and `hidden`, infinity also where launches may take longer."""
 
     reads_longest = False
 
@@ -178,18 +179,45 @@ class PiecewiseCost(Fitted):
             host_interval=(*self.host_interval,),
             has_host_work=host,
             _per_sequence=self.overhead_per_sequence + self.state_per_sequence,
-            _mixed_terms=tuple(getattr(self, name) for name in MIXED_TERMS),
-            _work_terms=(
-                *(getattr(self, name) for name in WORK_TERMS),
-                any(getattr(self, name) for name in (*CHUNK_TERMS, "window", "mixed_least")),
-                bool(self.launch or self.reads_longest or self.graph_mixed),
-                host,
-            ),
             _slope_beyond=max(0.0, float(beyond)),
             _dense=dense.tolist(),
             _decode=(self.overhead + dense + heads + self.decode).tolist(),
         )
         self._pad_to_graphs()
+        self._tabulate(heads)
+
+    def _tabulate(self, heads: Seconds) -> None:
+        """Make the tables of `execute` and `leap`: what depends on the number of sequences alone.
+
+        `heads` is by rows of logits. A step whose kernels take less than `hidden` shows the host's
+        work: 0, there is none, infinity, the number of sequences alone does not tell.
+        """
+        counts = np.arange(min(len(heads), MAX_TABLE_SEQUENCES + 1))
+        waits = self.overhead + self.overhead_per_sequence * counts
+        hidden = waits + (self.host + self.host_per_sequence * counts)
+        if not self.has_host_work:
+            hidden[:] = 0.0
+        elif not self.overlapped:
+            hidden[:] = inf
+        by_chunks = self.host_per_prefill or self.host_per_prefill_token
+        launched = np.where(counts > self._largest_graph, bool(self.launch), False)
+        decode = np.array(self._decode[: len(counts)]) + self._per_sequence * counts
+        floors = np.maximum(self.decode_per_sequence * counts, self.decode_least)
+        lists = [column.tolist() for column in (decode, floors, np.where(launched, inf, hidden))]
+        vars(self).update(
+            _mixed_tables=(
+                self._dense,
+                waits.tolist(),
+                heads[: len(counts)].tolist(),
+                [inf] * len(counts) if by_chunks else hidden.tolist(),
+            ),
+            _mixed_terms=(
+                *(getattr(self, name) for name in MIXED_TERMS),
+                any(getattr(self, name) for name in (*CHUNK_TERMS, "window", "mixed_least")),
+                bool(self.launch or self.reads_longest or self.graph_mixed),
+            ),
+            _decode_terms=[*zip(*lists, strict=True)],
+        )
 
     def _pad_to_graphs(self) -> None:
         """Let every batch up to the largest graph take what the graph of the next size takes.
@@ -235,11 +263,12 @@ class PiecewiseCost(Fitted):
         if not prefills:
             seconds = self._verify_seconds(step) if step.drafts else self.leap(step, 1)[0]
         else:
-            # Most steps of a busy engine come here: one look at a tuple, not one at each term.
-            overhead, waits, least_head, per_row, prefill, serial_per_token = self._mixed_terms
-            per_pair, per_token, per_context, per_sequence, more, adjusts, hosts = self._work_terms
+            # Most steps of a busy engine come here: tables, and one look at all terms.
+            dense, waits, heads, hidden = self._mixed_tables
+            prefill, serial, per_pair, per_token, per_context, per_decode, more, adjusts = (
+                self._mixed_terms
+            )
             prompts = len(prefills)
-            rows = count + step.drafts  # of logits
             longest = context / count if count else 0.0
             if prompts == 1:
                 (chunk,) = prefills
@@ -256,25 +285,25 @@ class PiecewiseCost(Fitted):
                     keys += end
                     pairs += size * start + size * (size + 1) // 2
                     longest = end if end > longest else longest
-            work = per_pair * pairs + per_token * new + per_context * context + per_sequence * count
+            work = per_pair * pairs + per_token * new + per_context * context + per_decode * count
             if more:
                 work = self._with_more_work(step, work, keys)
-            serial = serial_per_token * longest
-            table, tokens = self._dense, rows + new
-            head = per_row * (rows + prompts)
-            seconds = (
-                overhead
-                + waits * (count + prompts)
-                + (table[tokens] if tokens < len(table) else self.dense_seconds(tokens))
-                + (head if head > least_head else least_head)
-                + prefill
-                + (work if work > serial else serial)
-            )
+            serial *= longest
+            sequences = count + prompts
+            rows = sequences + step.drafts  # of logits
+            tokens = rows - prompts + new
+            try:
+                fixed, least = waits[sequences] + dense[tokens] + heads[rows], hidden[sequences]
+            except IndexError:  # beyond the tables
+                head = max(self.head, self.head_per_sequence * rows)
+                fixed = self.overhead + self.overhead_per_sequence * sequences
+                fixed, least = fixed + self.dense_seconds(tokens) + head, inf
+            seconds = fixed + prefill + (work if work > serial else serial)
             if adjusts:
                 seconds = self._adjust_mixed(step, seconds, new)
-            elif hosts:
-                seconds = self._with_host(step, seconds, count + prompts, prompts, new)
-        if step.outgoing or step.incoming or step.loads:
+            elif seconds < least:
+                seconds = self._with_host(step, seconds, sequences, prompts, new)
+        if step.copies is not None:
             return self.with_copies(seconds, step)
         return seconds
 
@@ -367,11 +396,11 @@ class PiecewiseCost(Fitted):
 
     def leap(self, step: Step, repeats: int) -> list[float]:
         count, first = step.decodes, step.context
-        table = self._decode  # as `_decode_seconds`, without a call
-        fixed = table[count] if count < len(table) else self._unpadded(count)
-        fixed += self._per_sequence * count
-        floor, least = self.decode_per_sequence * count, self.decode_least
-        floor = floor if floor > least else least
+        try:
+            fixed, floor, least = self._decode_terms[count]
+        except IndexError:  # beyond the table
+            fixed = self._decode_seconds(count) + self._per_sequence * count
+            floor, least = max(self.decode_per_sequence * count, self.decode_least), inf
         slope = self.decode_per_context
         contexts = range(first, first + repeats * count, count)
         if repeats == 1 and not self.window:
@@ -386,6 +415,8 @@ class PiecewiseCost(Fitted):
             found = [fixed + floor] * repeats
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
+        if found[0] >= least:  # and so are the others, none of which is shorter
+            return found
         if self.launch and count > self._largest_graph:  # none is faster than its launches
             least = self.overhead + self.overhead_per_sequence * count + self.launch
             found = [max(seconds, least) for seconds in found]

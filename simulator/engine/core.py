@@ -127,8 +127,8 @@ class EngineCore:
         log.step_rows += pack_span(start, ends[-1], steps) + pack_step(*row)
         if self._overlaps:
             log.decided.append(decided)
-        if step.outgoing or step.incoming or step.loads:
-            log.record_swaps(start, step)
+        if step.copies is not None:
+            log.record_copies(start, step.copies)
         if step.host_waits:
             log.host_waits += sum(step.host_waits[:steps])
         if step.decodes and (step.singles is None or step.decodes > len(step.singles)):

@@ -102,7 +102,7 @@ class SwapSpace:
 
     def send(self, step: Step) -> None:
         """Let a step carry out the copies to the host."""
-        step.outgoing, self.outgoing = self.outgoing, []
+        step.add_copies().outgoing, self.outgoing = self.outgoing, []
 
     def discard(self, request: Request) -> int:
         """Give up a request's blocks on the host; return how many there were."""
@@ -119,6 +119,4 @@ class SwapSpace:
         count = self.discard(request)
         first = min(hits, count)
         names = None if request.blocks is None else request.blocks[first:count]
-        if step.incoming is None:
-            step.incoming = []
-        step.incoming.append(Swap(request, count - first, first, names))
+        step.add_copies().incoming.append(Swap(request, count - first, first, names))

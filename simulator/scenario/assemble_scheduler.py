@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
-from simulator.core.request import Chunk, Request, Step, Swap
+from simulator.core.request import Chunk, Copies, Request, Step, Swap
 from simulator.costs.cost_model import CostModel
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.host_memory import HostTier, Prices
@@ -432,8 +432,8 @@ def swap_prices(engine: EngineConfig, cost: CostModel) -> Prices:
 
     return Prices(
         recompute,
-        lambda blocks: cost.swap_seconds(Step([], outgoing=[Swap(nobody, blocks)])),
-        lambda blocks: cost.swap_seconds(Step([], incoming=[Swap(nobody, blocks)])),
+        lambda blocks: cost.swap_seconds(Step([], copies=Copies([Swap(nobody, blocks)]))),
+        lambda blocks: cost.swap_seconds(Step([], copies=Copies(incoming=[Swap(nobody, blocks)]))),
     )
 
 

@@ -222,8 +222,11 @@ def test_chunks_and_swaps_by_hand() -> None:
     )
     step = make_step(((2, 5), (0, 3)), 0, 0)
     assert cost.execute(step) == 1 + 10 * 10 + 100 * 2
-    step.outgoing = [Swap(step.prefills[0].request, 2), Swap(step.prefills[0].request, 3)]
-    step.incoming = [Swap(step.prefills[0].request, 4)]
+    step.add_copies().outgoing = [
+        Swap(step.prefills[0].request, 2),
+        Swap(step.prefills[0].request, 3),
+    ]
+    step.add_copies().incoming = [Swap(step.prefills[0].request, 4)]
     assert cost.execute(step) == 1 + 100 + 200 + 2000 + 15 + 28
     assert cost.execute(Step([], 1, 5)) == cost.leap(Step([], 1, 5), 1)[0] == 1.0
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
-from simulator.core.request import Load, Request, Step
+from simulator.core.request import Copies, Load, Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.host_memory import HostTier
@@ -79,7 +79,7 @@ def test_a_loaded_prefix_is_logged_and_counts_as_cached() -> None:
 def test_a_load_takes_its_latency_and_its_bytes() -> None:
     """0.5 s and 0.1 s a block for each request, added to the step or beside it."""
     nobody = Request(0, 0.0, 1, 1)
-    step = Step([], 1, 1, loads=[Load(nobody, 3, True), Load(nobody, 4, False)])
+    step = Step([], 1, 1, copies=Copies(loads=[Load(nobody, 3, True), Load(nobody, 4, False)]))
     terms = {"load": 0.5, "load_per_block": 0.1}
     assert LinearCost(1.0, **terms).execute(step) == pytest.approx(1 + 1.7)
     assert LinearCost(1.0, swap_overlap=True, **terms).execute(step) == pytest.approx(1.7)

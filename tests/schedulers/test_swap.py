@@ -9,7 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
-from simulator.core.request import Chunk, Request, Step, Swap
+from simulator.core.request import Chunk, Copies, Request, Step, Swap
 from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.models.gpus import find_gpu
@@ -219,9 +219,9 @@ def test_asynchronous_scheduling_does_not_swap(tmp_path: Path) -> None:
 def test_the_swap_terms_are_charged_per_request_and_block() -> None:
     cost = LinearCost(1.0, 0.0, 0.0, swap_out=10.0, swap_out_per_block=0.1, swap_in_per_block=0.01)
     request = Request(0, 0.0, 1, 1)
-    step = Step([], 1, 1, outgoing=[Swap(request, 3), Swap(request, 4)])
+    step = Step([], 1, 1, copies=Copies([Swap(request, 3), Swap(request, 4)]))
     assert cost.execute(step) == pytest.approx(1 + 20 + 0.7)
-    step.incoming = [Swap(request, 5)]
+    step.add_copies().incoming = [Swap(request, 5)]
     assert cost.execute(step) == pytest.approx(1 + 20 + 0.7 + 0.05)
     assert cost.execute(Step([], 1, 1)) == 1.0
 

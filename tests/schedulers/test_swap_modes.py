@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
-from simulator.core.request import Request, Step, Swap
+from simulator.core.request import Copies, Request, Step, Swap
 from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.host_memory import Prices, SwapSpace
@@ -120,7 +120,7 @@ def test_they_come_back_first_also_where_the_order_changes_with_time() -> None:
 
 def test_overlapped_copies_cost_the_longer_of_the_two() -> None:
     """A step of 1 s with copies of 0.4 s takes 1.4 s or 1 s; with copies of 4 s, 5 or 4 s."""
-    step = Step([], 1, 1, outgoing=[Swap(Request(0, 0.0, 1, 1), 4)])
+    step = Step([], 1, 1, copies=Copies([Swap(Request(0, 0.0, 1, 1), 4)]))
     for per_block, apart, beside in ((0.1, 1.4, 1.0), (1.0, 5.0, 4.0)):
         cost = LinearCost(1.0, swap_out_per_block=per_block)
         assert cost.execute(step) == pytest.approx(apart)
@@ -146,7 +146,7 @@ def test_a_gigabyte_over_pcie_4_takes_forty_milliseconds(tmp_path: Path) -> None
     """25 GB/s: 2 MiB a block are 84 us, a GB is 40 ms; 2 ms would need 500 GB/s."""
     cost = assemble(scenario(tmp_path, "engine.swap_bandwidth=25")).cost
     blocks = round(1e9 / 2**21)
-    step = Step([], outgoing=[Swap(Request(0, 0.0, 1, 1), blocks)])
+    step = Step([], copies=Copies([Swap(Request(0, 0.0, 1, 1), blocks)]))
     assert cost.swap_seconds(step) == pytest.approx(0.040, rel=1e-3)
     assert cost.swap_in_per_block == 2**21 / 25e9  # type: ignore[attr-defined]
 

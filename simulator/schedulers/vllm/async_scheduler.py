@@ -35,15 +35,14 @@ class Run:
 class BatchInFlight:
     """What a batch in flight will bring."""
 
-    first_tokens: list[tuple[Request, Run]]  # of runs of decodes
-    ending: list[Request]  # who gets its last token
+    first_tokens: Sequence[tuple[Request, Run]] = ()  # of runs of decodes
+    ending: Sequence[Request] = ()  # who gets its last token
     leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
 
     def drop(self, request: Request) -> None:
         """Bring nothing to a request: nobody wants it any more."""
         self.first_tokens = [pair for pair in self.first_tokens if pair[0] is not request]
-        if request in self.ending:
-            self.ending.remove(request)
+        self.ending = [other for other in self.ending if other is not request]
 
 
 class AsyncRunning(RunningRequests):
@@ -115,7 +114,7 @@ class AsyncScheduler(Scheduler):
         step = Scheduler.schedule(self, now)  # `super()`, in the time of a plain call
         if not step.decodes and not step.prefills:
             return step
-        batch = BatchInFlight([], [])
+        batch = BatchInFlight()
         self.in_flight.append(batch)
         running, singles = self.running, step.singles
         if step.decodes > (len(singles) if singles else 0):
@@ -151,7 +150,7 @@ class AsyncScheduler(Scheduler):
     def _leave(self, batch: BatchInFlight, request: Request) -> None:
         """Note that a batch brings the last token of a request, which is in no set."""
         running = self.running
-        batch.ending.append(request)
+        batch.ending = [*batch.ending, request]
         if self.rules.stops_at_last_token or request.known == self.max_model_len:
             running.leaving[request] = None
         else:
@@ -167,7 +166,7 @@ class AsyncScheduler(Scheduler):
         decodes.emitted(request)
         request.unknown = 0
         run = Run()
-        batch.first_tokens.append((request, run))
+        batch.first_tokens = [*batch.first_tokens, (request, run)]
         if request.generated < request.output_limit:
             running.open[request] = run
             running.start_decoding(request)
@@ -188,7 +187,7 @@ class AsyncScheduler(Scheduler):
         """Deliver the tokens of the oldest batch in flight; return who finished."""
         batch = self.in_flight.popleft()
         if batch.leap_blocks is not None and len(ends) <= len(batch.leap_blocks):
-            batch.ending.clear()  # a failure broke the leap off: last tokens come with its end
+            batch.ending = ()  # a failure broke the leap off: last tokens come with its end
         now = ends[-1]
         for request, run in batch.first_tokens:
             run.start = now
@@ -200,11 +199,9 @@ class AsyncScheduler(Scheduler):
             if request.unknown and request.generated < request.output_limit:
                 request.unknown = 0
                 self.blocks.register_last(request)
-        ending = batch.ending
-        if ending:
-            ending.sort(key=by_admission)
-            for request in ending:
-                self.finish(request, now)
+        ending = sorted(batch.ending, key=by_admission) if batch.ending else []
+        for request in ending:
+            self.finish(request, now)
         return ending
 
     def cancel(self, request: Request) -> None:

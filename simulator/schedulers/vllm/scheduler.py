@@ -155,6 +155,8 @@ class Scheduler:
             self.waiting = SwappedFirst(queue) if swap_blocks else queue
         self._tries_others = not (rules.stops_at_long_head or enable_chunked_prefill)
         self._reordered = False  # by the last call of `admit`, the waiting queue
+        # There are blocks for every request that max_model_len admits.
+        self._longest_fits = blocks.most_held(max_model_len - 1) <= blocks.usable
         self._check()
 
     def _check(self) -> None:
@@ -197,6 +199,8 @@ class Scheduler:
         """
         if request.prompt_tokens >= self.max_model_len:
             return False
+        if self._longest_fits:
+            return True
         tokens = request.prompt_tokens + self.output_limit(request) - 1
         return self.blocks.most_held(tokens) <= self.blocks.usable
 
@@ -428,7 +432,8 @@ class Scheduler:
             if not tokens or self.lacks_blocks(request, hits, start + tokens):
                 break
             if loads:
-                step.loads = [*(step.loads or ()), Load(request, loads, request.preemptions == 0)]
+                load = Load(request, loads, request.preemptions == 0)
+                step.add_copies().loads.append(load)
                 blocks.load(request, hits, loads)
             self.admit_head(step, hits, start, tokens)
             budget -= tokens
@@ -637,23 +642,26 @@ class Scheduler:
 
         They begin after `steps`.
         """
-        blocks, ghosts = self.blocks, step.ghosts
-        tokens = pairs = 0
-        for chunk in step.prefills:
+        blocks, prefills, wasted = self.blocks, step.prefills, step.padding
+        tokens, pairs, decodes = -wasted, 0, step.decodes
+        for chunk in prefills:
             size = chunk.tokens
             tokens += size
-            pairs += size * chunk.start + size * (size + 1) // 2
+            pairs += size * (size + 1 + 2 * chunk.start) // 2
+        if step.ghosts:
+            wasted += step.ghosts
+            decodes -= step.ghosts
         return (
             step.context,
             pairs,
             self.stored(step),
-            tokens - step.padding,
-            step.decodes - ghosts,
-            ghosts + step.padding,
+            tokens,
+            decodes,
+            wasted,
             len(self.running),
             len(self.waiting),
             blocks.used if blocks.reserved else blocks.usable - blocks.free,
-            len(step.prefills),
+            len(prefills),
             self.preempted,
         )
 
