@@ -269,15 +269,14 @@ class PiecewiseCost(Fitted):
                 self._mixed_terms
             )
             prompts = len(prefills)
-            longest = context / count if count else 0.0
             if prompts == 1:
                 (chunk,) = prefills
                 start, new = chunk.start, chunk.tokens
                 keys = start + new
                 pairs = new * start + new * (new + 1) // 2
-                longest = keys if keys > longest else longest
+                longest = keys
             else:
-                new = pairs = keys = 0
+                new = pairs = keys = longest = 0
                 for chunk in prefills:
                     start, size = chunk.start, chunk.tokens
                     end = start + size
@@ -285,10 +284,13 @@ class PiecewiseCost(Fitted):
                     keys += end
                     pairs += size * start + size * (size + 1) // 2
                     longest = end if end > longest else longest
+            if longest * count < context:  # the mean decode reads more
+                serial *= context / count
+            else:
+                serial *= longest
             work = per_pair * pairs + per_token * new + per_context * context + per_decode * count
             if more:
                 work = self._with_more_work(step, work, keys)
-            serial *= longest
             sequences = count + prompts
             rows = sequences + step.drafts  # of logits
             tokens = rows - prompts + new

@@ -185,7 +185,8 @@ class Client:
 
     def finished(self, request: Request) -> None:
         """Take note that a request has ended: one more may be sent."""
-        self._impatient.pop(request.id, None)
+        if self._impatient:
+            self._impatient.pop(request.id, None)
         if self.predictor is not None:
             self.predictor.observe(request)
         self._let_next_go(request)

@@ -32,14 +32,15 @@ class Replica(EngineCore, EngineLoop):
         # `self.schedule` written out: this is done for every step.
         scheduler = self.scheduler
         step = scheduler.schedule(now)
-        if not step.decodes and not step.prefills:
+        prefills = step.prefills
+        if not prefills and not step.decodes:
             self.note_empty_step()
             return None
         row = scheduler.account(step)
         if self._unlogged:
             row = self.with_unlogged(row)
         leaper = self.leaper
-        if step.prefills or leaper is None or (repeats := scheduler.horizon(step)) == 1:
+        if prefills or leaper is None or (repeats := scheduler.horizon(step)) == 1:
             ends = [start + self.executor.execute(step)]
         else:
             ends = list(accumulate(leaper.leap(step, repeats), initial=start))

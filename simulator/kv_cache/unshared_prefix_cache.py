@@ -39,8 +39,8 @@ class UnsharedPrefixCache(EvictingCounter):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        # The free list: at its head so many blocks that nobody will find, then these.
-        self._blank = self.usable
+        # The free list: at its head blocks that nobody will find, then these, so many.
+        self._cached = 0
         self._idle: OrderedDict[FreedBlocks, None] = OrderedDict()
         self._freed_by: dict[
             Request, list[FreedBlocks]
@@ -76,11 +76,10 @@ class UnsharedPrefixCache(EvictingCounter):
     def extend(self, request: Request, tokens: int) -> None:
         size = self.block_size
         count = -(-tokens // size) - -(-request.computed // size)
-        if count > self._blank:
+        if count > self.free - self._cached:
             self.take(count)
         else:  # as `take`, without a call
             self.free -= count
-            self._blank -= count
         request.computed = tokens
         if request.unknown:
             tokens = min(tokens, request.known - request.unknown)
@@ -91,11 +90,10 @@ class UnsharedPrefixCache(EvictingCounter):
             count = decodes.phases[(decodes.tick + skip) % self.block_size]
         else:
             count = decodes.blocks(ticks, skip)
-        if count > self._blank:
+        if count > self.free - self._cached:
             self.take(count)
         else:
             self.free -= count
-            self._blank -= count
 
     def register_last(self, request: Request, in_flight: int = 0) -> None:
         self._full[request] = (request.computed - in_flight) // self.block_size
@@ -111,9 +109,8 @@ class UnsharedPrefixCache(EvictingCounter):
         count = -(-request.computed // size)
         full = max(self._full.pop(request), (request.computed - self.delay) // size)
         self.free += count
-        if self.splits_free_list:
-            self._blank += count - full
-        elif full < count:
+        self._cached += full if self.splits_free_list else count
+        if full < count and not self.splits_free_list:
             self._abandon(count - full)
         if request.finish >= 0 and request not in self._regained:
             if full:
@@ -146,10 +143,9 @@ class UnsharedPrefixCache(EvictingCounter):
 
     def take(self, count: int) -> None:
         """Take blocks from the head of the free list."""
+        while (lacking := count + self._cached - self.free) > 0:
+            self._forget(lacking)
         self.free -= count
-        while count > self._blank:
-            self._forget(count - self._blank)
-        self._blank -= count
 
     def _forget(self, count: int) -> None:
         """Let the first in the free list lose hashes: so many, or all if nobody comes for them."""
@@ -159,12 +155,12 @@ class UnsharedPrefixCache(EvictingCounter):
             kept = max(first, end - count)
             if first < kept:
                 freed.parts.append((first, kept))
-            self._blank += end - kept
+            self._cached -= end - kept
             if not freed.parts:
                 self._remove(freed)
         else:
             del self._idle[freed]
-            self._blank += sum(end - first for first, end in freed.parts)
+            self._cached -= sum(end - first for first, end in freed.parts)
 
     def _remove(self, freed: FreedBlocks) -> None:
         """Strike out a place in the free list where nothing is left."""
@@ -179,6 +175,7 @@ class UnsharedPrefixCache(EvictingCounter):
     def _withdraw(self, request: Request, count: int) -> list[FreedBlocks]:
         """Take a request's first `count` blocks out of the free list."""
         self.free -= count
+        self._cached -= count
         found = []
         for freed, part in _choose_blocks(self._freed_by[request], count):
             found.append(FreedBlocks(request, [part], freed.age))

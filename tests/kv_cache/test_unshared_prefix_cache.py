@@ -229,7 +229,7 @@ class Twins(RuleBasedStateMachine):
         for request, _ in (*self.running, *self.waiting):
             of.update({key: (request.id, i) for i, key in enumerate(request.hashes or ())})
         alive = {number for number, _ in of.values()}
-        listed = [(-1, 0)] * own._blank
+        listed = [(-1, 0)] * (own.free - own._cached)
         for place in own._idle:
             number = -1 if place.owner is None else place.owner.id
             for first, end in reversed(place.parts):

@@ -21,6 +21,8 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
 from simulator.schedulers.vllm.scheduler import Scheduler
 
+_schedule = Scheduler.schedule  # as `super().schedule`, in the time of a plain call
+
 
 @dataclass(slots=True)
 class Run:
@@ -111,7 +113,7 @@ class AsyncScheduler(Scheduler):
         """Decide the next forward pass and count what it will bring."""
         if self._tells_blocks:
             self.blocks.begin_step(in_flight=bool(self.in_flight))
-        step = Scheduler.schedule(self, now)  # `super()`, in the time of a plain call
+        step = _schedule(self, now)
         if not step.decodes and not step.prefills:
             return step
         batch = BatchInFlight()

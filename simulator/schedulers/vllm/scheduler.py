@@ -543,7 +543,6 @@ class Scheduler:
         """Apply the outcome of `step`, repeated once per end time; return who finished."""
         decodes = self.running.decodes
         now = ends[-1]
-        over: list[Request] = []
         if step.decodes and decodes.count:
             ticks = len(ends)
             if ticks > 1:
@@ -551,6 +550,8 @@ class Scheduler:
                 if self.prefill_interval is not None:
                     self.prefill_interval.executed += ticks - 1
             over = decodes.advance(ticks)
+        else:
+            over = []
         if step.singles:
             for chunk in step.singles:
                 self._emit(chunk.request, now, over)
