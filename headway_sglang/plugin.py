@@ -42,7 +42,8 @@ class WaitingRequest:
 
     def __init__(self, request: Any, number: int, needs_hint: bool) -> None:
         params = request.sampling_params
-        custom = params.custom_params or {}
+        said = params.custom_params
+        custom = said if isinstance(said, dict) else {}  # no client may end the server
         self.id = number
         self.arrival = request.time_stats.wait_queue_entry_time
         self.prompt_tokens = len(request.origin_input_ids)

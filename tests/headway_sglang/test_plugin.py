@@ -144,7 +144,11 @@ def test_client_and_hint_have_fall_backs() -> None:
     silent.cache_salt = "salt"
     view = WaitingRequest(silent, 1, True)
     assert (view.client, view.hint, view.priority) == ("salt", 50, 0)
-    assert WaitingRequest(Req("c", hint="x"), 2, False).hint is None
+    for nonsense in ({"hint": "x"}, {"hint": {}}, [1], "x", 3):
+        request = Req("c")
+        request.sampling_params.custom_params = nonsense
+        odd = WaitingRequest(request, 2, False)
+        assert (odd.client, odd.hint) == ("", None)
 
 
 @pytest.mark.parametrize(
