@@ -139,6 +139,8 @@ class DecodeSet:
     def growth(self, ticks: int, skip: int = 0) -> list[int]:
         """Count the blocks that each of `ticks` ticks takes, beginning `skip` ticks from now."""
         phases, size = self.phases, self.block_size
+        if size == 1:
+            return phases * ticks
         first = (self.tick + skip) % size
         found = phases[first : first + ticks]
         if (missing := ticks - len(found)) > 0:

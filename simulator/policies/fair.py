@@ -318,8 +318,12 @@ class WFQ(SmallestFirst):
 
     def _rank(self, account: Account) -> tuple[float, float]:
         # All boosts grow alike, so the order of two who wait does not change with time.
-        arrival = account.waiting[0].arrival
-        return self.finish(account) + self.boost * arrival, arrival
+        first = account.waiting[0]
+        output = account.output + account.members * self.decodes.tick  # as `finish`, without calls
+        spent = self.input_weight * account.prompt + self.output_weight * output
+        if not first.preemptions:
+            spent += self.input_weight * first.prompt_tokens
+        return account.level + spent / account.weight + self.boost * first.arrival, first.arrival
 
     def _admit(self, account: Account, request: Request) -> None:
         spent = self.service(account) + self._cost(request)

@@ -301,6 +301,7 @@ class RatioQueue:
         self._arrivals = np.full(64, np.inf)  # s, of the first in each heap; inf: it is empty
         self._count = 0
         self._now = 0.0  # s
+        self._ratios: npt.NDArray[np.float64] | None = None  # of each place, as of now
         self._first: int | None = None  # the place whose turn it is, until something changes
 
     def __len__(self) -> int:
@@ -325,7 +326,7 @@ class RatioQueue:
     def refresh(self, now: float) -> None:
         """Compare anew, as of now."""
         self._now = now
-        self._first = None
+        self._ratios = self._first = None
 
     def head(self) -> Request:
         return self._heaps[self._choose()][0][2]
@@ -348,13 +349,22 @@ class RatioQueue:
         self._arrivals[place] = heap[0][0] if heap else np.inf
         self._count += count
         self._first = None
+        if self._ratios is not None and place < len(self._ratios):
+            self._ratios[place] = (self._arrivals[place] - self._now) / self._sizes[place]
+        else:
+            self._ratios = None
 
     def _choose(self) -> int:
         if self._first is None:
-            count = len(self._heaps)
-            ratios = (self._arrivals[:count] - self._now) / self._sizes[:count]
-            equals = np.flatnonzero(ratios == ratios.min()).tolist()
-            self._first = min(equals, key=lambda place: self._heaps[place][0][1])
+            count, ratios = len(self._heaps), self._ratios
+            if ratios is None:
+                ratios = (self._arrivals[:count] - self._now) / self._sizes[:count]
+                self._ratios = ratios
+            first = int(ratios.argmin())
+            equals = np.flatnonzero(ratios == ratios[first])
+            if len(equals) > 1:
+                first = min(equals.tolist(), key=lambda place: self._heaps[place][0][1])
+            self._first = first
         return self._first
 
 

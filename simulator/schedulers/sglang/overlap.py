@@ -128,7 +128,7 @@ class OverlappedSgLang(SgLang):
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more."""
         batch = self.in_flight[-1]
-        batch.leap_blocks = self._count_growth(ticks, 0)
+        batch.leap_blocks = self.batch.growth(ticks)  # nothing is reserved here
         self.take_ticks(ticks, 0)
         self._note_ends(batch, self.batch.advance(ticks))
 
@@ -186,8 +186,11 @@ class OverlappedSgLang(SgLang):
         if not self.running.ended:
             return False
         decodes = self.batch
+        tick = decodes.tick
         going = [
-            r for r in self.running.ended if r.joined >= 0 and decodes.generated(r) >= r.allowed
+            r
+            for r in self.running.ended
+            if r.joined >= 0 and r.generated + tick - r.joined >= r.allowed
         ]
         for request in going:
             self.running.stop_decoding(request)
@@ -255,7 +258,11 @@ class OverlappedSgLang(SgLang):
         if request not in running.leaving:  # else the running batch gets no smaller by it
             self.full = False
         running.ended.pop(request, None)
-        running.remove(request)
+        if request.joined >= 0:  # as `remove`, without a call
+            running.stop_decoding(request)
+            del running[request]
+        else:
+            running.remove(request)
         request.finish = now
         self.blocks.release(request)
         self._forget(request)
