@@ -222,8 +222,10 @@ class SgLang(ContinuousBatching):
         return most if most > 0 else 0
 
     def output_limit(self, request: Request) -> int:
-        most = self.limit(request)
-        return most if request.ignore_eos else min(request.output_tokens, most)
+        """Give the tokens of an answer; note those that it may have, which are the same sum."""
+        request.allowed = most = self.limit(request)
+        tokens = request.output_tokens
+        return most if tokens > most or request.ignore_eos else tokens
 
     def fits(self, request: Request) -> bool:
         """Say whether the request could ever run; SGLang wants some tokens of slack.
@@ -243,9 +245,7 @@ class SgLang(ContinuousBatching):
     def add(self, request: Request) -> bool:
         if self.ignore_eos:
             request.ignore_eos = True
-        request.allowed = most = self.limit(request)
-        tokens = request.output_tokens  # as in `output_limit`
-        request.output_limit = most if tokens > most or request.ignore_eos else tokens
+        request.output_limit = self.output_limit(request)
         self.running.loop.arrived()
         self.queue.add(request)
         return not self.full or self._preempts
