@@ -224,7 +224,7 @@ class SgLang(ContinuousBatching):
     def output_limit(self, request: Request) -> int:
         """Give the tokens of an answer; note those that it may have, which are the same sum."""
         request.allowed = most = self.limit(request)
-        tokens = request.output_tokens
+        tokens = super().output_limit(request)
         return most if tokens > most or request.ignore_eos else tokens
 
     def fits(self, request: Request) -> bool:
