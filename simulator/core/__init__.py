@@ -1,4 +1,4 @@
-"""The vocabulary of all wings: requests and steps, executors, the log, the decode set.
+"""The vocabulary of all packages: requests and steps, executors, the log, the decode set.
 
 It may import `util`. Start with `request.py`, then `executor.py`: who says how long a
 step takes.

@@ -15,7 +15,7 @@ PACKAGES = sorted(
     for name in ("simulator", "calibration", "gpu_backend", "headway_sglang", "headway_vllm")
     for path in (ROOT / name).rglob("__init__.py")
 )
-WINGS = [path for path in PACKAGES if path.parent == ROOT / "simulator"]
+FLOORS = [path for path in PACKAGES if path.parent == ROOT / "simulator"]
 FOLDERS = ("simulator", "calibration", "gpu_backend", "headway_sglang", "headway_vllm", "tests")
 
 
@@ -31,7 +31,7 @@ def listed(folder: Path) -> list[Path]:
 def test_the_picture_has_the_floors_of_the_contract() -> None:
     picture = section("The floors").partition("simulator/\n ")[2].partition("```")[0]
     assert re.findall(r"(?m)(?:^ ?|│ )([a-z_]+)  ", picture) == floors()
-    assert {path.name for path in WINGS} == {*floors()}
+    assert {path.name for path in FLOORS} == {*floors()}
 
 
 def test_every_path_that_is_named_exists() -> None:
@@ -86,16 +86,16 @@ def test_a_package_is_small_and_says_what_it_is(package: Path) -> None:
     assert text is not None
     named = re.findall(r"`([\w/]+\.py)`", text)
     assert [name for name in named if not any(f.match(name) for f in ROOT.rglob(name))] == []
-    if package in WINGS:
+    if package in FLOORS:
         assert "may import" in text
         assert "Start with" in text
         assert named
 
 
-def test_tests_mirror_the_wings() -> None:
+def test_tests_mirror_the_packages() -> None:
     folders = {path.name for path in listed(ROOT / "tests") if path.is_dir()}
     others = {"calibration", "gpu_backend", "headway_sglang", "headway_vllm", "project", "support"}
-    assert folders - others == {path.name for path in WINGS}
+    assert folders - others == {path.name for path in FLOORS}
 
 
 def test_files_of_tests_are_short() -> None:
