@@ -19,11 +19,7 @@ from simulator.core.request import Request
 from simulator.schedulers.sglang.running_batch import RunningBatch
 
 MOST = 9  # tokens that a member may still say, as far as they are counted
-
-
-def allowed(request: Request) -> int:
-    """Give the tokens that a request may say in all."""
-    return (30, 5, 12)[request.id % 3]
+ALLOWED = 30, 5, 12  # tokens that a request may say in all, by its number
 
 
 def request(id: int, computed: int, admission: int | None = None) -> Request:
@@ -31,6 +27,7 @@ def request(id: int, computed: int, admission: int | None = None) -> Request:
     made = Request(id, 0.0, max(computed, 1), 1000)
     made.computed = computed
     made.admission = id if admission is None else admission
+    made.allowed = ALLOWED[id % 3]
     return made
 
 
@@ -48,7 +45,7 @@ class Decoding(RuleBasedStateMachine):
     @initialize(size=st.sampled_from([1, 2, 3, 16]), by_phase=st.booleans())
     def start(self, size: int, by_phase: bool) -> None:
         self.size = size
-        self.set = RunningBatch(size, by_phase, allowed, MOST)
+        self.set = RunningBatch(size, by_phase, MOST)
         self.truth: dict[Request, Member] = {}
         self.away: dict[Request, int] = {}  # requests that left, with the ticks they had left
         self.admissions = 0
@@ -154,7 +151,7 @@ class Decoding(RuleBasedStateMachine):
 
     @rule()
     def what_may_still_come_out_is_the_sum_over_the_members(self) -> None:
-        left = [allowed(made) - (self.ticks - made.joined) for made in self.truth]
+        left = [made.allowed - (self.ticks - made.joined) for made in self.truth]
         assert self.set.remaining(1.0) == sum(min(tokens, MOST) for tokens in left)
 
     @rule(free=st.integers(0, 20), ticks=st.integers(0, 40))
