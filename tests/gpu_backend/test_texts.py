@@ -36,7 +36,7 @@ class Recorder:
         self.mixed += bool(step.decodes and step.prefills)
         self.chunked += sum(c.start + c.tokens < c.request.prompt_tokens for c in step.prefills)
         self.shared += self.executor.scheduler.blocks.shared > 0
-        self.out += step.swapped_out
+        self.out += sum(swap.count for swap in step.outgoing)
         self.back += step.swapped_in
         self.executor.execute(step)
         return 1.0

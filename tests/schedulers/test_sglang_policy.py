@@ -81,11 +81,11 @@ def test_leaps_change_nothing(name: str, overlap: bool) -> None:
 
 
 def test_an_own_class_orders_and_counts_as_code(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
-    raw = scenario({"policy": "mine:Newest"})
+    (tmp_path / "own_order.py").write_text(OWN)
+    raw = scenario({"policy": "own_order:Newest"})
     checked = check_scenario(raw, SourceMap("s", {}), tmp_path)
     key = ("engine", "scheduling_policy", "order")
-    assert list(named_code(checked)) == [(key, "mine:Newest")]
+    assert list(named_code(checked)) == [(key, "own_order:Newest")]
     assert run(checked).summary()["completed"] == 60
 
 
