@@ -9,6 +9,8 @@ from simulator.scenario.policy_table import policy_name
 from simulator.schedulers.sglang.queue_order import check_orders
 from simulator.util.errors import HeadwayError
 
+ORDERS = "sjf", "boost", "hrrn", "fair", "wfq", "drr"
+"""Headway's policies that only order the queue."""
 RELEASE = "0.5.23"
 """The SGLang whose scheduler this fits: what is hooked is private and changes."""
 
@@ -31,7 +33,7 @@ def check_sglang() -> str:
 
 def make_order() -> Any:
     """Make the policy that HEADWAY_POLICY names; HeadwayError, in one line, where that fails."""
-    policy = make_policy(None, "SGLang")
+    policy = make_policy(None, "SGLang", ORDERS)
     try:
         check_orders(type(policy), policy_name(type(policy)))
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +34,31 @@ CLASSES: dict[str, str | None] = {
     "VirtualFinishTime": "virtual-finish-time",
 }
 """The classes for `--scheduler-cls`, and their policies; None: the one in HEADWAY_POLICY."""
+PLUGIN_POLICIES = tuple(filter(None, CLASSES.values()))
 
 
-def make_policy(wanted: str | None, engine: str = "vLLM") -> Any:
+def make_policy(
+    wanted: str | None, engine: str = "vLLM", names: Iterable[str] = PLUGIN_POLICIES
+) -> Any:
     """Make the policy that a class stands for, or that HEADWAY_POLICY names, to run in `engine`.
 
+    `names` are those of Headway's that can run there, which an unknown name is told.
     The variable is a JSON object: `policy`, a name or `module:Class` (found on the Python path or
     in the working directory), and beside it arguments. Raises HeadwayError, in one line.
     """
-    spec = _read(os.environ.get(VARIABLE, ""))
+    text = os.environ.get(VARIABLE, "")
+    spec = _read(text)
     named = spec.pop("policy", wanted)
     if named is None:
+        lack = "has no policy" if text.strip() else "is not set"
         raise HeadwayError(
-            f'{VARIABLE}: is not set; it names a policy, as in {{"policy": "sjf", "by": "hint"}}'
+            f'{VARIABLE}: {lack}; it names a policy, as in {{"policy": "sjf", "by": "hint"}}'
         )
     if wanted is not None and named != wanted:
         raise HeadwayError(
             f"{VARIABLE}: policy {named!r} does not go with a class that is {wanted}"
         )
-    found = _find(named, engine)
+    found = _find(named, engine, names)
     try:
         check_arguments(found, spec, taken={})
         return found(**spec)
@@ -72,7 +79,7 @@ def _read(text: str) -> dict[str, Any]:
     return spec
 
 
-def _find(name: object, engine: str) -> type:
+def _find(name: object, engine: str, names: Iterable[str]) -> type:
     """Find a policy's class; refuse what is a scheduler of its own."""
     if isinstance(name, str) and ":" in name:
         try:
@@ -82,7 +89,7 @@ def _find(name: object, engine: str) -> type:
     elif name in POLICIES:
         found = POLICIES[str(name)]
     else:
-        known = ", ".join(filter(None, CLASSES.values()))
+        known = ", ".join(names)
         raise HeadwayError(
             f"{VARIABLE}: no policy {name!r}; there are {known}, or package.module:Class"
             f"{did_you_mean(str(name), POLICIES)}"

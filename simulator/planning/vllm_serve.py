@@ -1,6 +1,7 @@
 """A scenario's engines as the `vllm serve` command lines that start the like."""
 
 import json
+import os
 import shlex
 import warnings
 
@@ -11,6 +12,7 @@ from simulator.scenario.policy_table import (
     VLLM_POLICIES,
     find_policy,
     plugin_spec,
+    takes_variable,
 )
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
@@ -80,8 +82,14 @@ def _command(scenario: Scenario, kv_role: str | None = None) -> list[str]:
 
 
 def environment(scenario: Scenario) -> dict[str, str]:
-    """Give the environment variables that the server wants: its policy, where that is Headway's."""
-    return {POLICY_VARIABLE: plugin_spec(scenario.engine)} if _has_plugin(scenario) else {}
+    """Give the environment variables that the server wants: its policy, where that is Headway's.
+
+    Where a run's policy came by such a variable, it is that.
+    """
+    if _has_plugin(scenario):
+        return {POLICY_VARIABLE: plugin_spec(scenario.engine)}
+    told = os.environ.get(POLICY_VARIABLE, "")
+    return {POLICY_VARIABLE: told} if told and takes_variable(scenario.engine) else {}
 
 
 def _has_plugin(scenario: Scenario) -> bool:
@@ -95,6 +103,11 @@ def _loses_policy(scenario: Scenario) -> str:
     name, release = engine.policy_name, release_of(engine) or (*NEWEST, 0)
     if name in VLLM_POLICIES:
         return ""
+    if name == "sglang":
+        return (
+            "SGLang's scheduler was simulated, which vLLM cannot have: this is vLLM's fcfs. To run "
+            "a policy as its `order` in SGLang itself: docs/sglang-policies.md"
+        )
     if issubclass(find_policy(scenario)[0], Scheduler):
         return f"{name} is a scheduler of its own, which vLLM cannot have: this is vLLM's fcfs"
     if release[:2] not in PLUGIN_RELEASES:

@@ -1,5 +1,6 @@
 """Which scheduler a scenario stands for, with its policy, its options and its blocks."""
 
+import os
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cache
@@ -32,6 +33,7 @@ from simulator.scenario.policy_table import (
     is_own,
     plugin_spec,
     policy_name,
+    takes_variable,
 )
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
@@ -308,9 +310,22 @@ def _plugin_policy(scenario: Scenario) -> dict[str, str]:
     It is empty where the class has a policy of its own, or is another's, and where the scenario
     names none: then HEADWAY_POLICY counts as it is set.
     """
-    engine = scenario.engine
+    engine, told = scenario.engine, os.environ.get(POLICY_VARIABLE)
+    if told and takes_variable(engine):
+        warnings.warn(
+            f"engine.scheduling_policy: is that of {POLICY_VARIABLE}, {told}, which is not in the "
+            "files of the run: give it as engine.scheduling_policy to keep it with them",
+            HeadwayWarning,
+            stacklevel=4,
+        )
     if engine.scheduler_cls != PLUGIN or engine.scheduling_policy == "fcfs":
         return {}
+    if told and told != plugin_spec(engine):
+        warnings.warn(
+            f"{POLICY_VARIABLE} has no effect: the scenario names a policy",
+            HeadwayWarning,
+            stacklevel=4,
+        )
     policy_class, arguments = find_policy(scenario)
     name = policy_name(policy_class)
     if issubclass(policy_class, Scheduler):

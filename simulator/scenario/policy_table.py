@@ -148,6 +148,11 @@ def find_order(spec: Any, folder: Path, field: str) -> tuple[type, dict[str, Any
     return cls, arguments
 
 
+def takes_variable(engine: EngineConfig) -> bool:
+    """Say whether the policy is the one that HEADWAY_POLICY names when the scheduler is made."""
+    return engine.scheduler_cls == PLUGIN and engine.scheduling_policy == "fcfs"
+
+
 def plugin_spec(engine: EngineConfig) -> str:
     """Write an engine's policy as HEADWAY_POLICY has it."""
     name, arguments = split_spec(engine.scheduling_policy, "policy")
@@ -161,8 +166,16 @@ def policy_name(cls: type) -> str:
 
 def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[str]:
     """Tell of the keys that a scheduler does not know, or takes otherwise than given."""
-    if engine.scheduler == "vllm" or not issubclass(cls, Scheduler):
+    if engine.scheduler == "vllm":
         return []
+    if not issubclass(cls, Scheduler):
+        if engine.name != "sglang":
+            return []
+        name = engine.policy_name
+        return [
+            f"engine.scheduling_policy: {name} orders the queue of vLLM's scheduler, here with "
+            f"SGLang's defaults; that of SGLang's: {{policy: sglang, order: {{policy: {name}}}}}"
+        ]
     messages = []
     if engine.preemption_mode != "recompute" and not accepts(cls, "swap_blocks"):
         messages.append(
@@ -239,7 +252,8 @@ def check_arguments(cls: type, arguments: dict[str, Any], taken: dict[str, Any])
         if name in taken:
             wrong.append(f"{name}: give it as engine.{name}")
         elif name not in known and not free:
-            wrong.append(f"{name}: {policy_name(cls)} takes no such argument")
+            close = did_you_mean(name, known)
+            wrong.append(f"{name}: {policy_name(cls)} takes no such argument{close}")
         elif name in known:
             bad, message = check_annotation(name, known[name].annotation, value)
             wrong += [message] if bad else []

@@ -37,7 +37,7 @@ class Recorder:
         self.chunked += sum(c.start + c.tokens < c.request.prompt_tokens for c in step.prefills)
         self.shared += self.executor.scheduler.blocks.shared > 0
         self.out += sum(swap.count for swap in step.outgoing)
-        self.back += step.swapped_in
+        self.back += sum(swap.count for swap in step.incoming)
         self.executor.execute(step)
         return 1.0
 

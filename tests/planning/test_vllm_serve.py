@@ -60,7 +60,7 @@ def test_a_policy_of_headway_comes_with_the_command(tmp_path: Path):
             ["engine.scheduling_policy=static"],
             "static is a scheduler of its own, which vLLM cannot",
         ),
-        (["engine=sglang"], "sglang is a scheduler of its own"),
+        (["engine=sglang"], "SGLang's scheduler was simulated, which vLLM cannot have"),
         (
             ["engine.scheduling_policy=sjf", "engine.version=0.19"],
             "sjf comes to vLLM by headway_vllm, which fits vLLM 0.33 and not 0.19",
@@ -123,3 +123,14 @@ def test_a_class_for_vllm_is_in_the_command(tmp_path: Path):
     command = serve_command(scenario.model_copy(update={"engine": engine}))
     assert " --scheduler-cls headway_vllm.SJF " in command
     assert "not in this command" not in command
+
+
+def test_a_policy_that_came_by_the_environment_is_in_the_command(monkeypatch) -> None:
+    """And one that the scenario names counts in its place."""
+    monkeypatch.setenv("HEADWAY_POLICY", '{"policy": "sjf"}')
+    keys = ["engine.scheduler=vllm", "engine.scheduler_cls=headway_vllm.HeadwayScheduler"]
+    assert 'HEADWAY_POLICY=\'{"policy": "sjf"}\' vllm' in serve_command(load_scenario("demo", keys))
+    keys.append("engine.scheduling_policy=fair")
+    assert 'HEADWAY_POLICY=\'{"policy": "fair"}\' vllm' in serve_command(
+        load_scenario("demo", keys)
+    )

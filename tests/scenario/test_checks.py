@@ -22,7 +22,8 @@ BAD = [
     ),
     (
         "engine:\n  scheduling_policy: {policy: static, batch: 4}\n",
-        "s.yaml:2: engine.scheduling_policy.batch: static takes no such argument",
+        "s.yaml:2: engine.scheduling_policy.batch: static takes no such argument; did you mean "
+        "batch_size?",
     ),
     (
         "engine:\n  scheduling_policy: {policy: static, batch_size: 400}\n",
@@ -129,7 +130,7 @@ def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, mess
         (
             "policy: static, batch: 1, max_num_seqs: 2",
             [
-                "batch: static takes no such argument",
+                "batch: static takes no such argument; did you mean batch_size?",
                 "max_num_seqs: give it as engine.max_num_seqs",
             ],
         ),

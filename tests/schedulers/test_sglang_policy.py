@@ -8,10 +8,10 @@ import pytest
 
 from simulator.policies.fair import Fair
 from simulator.policies.orders import SJF
-from simulator.scenario.load import check_scenario, named_code
+from simulator.scenario.load import check_scenario, load_scenario, named_code
 from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.simulation.run import run
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.yaml_lines import SourceMap
 from tests.support.schedules import counter, prompts
 from tests.support.schedules import run as play
@@ -113,3 +113,10 @@ def test_hints_and_priorities() -> None:
         check_scenario(raw, SourceMap("s", {}))
     with pytest.raises(ValueError, match="goes with order fcfs, without priorities"):
         SgLang(counter(100, 1), policy=SJF(), order="lof")
+
+
+def test_a_policy_in_the_place_of_sglangs_scheduler_is_told() -> None:
+    """It is vLLM's scheduler then, under SGLang's defaults."""
+    keys = ["engine={name: sglang, scheduling_policy: sjf}", "workload.num_prompts=4"]
+    with pytest.warns(HeadwayWarning, match=r"SGLang's: \{policy: sglang, order: \{policy: sjf"):
+        run(load_scenario("demo", keys))

@@ -100,7 +100,11 @@ class SgLang(ContinuousBatching):
         policy: Any = None,
     ) -> None:
         raise_if(
-            (order not in ORDERS, f"order: must be {', '.join(ORDERS)}, not {order!r}"),
+            (
+                order not in ORDERS,
+                f"order: must be {', '.join(ORDERS)}, or a policy as in {{policy: sjf}}, "
+                f"not {order!r}",
+            ),
             check_range("schedule_conservativeness", schedule_conservativeness, 0, 1000),
             check_least("max_prefill_tokens", max_prefill_tokens, 1),
             check_least("prefill_max_requests", prefill_max_requests or 1, 1),
