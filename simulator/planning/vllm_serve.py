@@ -105,8 +105,8 @@ def _loses_policy(scenario: Scenario) -> str:
         return ""
     if name == "sglang":
         return (
-            "SGLang's scheduler was simulated, which vLLM cannot have: this is vLLM's fcfs. To run "
-            "a policy as its `order` in SGLang itself: docs/sglang-policies.md"
+            "SGLang's scheduler was simulated, which vLLM cannot have (docs/sglang-policies.md has "
+            "the command that starts SGLang with a policy): this is vLLM's fcfs"
         )
     if issubclass(find_policy(scenario)[0], Scheduler):
         return f"{name} is a scheduler of its own, which vLLM cannot have: this is vLLM's fcfs"

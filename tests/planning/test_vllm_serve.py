@@ -7,6 +7,7 @@ import pytest
 from simulator import load_scenario
 from simulator.cli.main import main
 from simulator.planning.vllm_serve import serve_command
+from simulator.scenario.policy_table import PLUGIN
 from tests.support.scenarios import ONE_A_SECOND
 
 
@@ -128,9 +129,8 @@ def test_a_class_for_vllm_is_in_the_command(tmp_path: Path):
 def test_a_policy_that_came_by_the_environment_is_in_the_command(monkeypatch) -> None:
     """And one that the scenario names counts in its place."""
     monkeypatch.setenv("HEADWAY_POLICY", '{"policy": "sjf"}')
-    keys = ["engine.scheduler=vllm", "engine.scheduler_cls=headway_vllm.HeadwayScheduler"]
-    assert 'HEADWAY_POLICY=\'{"policy": "sjf"}\' vllm' in serve_command(load_scenario("demo", keys))
-    keys.append("engine.scheduling_policy=fair")
-    assert 'HEADWAY_POLICY=\'{"policy": "fair"}\' vllm' in serve_command(
-        load_scenario("demo", keys)
-    )
+    for policy, there in (("fcfs", "sjf"), ("fair", "fair")):
+        scenario = load_scenario("demo", [f"engine.scheduling_policy={policy}"])
+        engine = scenario.engine.model_copy(update={"scheduler_cls": PLUGIN})
+        command = serve_command(scenario.model_copy(update={"engine": engine}))
+        assert f"""HEADWAY_POLICY='{{"policy": "{there}"}}' vllm serve""" in command
