@@ -25,6 +25,7 @@ from calibration.measured.engine import schedules_asynchronously, version
 from calibration.measured.predict import predict
 from calibration.measured.runs import Run, read_runs
 from simulator.scenario.engines import ASYNC_SINCE
+from simulator.util.errors import HeadwayError
 
 STEPS = (0.1e-3, 0.5e-3, 0.75e-3, 1.0e-3)  # s
 PER_SEQUENCE = (0.0, 10e-6, 20e-6)  # s
@@ -100,11 +101,15 @@ def main() -> None:
     """Print a line for each source left out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measured", type=Path, required=True, nargs="+")
-    found = leave_one_source_out(parser.parse_args().measured)
-    for name, source, runs, (step, per_sequence), tpot, e2el in found:
-        terms = f"{step * 1e3:.2f} ms + {per_sequence * 1e6:.0f} us"
-        shown = f"TPOT {tpot:.1%}" + ("" if np.isnan(e2el) else f", E2EL {e2el:.1%}")
-        print(f"{name:<26}{source:<36}{runs:>4} runs  {terms}  median |error| {shown}", flush=True)
+    try:
+        found = leave_one_source_out(parser.parse_args().measured)
+        for name, source, runs, (step, per_sequence), tpot, e2el in found:
+            terms = f"{step * 1e3:.2f} ms + {per_sequence * 1e6:.0f} us"
+            shown = f"TPOT {tpot:.1%}" + ("" if np.isnan(e2el) else f", E2EL {e2el:.1%}")
+            told = f"{runs:>4} runs  {terms}  median |error| {shown}"
+            print(f"{name:<26}{source:<36}{told}", flush=True)
+    except HeadwayError as error:
+        parser.error(f"--measured: {error}")
 
 
 if __name__ == "__main__":

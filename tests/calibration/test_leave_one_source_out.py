@@ -5,7 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.measured.leave_one_source_out import METRICS, leave_one_source_out, mean_of_best
+from calibration.measured.leave_one_source_out import (
+    METRICS,
+    leave_one_source_out,
+    main,
+    mean_of_best,
+)
 from calibration.measured.predict import predict
 from calibration.measured.runs import read_runs
 from tests.support.measured_runs import CLOSED, HEAD
@@ -37,3 +42,12 @@ def test_terms_that_sources_cannot_tell_apart_are_averaged() -> None:
     one = np.array([[0.02, 0.021, 0.06]])  # a single run: the best alone
     assert mean_of_best(grid, [one]) == grid[0]
     assert mean_of_best(grid, [one, two]) == pytest.approx((1e-3, 10e-6))
+
+
+def test_a_folder_that_is_not_there_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["x", "--measured", str(tmp_path / "no")])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "error: --measured: " in capsys.readouterr().err

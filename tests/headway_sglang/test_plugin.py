@@ -11,9 +11,12 @@ import headway_sglang
 from headway_sglang import policy as policy_module
 from headway_sglang.__main__ import main
 from headway_sglang.plugin import Ordering, WaitingRequest, check_arguments
-from headway_sglang.policy import check_sglang, make_order
+from headway_sglang.policy import ORDERS, check_sglang, make_order
+from headway_vllm.policy import PLUGIN_POLICIES
 from simulator.policies.fair import Fair
 from simulator.policies.orders import HRRN, SJF
+from simulator.scenario.policy_table import POLICIES
+from simulator.schedulers.sglang.queue_order import check_orders
 from simulator.util.errors import HeadwayError
 
 CONTINUE, NO_TOKEN = SimpleNamespace(name="CONTINUE"), SimpleNamespace(name="NO_TOKEN")
@@ -224,3 +227,16 @@ def test_a_server_that_the_policy_cannot_order_is_refused(
     check_arguments(SimpleNamespace(**good))
     with pytest.raises(HeadwayError, match=f"HEADWAY_POLICY: {message}"):
         check_arguments(SimpleNamespace(**good | given))
+
+
+def test_the_policies_that_are_named_are_those_that_only_order() -> None:
+    """Of all that run in vLLM, those that SGLang's plug-in does not refuse."""
+
+    def orders(name: str) -> bool:
+        try:
+            check_orders(POLICIES[name], name)
+        except ValueError:
+            return False
+        return True
+
+    assert {name for name in PLUGIN_POLICIES if orders(name)} == {*ORDERS}
