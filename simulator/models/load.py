@@ -14,14 +14,19 @@ MODELS = Path(__file__).parent / "configs"
 
 LLAMA_VARIANTS = ("hermes-4", "llama-3.1-tulu-3")
 SAME_SHAPE = {
+    "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
+    "deepseek-v3.1": "deepseek-v3",
+    "nous-hermes-2-mixtral-8x7b-dpo": "mixtral-8x7b",
+    "llama-4-scout-17b-16e": "llama-4-scout",
+    "llama-4-maverick-17b-128e": "llama-4-maverick",
     "llama-7b": "llama-2-7b",
     "llama-13b": "llama-2-13b",
     "vicuna-7b": "llama-2-7b",
     "vicuna-13b": "llama-2-13b",
     "llama-3.1-nemotron-70b": "llama-3.1-70b",
     "mistral-7b": "mistral-7b-v0.3",
-    "distill-llama-8b": "llama-3.1-8b",  # DeepSeek-R1's
-    "distill-llama-70b": "llama-3.3-70b",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3.3-70b",
     "qwq-32b": "qwen2.5-32b",
     "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
     "qwen3-coder-next": "qwen3-next-80b-a3b",
@@ -30,14 +35,18 @@ SAME_SHAPE = {
     "phi-3.5-mini": "phi-3-mini-128k",
     "glm-4.6": "glm-4.5",
     "hermes-4-14b": "qwen3-14b",
-    "zephyr-7b": "mistral-7b-v0.1",
+    "zephyr-7b-beta": "mistral-7b-v0.1",
     **{f"glm-z1-{size}": f"glm-4-{size}" for size in ("9b", "32b")},
     **{
         f"{name}-{size}": f"llama-3.1-{size}"
         for name in LLAMA_VARIANTS
         for size in ("8b", "70b", "405b")
     },
-    **{f"distill-qwen-{size}": f"qwen2.5-{size}" for size in ("1.5b", "7b", "14b", "32b")},
+    **{f"hermes-3-llama-3.1-{size}": f"llama-3.1-{size}" for size in ("8b", "70b", "405b")},
+    **{
+        f"deepseek-r1-distill-qwen-{size}": f"qwen2.5-{size}"
+        for size in ("1.5b", "7b", "14b", "32b")
+    },
     **{f"qwen2-{size}": f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "7b", "72b")},
     **{
         f"qwen2.5-{kind}-{size}": f"qwen2.5-{size}"
@@ -48,18 +57,13 @@ SAME_SHAPE = {
 }
 """Models whose shape is that of a shipped one of another name."""
 
-OTHER_SHAPES = (
-    "deepseek-v3.2",  # sparse attention
-    "deepseek-r1-distill",  # of a model not named here
-    "glm-4-9b-chat-1m",  # 4 KV heads
-    "glm-4.5v",
-    "glm-4.6v",
-    "phi-4-mini-flash",
+RELEASE_WORDS = re.compile(
+    r"(meta|base|chat|instruct|it|pt|hf|python|thinking|preview|reasoning(plus)?|v\d{1,2}|\d{4}"
+    r"|bf16|fp16|fp8|fp4|nvfp4|mxfp4|int[48]|w\d{1,2}a\d{1,2}|[48]bit|bnb|awq|gptq|gguf|qat|q40"
+    r"|quantized|dynamic|block|kv|marlin)*"
 )
-"""Models whose names begin like a shipped one's."""
-
-VARIANT_WORDS = r"mini|vl|vision|omni|multimodal|audio|embed|rerank|reward|eagle|draft|next|a\d+b"
-"""What a name holds beside that of a shipped model where it means another one."""
+"""What the hub adds to a model's name for a release of the same shape: its tuning by its maker, its
+date or version, how its weights are quantized."""
 
 
 @cache
@@ -101,31 +105,25 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
 
 
 def shipped_shape(name: str, shipped: Sequence[str]) -> str | None:
-    """Give the one of `shipped` that has the shape of a Hugging Face name; None where none has.
+    """Return the one of `shipped` that has the shape of a Hugging Face name; None where none has.
 
-    The owner, case, punctuation and what is before and behind a model's name do not matter:
-    `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8` is `llama-3.1-8b`. Of two models named, that with a
-    size counts: `DeepSeek-R1-0528-Qwen3-8B` is `qwen3-8b`.
+    The owner, case and punctuation do not matter, nor do `RELEASE_WORDS`:
+    `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8` is `llama-3.1-8b`. Any other word is another model.
     """
     word = _normalised(name.rstrip("/").rsplit("/", 1)[-1])
     known = _names_by_key(tuple(shipped))
-    found = max((plain for plain in known if plain in word), key=_match_rank, default="")
-    if not found or re.search(VARIANT_WORDS, word.replace(found, " ", 1)):
-        return None
-    return known[found]
-
-
-def _match_rank(plain: str) -> tuple[bool, int]:
-    """Give a name's weight among those that a name holds: with a size, and long, is the best."""
-    return re.search(r"\db", plain) is not None, len(plain)
+    for found in sorted((plain for plain in known if plain in word), key=len, reverse=True):
+        before, after = word.split(found, 1)
+        if RELEASE_WORDS.fullmatch(before) and RELEASE_WORDS.fullmatch(after):
+            return known[found]
+    return None
 
 
 @lru_cache(maxsize=4)
-def _names_by_key(shipped: tuple[str, ...]) -> dict[str, str | None]:
-    """Give the models by their names without punctuation; None for those of another shape."""
-    others: dict[str, str | None] = {_normalised(name): None for name in OTHER_SHAPES}
+def _names_by_key(shipped: tuple[str, ...]) -> dict[str, str]:
+    """Return the models by their names without punctuation."""
     same = {_normalised(name): shape for name, shape in SAME_SHAPE.items() if shape in shipped}
-    return others | same | {_normalised(name): name for name in shipped}
+    return same | {_normalised(name): name for name in shipped}
 
 
 def _normalised(name: str) -> str:

@@ -29,3 +29,19 @@ def test_shipped_files_are_plain_configs() -> None:
         raw = json.loads((MODELS / name / "config.json").read_text())
         kind = raw["model_type"].removesuffix("_text").replace("_", "")
         assert kind.replace("kimik2", "deepseekv3") in raw["architectures"][0].lower()
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3-8bb", "llama-3-8b-foo", "my-llama-3-8b", "Llama-3-8B-SFT"]
+)
+def test_other_words_beside_a_known_name_are_another_model(name: str) -> None:
+    """A fine-tune or a misprint is not taken for the model that its name begins with."""
+    with pytest.raises(ValueError, match=r"did you mean llama-3-8b\?"):
+        load_model(name)
+
+
+def test_a_release_of_the_same_shape_is_that_model() -> None:
+    """The owner, the maker's tuning, the version and the quantization change no shape."""
+    llama = load_model("llama-3-8b")
+    assert load_model("meta-llama/Meta-Llama-3-8B-Instruct") == llama
+    assert load_model("acme/Llama-3-8B-Instruct-FP8-dynamic") == llama
