@@ -88,15 +88,19 @@ class Finding(NamedTuple):
 
 
 class Advisor:
-    """Advice for one group of replicas: that whose requests wait the most."""
+    """Advice for one group of replicas: that whose requests wait the most.
 
-    def __init__(self, run: Evidence) -> None:
+    `trouble` has another measure of it for each replica than the time waited.
+    """
+
+    def __init__(self, run: Evidence, trouble: Sequence[float] | None = None) -> None:
         self.run = run
         scenario, cluster = run.record.scenario, run.record.cluster
         groups = {"all": [*range(len(run.record.logs))]}
         if cluster is not None:
             groups = replicas_in(cluster.groups)
-        waited = {name: sum(run.waited[k] for k in numbers) for name, numbers in groups.items()}
+        each = run.waited if trouble is None else trouble
+        waited = {name: sum(each[k] for k in numbers) for name, numbers in groups.items()}
         self.group = max(waited, key=waited.__getitem__)
         numbers = groups[self.group]
         self.scenario: Scenario = scenario.of_group(self.group)
@@ -273,6 +277,29 @@ class Advisor:
     def memory(self) -> list[Advice]:
         """More KV blocks, or fewer for each request; first what costs no GPU."""
         return [*self._reservations(), *self._override(), *self._more_blocks()]
+
+    def room(self, prompt: int, total: int) -> list[Advice]:
+        """Make room for a request of so many tokens, of its prompt and in all; [] if none does."""
+        engine, longest = self.engine, self.parts.max_model_len
+        if prompt >= longest:
+            most = self.parts.model.max_position_embeddings
+            return [turn(self._key("max_model_len"), longest, most)] if prompt < most else []
+        needed = -(-total // engine.block_size) + 1
+        enough = [
+            one
+            for one in self._more_blocks()
+            if self._blocks(**{one.key.rpartition(".")[2]: one.to}) >= needed
+        ]
+        offers = [*self._reservations(), *(one for one in self._override() if one.to >= needed)]
+        if enough or offers or self.scenario.cost or engine.num_gpu_blocks_override is not None:
+            return [*offers, *enough]
+        for times in (4, 8):
+            size = times * engine.tensor_parallel_size
+            if self._blocks(tensor_parallel_size=size) >= needed:
+                also = {self._key("count", "gpu"): times * self.scenario.gpu.count}
+                now = engine.tensor_parallel_size
+                return [turn(self._key("tensor_parallel_size"), now, size, also)]
+        return []
 
     @property
     def kept_free(self) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 Each rule is a function of the evidence in a run; it gives a finding or None. The weight of a
 finding, 0 to 1, is about the share of the requests' time (or of the work) that is at stake, and
-orders them. What a finding advises never contradicts one before it.
+orders them; requests that were lost come before all that were late. What a finding advises never
+contradicts one before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,11 @@ from simulator.diagnosis.fleet_rules import (
     routing,
     scattered_prefixes,
 )
+from simulator.diagnosis.losses import rejected, tries
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
-from simulator.results.request_table import RETRY, Floats
+from simulator.results.request_table import Floats
 
 SHOWN = 4  # findings that a report prints
 NOTHING = "Nothing stands out: nothing needs turning."
@@ -46,10 +48,8 @@ WASTED = 0.1  # share of the token slots that nobody needs
 UNFAIR = 0.25  # share of a client's waiting in which another gets more than a fair policy gives
 LOW_LOAD = 2.0  # requests that run at once
 MOVED = 0.05  # share of the requests' time that KV caches must be on their way
-GIVEN_UP = 0.01  # share of the requests
 KNOWN = 0.1  # share of the prompt tokens that a prefix cache could know
 REUSE = 0.02  # share of the requests' time that goes to computing these again
-TRIED = 0.05  # share of the requests' time that goes to tries before the last
 HOST = 0.25  # share of the steps' time that the GPU spends waiting for the host
 
 
@@ -62,17 +62,18 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
     """
     run = AdvisedEvidence(record, summary)
     if not run.done.any():
-        return []
+        lost = rejected(run)
+        return [] if lost is None else [_as_dict(rejected.__name__, lost, lost.advice)]
     found = [(rule.__name__, finding) for rule in RULES if (finding := rule(run)) is not None]
     taken_off = 1 - explained(run)
     found = [
         (name, one if name in FLEET else one._replace(weight=taken_off * one.weight))
         for name, one in found
     ]
-    found.sort(key=lambda pair: -pair[1].weight)
+    found.sort(key=lambda pair: (pair[0] not in LOST, -pair[1].weight))
     taken: dict[str, Advice] = {}
     findings = [(name, finding, _agreeing(finding, taken)) for name, finding in found]
-    return [_as_dict(name, finding, advice) for name, finding, advice in findings if advice]
+    return [_as_dict(*one) for one in findings if one[-1] or one[0] in LOST]
 
 
 def _agreeing(finding: Finding, taken: dict[str, Advice]) -> list[Advice]:
@@ -365,6 +366,8 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
     cluster, running = run.record.scenario.cluster, run.gauges["mean_running"]
     if running >= LOW_LOAD or sum(run.wait_shares.values()) >= WAITING or cluster is None:
         return None
+    if not run.done.all() or run.gauges.get("slo_met") is False:  # fewer replicas lose more
+        return None
     now = cluster.replicas or 1
     if cluster.groups or cluster.autoscaling is not None or now == 1:
         return None
@@ -379,37 +382,6 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
         "gpu_hours",
         [turn("cluster.replicas", now, enough)],
         {"mean_running": running, "gpu_busy_fraction": busy},
-    )
-
-
-LOST_TRIES = {
-    "refused_tries": "refused at the door",
-    "timed_out_tries": "timed out",
-    "tries_lost_in_failures": "lost with a replica",
-}
-"""Why tries come to nothing, in words."""
-
-
-def tries(run: AdvisedEvidence) -> Finding | None:
-    """Requests are given up by their clients, or it takes several tries to serve them."""
-    cluster = run.gauges.get("cluster", {})
-    total = len(run.table.sent)
-    gone = cluster.get("shed", 0) + cluster.get("timed_out", 0)
-    lost, share = gone / total, run.share(RETRY)
-    if lost < GIVEN_UP and share < TRIED:
-        return None
-    counts = {name: cluster[name] for name in LOST_TRIES}
-    what = ", ".join(
-        f"{counts[name]:,} {word}" for name, word in LOST_TRIES.items() if counts[name]
-    )
-    text = f"{gone:,} of {total:,} requests were given up ({lost:.1%}). " if gone else ""
-    text += f"Tries that came to nothing, {what}, are {share:.0%} of the time of those served."
-    return Finding(
-        max(lost, share),
-        text,
-        "completed" if gone else "mean_e2el_ms",
-        run.advisor.replicas(),
-        {"given_up": gone, "share_of_requests": lost, "share_of_e2el": share, **counts},
     )
 
 
@@ -439,9 +411,11 @@ def kv_transfer(run: AdvisedEvidence) -> Finding | None:
     )
 
 
+LOST = ("rejected", "tries")
 FLEET = ("failures", "autoscaling")
 RULES = (
     *(
+        rejected,
         failures,
         autoscaling,
         routing,

@@ -354,11 +354,13 @@ class RunMetrics:
                         told = describe(name, values, [slo.percentile or 50.0])[slo.metric]
                         assert isinstance(told, float)
                         found[slo.metric] = told
+            nobody = self._failed > 0 and not self._completed  # was served: no latency is kept
+            met = [not nobody and s.met(found[s.metric]) for s in self._slos]
             own["slo"] = [
-                {"bound": s.text, "value": found[s.metric], "met": s.met(found[s.metric])}
-                for s in self._slos
+                {"bound": s.text, "value": found[s.metric], "met": kept}
+                for s, kept in zip(self._slos, met, strict=True)
             ]
-            own["slo_met"] = all(s.met(found[s.metric]) for s in self._slos)
+            own["slo_met"] = all(met)
         return own
 
     def _described(self, names: Sequence[str], percentiles: Sequence[float]) -> Summary:

@@ -225,7 +225,7 @@ def run_table(summary: Summary) -> str:
             if "max_itl_ms" in gauges:  # not in the files of earlier versions
                 least, greatest = gauges["min_itl_ms"], gauges["max_itl_ms"]
                 lines.append(_line("Range of ITL (ms)", f"{least:.2f} to {greatest:.2f}"))
-    if service := slo_lines(gauges):
+    if service := slo_lines(summary):
         lines += [f"{'Service Levels':-^{WIDTH}}", *(_line(*pair) for pair in service)]
     for block, title in (("per_client", "Clients"), ("per_priority", "Priorities")):
         if parts := gauges.get(block):
@@ -307,10 +307,20 @@ def _line(label: str, value: object) -> str:
     return f"{label + ':':<40} {text:<10}".rstrip()
 
 
-def slo_lines(gauges: Summary) -> list[tuple[str, str]]:
-    """Say of each service level whether it is kept, and how many requests keep their bounds."""
+def slo_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Say of each service level whether it is kept, and how many requests keep their bounds.
+
+    A latency is that of the requests that were served: of how many, where that is not all.
+    """
+    gauges, served = summary["headway"], summary["completed"]
+    ended = served + summary.get("failed", 0)  # not in the files of others
+    of = f" by the {served:,} of {ended:,} served" if served < ended else ""
     found = [
-        (one["bound"], f"{_short(one['value'])} {'kept' if one['met'] else 'missed'}")
+        (
+            one["bound"],
+            f"{_short(one['value'])} {'kept' if one['met'] else 'missed'}"
+            f"{of if '_ms' in one['bound'] else ''}",
+        )
         for one in gauges.get("slo") or ()
     ]
     names = [name for name in ("ttft", "tpot", "e2el") if f"slo_{name}_ms" in gauges]

@@ -130,7 +130,7 @@ def per_run(runs: Sequence[Run], section: Callable[[Run], str]) -> str:
 
 def service_levels(run: Run) -> str:
     """Say which service levels the run keeps, and how many requests; empty without any."""
-    return _two_columns(slo_lines(run.summary["headway"]))
+    return _two_columns(slo_lines(run.summary))
 
 
 def sensitivity(run: Run) -> str:

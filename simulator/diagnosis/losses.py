@@ -1,0 +1,74 @@
+"""Requests that were lost: rejected since they can never fit, or given up by their clients."""
+
+import numpy as np
+
+from simulator.core.log import REJECTED
+from simulator.diagnosis.advice import AdvisedEvidence, Advisor, Finding
+from simulator.results.request_table import RETRY
+
+GIVEN_UP = 0.01  # share of the requests
+TRIED = 0.05  # share of the requests' time that goes to tries before the last
+
+
+def rejected(run: AdvisedEvidence) -> Finding | None:
+    """Requests were rejected: their prompt or their KV blocks exceed what the engine has."""
+    table = run.table
+    refused = table.reason == REJECTED
+    if not (count := int(refused.sum())):
+        return None
+    at = np.bincount(np.maximum(table.replica[refused], 0), minlength=len(run.record.logs))
+    advisor = Advisor(run, at.tolist())
+    load, longest = table.workload, advisor.parts.max_model_len
+    prompt = load.prompt_tokens[refused]
+    total = np.minimum(prompt + load.output_tokens[refused] - 1, longest - 1)
+    blocks = advisor.parts.num_gpu_blocks - 1
+    long = int((prompt >= longest).sum())
+    if 2 * long > count:
+        why = f"the longest prompt has {prompt.max():,} tokens, max_model_len is {longest:,}"
+    else:
+        size = advisor.engine.block_size
+        why = (
+            f"the largest has {total.max():,} tokens, {-(-int(total.max()) // size):,} KV blocks; "
+            f"there are {max(blocks, 0):,}"
+        )
+    share = count / len(refused)
+    advice = advisor.room(int(prompt.max()) if 2 * long > count else 0, int(total.max()))
+    helps = "" if advice else " No single key makes room for them: take larger GPUs, or more."
+    return Finding(
+        share,
+        f"{count:,} of {len(refused):,} requests were rejected ({share:.1%}): {why}.{helps}",
+        "completed",
+        advice,
+        {"rejected": count, "share_of_requests": share, "kv_blocks": blocks},
+    )
+
+
+LOST_TRIES = {
+    "refused_tries": "refused at the door",
+    "timed_out_tries": "timed out",
+    "tries_lost_in_failures": "lost with a replica",
+}
+"""Why tries come to nothing, in words."""
+
+
+def tries(run: AdvisedEvidence) -> Finding | None:
+    """Requests are given up by their clients, or it takes several tries to serve them."""
+    cluster = run.gauges.get("cluster", {})
+    total = len(run.table.sent)
+    gone = cluster.get("shed", 0) + cluster.get("timed_out", 0)
+    lost, share = gone / total, run.share(RETRY)
+    if lost < GIVEN_UP and share < TRIED:
+        return None
+    counts = {name: cluster[name] for name in LOST_TRIES}
+    what = ", ".join(
+        f"{counts[name]:,} {word}" for name, word in LOST_TRIES.items() if counts[name]
+    )
+    text = f"{gone:,} of {total:,} requests were given up ({lost:.1%}). " if gone else ""
+    text += f"Tries that came to nothing, {what}, are {share:.0%} of the time of those served."
+    return Finding(
+        max(lost, share),
+        text,
+        "completed" if gone else "mean_e2el_ms",
+        run.advisor.replicas(),
+        {"given_up": gone, "share_of_requests": lost, "share_of_e2el": share, **counts},
+    )

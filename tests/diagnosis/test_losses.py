@@ -1,0 +1,83 @@
+"""Requests that were lost come first in a diagnosis, and no advice loses more of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator import load_scenario, run
+from simulator.diagnosis.rules import diagnosis_lines
+from simulator.views.report import slo_lines
+
+TOO_LARGE = """name: too-large
+model: llama-3.3-70b
+gpu: {name: H100-80GB}
+engine: {tensor_parallel_size: 2}
+cluster: {replicas: 4}
+workload: {num_prompts: 40, request_rate: 2, input_len: 3000, output_len: 100, range_ratio: 0.8}
+slo: ["p99_ttft_ms<=100000"]
+"""
+"""An engine of 90 KV blocks of 16 tokens: it serves who has no more than 1,440."""
+
+
+def findings(write: Any, *sets: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run it with keys set; give the summary and what was found, in order."""
+    summary = run(load_scenario(write(TOO_LARGE), sets)).summary()
+    return summary, summary["headway"]["diagnosis"]
+
+
+def test_what_was_rejected_comes_first_and_a_key_makes_it_fit(write: Any) -> None:
+    """Also: nobody is told to take fewer replicas, though those that are there idle."""
+    summary, found = findings(write)
+    assert 20 < summary["headway"]["rejected"] < 40
+    assert found[0]["rule"] == "rejected"
+    assert found[0]["figures"]["rejected"] == summary["headway"]["rejected"]
+    assert "there are 90" in found[0]["text"]
+    assert "low_load" not in [one["rule"] for one in found]
+    for one in found[0]["advice"]:
+        keys = {one["key"]: one["to"], **one.get("also", {})}
+        after, _ = findings(write, *(f"{key}={value}" for key, value in keys.items()))
+        assert after["headway"]["rejected"] == 0, one
+
+
+def test_a_level_says_of_how_many_requests_it_is(write: Any) -> None:
+    """P99 over those that were served is no verdict on the others."""
+    summary, _ = findings(write)
+    bound, text = slo_lines(summary)[0]
+    assert bound == "p99_ttft_ms<=100000"
+    assert text.endswith(f" kept by the {summary['completed']} of 40 served")
+
+
+def test_no_level_is_kept_where_nobody_was_served(write: Any) -> None:
+    """The rejection is found all the same."""
+    summary, found = findings(write, "workload.input_len=9000")
+    assert summary["completed"] == 0
+    assert summary["headway"]["slo_met"] is False
+    assert [one["rule"] for one in found] == ["rejected"]
+
+
+def test_prompts_beyond_max_model_len(write: Any) -> None:
+    """The model's positions are the most; a prompt beyond those fits no engine of it."""
+    sets = ("engine.tensor_parallel_size=4", "gpu.count=4", "engine.max_model_len=2048")
+    _, found = findings(write, *sets)
+    (advice,) = found[0]["advice"]
+    assert (advice["key"], advice["to"]) == ("engine.max_model_len", 131072)
+    assert "max_model_len is 2,048" in found[0]["text"]
+
+
+def test_where_no_single_key_helps_that_is_said(write: Any, tmp_path: Path) -> None:
+    """A cost that was measured is of its tensor parallelism: none is advised."""
+    cost = "cost={kind: linear, base: 1e-2, per_token: 1e-5}"
+    _, found = findings(write, cost, "workload.input_len=120000", "engine.max_model_len=131072")
+    assert found[0]["advice"] == []
+    assert found[0]["text"].endswith("take larger GPUs, or more.")
+    assert diagnosis_lines({"diagnosis": found})[0] == f"- {found[0]['text']}"
+
+
+@pytest.mark.parametrize("rate", [2, "inf"])
+def test_what_all_could_hold_is_not_found(write: Any, rate: object) -> None:
+    """Short requests are not rejected."""
+    sets = ("workload.input_len=300", "workload.range_ratio=0", f"workload.request_rate={rate}")
+    summary, found = findings(write, *sets)
+    assert summary["headway"]["rejected"] == 0
+    assert "rejected" not in [one["rule"] for one in found]
