@@ -1,7 +1,4 @@
-"""docs/files.md, made of the first sentence of every file's docstring.
-
-python -m tests.support.file_index > docs/files.md
-"""
+"""Every file in one line: the first sentence of its docstring, printed."""
 
 import ast
 import tomllib
@@ -9,11 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HEAD = """# Every file in one line
-
-What each file says of itself, top floor first ([architecture](architecture.md) has the floors and
-the way of a request through them). Made by `python -m tests.support.file_index`.
-"""
 
 
 def floors() -> list[str]:
@@ -32,7 +24,6 @@ def summary(path: Path) -> str:
 
 def lines() -> Iterator[str]:
     """Yield the lines of the page."""
-    yield HEAD
     top = ["calibration", "gpu_backend", "headway_sglang", "headway_vllm"]
     for folder in [*top, *(f"simulator/{name}" for name in floors())]:
         package = ROOT / folder
