@@ -21,7 +21,7 @@ test: $(VENV)/installed-test
 # vLLM is installed without what its server needs; its benchmark wants the packages that follow.
 CLIENTS := .venv-clients
 test-clients: $(VENV)/installed-test $(CLIENTS)/installed
-	HEADWAY_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest -m clients -s tests/views
+	HEADWAY_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest -m clients -s tests/twin
 
 $(CLIENTS)/installed: Makefile
 	for name in openai guidellm aiperf vllm; do $(PYTHON) -m venv $(CLIENTS)/$$name; done

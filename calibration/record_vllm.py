@@ -20,8 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simulator.conformance.case_model import Case, CaseRequest
-from simulator.conformance.cases import read_cases
+from conformance.case_model import Case, CaseRequest
+from conformance.cases import read_cases
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.installed import start_vllm
 from simulator.util.errors import HeadwayError, one_line

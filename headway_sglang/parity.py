@@ -16,11 +16,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from conformance.case_model import SglangCase
+from conformance.cases import read_cases, write_lines
+from conformance.compare import conform, report
+from conformance.recorder import dump
 from headway_sglang.recorder import record
-from simulator.conformance.case_model import SglangCase
-from simulator.conformance.cases import read_cases, write_lines
-from simulator.conformance.compare import conform, report
-from simulator.conformance.recorder import dump
 from simulator.util.errors import HeadwayError
 
 Values = dict[str, Any]

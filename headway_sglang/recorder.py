@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+from conformance.case_model import SglangCase, SglangRequest
+from conformance.recorder import dump
 from headway_sglang.plugin import hook
 from headway_sglang.policy import check_sglang
 from headway_vllm.policy import VARIABLE
-from simulator.conformance.case_model import SglangCase, SglangRequest
-from simulator.conformance.recorder import dump
 from simulator.schedulers.vllm.installed import MODEL
 from simulator.util.errors import HeadwayError, one_line
 

@@ -1,6 +1,5 @@
 """Measure a simulation as a run was measured: latencies, throughput, and gauges over time."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isnan, nan
 from pathlib import Path
@@ -13,12 +12,11 @@ from calibration.errors import Floats
 from calibration.measured.requests import Requests
 from calibration.measured.runs import Run
 from calibration.text_files import read_rows
-from simulator.core.log import Log
 from simulator.planning.sensitivity import BATCH_MEANS, METRICS, Sensitivity, batch_means
 from simulator.results.request_table import gather_requests
-from simulator.results.time_series import decisions
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
+from twin.polled_gauges import Gauges, polled_gauges
 
 LATENCIES = ("ttft", "tpot", "e2el")
 MIN_GAUGE_MEAN = 0.1  # a mean below it is nothing to compare
@@ -43,32 +41,6 @@ class MetricComparison:
     def error(self) -> float:
         """Relative error of the prediction; NaN where nothing was measured."""
         return self.predicted / self.measured - 1.0 if self.measured else nan
-
-
-@dataclass(frozen=True)
-class Gauges:
-    """Times in seconds, and the value of each gauge from then on; KV usage in percent."""
-
-    time: Floats
-    columns: Mapping[str, Floats]
-
-    def at(self, times: Floats) -> "Gauges":
-        """Give what polls at these times would have seen."""
-        rows = np.searchsorted(self.time, times, side="right") - 1  # the last of equal times
-        return Gauges(
-            times,
-            {
-                name: np.where(rows >= 0, column[np.maximum(rows, 0)], 0.0)
-                for name, column in self.columns.items()
-            },
-        )
-
-    def mean(self, name: str) -> float:
-        """Give the mean of a gauge over time."""
-        widths = np.diff(self.time)
-        total = float(widths.sum())
-        values = self.columns[name][:-1]
-        return float((values * widths).sum()) / total if total > 0 else 0.0
 
 
 def measured_gauges(path: Path) -> Gauges | None:
@@ -108,42 +80,6 @@ def predicted_gauges(result: Result) -> Gauges:
             "kv_usage": np.append(steps["blocks_used"] / log.num_blocks * 100.0, 0.0),
         },
     )
-
-
-def polled_gauges(log: Log, times: Floats) -> Gauges:
-    """Give what polls of vLLM's /metrics at these times, s, would have seen of an engine.
-
-    vLLM makes its statistics as a step ends: who is admitted shows with the first end after the
-    decision, and who came meanwhile does not wait as yet.
-    """
-    steps = log.steps
-    ends, blocks = steps["end"], steps["blocks_used"].astype(float)
-    finish = log.requests["finish"]
-    ended = np.searchsorted(ends, finish[~np.isnan(finish)], side="left")
-    left = np.bincount(ended, minlength=len(steps) + 1)[: len(steps)]
-    freed = np.where(left > 0, np.minimum(blocks, np.append(blocks[1:], 0.0)), blocks)
-    # A row of several steps is seen after the first of them, and once more as the last one ends.
-    first = steps["start"] + (ends - steps["start"]) / steps["steps"]
-    decided = np.searchsorted(ends, decisions(log), side="right")
-    alone = ends[np.minimum(decided, len(ends) - 1)]
-    seen = np.concatenate((np.where(steps["steps"] > 1, first, alone), ends))
-    # Of one instant the end counts; with asynchronous scheduling what has been decided since.
-    last = np.repeat((1, 0) if log.decided else (0, 1), len(ends))
-    order = np.lexsort((last, seen))
-
-    def twice(early: Floats, late: Floats) -> Floats:
-        joined: Floats = np.concatenate((early, late)).astype(float)[order]
-        return joined
-
-    levels = Gauges(
-        seen[order],
-        {
-            "running": twice(steps["running"], steps["running"] - left),
-            "waiting": twice(steps["waiting"], steps["waiting"]),
-            "kv_usage": twice(blocks, freed) / log.num_blocks * 100.0,
-        },
-    )
-    return levels.at(times)
 
 
 @dataclass

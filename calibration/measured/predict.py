@@ -21,7 +21,6 @@ from calibration.measured.engine import (
     gpu_name,
     model_name,
 )
-from calibration.measured.replay import lateness_notes
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
 from calibration.measured.workload import draw_from_pool, frontend, generate, read_config, replay
@@ -48,6 +47,7 @@ from simulator.util.workers import WorkerDied, parallel_map
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.traces.fields import parse_columns
 from simulator.workload.workload import Frontend, Workload
+from twin.replay import lateness_notes
 
 FOUR_BIT_SPEEDUP = 3.0  # over 8 bits: B300's data sheet; others' say 2 or none
 EIGHT_BIT_SPEEDUP = 2.0  # over 16 bits

@@ -49,15 +49,18 @@ VERBS = {
     "validate": "Compare a live run, or measured runs of real servers, with their simulation.",
 }
 """Each verb, in a file and function of its name, and its line of `headway --help`."""
-CALIBRATION = {
+ABOVE = {
+    "conform": "conformance.command:conform",
+    "serve": "twin.commands:serve",
+    "tokenizer": "twin.commands:tokenizer",
+    "replay": "twin.commands:replay",
+    "shadow": "twin.commands:shadow",
     "live": "calibration.commands:live",
     "calibrate": "calibration.commands:calibrate",
     "profile": "calibration.profile_commands:app",
-    "replay": "calibration.commands:replay",
-    "shadow": "calibration.commands:shadow",
     "validate": "calibration.commands:validate",
 }
-"""The verbs that need torch, or what it has measured, and where they are."""
+"""The verbs of packages that stand on the simulator, and where they are."""
 
 app = App(
     name="headway",
@@ -68,7 +71,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 for verb, line in VERBS.items():
-    place = CALIBRATION.get(verb, f"simulator.cli.{verb}:{verb}")
+    place = ABOVE.get(verb, f"simulator.cli.{verb}:{verb}")
     app.command(place, name=verb, help=line)
 
 

@@ -13,6 +13,9 @@ from cyclopts import Parameter
 from simulator.util.errors import HeadwayError
 from simulator.util.user_code import NO_OWN_CODE
 
+DEPLOYMENT = "deploy.deployment"
+"""What writes the files of `--deploy`: it stands on the simulator, which knows it by name."""
+
 
 def silent(help: str, name: str | None = None) -> Parameter:
     """Describe an option whose help names no default; of a flag there is no `--no-` form."""

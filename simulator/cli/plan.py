@@ -1,5 +1,6 @@
 """The verb `headway plan`: what is enough to keep service levels."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,6 +9,7 @@ from cyclopts import Parameter
 from simulator.cli.console import print_interrupted_runs
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
+    DEPLOYMENT,
     Quiet,
     ScenarioFile,
     Settings,
@@ -89,9 +91,9 @@ def plan(
             journal.check()
             files = write_plan(problem, candidates, best, folder)
             if deploy is not None:
-                from simulator.planning.deployment import write_deployment
-
-                files += write_deployment(load_scenario(folder / "best.yaml"), deploy)
+                files += import_module(DEPLOYMENT).write_deployment(
+                    load_scenario(folder / "best.yaml"), deploy
+                )
     except KeyboardInterrupt:
         return print_interrupted_runs(folder / JOURNAL)
     if not quiet:

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,6 +13,7 @@ from simulator.cli.console import print_interrupted_run
 from simulator.cli.options import (
     DEFAULT_RUN,
     DEFAULT_SETTINGS,
+    DEPLOYMENT,
     RunOptions,
     ScenarioOrName,
     Settings,
@@ -145,9 +147,8 @@ def run(
     files = write_run(result, folder, options.format)
     notes = _write_exports(result, timeline, prometheus, *sampling)
     if deploy is not None:
-        from simulator.planning.deployment import write_deployment
-
-        named = ", ".join(file.name for file in write_deployment(loaded, deploy))
+        written = import_module(DEPLOYMENT).write_deployment(loaded, deploy)
+        named = ", ".join(file.name for file in written)
         notes.append(f"written to {deploy}: {named}")
     if not options.quiet:
         print(run_table(result.summary()), *notes, sep="\n")

@@ -13,7 +13,6 @@ from simulator.planning.plan import JOURNAL, Candidate, find_best, looked_at, re
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import encode_csv, scenario_cost_lines
 from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
-from simulator.planning.vllm_serve import serve_command, warn_of_lost_policies
 from simulator.scenario.load import Source, load_scenario
 from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError
@@ -21,6 +20,7 @@ from simulator.util.files import write_together
 from simulator.util.pareto import pareto_front
 from simulator.util.workers import use_backend
 from simulator.views.report import align
+from simulator.views.vllm_serve import serve_command, warn_of_lost_policies
 
 if TYPE_CHECKING:
     import pandas as pd

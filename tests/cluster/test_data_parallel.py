@@ -17,7 +17,6 @@ from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
 from simulator.costs.data_parallel import JointStep
 from simulator.engine.client import Client
-from simulator.planning.vllm_serve import serve_command
 from simulator.policies.predictor import Noisy
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -25,6 +24,7 @@ from simulator.simulation.cluster import sessions_of
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayWarning
+from simulator.views.vllm_serve import serve_command
 from simulator.workload.workload import Workload
 from tests.cluster.test_fleet import N, common_queue
 from tests.cluster.test_fleet import play as play_fleet

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.conformance.compare import conform, report
+from conformance.compare import conform, report
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler

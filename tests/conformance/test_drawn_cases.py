@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from calibration.draw_cases import draw_case, main
-from simulator.conformance.cases import read_cases
-from simulator.conformance.compare import conform, report
-from simulator.conformance.replay import Replay
+from conformance.cases import read_cases
+from conformance.compare import conform, report
+from conformance.replay import Replay
 
 HERE = Path(__file__).parent
 

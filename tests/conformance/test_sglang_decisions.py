@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance.cases import read_cases
+from conformance.compare import conform, report
+from conformance.sglang_replay import SglangReplay
 from simulator.cli.main import main
-from simulator.conformance.cases import read_cases
-from simulator.conformance.compare import conform, report
-from simulator.conformance.sglang_replay import SglangReplay
 from simulator.util.errors import HeadwayError
 from tests.support.conformance import STEP, steps_of
 

@@ -13,10 +13,10 @@ from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.planning.vllm_serve import serve_command
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
+from simulator.views.vllm_serve import serve_command
 
 H100 = GPUS["H100-80GB"]
 LLAMA = load_model("llama-3-70b")

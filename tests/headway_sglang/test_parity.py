@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from conformance.case_model import SglangCase
+from conformance.cases import read_cases, write_lines
+from conformance.compare import conform, report
+from conformance.recorder import dump
+from conformance.sglang_replay import SglangReplay
 from headway_sglang.parity import POLICIES, draw_case, main
-from simulator.conformance.case_model import SglangCase
-from simulator.conformance.cases import read_cases, write_lines
-from simulator.conformance.compare import conform, report
-from simulator.conformance.recorder import dump
-from simulator.conformance.sglang_replay import SglangReplay
 from simulator.util.errors import HeadwayError
 
 RECORDED = Path(__file__).parent / "recorded" / "cases" / "policies.jsonl.gz"

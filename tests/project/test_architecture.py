@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.file_index import floors, summary
+from tests.support.file_index import ABOVE, floors, summary
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 PACKAGES = sorted(
-    path.parent
-    for name in ("simulator", "calibration", "gpu_backend", "headway_sglang", "headway_vllm")
-    for path in (ROOT / name).rglob("__init__.py")
+    path.parent for name in ("simulator", *ABOVE) for path in (ROOT / name).rglob("__init__.py")
 )
 FLOORS = [path for path in PACKAGES if path.parent == ROOT / "simulator"]
-FOLDERS = ("simulator", "calibration", "gpu_backend", "headway_sglang", "headway_vllm", "tests")
+FOLDERS = ("simulator", *ABOVE, "tests")
 
 
 def section(title: str) -> str:
@@ -93,7 +91,7 @@ def test_a_package_is_small_and_says_what_it_is(package: Path) -> None:
 
 def test_tests_mirror_the_packages() -> None:
     folders = {path.name for path in listed(ROOT / "tests") if path.is_dir()}
-    others = {"calibration", "gpu_backend", "headway_sglang", "headway_vllm", "project", "support"}
+    others = {*ABOVE, "project", "support"}
     assert folders - others == {path.name for path in FLOORS}
 
 

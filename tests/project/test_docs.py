@@ -9,6 +9,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from simulator.cli.main import app, main
+from tests.support.file_index import ABOVE
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("notebooks/*.md")])
@@ -45,7 +46,7 @@ def test_every_page_is_in_the_index() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
 
 
-MODULE = r"`((?:simulator|calibration|gpu_backend|headway_sglang|headway_vllm|tests)/[\w/]+\.py)`"
+MODULE = rf"`((?:simulator|{'|'.join(ABOVE)}|tests)/[\w/]+\.py)`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.conformance.cases import read_cases
-from simulator.conformance.compare import conform
-from simulator.conformance.replay import Replay
+from conformance.cases import read_cases
+from conformance.compare import conform
+from conformance.replay import Replay
 from simulator.scenario.load import check_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError

@@ -6,6 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+ABOVE = (
+    "calibration",
+    "conformance",
+    "deploy",
+    "gpu_backend",
+    "headway_sglang",
+    "headway_vllm",
+    "twin",
+)
+"""The packages that stand on the simulator."""
 
 
 def floors() -> list[str]:
@@ -24,8 +34,7 @@ def summary(path: Path) -> str:
 
 def lines() -> Iterator[str]:
     """Yield the lines of the page."""
-    top = ["calibration", "gpu_backend", "headway_sglang", "headway_vllm"]
-    for folder in [*top, *(f"simulator/{name}" for name in floors())]:
+    for folder in [*ABOVE, *(f"simulator/{name}" for name in floors())]:
         package = ROOT / folder
         yield f"## {folder}\n\n{summary(package / '__init__.py')}\n"
         for path in sorted(package.rglob("*.py")):

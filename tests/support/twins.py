@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 
 from simulator.scenario.load import load_scenario
-from simulator.views.http.server import ServeOptions, Server, token_counter
 from tests.support.commands import ROOT
+from twin.server import ServeOptions, Server, token_counter
 
 Play = Callable[[aiohttp.ClientSession, Server], Awaitable[None]]
 

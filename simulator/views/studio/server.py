@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from simulator.scenario.load import load_scenario
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.views.html.page import frame, read_asset
-from simulator.views.http.responses import web
 from simulator.views.studio.knobs import Knob, knobs_of, overrides
 from simulator.views.studio.worker import Job, Worker
+
+need_package("studio", "serve", "aiohttp")
+from aiohttp import web  # noqa: E402
 
 HOST = "127.0.0.1"  # and no other: who reaches the page may have this machine compute
 MOST_BYTES = 32 * 2**20  # of a trace

@@ -1,0 +1,469 @@
+"""A scenario's fleet as files that deploy the like: Kubernetes, Helm values, scaling, a router.
+
+The manifests are Kubernetes' own (apps/v1, v1, autoscaling/v2) and KEDA's (keda.sh/v1alpha1, 2.x).
+The values are those of the charts vllm-stack 0.1.9 (vLLM production-stack, `helm/values.yaml`) and
+llm-d-modelservice 0.4.0 (`values.yaml`), the router's options those of production-stack's
+`vllm_router/parsers/parser.py`, all read in 2026. Metrics have vLLM's names.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.endpoint_picker import endpoint_picker
+from simulator.cluster.config import AutoscalingConfig
+from simulator.models.gpus import GIB, find_gpu
+from simulator.models.load import load_model
+from simulator.scenario.engines import release_of
+from simulator.scenario.scenario import Scenario
+from simulator.schedulers.vllm.rules import NEWEST, write_release
+from simulator.util.files import write_together
+from simulator.views.vllm_serve import (
+    environment,
+    remarks,
+    serve_command,
+    serve_options,
+    warn_of_lost_policies,
+)
+
+IMAGE, ROCM_IMAGE = "vllm/vllm-openai", "vllm/vllm-openai-rocm"
+PORT = 8000
+NIXL_PORT = 5600  # VLLM_NIXL_SIDE_CHANNEL_PORT
+PROBE_PERIOD = 10  # s
+LONGEST_PERIOD, LONGEST_STABILIZATION = 1800, 3600  # s, that a HorizontalPodAutoscaler takes
+LEAST_STARTUP = 600  # s that a server may take until it is healthy
+SHM = {"name": "shm", "emptyDir": {"medium": "Memory"}}  # for NCCL between the GPUs of a server
+PRODUCTS = {
+    "A100-40GB": "NVIDIA-A100-SXM4-40GB",
+    "A100-80GB": "NVIDIA-A100-SXM4-80GB",
+    "A100-80GB-PCIe": "NVIDIA-A100-80GB-PCIe",
+    "H100-80GB": "NVIDIA-H100-80GB-HBM3",
+    "H100-PCIe": "NVIDIA-H100-PCIe",
+    "H100-NVL": "NVIDIA-H100-NVL",
+    "H200": "NVIDIA-H200",
+    "H200-NVL": "NVIDIA-H200-NVL",
+    "GH200": "NVIDIA-GH200-480GB",
+    "H20": "NVIDIA-H20",
+    "B200": "NVIDIA-B200",
+    "B300": "NVIDIA-B300-SXM6-AC",
+    "GB200": "NVIDIA-GB200",
+    "GB300": "NVIDIA-GB300",
+    "A10G": "NVIDIA-A10G",
+    "A6000": "NVIDIA-RTX-A6000",
+    "L4": "NVIDIA-L4",
+    "L40": "NVIDIA-L40",
+    "L40S": "NVIDIA-L40S",
+    "RTX-4090": "NVIDIA-GeForce-RTX-4090",
+    "RTX-5090": "NVIDIA-GeForce-RTX-5090",
+    "RTX-PRO-6000": "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
+}
+"""Values of the node label nvidia.com/gpu.product (NVIDIA's gpu-feature-discovery)."""
+METRICS = {"queue_depth": "vllm:num_requests_waiting", "kv_usage": "vllm:kv_cache_usage_perc"}
+"""What vLLM V1 exports of that by which a fleet is scaled."""
+ROUTINGS = {
+    "round_robin": "roundrobin",
+    "session_affinity": "session",
+    "prefix_aware": "prefixaware",
+}
+"""The routers that vLLM's production-stack has, too."""
+
+CHART_OPTIONS = ("--enable-prefix-caching", "--enable-chunked-prefill", "--tensor-parallel-size")
+"""Options of vLLM that production-stack writes by keys of its own."""
+
+SESSION_KEY = "x-session-id"
+
+Manifest = dict[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class Group:
+    """Replicas that are alike."""
+
+    name: str  # of its Deployment and Service
+    scenario: Scenario
+    replicas: int
+    kv_role: str | None
+    scaling: AutoscalingConfig | None
+
+    @property
+    def options(self) -> list[str]:
+        """What follows `vllm serve MODEL`."""
+        return serve_options(self.scenario, self.kv_role)
+
+    @property
+    def gpus(self) -> Manifest:
+        """What a container asks for."""
+        resource = "amd.com/gpu" if self.is_amd else "nvidia.com/gpu"
+        count = str(self.scenario.gpu.count)
+        return {"limits": {resource: count}, "requests": {resource: count}}
+
+    @property
+    def is_amd(self) -> bool:
+        return find_gpu(self.scenario.gpu.name).name.startswith("MI")
+
+    @property
+    def image(self) -> str:
+        return ROCM_IMAGE if self.is_amd else IMAGE
+
+    @property
+    def tag(self) -> str:
+        """Of the image: the release whose rules were simulated."""
+        return f"v{write_release(release_of(self.scenario.engine) or (*NEWEST, 0))}"
+
+    @property
+    def product(self) -> str | None:
+        """Value of the label of its nodes; None: nobody knows."""
+        return PRODUCTS.get(find_gpu(self.scenario.gpu.name).name)
+
+
+def groups_of(scenario: Scenario) -> list[Group]:
+    """Give the groups that have replicas, or may have them."""
+    base, cluster = _plain_name(scenario.name), scenario.cluster
+    if cluster is None:
+        return [Group(base, scenario, 1, None, None)]
+    kinds, scaling = cluster.replica_groups, cluster.autoscaling
+    found = []
+    for name, kind in kinds.items():
+        if not cluster.max_replicas(name):
+            continue
+        mine = scaling if scaling is not None and scaling.group in (None, name) else None
+        label = base if len(kinds) == 1 else f"{base}-{_plain_name(name)}"
+        count = kind.replicas if mine is None else max(kind.replicas, mine.min_replicas)
+        found.append(Group(label, scenario.of_group(name), count, kind.kv_role, mine))
+    return found
+
+
+def _plain_name(name: str) -> str:
+    """Make a name one that Kubernetes takes (RFC 1123), short enough for what charts add."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:24].strip("-") or "vllm"
+
+
+def write_deployment(scenario: Scenario, folder: Path) -> list[Path]:
+    """Write all files that a scenario gives rise to; all or none.
+
+    Warns of an engine that is not vLLM, and of a policy that vLLM cannot have.
+    """
+    warn_of_lost_policies(scenario)
+    return write_together(folder, deployment(scenario))
+
+
+def deployment(scenario: Scenario) -> Mapping[str, bytes]:
+    """Give the files, by name."""
+    groups = groups_of(scenario)
+    texts = {
+        "vllm_serve.sh": serve_command(scenario),
+        "kubernetes.yaml": _kubernetes(groups),
+        "production-stack-values.yaml": _production_stack(scenario, groups),
+        "router.sh": _router_command(scenario, groups),
+        **_llm_d(groups),
+    }
+    if scenario.cluster is not None:
+        config, notes = endpoint_picker(scenario)
+        head = "for the endpoint picker: --configFile THIS, or pluginsCustomConfig of the chart"
+        texts["llm-d-epp.yaml"] = _document(config, f"{head} inferencepool", *notes)
+    return {name: text.encode() for name, text in (texts | _scaling(groups)).items()}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what is there twice twice: Helm and people read no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _document(value: Manifest, *remarks: str) -> str:
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=100)
+    return "".join(f"# {line}\n" for line in remarks) + text
+
+
+def _manifest(api: str, kind: str, about: Manifest, spec: Manifest) -> Manifest:
+    return {"apiVersion": api, "kind": kind, "metadata": about, "spec": spec}
+
+
+def _remarks(group: Group) -> list[str]:
+    """Say what must be seen to, and what vLLM cannot have as simulated."""
+    lines = []
+    if "/" not in group.scenario.model:
+        lines.append(f"{group.scenario.model}: put its name on Hugging Face here, or its folder")
+    lines += remarks(group.scenario)
+    if group.product is None:
+        lines.append(f"{group.scenario.gpu.name}: add a nodeSelector for it")
+    return lines
+
+
+# Kubernetes
+
+
+def _kubernetes(groups: list[Group]) -> str:
+    """Write a Deployment and a Service for each group."""
+    parts = []
+    for group in groups:
+        labels = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": group.name}
+        labels |= {"model": group.name}  # by which production-stack's router tells groups apart
+        about = {"name": group.name, "labels": labels}
+        spec: Manifest = {"selector": {"matchLabels": labels}}
+        if group.scaling is None:  # else the autoscaler decides
+            spec = {"replicas": group.replicas, **spec}
+        spec["template"] = {"metadata": {"labels": labels}, "spec": _pod(group)}
+        ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
+        server = _manifest("apps/v1", "Deployment", about, spec)
+        service = _manifest("v1", "Service", about, {"selector": labels, "ports": ports})
+        parts += [_document(server, *_remarks(group)), _document(service)]
+    return "---\n".join(parts)
+
+
+def _pod(group: Group) -> Manifest:
+    health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": PROBE_PERIOD}
+    longest = max(LEAST_STARTUP, 2 * group.scaling.startup_delay if group.scaling else 0)
+    container: Manifest = {
+        "name": "vllm",
+        "image": f"{group.image}:{group.tag}",
+        "args": [group.scenario.model, *group.options],
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "env": _environment(group),
+        "resources": group.gpus,
+        "startupProbe": health | {"failureThreshold": ceil(longest / PROBE_PERIOD)},
+        "readinessProbe": health,
+        "volumeMounts": [{"name": SHM["name"], "mountPath": "/dev/shm"}],
+    }
+    pod: Manifest = {"containers": [container], "volumes": [SHM]}
+    if group.product is not None:
+        pod["nodeSelector"] = {"nvidia.com/gpu.product": group.product}
+    return pod
+
+
+def _environment(group: Group) -> list[Manifest]:
+    """Give the token for models not for everybody, the policy, and where KV caches are fetched."""
+    token = {"name": "hf-token", "key": "token", "optional": True}
+    found: list[Manifest] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}]
+    found += [{"name": name, "value": value} for name, value in environment(group.scenario).items()]
+    if group.kv_role is not None:
+        address = {"fieldRef": {"fieldPath": "status.podIP"}}
+        found += [
+            {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address},
+            {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
+        ]
+    return found
+
+
+# Scaling
+
+
+def _scaling(groups: list[Group]) -> dict[str, str]:
+    """Write a HorizontalPodAutoscaler and the same for KEDA, where a group scales."""
+    found = next(((group, group.scaling) for group in groups if group.scaling is not None), None)
+    if found is None:
+        return {}
+    group, scaling = found
+    metric = METRICS.get(scaling.metric)
+    if metric is None:
+        what = f"# {scaling.metric}: vLLM exports no such metric; scale by another\n"
+        return {"hpa.yaml": what}
+    # Kubernetes' own rule for growth, which is simulated, and the pause before shrinking.
+    interval = max(1, round(scaling.interval))
+    period = {"periodSeconds": min(interval, LONGEST_PERIOD)}
+    grow = [{"type": "Percent", "value": 100, **period}, {"type": "Pods", "value": 4, **period}]
+    pause = min(round(scaling.cooldown), LONGEST_STABILIZATION)
+    behavior = {
+        "scaleUp": {"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "policies": grow},
+        "scaleDown": {"stabilizationWindowSeconds": pause},
+    }
+    about = {"name": group.name}
+    server = {"apiVersion": "apps/v1", "kind": "Deployment", "name": group.name}
+    value = f"{max(1, round(1000 * scaling.target))}m"
+    pods = {"metric": {"name": metric}, "target": {"type": "AverageValue", "averageValue": value}}
+    autoscaler: Manifest = {
+        "scaleTargetRef": server,
+        "minReplicas": scaling.min_replicas,
+        "maxReplicas": scaling.max_replicas,
+        "metrics": [{"type": "Pods", "pods": pods}],
+        "behavior": behavior,
+    }
+    query = {
+        "serverAddress": "http://prometheus-operated.monitoring.svc:9090",
+        "query": f'sum({metric}{{pod=~"{group.name}-.*"}})',
+        "threshold": f"{scaling.target:g}",
+    }
+    scaled_object: Manifest = {
+        "scaleTargetRef": server,
+        "minReplicaCount": scaling.min_replicas,
+        "maxReplicaCount": scaling.max_replicas,
+        "pollingInterval": interval,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
+        "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": query}],
+    }
+    hpa = _document(
+        _manifest("autoscaling/v2", "HorizontalPodAutoscaler", about, autoscaler),
+        "Apply this or keda.yaml, not both. It wants an adapter that serves vLLM's metrics by pod",
+        f"(prometheus-adapter). Simulated: a look every {scaling.interval:g} s.",
+    )
+    keda = _document(
+        _manifest("keda.sh/v1alpha1", "ScaledObject", about, scaled_object),
+        "Apply this or hpa.yaml, not both. serverAddress: your Prometheus, which scrapes the pods.",
+    )
+    return {"hpa.yaml": hpa, "keda.yaml": keda}
+
+
+# Helm charts and the router
+
+
+def _production_stack(scenario: Scenario, groups: list[Group]) -> str:
+    """Write values for vLLM's production-stack."""
+    models = []
+    lines = ["helm install vllm vllm/vllm-stack -f production-stack-values.yaml"]
+    for group in groups:
+        engine = group.scenario.engine
+        flags = {
+            "enablePrefixCaching": engine.enable_prefix_caching,
+            "enableChunkedPrefill": engine.enable_chunked_prefill,
+        }
+        model: Manifest = {
+            "name": group.name,
+            "repository": group.image,
+            "tag": group.tag,
+            "modelURL": group.scenario.model,
+            "replicaCount": group.replicas,
+            "resources": group.gpus,
+            "vllmConfig": {
+                **(flags if engine.follows_vllm else {}),  # else vLLM's own
+                "tensorParallelSize": engine.tensor_parallel_size,
+                "extraArgs": _without(group.options, *CHART_OPTIONS),
+            },
+            "env": _environment(group),
+        }
+        if group.product is not None:
+            match = {"key": "nvidia.com/gpu.product", "operator": "In", "values": [group.product]}
+            model["nodeSelectorTerms"] = [{"matchExpressions": [match]}]
+        models.append(model)
+        lines += _remarks(group)
+        if group.scaling is not None:
+            lines.append(
+                f"{group.name} scales: in hpa.yaml or keda.yaml name RELEASE-{group.name}"
+                "-deployment-vllm"
+            )
+    logic, notes = _routing(scenario)
+    router: Manifest = {"routingLogic": logic}
+    if logic == "session":
+        router["sessionKey"] = SESSION_KEY
+    if labels := _role_options(groups):
+        router["extraArgs"] = labels
+    values = {"servingEngineSpec": {"modelSpec": models}, "routerSpec": router}
+    return _document(values, *dict.fromkeys(lines), *notes)
+
+
+def _without(options: list[str], *names: str) -> list[str]:
+    """Leave options out that a chart writes itself, each with its value, if it has one."""
+    kept, gone = [], False
+    for option in options:
+        if option.startswith("--"):
+            gone = option.replace("--no-", "--") in names
+        if not gone:
+            kept.append(option)
+    return kept
+
+
+def _routing(scenario: Scenario) -> tuple[str, list[str]]:
+    """Find the routing logic of production-stack; say so where it has none as simulated."""
+    cluster = scenario.cluster
+    if cluster is None:
+        return "roundrobin", []
+    if cluster.kv_transfer is not None:
+        return "disaggregated_prefill", ["the router hands prompts on; it chooses in turn"]
+    router = cluster.router_name
+    logic = ROUTINGS.get(router)
+    if logic == "session":
+        return logic, [f"sessions are told apart by the header {SESSION_KEY}"]
+    if logic is not None:
+        return logic, []
+    return "roundrobin", [f"production-stack's router has no {router}: this is roundrobin"]
+
+
+def _router_command(scenario: Scenario, groups: list[Group]) -> str:
+    """Write the command of production-stack's router, for the Services in kubernetes.yaml."""
+    logic, notes = _routing(scenario)
+    words = ["vllm-router", "--port", "8001", "--service-discovery", "k8s"]
+    words += ["--k8s-port", f"{PORT}", "--k8s-label-selector", "app.kubernetes.io/name=vllm"]
+    words += ["--routing-logic", logic]
+    words += ["--session-key", SESSION_KEY] if logic == "session" else []
+    words += _role_options(groups)
+    return "".join(f"# {line}\n" for line in notes) + shlex.join(words) + "\n"
+
+
+def _role_options(groups: list[Group]) -> list[str]:
+    """Tell the router who prefills and who decodes."""
+    words = []
+    for role, option in (("kv_producer", "prefill"), ("kv_consumer", "decode")):
+        names = [group.name for group in groups if group.kv_role == role]
+        if names:
+            words += [f"--{option}-model-labels", ",".join(names)]
+    return words
+
+
+def _llm_d(groups: list[Group]) -> dict[str, str]:
+    """Write values for llm-d's chart: a prefill and a decode group together, others one by one."""
+    producers = [group for group in groups if group.kv_role == "kv_producer"]
+    consumers = [group for group in groups if group.kv_role == "kv_consumer"]
+    if not producers:
+        names = [f"-{group.name}" if len(groups) > 1 else "" for group in groups]
+        values = [_llm_d_values(group, None, []) for group in groups]
+        return {f"llm-d-values{name}.yaml": text for name, text in zip(names, values, strict=True)}
+    others = [group.name for group in (*producers[1:], *consumers[1:])]
+    notes = [f"the chart has one prefill and one decode group: {', '.join(others)} left out"]
+    pair = _llm_d_values(consumers[0], producers[0], notes if others else [])
+    return {"llm-d-values.yaml": pair}
+
+
+def _llm_d_values(decode: Group, prefill: Group | None, notes: list[str]) -> str:
+    model = decode.scenario.model
+    spec = load_model(model, decode.scenario.folder)
+    weights = spec.weight_bytes(decode.scenario.engine.weight_dtype)
+    values: Manifest = {
+        "modelArtifacts": {
+            "name": model,
+            "uri": f"hf://{model}",
+            "size": f"{ceil(1.25 * weights / GIB)}Gi",
+            "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": decode.name},
+        },
+        "routing": {"servicePort": PORT, "proxy": {"enabled": prefill is not None}},
+        "decode": _llm_d_part(decode),
+        "prefill": {"create": False} if prefill is None else _llm_d_part(prefill),
+    }
+    lines = [f"helm install {decode.name} llm-d-modelservice/llm-d-modelservice -f THIS"]
+    lines += dict.fromkeys([*_remarks(decode), *(_remarks(prefill) if prefill else [])])
+    return _document(values, *lines, *notes)
+
+
+def _llm_d_part(group: Group) -> Manifest:
+    engine = group.scenario.engine
+    part: Manifest = {
+        "create": True,
+        "replicas": group.replicas,
+        # The chart asks for tensor x dataLocal GPUs, and tells vLLM of both.
+        "parallelism": {
+            "tensor": engine.tensor_parallel_size,
+            "data": engine.data_parallel_size,
+            "dataLocal": engine.data_parallel_size,
+        },
+        "containers": [
+            {
+                "name": "vllm",
+                "image": f"{group.image}:{group.tag}",
+                "modelCommand": "vllmServe",
+                "args": _without(group.options, "--tensor-parallel-size", "--data-parallel-size"),
+                "env": _environment(group),
+                "mountModelVolume": True,
+            }
+        ],
+    }
+    if group.product is not None:
+        part["acceleratorTypes"] = {
+            "labelKey": "nvidia.com/gpu.product",
+            "labelValues": [group.product],
+        }
+    return part

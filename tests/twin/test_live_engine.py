@@ -1,0 +1,213 @@
+"""What comes over HTTP is a simulation: the same arrivals, played again, give the same run."""
+
+import asyncio
+import gc
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from simulator import run
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+from twin.live_engine import LiveEngine, Stream
+from twin.live_metrics import LiveMetrics
+
+pytest.importorskip("aiohttp")
+
+SPEED = 50.0
+ENGINES = {
+    "vllm": [],
+    "asynchronous": ["engine.async_scheduling=true", "engine.enable_prefix_caching=true"],
+    "few blocks": ["engine.num_gpu_blocks_override=80", "engine.max_model_len=1200"],
+    "few blocks, asynchronous": [
+        *("engine.num_gpu_blocks_override=80", "engine.max_model_len=1200"),
+        "engine.async_scheduling=true",
+    ],
+    "srpt": ["engine.scheduling_policy=srpt", "predictor={kind: noisy, sigma: 0.5}"],
+    "static": ["engine={name: hf, max_num_seqs: 8}"],
+    "sglang": ["engine={name: sglang}"],
+    "tgi": ["engine={name: tgi}"],
+    "fleet": ["cluster={replicas: 3, router: least_outstanding}"],
+}
+
+
+async def send(
+    engine: LiveEngine, count: int, gap: float = 0.2, hang_ups: int = 0
+) -> list[tuple[str, bool]]:
+    """Send requests, `gap` s apart; give how each ended, and whether every token was told.
+
+    The clients of the first `hang_ups` hang up after a while.
+    """
+    random = np.random.default_rng(7)
+    ended: list[tuple[str, bool]] = []
+    told = [0] * count
+
+    def hang_up(stream: Stream) -> None:
+        if stream.request.id in engine.streams:
+            assert engine.cancel(stream)
+            ended.append(("abort", True))
+
+    def ask(number: int) -> None:
+        def tokens(new: int, total: int) -> None:
+            told[number] += new
+            assert told[number] == total
+
+        length = int(random.integers(1, 60))
+        prompt = int(random.integers(10, 900))
+        segments = ((number % 3, min(prompt, 200)), *(((number, prompt - 200),) * (prompt > 200)))
+        stream = engine.submit(
+            prompt,
+            length,
+            tokens,
+            lambda request, why: ended.append((why, told[number] == request.generated)),
+            max_tokens=40,
+            segments=segments,
+        )
+        if number < hang_ups:
+            asyncio.get_running_loop().call_later(random.random() / SPEED, hang_up, stream)
+
+    clock = asyncio.create_task(engine.clock.run())
+    for number in range(count):
+        if gap:
+            await asyncio.sleep(random.exponential(gap / SPEED))
+        ask(number)
+    async with asyncio.timeout(60):
+        while len(ended) < count:
+            await asyncio.sleep(0.005)
+            if clock.done():
+                clock.result()
+    clock.cancel()
+    return ended
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_served_run_is_the_simulation_of_its_arrivals(name: str) -> None:
+    scenario = load_scenario("demo", ENGINES[name])
+
+    async def play() -> tuple[LiveEngine, list[tuple[str, bool]]]:
+        engine = LiveEngine(scenario, SPEED)
+        return engine, await send(engine, 40, 0.0 if "few" in name else 0.2)
+
+    engine, ended = asyncio.run(play())
+    assert len(ended) == 40
+    assert all(whole for _, whole in ended)
+    assert {why for why, _ in ended} == {"stop", "length"}
+    served = engine.result()
+    again = run(scenario, workload=served.workload)
+    for column in ("arrival", "queue_time", "ttft", "e2el", "output_tokens", "preemptions"):
+        assert served.requests[column].equals(again.requests[column]), column
+    if "few blocks" in name:
+        assert served.requests.preemptions.sum() > 0
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_clients_that_hang_up_do_so_again_in_the_simulation(name: str) -> None:
+    scenario = load_scenario("demo", ENGINES[name])
+
+    async def play() -> tuple[LiveEngine, list[tuple[str, bool]]]:
+        engine = LiveEngine(scenario, SPEED)
+        return engine, await send(engine, 30, 0.02, hang_ups=15)
+
+    engine, ended = asyncio.run(play())
+    assert any(why == "abort" for why, _ in ended)
+    served = engine.result()
+    assert (served.requests.finish_reason == "unfinished").any()
+    again = run(scenario, workload=served.workload)
+    for column in ("arrival", "queue_time", "ttft", "e2el", "output_tokens", "finish_reason"):
+        assert served.requests[column].equals(again.requests[column]), column
+    assert [log.step_rows for log in served.logs] == [
+        log.step_rows for log in run(scenario, workload=served.workload, stepwise=True).logs
+    ]
+
+
+def test_who_hangs_up_leaves_and_is_told_as_unfinished() -> None:
+    scenario = load_scenario("demo", ["engine.max_num_seqs=1"])
+
+    async def play() -> None:
+        engine = LiveEngine(scenario, SPEED)
+        clock = asyncio.create_task(engine.clock.run())
+        ends: list[str] = []
+
+        def ask(length: int) -> Stream:
+            return engine.submit(100, length, _ignore, lambda _, why: ends.append(why))
+
+        long, short = ask(5000), ask(3)
+        await asyncio.sleep(1 / SPEED)
+        assert engine.cancel(long)
+        async with asyncio.timeout(20):
+            while not ends:
+                await asyncio.sleep(0.005)
+        clock.cancel()
+        assert ends == ["stop"]
+        assert short.told == 3
+        assert engine.cores[0].used == 0
+        requests = engine.result().requests
+        assert [*requests.finish_reason] == ["unfinished", "stop"]
+
+    asyncio.run(play())
+
+
+def test_memory_does_not_grow_with_the_requests_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twin.live_engine.KEPT", 10)
+
+    async def play() -> LiveEngine:
+        engine = LiveEngine(load_scenario("demo"), SPEED)
+        await send(engine, 50)
+        return engine
+
+    engine = asyncio.run(play())
+    assert len(engine.cores[0].log.requests) < 20
+    result = engine.result()
+    assert 10 <= len(result.workload) < 20
+    assert result.summary()["completed"] == len(result.workload)
+    assert (result.requests.e2el > 0).all()
+
+
+@pytest.mark.parametrize("overrides", [[], ["cluster={replicas: 2, router: least_outstanding}"]])
+def test_a_server_takes_no_more_memory_however_long_it_serves(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    """1,500 more requests leave nothing behind, where 100 are kept for the report."""
+    monkeypatch.setattr("twin.live_engine.KEPT", 100)
+    monkeypatch.setattr("twin.clock.KEPT", 100)
+    engine = LiveEngine(load_scenario("demo", overrides), 1000.0)
+    LiveMetrics(engine, "m")
+
+    async def play(count: int) -> int:
+        ended: list[str] = []
+        clock = asyncio.create_task(engine.clock.run())
+        for number in range(count):
+            segments = ((engine.next_id, 50),)
+            engine.submit(
+                50, 8, _ignore, lambda _, why: ended.append(why), max_tokens=8, segments=segments
+            )
+            while number - len(ended) > 50:
+                await asyncio.sleep(0.001)
+        while len(ended) < count:
+            await asyncio.sleep(0.001)
+        clock.cancel()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    asyncio.run(play(500))
+    tracemalloc.start()
+    try:
+        first, last = asyncio.run(play(1500)), asyncio.run(play(1500))
+    finally:
+        tracemalloc.stop()
+    assert last - first < 300_000  # bytes, of 100 to 200 requests; all take 1,600,000
+
+
+def test_stages_are_refused() -> None:
+    with pytest.raises(HeadwayError, match="pipeline_parallel_size"):
+        LiveEngine(load_scenario("demo", ["engine.pipeline_parallel_size=2"]))
+
+
+def test_prefill_and_decode_apart_are_refused() -> None:
+    with pytest.raises(HeadwayError, match="apart"):
+        LiveEngine(load_scenario("what-if/disaggregation"))
+
+
+def _ignore(*_: object) -> None:
+    """Tokens that nobody reads."""

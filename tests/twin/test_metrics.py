@@ -1,0 +1,133 @@
+"""/metrics and /report of a server: vLLM's families, and what was served."""
+
+import asyncio
+import time
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytest.importorskip("aiohttp")
+
+from aiohttp import ClientSession
+
+from tests.support.twins import served_by
+from twin.server import Server
+
+PROMPT = " ".join(f"word{number}" for number in range(100))
+
+
+def test_metrics_count_what_was_served() -> None:
+    began = time.time()
+
+    async def play(client: ClientSession, server: Server) -> None:
+        bodies = [{"prompt": PROMPT, "max_tokens": 3 + k, "ignore_eos": True} for k in range(5)]
+        await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+        text = await (await client.get("/metrics")).text()
+        families = {one.name: one for one in text_string_to_metric_families(text)}
+
+        def value(family: str, name: str, **labels: str) -> float:
+            (found,) = [
+                sample.value
+                for sample in families[family].samples
+                if sample.name == name and labels.items() <= sample.labels.items()
+            ]
+            return found
+
+        assert value("vllm:generation_tokens", "vllm:generation_tokens_total") == 3 + 4 + 5 + 6 + 7
+        started = value("process_start_time_seconds", "process_start_time_seconds")
+        assert began - 1e-3 <= started <= time.time()
+        assert value("vllm:prompt_tokens", "vllm:prompt_tokens_total") == 500
+        ended = "vllm:request_success", "vllm:request_success_total"
+        assert value(*ended, finished_reason="length") == 5
+        ttft, e2e = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"
+        summary = server.result().summary()
+        assert value(ttft, f"{ttft}_sum") == pytest.approx(5e-3 * summary["mean_ttft_ms"])
+        assert value(e2e, f"{e2e}_sum") == pytest.approx(5e-3 * summary["mean_e2el_ms"])
+        itl = "vllm:inter_token_latency_seconds"
+        assert value(itl, f"{itl}_count") == 20
+        assert value(itl, f"{itl}_sum") == pytest.approx(20e-3 * summary["mean_itl_ms"])
+        assert value("vllm:num_requests_running", "vllm:num_requests_running") == 0
+
+    served_by(play)
+
+
+LABELS = {
+    "num_requests_waiting_by_reason": ("reason", "capacity deferred"),
+    "engine_sleep_state": ("sleep_state", "awake weights_offloaded discard_all"),
+    "prompt_tokens_by_source": ("source", "local_compute local_cache_hit external_kv_transfer"),
+    "prompt_tokens_cached_by_source": ("source", "device host p2p disk external_unspecified"),
+    "request_success": ("finished_reason", "stop length abort error repetition"),
+    "admission_rejections": ("reason", "max_num_queued_reqs max_num_queued_tokens"),
+}
+"""Of vLLM 0.33 (v1/metrics/loggers.py): families with a label of their own, and its values."""
+
+
+def test_metrics_have_vllms_families_and_labels() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        body = {"prompt": PROMPT, "max_tokens": 9, "ignore_eos": True}
+        for _ in range(2):
+            await (await client.post("/v1/completions", json=body)).read()
+        text = await (await client.get("/metrics")).text()
+        found = {one.name: one.samples for one in text_string_to_metric_families(text)}
+        for name, (label, values) in LABELS.items():
+            samples = found[f"vllm:{name}"]
+            assert [one.labels[label] for one in samples] == values.split()
+            assert all(one.labels["model_name"] == "llama-3-8b" for one in samples)
+
+        def total(name: str, **labels: str) -> float:
+            rows = (one for samples in found.values() for one in samples)
+            return sum(
+                one.value
+                for one in rows
+                if one.name == f"vllm:{name}" and labels.items() <= one.labels.items()
+            )
+
+        # The second prompt is the first one, and all its full blocks but the last token's are held.
+        assert total("prompt_tokens_cached_total") == 96
+        assert total("prompt_tokens_by_source_total", source="local_compute") == 104
+        assert total("prompt_tokens_cached_by_source_total", source="device") == 96
+        assert total("request_prefill_kv_computed_tokens_sum") == 104
+        assert total("request_params_max_tokens_sum") == 18
+        assert total("request_max_num_generation_tokens_sum") == 18
+        assert total("request_params_n_count") == total("request_num_preemptions_count") == 2
+        assert total("engine_sleep_state", sleep_state="awake") == 1
+        assert "vllm:spec_decode_num_drafts" not in found
+
+    served_by(play, "engine.enable_prefix_caching=true")
+
+
+def test_metrics_tell_of_drafts() -> None:
+    """Each step of a decode drafts 3 tokens; what comes out beyond one a step was accepted."""
+
+    async def play(client: ClientSession, server: Server) -> None:
+        body = {"prompt": PROMPT, "max_tokens": 100, "ignore_eos": True}
+        await (await client.post("/v1/completions", json=body)).read()
+        text = await (await client.get("/metrics")).text()
+        found = {one.name: one.samples for one in text_string_to_metric_families(text)}
+        drafts, tokens, accepted = (
+            found[f"vllm:spec_decode_num_{name}"][0].value
+            for name in ("drafts", "draft_tokens", "accepted_tokens")
+        )
+        assert 3 * (drafts - 1) <= tokens <= 3 * drafts
+        assert 1 + drafts + accepted == 100
+        assert 0 < accepted < tokens
+
+    config = "{method: ngram, num_speculative_tokens: 3, acceptance: 0.6}"
+    served_by(play, "engine={name: vllm}", f"engine.speculative_config={config}")
+
+
+def test_the_report_is_of_the_run_so_far() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        assert (await client.get("/report")).status == 404
+        await client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+        report = await (await client.get("/report")).json()
+        assert report["completed"] == 1
+        assert report["served"]["speed"] == 50
+        page = await client.get("/report", headers={"Accept": "text/html"})
+        assert "<!doctype html>" in await page.text()
+        model = (await (await client.get("/v1/models")).json())["data"][0]
+        assert (model["id"], model["max_model_len"]) == ("llama-3-8b", 8192)
+        for path in ("/health", "/ping", "/version"):
+            assert (await client.get(path)).status == 200
+
+    served_by(play)

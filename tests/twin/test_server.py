@@ -1,0 +1,336 @@
+"""A scenario behind HTTP: OpenAI's words, vLLM's metrics, and clients that behave badly."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("aiohttp")
+
+from aiohttp import ClientSession
+
+from simulator import run
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+from tests.support.twins import events, served_by
+from twin.openai import BadRequestError, read_body
+from twin.server import Server
+from twin.tokenizers import BpeTokens, SplitAtSpaces, train
+
+JSON = {"Content-Type": "application/json"}
+PROMPT = " ".join(f"word{number}" for number in range(100))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    assert train(folder, 1500) == 1500
+    return folder
+
+
+def test_a_completion_has_as_many_tokens_as_were_asked_for(tokenizer: Path) -> None:
+    counter = BpeTokens(tokenizer)
+
+    async def play(client: ClientSession, _: Server) -> None:
+        body = {"prompt": PROMPT, "max_tokens": 30, "ignore_eos": True}
+        answer = await (await client.post("/v1/completions", json=body)).json()
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "length"
+        assert len(counter.encode(choice["text"])) == 30
+        asked = len(counter.encode(PROMPT))
+        assert answer["usage"] == {
+            "prompt_tokens": asked,
+            "total_tokens": asked + 30,
+            "completion_tokens": 30,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+        found = await (await client.post("/tokenize", json={"prompt": PROMPT})).json()
+        assert found["count"] == asked
+        assert found["tokens"] == counter.encode(PROMPT)
+
+    served_by(play, tokenizer=tokenizer)
+
+
+def test_a_stream_has_a_chunk_for_each_token_and_usage_at_the_end() -> None:
+    """The chunk of the last token says why it is the last, as vLLM 0.33's does."""
+
+    async def play(client: ClientSession, _: Server) -> None:
+        asked: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "stream": True}
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = asked | {"prompt": PROMPT}
+        plain = await events(await client.post("/v1/completions", json=body))
+        reasons = [one["choices"][0]["finish_reason"] for one in plain]
+        assert reasons == [None] * 11 + ["length"]
+        assert all(one["choices"][0]["text"] and "usage" not in one for one in plain)
+
+        parts = [{"type": "text", "text": PROMPT}]
+        body = asked | {"messages": [{"role": "user", "content": parts}]}
+        body |= {"stream_options": options}
+        response = await client.post("/v1/chat/completions", json=body)
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        first, *chunks, usage = await events(response)
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert [one["choices"][0]["finish_reason"] for one in chunks] == reasons
+        assert all(len(one["choices"][0]["delta"]["content"].split()) == 1 for one in chunks)
+        counted = [one["usage"]["completion_tokens"] for one in (first, *chunks)]
+        assert counted == [*range(13)]
+        assert usage["choices"] == []
+        assert usage["usage"]["prompt_tokens"] == 100
+
+        # An answer that ends by itself; usage in each chunk is only beside usage at the end.
+        body = {"prompt": PROMPT, "max_tokens": 4000, "stream": True}
+        body |= {"stream_options": {"continuous_usage_stats": True}}
+        *some, last = await events(await client.post("/v1/completions", json=body))
+        assert last["choices"][0]["finish_reason"] == "stop"
+        assert not any("usage" in one for one in (*some, last))
+
+    served_by(play)
+
+
+def test_an_answer_bears_the_clients_id() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for head, key in (({}, "a@@b"), ({"X-Request-Id": "mine"}, "mine")):
+            for stream in (False, True):
+                body = {"prompt": PROMPT, "max_tokens": 2, "request_id": "a@@b", "stream": stream}
+                response = await client.post("/v1/completions", json=body, headers=head)
+                found = await events(response) if stream else [await response.json()]
+                assert {one["id"] for one in found} == {f"cmpl-{key}"}
+        assert found[-1]["choices"][0]["stop_reason"] is None
+
+    served_by(play)
+
+
+def test_prompts_of_another_salt_are_not_found_in_the_cache() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        found = []
+        for salt in (None, "a", "b", "a", None):
+            body = {"prompt": PROMPT, "max_tokens": 2, "cache_salt": salt}
+            answer = await (await client.post("/v1/completions", json=body)).json()
+            found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert found == [0, 0, 0, 96, 96]
+
+    served_by(play, "engine.enable_prefix_caching=true")
+
+
+def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        found = []
+        for prompt in (PROMPT, PROMPT + " and more", "other " + PROMPT):
+            body = {"prompt": prompt, "max_tokens": 2}
+            answer = await (await client.post("/v1/completions", json=body)).json()
+            found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert found == [0, 96, 0]  # 6 full blocks of 16
+        text = await (await client.get("/metrics")).text()
+        assert 'vllm:prefix_cache_hits_total{model_name="llama-3-8b",engine="0"} 96.0' in text
+
+    served_by(play, "engine.enable_prefix_caching=true")
+
+
+def test_what_is_not_simulated_is_told() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for stream in (True, False):
+            body = {"prompt": PROMPT, "max_tokens": 2, "stop": ["."], "stream": stream}
+            body |= {"logprobs": 3, "temperature": 0.7, "top_p": "0.5", "top_k": 2.0, "seed": None}
+            response = await client.post("/v1/completions", json=body)
+            assert response.headers["X-Headway-Ignored"] == "stop, logprobs"
+        more = {"logit_bias": {"3": 1.0}, "best_of": 2, "skip_special_tokens": False}
+        response = await client.post("/v1/completions", json={"prompt": "a", **more})
+        assert response.headers["X-Headway-Ignored"] == "logit_bias, skip_special_tokens, best_of"
+        body = {"prompt": "a", "return_token_strs": True}
+        response = await client.post("/tokenize", json=body)
+        assert response.headers["X-Headway-Ignored"] == "return_token_strs"
+
+    served_by(play)
+
+
+def test_who_hangs_up_frees_the_engine() -> None:
+    async def play(client: ClientSession, server: Server) -> None:
+        body = {"prompt": PROMPT, "max_tokens": 7000, "ignore_eos": True, "stream": True}
+        response = await client.post("/v1/completions", json=body)
+        await response.content.readany()
+        assert server.engine.streams
+        response.close()
+        while server.engine.streams:
+            await asyncio.sleep(0.01)
+        text = await (await client.get("/metrics")).text()
+        assert 'finished_reason="abort"} 1.0' in text
+
+    served_by(play, speed=1)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "fair"])
+def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
+    """With clients that hang up, prompts that share, priorities and predicted lengths."""
+    overrides = [f"engine.scheduling_policy={policy}", "engine.enable_prefix_caching=true"]
+    if policy == "sjf":
+        overrides.append("predictor={kind: noisy, sigma: 0.5}")
+
+    async def play(client: ClientSession, server: Server) -> None:
+        async def ask(number: int) -> None:
+            body = {"prompt": PROMPT * (1 + number % 3), "max_tokens": 20 + number, "stream": True}
+            body |= {"priority": number % 2, "user": "ab"[number % 2], "ignore_eos": number % 2 > 0}
+            body |= {"vllm_xargs": {"predicted_output_tokens": 5 + number}} if number % 5 else {}
+            if number % 4 == 0:  # it hangs up: long before its end, however busy the machine is
+                body |= {"max_tokens": 6000, "ignore_eos": True}
+            await asyncio.sleep(number * 0.003)
+            response = await client.post("/v1/completions", json=body)
+            if number % 4:
+                await response.read()
+            else:
+                await response.content.readany()
+                response.close()
+
+        await asyncio.gather(*(ask(number) for number in range(24)))
+        text = await (await client.get("/report/requests")).text()
+        assert text.count("\n") == 24
+        assert "served.jsonl" in {path.name for path in server.write(tmp_path)}
+        served.append(server.result())
+
+    served: list[Any] = []
+    served_by(play, *overrides, speed=10)
+    again = run(load_scenario(tmp_path / "replay.yaml"))
+    before, after = served[0].requests, again.requests
+    assert (before.finish_reason == "unfinished").any()
+    assert [*before.finish_reason] == [*after.finish_reason]
+    for column in ("queue_time", "ttft", "e2el", "output_tokens"):
+        assert np.allclose(before[column], after[column], atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[1]", 400, "not a JSON object"),
+        (b"[" * 100_000, 400, "not JSON"),
+        ({"prompt": 3}, 400, "prompt: neither text nor a list of tokens"),
+        ({"prompt": ""}, 400, "prompt: no tokens"),
+        ({"prompt": ["a", "b"]}, 400, "only one at a time"),
+        ({"prompt": "a", "n": 2}, 400, "n: only 1"),
+        ({"prompt": "a", "model": "gpt"}, 404, "`gpt` does not exist"),
+        ({"prompt": "a", "n": 0}, 400, "n must be at least 1, got 0."),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
+        ({"prompt": "a", "max_tokens": 2.5}, 400, "max_tokens: 2.5 is not"),
+        ({"prompt": "a", "temperature": -4}, 400, "temperature must be non-negative, got -4.0."),
+        ({"prompt": "a", "temperature": 2.0000001}, 400, "temperature must be in [0, 2]"),
+        ({"prompt": "a", "temperature": math.nan}, 400, "temperature must be in [0, 2], got nan."),
+        ({"prompt": "a", "temperature": [1]}, 400, "temperature: [1] is not a number"),
+        ({"prompt": "a", "top_p": 0}, 400, "top_p must be in (0, 1], got 0."),
+        ({"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty must be in [-2, 2]"),
+        ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty must be in (0, inf)"),
+        ({"prompt": "a", "min_p": 1.1}, 400, "min_p must be in [0, 1], got 1.1."),
+        ({"prompt": "a", "top_k": -2}, 400, "top_k must be at least -1, got -2."),
+        ({"prompt": "a", "logprobs": 21}, 400, "logprobs must be at most 20, got 21."),
+        ({"prompt": "a", "stream": "yes"}, 400, 'stream: "yes" is not true or false'),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "when `stream=True`"),
+        ({"prompt": "a", "max_tokens": 8192}, 400, "is too large: 8192"),
+        ({"prompt": "a", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens must be"),
+        ({"prompt": [1] * 9000}, 400, "maximum context length is 8192 tokens"),
+        ({"prompt": "a", "user": "\ud800"}, 400, "user: not a name"),
+        ({"prompt": "a", "user": {"id": 1}}, 400, "user: not a name"),
+        ({"prompt": [5, -1]}, 400, "Token id -1 is out of vocabulary"),
+        ({"prompt": [[5, 128256]]}, 400, "Token id 128256 is out of vocabulary"),
+        ({"prompt": "a", "request_id": 3}, 400, "request_id: 3 is not text"),
+        ({"prompt": "a", "cache_salt": ""}, 400, "must be a non-empty string"),
+        ({"prompt": "a", "stream_options": 3}, 400, "stream_options: not an object"),
+        ({"prompt": "a", "vllm_xargs": []}, 400, "vllm_xargs: not an object"),
+        ({"prompt": "a" * 17_000_000}, 413, "more than"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_vllms_form(body: object, status: int, told: str) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        response = await client.post("/v1/completions", data=data, headers=JSON)
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (status, status)
+        assert told in error["message"]
+
+    served_by(play)
+
+
+def test_what_vllm_takes_is_taken() -> None:
+    """Bounds that belong to the range, numbers as text, and flags as 1 and 0."""
+    edges = {"temperature": 2, "top_p": 1, "min_p": 0, "presence_penalty": -2, "top_k": -1}
+    for more in (edges, {"temperature": "0.5", "top_k": "3"}, {"temperature": -0.0, "n": 1}):
+        body = {"prompt": "a", "model": "", "stream": 1, "ignore_eos": 0, "logprobs": 0, **more}
+        wanted = read_body(body, False, "m", SplitAtSpaces(), 100)
+        assert (wanted.stream, wanted.ignore_eos, wanted.notes) == (True, False, [])
+
+
+def test_refusals_that_are_not_ours_have_the_same_form() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for method, path, status, told in (
+            ("GET", "/v1/nothing", 404, "Not Found"),
+            ("GET", "/v1/completions", 405, "Method Not Allowed"),
+            ("DELETE", "/metrics", 405, "Method Not Allowed"),
+        ):
+            response = await client.request(method, path)
+            error = (await response.json())["error"]
+            form = {"message": told, "type": told, "param": None, "code": status}
+            assert (response.status, error) == (status, form)
+        for path in ("/v1/completions", "/tokenize"):
+            response = await client.post(path, data='{"prompt": "a"}')
+            assert response.status == 400
+            assert "Only 'application/json'" in (await response.json())["error"]["message"]
+        body = {"messages": [{"content": "a"}]}
+        response = await client.post("/v1/chat/completions", json=body)
+        assert (await response.json())["error"]["message"] == "messages: one has no role"
+        head = {"X-Client": "a" * 257}
+        response = await client.post("/v1/completions", json={"prompt": "a"}, headers=head)
+        assert (await response.json())["error"]["message"].startswith("X-Client: not a name")
+        body = {"prompt": "a", "top_p": 2}
+        response = await client.post("/v1/completions", json=body)
+        assert (await response.json())["error"]["param"] == "top_p"
+
+    served_by(play)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+names = ("prompt", "messages", "max_tokens", "min_tokens", "stream", "stream_options", "priority")
+more = ("n", "user", "stop", "ignore_eos", "vllm_xargs", "max_completion_tokens", "model")
+ranged = ("temperature", "top_p", "top_k", "seed", "logprobs", "top_logprobs")
+
+
+@given(st.dictionaries(st.sampled_from([*names, *more, *ranged]), values), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_any_body_is_understood_or_refused(body: dict[str, object], chat: bool) -> None:
+    try:
+        wanted = read_body(body, chat, "m", SplitAtSpaces(), 100)
+    except BadRequestError:
+        return
+    assert 1 <= len(wanted.tokens) < 100
+    assert 1 <= wanted.max_tokens <= 100 - len(wanted.tokens)
+    assert wanted.min_tokens <= wanted.max_tokens
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for stream in (True, False):
+            body = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": stream}
+            response = await client.post("/v1/completions", json=body)
+            assert response.status == 400
+
+    served_by(play, "engine.num_gpu_blocks_override=7", "engine.max_model_len=200")
+
+
+def test_any_text_has_tokens(tokenizer: Path) -> None:
+    counter = BpeTokens(tokenizer)
+    assert counter.encode("caf\u00e9 \ud800 \x00")
+    assert counter.encode("\ud800") == counter.encode("?")
+
+
+def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="--tokenizer"):
+        BpeTokens(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(HeadwayError, match="--tokenizer"):
+        BpeTokens(tmp_path)

@@ -1,0 +1,38 @@
+"""Answers that are errors, in vLLM's form; and aiohttp, or a line that says how to get it."""
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from simulator.util.environment import need_package
+from twin.openai import BadRequestError, error_body
+
+__all__ = ["error_response", "refusals_in_json", "refuse", "web"]
+
+need_package("serve", "serve", "aiohttp")
+from aiohttp import web  # noqa: E402
+
+
+def error_response(message: str, kind: str, status: int, param: str | None = None) -> web.Response:
+    """Give an error as vLLM words it."""
+    body = error_body(message, kind, status, param)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def refuse(error: BadRequestError) -> web.Response:
+    """Say what of a body is wrong."""
+    return error_response(str(error), error.kind, error.status, error.param)
+
+
+@web.middleware
+async def refusals_in_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Put aiohttp's own refusals (no such address, no such method) in vLLM's form."""
+    try:
+        return await handler(request)
+    except web.HTTPClientError as error:
+        phrase = HTTPStatus(error.status).phrase
+        response = error_response(phrase, phrase, error.status)
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
