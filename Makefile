@@ -67,7 +67,7 @@ $(VENV)/installed-dev: $(VENV)/installed-test
 
 # What can be known of the engine on a GPU without one; with `--all` it takes ten minutes.
 preflight: $(VENV)/installed-test
-	$(BIN)/python -m gpu_backend.preflight
+	$(BIN)/python -m tests.gpu_backend.preflight
 
 clean:
 	rm -rf $(VENV) out

@@ -1,11 +1,9 @@
 """Headway: a discrete-event simulator of continuous-batching schedulers.
 
 Each package may import those below it (`docs/architecture.md` has the order), and nothing outside
-`simulator`. Start with `simulation/run.py`, where all of them meet. `FormerNames` keeps import
-paths working that pages named before.
+`simulator`. Start with `simulation/run.py`, where all of them meet.
 """
 
-from simulator.util.former_names import FormerNames
 from simulator.util.version import __version__ as __version__
 
 TYPE_CHECKING = False  # typing's own costs milliseconds in which Ctrl-C would be a traceback
@@ -45,20 +43,3 @@ def __getattr__(name: str) -> "Any":
 def __dir__() -> list[str]:
     """List the public names."""
     return sorted([*__all__, "__version__"])
-
-
-FormerNames(
-    __name__,
-    {
-        "assemble": "scenario",
-        "async_replica": "engine.pipeline",
-        "blocks": "kv_cache.block_manager",
-        "model": "models.load",
-        "output": "simulation.write",
-        "piecewise": "costs.piecewise",
-        "request": "core.request",
-        "scenario_page": "scenario.reference_page",
-        "scheduler": "schedulers.vllm.scheduler",
-        "traces": "workload.traces",
-    },
-)

@@ -1,5 +1,5 @@
 """Measured runs of real servers: read, replayed in simulation, and compared (docs/accuracy.md).
 
-It may import `simulator`, `calibration.kernel_tables` and the files of `calibration` itself. Start
+It may import `simulator`, `tools.profiles` and the files of `calibration` itself. Start
 with `runs.py`, then `predict.py`.
 """

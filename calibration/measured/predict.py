@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from math import isfinite, prod
 from pathlib import Path
 
-from calibration.kernel_tables.compose import Target
-from calibration.kernel_tables.fit_target import fit_target
-from calibration.kernel_tables.tables import find_gpu_tables
 from calibration.measured.compare import Outcome, compare, compare_gauges, completed_means
 from calibration.measured.engine import (
     assumptions,
@@ -179,7 +177,8 @@ def _predict(
 def with_tables(parts: EngineParts, engine: EngineConfig) -> EngineParts:
     """Compose a profile where none is shipped and HEADWAY_DATA names the tables' folder.
 
-    Warn where there are no tables either: the roofline stays; that of pipeline stages, too.
+    That takes `tools.profiles` of a checkout. Warn where there are no tables either: the roofline
+    stays; that of pipeline stages, too.
     """
     if not parts.cost.name.startswith("roofline") or engine.pipeline_parallel_size > 1:
         return parts
@@ -188,8 +187,9 @@ def with_tables(parts: EngineParts, engine: EngineConfig) -> EngineParts:
     try:
         if not data:
             raise HeadwayError("HEADWAY_DATA names no folder with kernel tables")
-        report = fit_target(Path(data), _target(parts, engine))
-    except HeadwayError as error:
+        compose = import_module("tools.profiles.compose_run").compose_run
+        report = compose(Path(data), parts, engine)
+    except (HeadwayError, ModuleNotFoundError) as error:
         warnings.warn(f"no profile of {name}, and {error}; roofline", HeadwayWarning, stacklevel=2)
         return parts
     kernels = replace(report.cost, name=f"{parts.model.name}, composed", limits=report.limits)
@@ -215,18 +215,6 @@ def with_terms(
         ),
     )
     return replace(parts, cost=changed)
-
-
-def _target(parts: EngineParts, engine: EngineConfig) -> Target:
-    dtype = engine.quantization or "bfloat16"
-    cache = engine.kv_cache_dtype
-    return Target(
-        parts.model,
-        find_gpu_tables(parts.gpu.name),
-        engine.tensor_parallel_size,
-        dtype,
-        "bfloat16" if cache in {"auto", "float16"} else cache,
-    )
 
 
 def _simulate(scenario: Scenario, parts: EngineParts, workload: Workload) -> Result:

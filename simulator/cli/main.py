@@ -43,7 +43,7 @@ VERBS = {
     "completion": "Install completion for bash, zsh or fish.",
     "live": "Run a scenario on a real engine.",
     "calibrate": "Measure what steps take on a device, and fit a cost profile to them.",
-    "profile": "Build cost profiles from kernel tables; list and show those here.",
+    "profile": "List the cost profiles here, and show one.",
     "replay": "Send a scenario's requests to a real server, and measure the answers.",
     "shadow": "Compare a live server with the simulation of its own traffic; 1 where they part.",
     "validate": "Compare a live run, or measured runs of real servers, with their simulation.",

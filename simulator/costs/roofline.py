@@ -5,7 +5,7 @@ GPU's bandwidth and FLOP/s that kernels were measured to reach there, or reach e
 docs/cost-models.md says how far this is from composed profiles.
 
 The shares of the GPUs in `efficiencies.yaml` were fitted to kernel tables by `python -m
-calibration.kernel_tables.fit_efficiencies`. Cards with the chip, or of the family, of one of these
+tools.profiles.fit_efficiencies`. Cards with the chip, or of the family, of one of these
 take its shares; all others those of `USUAL`. GPUs without NVLink pass their sums through the host,
 whose bandwidth does not depend on the card's bus: 12.5 GB/s on the server of RTX PRO 6000s that was
 measured, a fifth of what PCIe 5.0 carries, between 4 and 8 of them (18 between two). So they all

@@ -1,15 +1,15 @@
 """Cases drawn at random, and what vLLM 0.33.0 decided on them in its own engine loop.
 
-`calibration.draw_cases` drew them, `calibration.record_vllm` recorded them.
+`conformance.draw_cases` drew them, `conformance.record_vllm` recorded them.
 """
 
 from pathlib import Path
 
 import pytest
 
-from calibration.draw_cases import draw_case, main
 from conformance.cases import read_cases
 from conformance.compare import conform, report
+from conformance.draw_cases import draw_case, main
 from conformance.replay import Replay
 
 HERE = Path(__file__).parent

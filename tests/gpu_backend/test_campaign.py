@@ -21,7 +21,7 @@ from gpu_backend.campaign.__main__ import main as campaign_main
 from gpu_backend.campaign.plan import SETUPS, Part, plan, scaled
 from gpu_backend.campaign.report import write_report
 from gpu_backend.campaign.runner import Campaign, Outcome, run_part, unpack_archive, write_archive
-from gpu_backend.preflight.faults import child_processes
+from tests.gpu_backend.preflight.faults import child_processes
 
 PYTHON = sys.executable
 ROOT = Path(__file__).parents[2]
@@ -269,7 +269,7 @@ Campaign(folder, archive=Path(sys.argv[2]), archive_s=0.05).run([part], 60.0)
 def test_a_campaign_killed_while_it_measures_leaves_its_rows(tmp_path: Path, moment: float) -> None:
     """kill -9 of both processes: the archive opens, its record says what ran, its rows are whole.
 
-    `python -m gpu_backend.preflight --only archive` does so twenty times with the real parts.
+    `python -m tests.gpu_backend.preflight --only archive` does so twenty times with the real parts.
     """
     folder, archive = tmp_path / "out", tmp_path / "out.tgz"
     (folder / "calibration").mkdir(parents=True)

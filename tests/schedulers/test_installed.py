@@ -44,7 +44,7 @@ def test_without_vllm_the_scenario_is_refused() -> None:
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_nothing_is_recorded(tmp_path: Path, capsys) -> None:
     """One line, exit code 2, no file."""
-    from calibration.record_vllm import main
+    from conformance.record_vllm import main
 
     log = tmp_path / "log.jsonl.gz"
     assert main([str(make(tmp_path, [(0, 6, 3)])), str(log)]) == 2
@@ -86,7 +86,7 @@ def test_vllm_and_headway_decide_alike(
 @needs_vllm
 def test_a_recording_is_a_golden_file(tmp_path: Path) -> None:
     """What the recorder writes, `headway conform` reads."""
-    from calibration.record_vllm import main
+    from conformance.record_vllm import main
 
     path = make(tmp_path, [(0, 6, 3), (0, 5, 2)])
     log = tmp_path / "log.jsonl.gz"

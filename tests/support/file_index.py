@@ -13,6 +13,7 @@ ABOVE = (
     "gpu_backend",
     "headway_sglang",
     "headway_vllm",
+    "tools",
     "twin",
 )
 """The packages that stand on the simulator."""

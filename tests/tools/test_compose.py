@@ -10,19 +10,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from calibration.kernel_tables.aiconfigurator import AllReduce, Products, read_cached
-from calibration.kernel_tables.attention import read_attention
-from calibration.kernel_tables.compose import Target, compose_kernels
-from calibration.kernel_tables.fit_target import longest_context
-from calibration.kernel_tables.llmservingsim import LayerTables
-from calibration.kernel_tables.tables import find_gpu_tables
-from calibration.profile_commands import build, list_, show
-from simulator.cli.main import main
+from calibration.profile_commands import list_, show
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.profile import read_profile
 from simulator.costs.roofline import roofline
 from simulator.models.load import load_model
 from simulator.util.errors import HeadwayError
+from tools.profiles.aiconfigurator import AllReduce, Products, read_cached
+from tools.profiles.attention import read_attention
+from tools.profiles.build import build, main
+from tools.profiles.compose import Target, compose_kernels
+from tools.profiles.fit_target import longest_context
+from tools.profiles.llmservingsim import LayerTables
+from tools.profiles.tables import find_gpu_tables
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'headway[parquet]'")
 
@@ -258,7 +258,7 @@ def test_bad_input_is_one_line(
     given = {"--model": "llama-3-8b", "--gpu": "H100-80GB", "--data": str(tables)}
     given |= dict([words]) if len(words) == 2 else {}
     line = [word for pair in given.items() for word in pair]
-    assert main(["profile", "build", *line, "--out", str(out)]) == 2
+    assert main([*line, "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

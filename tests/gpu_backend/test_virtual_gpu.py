@@ -10,10 +10,10 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'headwa
 from calibration.engine_steps.fit import StepFit, fit_rows
 from calibration.engine_steps.grid import Limits, make_grid
 from calibration.engine_steps.steps_file import Row, make_step
-from calibration.engine_steps.virtual_gpu import VirtualEngine, calibrated
 from gpu_backend.cuda.graphs import MIXED_SIZES
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.errors import HeadwayError
+from tests.gpu_backend.virtual_gpu import VirtualEngine, calibrated
 
 MODEL, LAUNCHES = "llama-3.2-1b", 8e-3  # of 32 layers; this one has 16
 

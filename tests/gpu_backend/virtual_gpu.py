@@ -2,7 +2,7 @@
 
 What a calibration finds there can be compared with the truth, which no GPU tells: whether the fit's
 form can follow a device that is bound by bytes, by FLOPs in tiles, or by the launches of a slow
-host. `python -m calibration.engine_steps.virtual_gpu` prints the errors and ends with 1 where they
+host. `python -m tests.gpu_backend.virtual_gpu` prints the errors and ends with 1 where they
 are beyond the limits; the formula's figures are those of an H200 to within a tenth.
 """
 
@@ -317,7 +317,7 @@ def recover(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Recover one virtual GPU, or all; the exit code is 1 where one is beyond the limits."""
-    parser = argparse.ArgumentParser(prog="calibration.engine_steps.virtual_gpu")
+    parser = argparse.ArgumentParser(prog="tests.gpu_backend.virtual_gpu")
     parser.add_argument(
         "--all", action="store_true", help="both models, every floor, and the last without graphs"
     )

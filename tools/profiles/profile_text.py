@@ -4,9 +4,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from calibration.kernel_tables.compose import SHARED_BESIDE, Target
-from calibration.kernel_tables.fit_target import FitReport
-from calibration.kernel_tables.product_slowdown import slowdown
 from calibration.profile_yaml import (
     MEANINGS,
     cost_lines,
@@ -18,6 +15,9 @@ from calibration.profile_yaml import (
 )
 from simulator.costs.piecewise import TERMS, WINDOW_TERMS, Table
 from simulator.costs.roofline import efficiency_of
+from tools.profiles.compose import SHARED_BESIDE, Target
+from tools.profiles.fit_target import FitReport
+from tools.profiles.product_slowdown import slowdown
 
 ROW = 98  # columns
 
@@ -25,7 +25,7 @@ COMPOSED = """\
   - Steps were composed of kernels timed one by one; no whole step was timed."""
 GRID = """\
   - Products were timed back to back and are taken to last up to {factor:.2f} times as long within a
-    model (calibration/kernel_tables/product_slowdown.py). Norms, rotary embedding, cache writes and
+    model (tools/profiles/product_slowdown.py). Norms, rotary embedding, cache writes and
     activation are reckoned from their bytes, the sampler by LLMServingSim's on RTX 4090 and RTX
     PRO 6000.
   - No prompt was timed with a history: a pair with a cached key is taken to cost what others do."""
@@ -97,7 +97,7 @@ def profile_text(target: Target, report: FitReport) -> str:
         "kv_cache_dtype": target.kv_cache_dtype,
     }
     title = f"What the kernels of a step of {name} cost on {gpus}"
-    author = "`headway profile build` from the tables named at the end"
+    author = "`python -m tools.profiles.build` from the tables named at the end"
     return join_blocks(
         [
             *head_lines(title, author, name, hardware),

@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from calibration.kernel_tables.aiconfigurator import Experts
-from calibration.kernel_tables.attention import has_latent, read_latent, read_linear
-from calibration.kernel_tables.compose import Target, compose_kernels
-from calibration.kernel_tables.fit_target import compose_steps, fit_target, with_window
-from calibration.kernel_tables.tables import NotTimedError, find_gpu_tables
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.models.load import load_model
+from tools.profiles.aiconfigurator import Experts
+from tools.profiles.attention import has_latent, read_latent, read_linear
+from tools.profiles.compose import Target, compose_kernels
+from tools.profiles.fit_target import compose_steps, fit_target, with_window
+from tools.profiles.tables import NotTimedError, find_gpu_tables
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'headway[parquet]'")
 

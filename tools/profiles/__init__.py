@@ -1,5 +1,5 @@
 """Cost profiles out of published tables of kernel times, and how they compare with measurements.
 
-It may import `simulator` and the files of `calibration` itself. Start with `fit.py`, then
+It may import `simulator` and `calibration`. Start with `fit.py`, then
 `compose.py`.
 """

@@ -1,6 +1,6 @@
 """What share of its data sheet each GPU's kernels reach: simulator/costs/efficiencies.yaml.
 
-    python -m calibration.kernel_tables.fit_efficiencies --data DIR
+    python -m tools.profiles.fit_efficiencies --data DIR
 
 For every GPU with tables the shares are fitted to the composed steps of two models, each kind of
 kernel by itself.
@@ -12,10 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from calibration.errors import Errors, Floats, fit_positive
-from calibration.kernel_tables.aiconfigurator import AllReduce
-from calibration.kernel_tables.compose import Kernels, Target, compose_kernels
-from calibration.kernel_tables.fit_target import fit_target, roofline_errors
-from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, run_command
 from simulator.costs.roofline import (
     EFFICIENCIES,
     Efficiency,
@@ -26,6 +22,10 @@ from simulator.costs.roofline import (
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.util.files import write_atomic
+from tools.profiles.aiconfigurator import AllReduce
+from tools.profiles.compose import Kernels, Target, compose_kernels
+from tools.profiles.fit_target import fit_target, roofline_errors
+from tools.profiles.tables import GPU_TABLES, GpuTables, run_command
 
 MODELS = ("llama-3-8b", "qwen3-32b")
 MODELS_OF = {"rtx-4090": MODELS[:1]}
@@ -35,7 +35,7 @@ PCIE = "RTX-PRO-6000"
 LARGE_MESSAGES = np.array([8.0, 16, 32, 64]) * (1 << 20)  # bytes of an all-reduce
 HEAD = f"""\
 # What share of its data sheet each GPU's kernels reach; simulator/costs/roofline.py explains
-# the keys. Written by `python -m calibration.kernel_tables.fit_efficiencies` from the tables of
+# the keys. Written by `python -m tools.profiles.fit_efficiencies` from the tables of
 # AIConfigurator (Apache-2.0) and LLMServingSim (MIT), as fitted to {" and ".join(MODELS)} in 16
 # bits on one GPU. `error` is the median relative error, and `error_p95` the 95th percentile, of a
 # roofline with these shares on the composed steps of those models. No all-reduce was timed on

@@ -1,6 +1,6 @@
 """Record what the installed vLLM decides on a case file: its scheduler in its own engine loop.
 
-    python -m calibration.record_vllm CASE.json OUT.jsonl.gz
+    python -m conformance.record_vllm CASE.json OUT.jsonl.gz
 
 The output is a recorded schedule for `headway conform CASE.json --golden OUT.jsonl.gz`. It needs a
 vLLM that can be imported (its CPU dependencies suffice) but neither a GPU nor weights. Written for
@@ -324,7 +324,7 @@ def record(case: Case) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     if len(arguments) != 2:
-        print("usage: python -m calibration.record_vllm CASE OUT", file=sys.stderr)
+        print("usage: python -m conformance.record_vllm CASE OUT", file=sys.stderr)
         return 2
     case, out = map(Path, arguments)
     try:

@@ -1,6 +1,6 @@
 """Compare composed steps with measurements that no fit has seen.
 
-    python -m calibration.kernel_tables.external_validation --data DIR
+    python -m tools.profiles.external_validation --data DIR
 
 prints a line per comparison: median and 95th percentile of the relative errors, and the median of
 predicted / measured. docs/cost-models.md shows what it printed.
@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from calibration.errors import Errors, Floats
-from calibration.kernel_tables.compose import Target, compose_kernels, compose_products
-from calibration.kernel_tables.fit_target import (
+from simulator.models.load import load_model
+from tools.profiles.compose import Target, compose_kernels, compose_products
+from tools.profiles.fit_target import (
     compose_steps,
     fit_cost,
     fit_target,
     roofline_errors,
 )
-from calibration.kernel_tables.llmservingsim import fit_mixed, read_mixed
-from calibration.kernel_tables.product_slowdown import SHAPES, read_layer_products
-from calibration.kernel_tables.tables import GPU_TABLES, find_gpu_tables, read_table, run_command
-from simulator.models.load import load_model
+from tools.profiles.llmservingsim import fit_mixed, read_mixed
+from tools.profiles.product_slowdown import SHAPES, read_layer_products
+from tools.profiles.tables import GPU_TABLES, find_gpu_tables, read_table, run_command
 
 CHUNK, HISTORY = 256, 512  # tokens; below, launches outweigh what is compared
 Comparison = tuple[str, Floats, Floats]  # what, predicted, measured

@@ -21,19 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.errors import Floats, fit_positive
-from calibration.kernel_tables.aiconfigurator import SOURCE, read_cached
-from calibration.kernel_tables.tables import (
+from simulator.core.request import Chunk, Request, Step
+from simulator.costs.cost_model import CostModel
+from simulator.models.load import load_model
+from simulator.models.spec import ModelSpec, bytes_of
+from simulator.util.errors import HeadwayError
+from tools.profiles.aiconfigurator import SOURCE, read_cached
+from tools.profiles.tables import (
     GpuTables,
     NotTimedError,
     has_table,
     interpolate,
     read_table,
 )
-from simulator.core.request import Chunk, Request, Step
-from simulator.costs.cost_model import CostModel
-from simulator.models.load import load_model
-from simulator.models.spec import ModelSpec, bytes_of
-from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from calibration.errors import Floats
-from calibration.kernel_tables.aiconfigurator import Products
-from calibration.kernel_tables.tables import GpuTables, read_table
 from simulator.models.load import load_model
+from tools.profiles.aiconfigurator import Products
+from tools.profiles.tables import GpuTables, read_table
 
 SOURCE = "vidur"
 TOKENS = (128, 256, 512, 1024, 2048, 4096)

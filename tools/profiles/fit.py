@@ -1,8 +1,8 @@
 """Fit the cost profiles that come with the package.
 
-    python -m calibration.kernel_tables.fit --data DIR --out simulator/costs/profiles
+    python -m tools.profiles.fit --data DIR --out simulator/costs/profiles
 
-writes all of them; `headway profile build` writes one.
+writes all of them; `python -m tools.profiles.build` writes one.
 """
 
 import sys
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from calibration.kernel_tables.compose import Target
-from calibration.kernel_tables.fit_target import FitReport, fit_target
-from calibration.kernel_tables.profile_text import profile_text
-from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, run_command
 from simulator.models.gpus import GRACE
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.util.files import write_atomic
+from tools.profiles.compose import Target
+from tools.profiles.fit_target import FitReport, fit_target
+from tools.profiles.profile_text import profile_text
+from tools.profiles.tables import GPU_TABLES, GpuTables, run_command
 
 HALVES, FP8, FP8_CACHE = ("bfloat16", "bfloat16"), ("fp8", "bfloat16"), ("fp8", "fp8")
 MODELS: dict[str, dict[tuple[str, str], tuple[int, ...]]] = {

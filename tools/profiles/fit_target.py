@@ -15,15 +15,20 @@ from typing import Any
 import numpy as np
 
 from calibration.errors import Errors, Floats, fit_positive, residuals
-from calibration.kernel_tables.attention import LinearKernels, TimedSteps
-from calibration.kernel_tables.compose import (
+from simulator.core.engine_config import UNIFORM
+from simulator.costs.linear import Limits
+from simulator.costs.piecewise import TERMS, PiecewiseCost, Table, add_tables
+from simulator.costs.roofline import TILE, roofline
+from simulator.models.spec import ModelSpec
+from tools.profiles.attention import LinearKernels, TimedSteps
+from tools.profiles.compose import (
     MAX_SEQUENCES,
     Kernels,
     Routings,
     Target,
     compose_kernels,
 )
-from calibration.kernel_tables.llmservingsim import (
+from tools.profiles.llmservingsim import (
     BLOCK,
     LONGEST,
     MIXED_START,
@@ -32,12 +37,7 @@ from calibration.kernel_tables.llmservingsim import (
     fa2_factors,
     mixed_form,
 )
-from calibration.kernel_tables.tables import NotTimedError
-from simulator.core.engine_config import UNIFORM
-from simulator.costs.linear import Limits
-from simulator.costs.piecewise import TERMS, PiecewiseCost, Table, add_tables
-from simulator.costs.roofline import TILE, roofline
-from simulator.models.spec import ModelSpec
+from tools.profiles.tables import NotTimedError
 
 FOLDS = 5
 DIGITS = 4  # significant, in the profile

@@ -1,6 +1,6 @@
 """How well an engine's overhead is known: fit it without one source, predict that source.
 
-    python -m calibration.measured.leave_one_source_out --measured DIR [DIR ...]
+    python -m tools.profiles.leave_one_source_out --measured DIR [DIR ...]
 
 The two terms that a step waits for, `step` and `per_sequence`, are chosen from a grid by the error
 of mean TPOT, averaged over the other sources with the same kind of engine: the mean of all pairs

@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from calibration.errors import Errors
-from calibration.kernel_tables.attention import TimedSteps
-from calibration.kernel_tables.compose import Kernels, Target, compose_kernels
-from calibration.kernel_tables.fit import shipped_targets, target_name, write_all
-from calibration.kernel_tables.fit_target import (
+from simulator.core.request import Step
+from simulator.costs.piecewise import TERMS, PiecewiseCost
+from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
+from simulator.models.load import load_model
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import parse
+from tools.profiles.attention import TimedSteps
+from tools.profiles.compose import Kernels, Target, compose_kernels
+from tools.profiles.fit import shipped_targets, target_name, write_all
+from tools.profiles.fit_target import (
     FitReport,
     compose_steps,
     cross_validate,
@@ -19,22 +25,16 @@ from calibration.kernel_tables.fit_target import (
     fit_target,
     thin_table,
 )
-from calibration.kernel_tables.llmservingsim import MixedFactors, fit_mixed, read_mixed
-from calibration.kernel_tables.product_slowdown import FACTORS, measure_factors, sustained
-from calibration.kernel_tables.profile_text import profile_text
-from calibration.kernel_tables.tables import (
+from tools.profiles.llmservingsim import MixedFactors, fit_mixed, read_mixed
+from tools.profiles.product_slowdown import FACTORS, measure_factors, sustained
+from tools.profiles.profile_text import profile_text
+from tools.profiles.tables import (
     GPU_TABLES,
     GpuTables,
     find_table,
     read_table,
     run_command,
 )
-from simulator.core.request import Step
-from simulator.costs.piecewise import TERMS, PiecewiseCost
-from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
-from simulator.models.load import load_model
-from simulator.util.errors import HeadwayError
-from simulator.util.yaml_lines import parse
 
 MODEL = "llama-3-8b"
 LLAMA = load_model(MODEL)

@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.measured.leave_one_source_out import (
+from calibration.measured.predict import predict
+from calibration.measured.runs import read_runs
+from tests.support.measured_runs import CLOSED, HEAD
+from tools.profiles.leave_one_source_out import (
     METRICS,
     leave_one_source_out,
     main,
     mean_of_best,
 )
-from calibration.measured.predict import predict
-from calibration.measured.runs import read_runs
-from tests.support.measured_runs import CLOSED, HEAD
 
 
 def test_a_source_left_out_is_predicted_with_the_terms_of_the_others(tmp_path: Path) -> None:

@@ -15,20 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.errors import Floats
-from calibration.kernel_tables.aiconfigurator import AllReduce, Experts, Products
-from calibration.kernel_tables.attention import (
-    NO_LINEAR,
-    LinearKernels,
-    TimedSteps,
-    has_latent,
-    has_linear,
-    read_attention,
-    read_latent,
-    read_linear,
-)
-from calibration.kernel_tables.llmservingsim import LayerTables
-from calibration.kernel_tables.product_slowdown import UNSTEADY, slowdown, sustained
-from calibration.kernel_tables.tables import GpuTables, NotTimedError, interpolate
 from simulator.core.engine_config import UNIFORM
 from simulator.costs.roofline import (
     LAUNCH,
@@ -39,6 +25,20 @@ from simulator.costs.roofline import (
 )
 from simulator.models.spec import EXPERTS_ALONE, HALF, ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
+from tools.profiles.aiconfigurator import AllReduce, Experts, Products
+from tools.profiles.attention import (
+    NO_LINEAR,
+    LinearKernels,
+    TimedSteps,
+    has_latent,
+    has_linear,
+    read_attention,
+    read_latent,
+    read_linear,
+)
+from tools.profiles.llmservingsim import LayerTables
+from tools.profiles.product_slowdown import UNSTEADY, slowdown, sustained
+from tools.profiles.tables import GpuTables, NotTimedError, interpolate
 
 MAX_SEQUENCES = 1024
 SAMPLER_SECONDS = 25e-6  # s

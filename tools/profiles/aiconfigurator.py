@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration.errors import Floats
-from calibration.kernel_tables.tables import GpuTables, has_table, interpolate, read_table
 from simulator.core.engine_config import UNIFORM
 from simulator.costs.roofline import LAUNCH
 from simulator.models.spec import HALF, ModelSpec, bytes_of
+from tools.profiles.tables import GpuTables, has_table, interpolate, read_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,8 +1,8 @@
 """Draw cases for `headway conform` at random: the same seed gives the same bytes.
 
-    python -m calibration.draw_cases CASES.jsonl.gz [--count N] [--seed SEED] [--windows]
+    python -m conformance.draw_cases CASES.jsonl.gz [--count N] [--seed SEED] [--windows]
 
-`calibration.record_vllm` records what vLLM decides on them. Small pools, few seats and idle times
+`conformance.record_vllm` records what vLLM decides on them. Small pools, few seats and idle times
 of about a millisecond, so that a few requests meet many rules.
 """
 
@@ -107,7 +107,7 @@ def _request(rng: Random, config: Values, before: list[Values], index: int, now:
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    parser = argparse.ArgumentParser("python -m calibration.draw_cases", description=__doc__)
+    parser = argparse.ArgumentParser("python -m conformance.draw_cases", description=__doc__)
     parser.add_argument("out", type=Path, metavar="CASES.jsonl.gz")
     parser.add_argument("--count", type=int, default=200, help="cases (200)")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other cases (0)")

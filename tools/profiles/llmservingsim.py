@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calibration.errors import Errors, Floats, fit_positive
-from calibration.kernel_tables.attention import TimedSteps
-from calibration.kernel_tables.tables import GPU_TABLES, GpuTables, has_table, read_table
 from simulator.costs.roofline import TILE
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
+from tools.profiles.attention import TimedSteps
+from tools.profiles.tables import GPU_TABLES, GpuTables, has_table, read_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,9 +1,9 @@
 """What can be known of the engine on a GPU without one, in some two minutes of CPU time.
 
-`python -m gpu_backend.preflight` runs the engine on fake CUDA tensors, injects faults, calibrates
-GPUs that are formulas, and, where Triton is installed, compiles the kernels and reads the machine
-code. `--all` takes some ten minutes: every layer on fake tensors, three generations of GPUs, and a
-rehearsal of the campaign that is killed twenty times.
+`python -m tests.gpu_backend.preflight` runs the engine on fake CUDA tensors, injects faults,
+calibrates GPUs that are formulas, and, where Triton is installed, compiles the kernels and reads
+the machine code. `--all` takes some ten minutes: every layer on fake tensors, three generations of
+GPUs, and a rehearsal of the campaign that is killed twenty times.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from gpu_backend.preflight.fake_cuda import (
+from tests.gpu_backend.preflight.fake_cuda import (
     MODELS,
     check_engine,
     check_failing_capture,
     check_timings,
 )
-from gpu_backend.preflight.faults import check_missing_sensors, check_refit, rehearse
+from tests.gpu_backend.preflight.faults import check_missing_sensors, check_refit, rehearse
 
 Check = Callable[[], Iterator[str]]
 """Gives a line for everything that is wrong; one that begins with `+` only tells."""
@@ -57,7 +57,7 @@ def faults() -> Iterator[str]:
 
 def virtual_gpu() -> Iterator[str]:
     """Calibrate GPUs that are formulas, in a process of its own."""
-    yield from _process("calibration.engine_steps.virtual_gpu", "--all")
+    yield from _process("tests.gpu_backend.virtual_gpu", "--all")
 
 
 def compiled(capabilities: Sequence[int], jobs: int) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _process(module: str, *words: str) -> Iterator[str]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the checks; the exit code is 1 where something is wrong."""
-    parser = argparse.ArgumentParser(prog="gpu_backend.preflight", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tests.gpu_backend.preflight", description=__doc__)
     parser.add_argument("--all", action="store_true", help="also what takes minutes")
     parser.add_argument("--only", default=None, help="names of checks, with commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
