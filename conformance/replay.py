@@ -150,7 +150,7 @@ class RecordedAsyncReplica(RecordedReplica):
             recorder.add_step(Step([]))
             recorder.empty = recorder.pending.pop()
             if queue:
-                recorder.empty.start = int(queue[-1][3][-1])
+                recorder.empty.start = int(queue[-1].ends[-1])
         if queue or self.scheduler.preempted:
             return EngineLoop._rest(self, now)
         return -1.0
@@ -178,7 +178,7 @@ class RecordedAsyncReplica(RecordedReplica):
         recorder = self.recorder
         if recorder.pending and len(recorder.pending[0].blocks) > 1:
             leap = recorder.pending[0]
-            recorder.write_outcome(self.batch_queue[0][3][:-1])
+            recorder.write_outcome(self.batch_queue[0].ends[:-1])
             recorder.pending.append(leap)
 
 

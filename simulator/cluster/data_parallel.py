@@ -149,7 +149,7 @@ class LockStepLoop(EngineLoop):
         steps = [step for step, _ in scheduled.values()]
         tokens = [scheduled[core][0].tokens if core in scheduled else 0 for core in cores]
         seconds = self._joint.seconds(cores[0].executor, steps, tokens, repeats)
-        return scheduled, now, start, list(accumulate(seconds, initial=start))[1:]
+        return InFlight(scheduled, now, start, list(accumulate(seconds, initial=start))[1:])
 
     def commit(
         self, scheduled: JointlyScheduled, decided: float, start: float, ends: list[float]
@@ -165,7 +165,7 @@ class LockStepLoop(EngineLoop):
 
     def computes(self, core: EngineCore) -> bool:
         """Say whether a rank has work in the last joint step in flight."""
-        return bool(self.batch_queue) and core in self.batch_queue[-1][0]
+        return bool(self.batch_queue) and core in self.batch_queue[-1].scheduled
 
 
 class DataParallelServer:

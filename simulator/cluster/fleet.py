@@ -234,13 +234,8 @@ class Fleet:
 
     def submit_again(self, request: Request) -> None:
         """Send a request whose first try came to nothing; whatever that had computed is lost."""
-        again = Request(
-            *(request.id, self.env.now, request.prompt_tokens, request.output_tokens),
-            *(request.client, request.priority, request.segments, request.hint),
-            max_tokens=request.max_tokens,
-        )
         self.sent_again[request.id] = self.env.now
-        self.submit(again)
+        self.submit(request.retry(self.env.now))
 
     def _late(self, request: Request, _: simpy.Event) -> None:
         if self._at.get(request.id) == (request, None):

@@ -33,6 +33,10 @@ STEP = np.dtype(
         ("preempted", "i4"),
     ]
 )
+STEP_ROW = tuple(STEP.names or ())[3:]
+"""The columns that are known of a step as it is scheduled."""
+StepRow = tuple[int, ...]
+"""Their values. A class of its own would cost 2 % of a run: one is made for every step."""
 REQUEST = np.dtype(
     [
         ("first_scheduled", "f8"),

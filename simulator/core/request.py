@@ -51,6 +51,21 @@ class Request:
     preemptions: int = 0
     cached: int = 0  # prompt tokens found in the prefix cache at the first admission
 
+    def retry(self, now: float) -> "Request":
+        """Return what its client sends once more: nothing that an engine has done is left."""
+        return Request(
+            id=self.id,
+            arrival=now,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            client=self.client,
+            priority=self.priority,
+            segments=self.segments,
+            hint=self.hint,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+        )
+
     @property
     def contents(self) -> Segments:
         """What the prompt consists of: its segments, or one that nobody shares."""

@@ -16,6 +16,7 @@ from simulator.core.log import (
     STOP,
     UNFINISHED,
     Log,
+    StepRow,
     pack_request,
     pack_span,
     pack_step,
@@ -23,7 +24,9 @@ from simulator.core.log import (
 from simulator.core.request import Request, Step
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 
-ScheduledStep = tuple[Step, tuple[int, ...]]
+ScheduledStep = tuple[Step, StepRow]
+
+
 """A step, and what the log says of it beside its times."""
 
 
@@ -107,10 +110,10 @@ class EngineCore:
         if self.scheduler.next_wakeup() is None:
             self._unlogged += self.scheduler.preempted
 
-    def with_unlogged(self, row: tuple[int, ...]) -> tuple[int, ...]:
+    def with_unlogged(self, row: StepRow) -> StepRow:
         """Add to a step's row the preemptions by the empty steps before it."""
         unlogged, self._unlogged = self._unlogged, 0
-        return *row[:-1], row[-1] + unlogged
+        return *row[:-1], row[-1] + unlogged  # the last column: preempted
 
     def repeats(self, scheduled: ScheduledStep | None) -> int:
         """Count how often the step just scheduled is sure to repeat if nobody arrives."""

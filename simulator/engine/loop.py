@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import simpy
@@ -28,8 +29,15 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 EMPTY_STEP_SECONDS = 0.001
 """How long vLLM's EngineCore sleeps after a step in which it could schedule nothing."""
 
-InFlight = tuple[Any, float, float, list[float]]
-"""What is computed, when it was decided, when it begins, when it and each of its repeats end."""
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A batch that the engine computes; times in s."""
+
+    scheduled: Any  # what is computed: only the loop that scheduled it looks into it
+    decided: float
+    start: float
+    ends: list[float]  # of it and of each of its repeats
 
 
 class Timer(Protocol):
@@ -128,6 +136,9 @@ class EngineLoop(ABC):
     def commit(self, scheduled: Any, decided: float, start: float, ends: list[float]) -> None:
         """Take in the outcome of a step and its repeats, which ended at `ends`, s."""
 
+    def _commit(self, batch: InFlight) -> None:
+        self.commit(batch.scheduled, batch.decided, batch.start, batch.ends)
+
     @abstractmethod
     def repeat(self, scheduled: Any, times: int) -> None:
         """Let the step just scheduled be scheduled so many times more."""
@@ -151,14 +162,14 @@ class EngineLoop(ABC):
 
     def _scheduled(self) -> int:
         """Count the steps of the leap in flight that have been scheduled by now."""
-        _, _, start, ends = self.batch_queue[-1]
-        if len(self.batch_queue) > 1 and start >= self.env.now:
+        last = self.batch_queue[-1]
+        if len(self.batch_queue) > 1 and last.start >= self.env.now:
             return 1
-        return bisect_left(ends, self.env.now) + self.batch_queue_size
+        return bisect_left(last.ends, self.env.now) + self.batch_queue_size
 
     def _shorten(self) -> None:
         """Shorten a leap to the steps that have been scheduled by now."""
-        keep, ends = self._scheduled(), self.batch_queue[-1][3]
+        keep, ends = self._scheduled(), self.batch_queue[-1].ends
         if keep < len(ends):
             del ends[keep:]
             self._leaping = keep > 1
@@ -167,8 +178,8 @@ class EngineLoop(ABC):
     def _next(self) -> float:
         """Say when the step after those in flight is scheduled."""
         if self._leaping:
-            return self.batch_queue[-1][3][-self.batch_queue_size]
-        return self.batch_queue[0][3][-1]
+            return self.batch_queue[-1].ends[-self.batch_queue_size]
+        return self.batch_queue[0].ends[-1]
 
     def _sleep(self, when: float) -> None:
         self._due = when
@@ -182,8 +193,8 @@ class EngineLoop(ABC):
         queue = self.batch_queue
         if self.batch_queue_size == 1 and queue:
             # The one batch in flight, without a look at what can only be where it is not alone.
-            scheduled, decided, start, ends = queue.popleft()
-            self.commit(scheduled, decided, start, ends)
+            over = queue.popleft()
+            self.commit(over.scheduled, over.decided, over.start, over.ends)
             if self.cancels:
                 self.end_steps(now)
             batch = self.begin(now, now)
@@ -192,26 +203,26 @@ class EngineLoop(ABC):
                 self._due = when = self._rest(now)
                 return when
             queue.append(batch)
-            ends = batch[3]
+            ends = batch.ends
             self._leaping = len(ends) > 1
             self._due = when = ends[-1]
             return when
-        if len(queue) == 2 and queue[0][3][-1] <= now < queue[1][3][-1]:
+        if len(queue) == 2 and queue[0].ends[-1] <= now < queue[1].ends[-1]:
             # Of two batches one is over, and another takes its place: as below, without the calls.
-            scheduled, decided, start, ends = queue.popleft()
-            self.commit(scheduled, decided, start, ends)
+            over = queue.popleft()
+            self.commit(over.scheduled, over.decided, over.start, over.ends)
             if not self.cancels:
-                scheduled, _, _, ends = queue[0]
-                when = ends[-1]
+                running = queue[0]
+                when = running.ends[-1]
                 if self._leaping:
                     self._leaping = False
-                    self.repeat(scheduled, len(ends) - 1)
+                    self.repeat(running.scheduled, len(running.ends) - 1)
                 batch = self.begin(now, when)
                 if batch is None:
                     when = self._rest(now)
                 else:
                     queue.append(batch)
-                    ends = batch[3]
+                    ends = batch.ends
                     if len(ends) > 1:
                         self._leaping = True
                         when = ends[-2]
@@ -223,9 +234,8 @@ class EngineLoop(ABC):
     def end_steps(self, now: float) -> None:
         """Take in the outcome of the steps that are over."""
         queue = self.batch_queue
-        while queue and queue[0][3][-1] <= now:
-            scheduled, decided, start, ends = queue.popleft()
-            self.commit(scheduled, decided, start, ends)
+        while queue and queue[0].ends[-1] <= now:
+            self._commit(queue.popleft())
         if self.cancels:
             self.cancels = False
             if self._leaping:  # all of its steps have been scheduled, with those who leave
@@ -243,28 +253,28 @@ class EngineLoop(ABC):
             self._starved = False
             return self._pause(now)
         queue, size = self.batch_queue, self.batch_queue_size
-        start = queue[-1][3][-1] if queue else now
+        start = queue[-1].ends[-1] if queue else now
         while len(queue) < size:
             batch = self.begin(now, start)
             if batch is None:
                 self._due = self._rest(now)
                 return self._due
             queue.append(batch)
-            ends = batch[3]
+            ends = batch.ends
             if len(ends) > 1:
                 self._leaping = True
                 self._due = ends[-size]
                 return self._due
             start = ends[0]
-        self._due = when = queue[0][3][-1]
+        self._due = when = queue[0].ends[-1]
         return when
 
     def _end_leap(self) -> None:
         """Let the schedulers, where they schedule ahead, know of all steps of a leap."""
         self._leaping = False
         if self.batch_queue:
-            scheduled, _, _, ends = self.batch_queue[-1]
-            self.repeat(scheduled, len(ends) - 1)
+            last = self.batch_queue[-1]
+            self.repeat(last.scheduled, len(last.ends) - 1)
 
     def _rest(self, now: float) -> float:
         """Wait for the batch in flight, for an arrival, or until what waits may start."""
@@ -300,17 +310,17 @@ class EngineLoop(ABC):
     def _break_off(self, over: Callable[[list[float], float], int]) -> None:
         """Take in the steps in flight that are `over` by now; the others have never happened."""
         self._leaping = False
-        for scheduled, decided, start, ends in self.batch_queue:
-            del ends[over(ends, self.env.now) :]
-            if ends:
-                self.commit(scheduled, decided, start, ends)
+        for batch in self.batch_queue:
+            del batch.ends[over(batch.ends, self.env.now) :]
+            if batch.ends:
+                self._commit(batch)
         self.batch_queue.clear()
 
     def catch_up(self) -> None:
         """Take in a step that ended before now: a leap behind it may have put that off."""
         queue = self.batch_queue
-        while len(queue) > 1 and queue[0][3][-1] < self.env.now:
-            self.commit(*queue.popleft())
+        while len(queue) > 1 and queue[0].ends[-1] < self.env.now:
+            self._commit(queue.popleft())
 
     def abandon(self) -> None:
         """Write down the requests that are still here, when a run is stopped before its end.
@@ -326,6 +336,6 @@ class EngineLoop(ABC):
             self._shorten()
             self._end_leap()
         while self.batch_queue:
-            self.commit(*self.batch_queue.popleft())
+            self._commit(self.batch_queue.popleft())
         for core in self.cores:
             core.record_unfinished()

@@ -64,7 +64,7 @@ class PipelineReplica(Replica):
             return None
         batch = self.scheduler.batches[-1]
         batch.end = end = self._pass(scheduled, now, batch.after)
-        return scheduled, now, max(now, start), [end]
+        return InFlight(scheduled, now, max(now, start), [end])
 
     def _pass(self, scheduled: ScheduledStep, now: float, after: float) -> float:
         """Send a batch through host and stages; give the time at which it has left the last.
@@ -97,7 +97,7 @@ class PipelineReplica(Replica):
     def end_steps(self, now: float) -> None:
         """Take in the outcome of the oldest batch, if the loop has waited for it."""
         if self._blocked:
-            self.commit(*self.batch_queue.popleft())
+            self._commit(self.batch_queue.popleft())
             if self.cancels:
                 self.cancels = False
                 self.drop_cancelled()
@@ -112,10 +112,10 @@ class PipelineReplica(Replica):
                     return self._pause(now)
             self._pausing = self._executed = False
             if self._has_requests():
-                last = queue[-1][3][-1] if queue else now
+                last = queue[-1].ends[-1] if queue else now
                 batch = self.begin(now, last)
                 self._executed = batch is not None
-                queue.append(batch or (None, now, now, [last]))
+                queue.append(batch or InFlight(None, now, now, [last]))
                 if len(queue) < self.batch_queue_size and self._has_requests():
                     if self._executed:
                         continue
@@ -125,7 +125,7 @@ class PipelineReplica(Replica):
                 self._due = -1.0
                 return self._due
             self._blocked = True
-            self._due = when = queue[0][3][-1]
+            self._due = when = queue[0].ends[-1]
             if when > now:
                 return when
             self.end_steps(now)

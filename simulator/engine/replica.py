@@ -45,7 +45,7 @@ class Replica(EngineCore, EngineLoop):
         else:
             ends = list(accumulate(leaper.leap(step, repeats), initial=start))
             del ends[0]
-        return (step, row), now, start, ends
+        return InFlight((step, row), now, start, ends)
 
     def repeat(self, scheduled: ScheduledStep, times: int) -> None:
         """Let the step just scheduled be scheduled so many times more."""

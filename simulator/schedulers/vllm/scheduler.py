@@ -23,6 +23,7 @@ from itertools import accumulate, pairwise
 from warnings import warn
 
 from simulator.core.decode_set import DecodeSet
+from simulator.core.log import StepRow
 from simulator.core.request import Chunk, Load, Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.host_memory import Prices, SwapSpace
@@ -638,11 +639,8 @@ class Scheduler:
 
     # What is written down of a step.
 
-    def account(self, step: Step) -> tuple[int, ...]:
-        """Return what the log says of `step`, just scheduled: the columns of log.STEP in order.
-
-        They begin after `steps`.
-        """
+    def account(self, step: Step) -> StepRow:
+        """Return what the log says of `step`, just scheduled: the columns of `STEP_ROW`."""
         blocks, prefills, wasted = self.blocks, step.prefills, step.padding
         tokens, pairs, decodes = -wasted, 0, step.decodes
         for chunk in prefills:

@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.decode_set import DecodeSet
-from simulator.core.log import pack_draft
+from simulator.core.log import STEP_ROW, StepRow, pack_draft
 from simulator.core.request import Chunk, Request, Step
 from simulator.core.speculative_config import SpeculativeConfig
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 Ints = npt.NDArray[np.int64]
+DECODES = STEP_ROW.index("decodes")  # and behind it `wasted`
 ROWS = 7
 """Of the sums: tokens verified; KV entries read, those included; blocks taken less those that
 left a window; blocks taken; tokens that come out; drafts accepted, those beyond their request's end
@@ -124,20 +125,20 @@ class Speculative(Scheduler):
     def horizon(self, step: Step) -> int:
         return 1
 
-    def account(self, step: Step) -> tuple[int, ...]:
-        """Return the columns of log.STEP; rejected drafts are wasted. Note the drafts, too."""
-        row = list(super().account(step))
+    def account(self, step: Step) -> StepRow:
+        """Count rejected drafts as wasted. Note the drafts, too."""
+        row = super().account(step)
         if step.decodes:
             *_, tokens, accepted, _ = self.decodes.now()
             for chunk in step.singles or ():
                 out, right = self._outcome(chunk)
                 tokens += out
                 accepted += right
-            row[4] = tokens
-            row[5] = step.decodes + step.drafts - tokens
+            wasted = step.decodes + step.drafts - tokens
+            row = *row[:DECODES], tokens, wasted, *row[DECODES + 2 :]
             if self.speculation is not None:
                 self.drafts += pack_draft(self.now, step.decodes, step.drafts, accepted)
-        return tuple(row)
+        return row
 
     def stored(self, step: Step) -> int:
         """Tokens of use in the blocks in use when `step`, just scheduled, is over."""
