@@ -25,6 +25,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import NEWEST, write_release
 from simulator.util.files import write_together
 from simulator.views.vllm_serve import (
+    comment,
     environment,
     remarks,
     serve_command,
@@ -179,7 +180,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _document(value: Manifest, *remarks: str) -> str:
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=100)
-    return "".join(f"# {line}\n" for line in remarks) + text
+    return "".join(f"{comment(line)}\n" for line in remarks) + text
 
 
 def _manifest(api: str, kind: str, about: Manifest, spec: Manifest) -> Manifest:
@@ -392,7 +393,7 @@ def _router_command(scenario: Scenario, groups: list[Group]) -> str:
     words += ["--routing-logic", logic]
     words += ["--session-key", SESSION_KEY] if logic == "session" else []
     words += _role_options(groups)
-    return "".join(f"# {line}\n" for line in notes) + shlex.join(words) + "\n"
+    return "".join(f"{comment(line)}\n" for line in notes) + shlex.join(words) + "\n"
 
 
 def _role_options(groups: list[Group]) -> list[str]:

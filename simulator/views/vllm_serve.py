@@ -59,7 +59,7 @@ def serve_command(scenario: Scenario) -> str:
     """
     lines = []
     if "/" not in scenario.model:
-        lines.append(f"# {scenario.model}: put its name on Hugging Face here, or its folder")
+        lines.append(comment(f"{scenario.model}: put its name on Hugging Face here, or its folder"))
     cluster = scenario.cluster
     if cluster is None:
         return "\n".join([*lines, *_command(scenario), ""])
@@ -69,16 +69,22 @@ def serve_command(scenario: Scenario) -> str:
             continue
         if most > 1 or len(cluster.replica_groups) > 1:
             count = f"{kind.replicas}" if most == kind.replicas else f"up to {most}"
-            lines.append(f"# {name}: {count}, each on {group.gpu.count} {group.gpu.name}")
+            lines.append(comment(f"{name}: {count}, each on {group.gpu.count} {group.gpu.name}"))
         lines += _command(group, kind.kv_role)
     return "\n".join([*lines, ""])
+
+
+def comment(text: str) -> str:
+    """Write a comment of one line: what would end it, and all that does not print, is escaped."""
+    shown = (one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return f"# {''.join(shown)}"
 
 
 def _command(scenario: Scenario, kv_role: str | None = None) -> list[str]:
     """Write the command of one engine after comments on what it cannot have."""
     words = ["vllm", "serve", scenario.model, *serve_options(scenario, kv_role)]
     policy = [f"{name}={shlex.quote(value)}" for name, value in environment(scenario).items()]
-    return [*(f"# {line}" for line in remarks(scenario)), " ".join([*policy, shlex.join(words)])]
+    return [*map(comment, remarks(scenario)), " ".join([*policy, shlex.join(words)])]
 
 
 def environment(scenario: Scenario) -> dict[str, str]:
