@@ -21,6 +21,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
+from simulator.util.http_log import leave_out_bad_requests
 from simulator.workload.traces.write import write_timed_trace
 from twin.admin import admin_routes
 from twin.fault_injection import FailureRates
@@ -116,6 +117,7 @@ class Server:
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""
+        leave_out_bad_requests()
         runner = web.AppRunner(
             self.application(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True
         )

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -51,6 +52,20 @@ def served_by(
             await serving
 
     asyncio.run(run())
+
+
+def malformed(port: int) -> list[bytes]:
+    """Send what is no HTTP to a server on this machine; give the first line of each answer."""
+    answers = []
+    for bytes_sent in (
+        b"GET /" + 20_000 * b"a" + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"NO HTTP\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(bytes_sent)
+            answers.append(connection.recv(4096).split(b"\r\n")[0])
+    return answers
 
 
 async def events(response: aiohttp.ClientResponse) -> list[Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from aiohttp import ClientSession
 from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
-from tests.support.twins import events, served_by
+from tests.support.twins import events, malformed, served_by, twin
 from twin.openai import BadRequestError, read_body
 from twin.server import Server
 from twin.tokenizers import BpeTokens, SplitAtSpaces, train
@@ -334,3 +335,11 @@ def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(HeadwayError, match="--tokenizer"):
         BpeTokens(tmp_path)
+
+
+def test_what_is_no_http_is_answered_without_a_traceback() -> None:
+    with twin("demo", "--port", "0") as ([address], process):
+        port = int(address.rpartition(":")[2])
+        assert [answer.split()[1] for answer in malformed(port)] == [b"400"] * 3
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.communicate(timeout=30)[1]

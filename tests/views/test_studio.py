@@ -31,6 +31,7 @@ from tests.support.browser import (
     low_contrast,
     window,
 )
+from tests.support.twins import malformed
 
 ENTER, TAB, LEFT, HOME = "\ue007", "\ue004", "\ue012", "\ue011"
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -151,12 +152,21 @@ def test_what_is_asked_of_the_server(port: int) -> None:
         (b" " * 70_000, "more than 65,536 bytes"),
         ({"trace": "../../etc/passwd"}, "trace: is not one that was uploaded"),
         ({"knobs": {"policy": "os:system"}}, "is not one of its values"),
+        ({"knobs": []}, "knobs: is no mapping"),
+        ({"knobs": None}, "knobs: is no mapping"),
     ):
         status, lines = ask(port, body)
         assert status == 400
         assert error in lines[0]["errors"][0]
     for headers in ({"Host": "example.org"}, {"Origin": "http://example.org"}):
         assert ask(port, {}, headers=headers)[0] == 403
+    own = {"Host": f"LOCALHOST:{port}", "Origin": f"http://LocalHost:{port}"}
+    assert ask(port, [], headers=own)[0] == 400  # names of hosts have no case
+
+
+def test_what_is_no_http_is_answered_without_a_traceback(port: int) -> None:
+    """`serving` sees that stderr stays empty."""
+    assert [answer.split()[1] for answer in malformed(port)] == [b"400"] * 3
 
 
 def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:

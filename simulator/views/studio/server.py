@@ -20,6 +20,7 @@ from typing import Any
 from simulator.scenario.load import load_scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
+from simulator.util.http_log import leave_out_bad_requests
 from simulator.views.html.page import frame, read_asset
 from simulator.views.studio.knobs import Knob, knobs_of, overrides
 from simulator.views.studio.worker import Job, Worker
@@ -134,8 +135,8 @@ class Studio:
         """Refuse pages of other sites, which a browser lets talk to this machine, too."""
         own = {f"{HOST}:{self.port}", f"localhost:{self.port}"}
         origin = request.headers.get("Origin", "")
-        foreign = origin and origin.removeprefix("http://") not in own
-        if request.host not in own or foreign:
+        foreign = origin and origin.lower().removeprefix("http://") not in own
+        if request.host.lower() not in own or foreign:
             return _errors(["this page is for this machine alone"], 403)
         try:
             response = await handler(request)
@@ -188,7 +189,7 @@ class Studio:
         trace = asked.get("trace") or ""
         if not isinstance(trace, str) or trace not in self.knobs:
             raise HeadwayError("trace: is not one that was uploaded")
-        own = overrides(self.knobs[trace], asked.get("knobs") or {})
+        own = overrides(self.knobs[trace], asked.get("knobs", {}))
         if not trace:
             return ([*self.settings, *own],) * 2 + ("",)
         path, called = self.traces[trace]
@@ -273,6 +274,7 @@ def studio(scenario: str, settings: list[str], port: int, ready: Callable[[str],
             loop.add_signal_handler(number, stop.set)
         page = Studio(scenario, settings, folder)
         page.listen(loop)
+        leave_out_bad_requests()
         runner = web.AppRunner(
             page.application(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True
         )
