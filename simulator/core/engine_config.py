@@ -86,8 +86,8 @@ class GpuConfig(Config):
     )
     count: Count = Field(
         1,
-        description="GPUs: engine.tensor_parallel_size x pipeline_parallel_size x "
-        "data_parallel_size, which is also the default",
+        description="GPUs of one engine: engine.tensor_parallel_size x pipeline_parallel_size x "
+        "data_parallel_size, which is also the default; alone it sets tensor_parallel_size",
     )
     power: PowerConfig = Field(
         PowerConfig.model_construct(), description="what a GPU draws: see metrics.md"

@@ -85,7 +85,7 @@ def fill_in_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     if isinstance(cluster, dict) and isinstance(groups, dict):
         filled = {name: _fill_in_group(group, base, gpu, model) for name, group in groups.items()}
         raw = raw | {"cluster": cluster | {"groups": filled}}
-    return raw | {"engine": with_defaults(base, gpu, model)}
+    return raw | {"engine": with_defaults(_sharing(base, gpu), gpu, model)}
 
 
 def _fill_in_group(group: object, base: object, gpu: object, model: object) -> object:
@@ -105,7 +105,8 @@ def _fill_in_group(group: object, base: object, gpu: object, model: object) -> o
     counted = _with_count(own or gpu, base | changed)
     if counted is not (own or gpu) and (own or counted != _with_count(gpu, base)):
         given = given | {"gpu": counted}
-    return given | {"engine": with_defaults(base | changed, given.get("gpu") or gpu, model)}
+    on = given.get("gpu") or gpu
+    return given | {"engine": with_defaults(_sharing(base | changed, on), on, model)}
 
 
 def _with_count(gpu: object, engine: object) -> object:
@@ -120,6 +121,21 @@ def _with_count(gpu: object, engine: object) -> object:
     if not all(type(size) is int and size > 0 for size in sizes) or prod(sizes) == 1:
         return gpu
     return block | {"count": prod(sizes)}
+
+
+def _sharing(engine: Any, gpu: object) -> Any:
+    """Return an engine that shares out the GPUs it has, by tensors, unless it says how it does.
+
+    The same block comes back where the number is not a multiple of the stages and ranks.
+    """
+    count = gpu.get("count") if isinstance(gpu, dict) else None
+    if not isinstance(engine, dict) or "tensor_parallel_size" in engine:
+        return engine
+    sizes = [engine.get(f"{kind}_parallel_size", 1) for kind in ("pipeline", "data")]
+    if not all(type(size) is int and size > 0 for size in (count, *sizes)):
+        return engine
+    shares, rest = divmod(count, prod(sizes))
+    return engine if rest or shares <= 1 else engine | {"tensor_parallel_size": shares}
 
 
 def open_named_blocks(raw: dict[str, Any]) -> dict[str, Any]:

@@ -345,7 +345,7 @@ def test_a_router_sees_one_target_for_each_server(tmp_path: Path) -> None:
         (
             "gpu: {count: 4}\nengine: {data_parallel_size: 2, tensor_parallel_size: 4}",
             "s.yaml:1: gpu.count: must equal engine.tensor_parallel_size x data_parallel_size "
-            "(4 x 2), not 4: one engine",
+            "(4 x 2), not 4: these are of one engine",
         ),
         (
             "engine: {data_parallel_size: 0}",

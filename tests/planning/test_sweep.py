@@ -265,6 +265,7 @@ def test_a_wrong_block_names_its_key(small: Path, block: str, message: str):
 def test_points_may_put_a_scenario_right_and_without_any_it_says_what_is_wrong(small: Path):
     """Two GPUs want an engine of two; the first point has one, and says so."""
     text = TINY.replace("A100-80GB}", "A100-80GB, count: 2}")
+    text = text.replace("{name: textbook,", "{name: textbook, tensor_parallel_size: 1,")
     small.write_text(text)
     with pytest.raises(HeadwayError, match=r"gpu.count: must equal engine.tensor_parallel_size"):
         load_sweep_points(small)

@@ -53,9 +53,9 @@ BAD = [
         "max_model_len (8192), not 2048: the longest prompt must fit into one step",
     ),
     (
-        "gpu: {count: 2}\n",
-        "s.yaml:1: gpu.count: must equal engine.tensor_parallel_size (1), not 2: one engine is "
-        "simulated, which uses just these GPUs",
+        "gpu: {count: 2}\nengine: {tensor_parallel_size: 1}\n",
+        "s.yaml:1: gpu.count: must equal engine.tensor_parallel_size (1), not 2: these are of one "
+        "engine, cluster.replicas has more",
     ),
     (
         "gpu: {count: 3}\nengine: {tensor_parallel_size: 3}\ncost: {kind: roofline}\n",

@@ -84,6 +84,26 @@ def test_a_named_gpu_takes_overrides(tmp_path: Path) -> None:
         load_scenario(path)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "engine", "size"),
+    [
+        ("{name: H100, count: 4}", "{}", 4),
+        ("{name: H100, count: 4}", "{pipeline_parallel_size: 2}", 2),
+        ("{name: H100, count: 8}", "{data_parallel_size: 2}", 4),
+        ("{name: H100, count: 1}", "{}", 1),
+        ("H100", "{tensor_parallel_size: 2}", 2),
+    ],
+)
+def test_gpus_are_shared_out_by_tensors(write, gpu: str, engine: str, size: int) -> None:
+    """As `vllm serve` users expect of a server with four GPUs; groups of a cluster alike."""
+    text = f"model: llama-3-8b\ngpu: {gpu}\nengine: {engine}\n"
+    loaded = load_scenario(write(text))
+    assert loaded.engine.tensor_parallel_size == size
+    assert loaded.gpu.count == loaded.engine.gpus
+    groups = f"model: llama-3-8b\ncluster: {{groups: {{a: {{gpu: {gpu}, engine: {engine}}}}}}}\n"
+    assert load_scenario(write(groups)).of_group("a").engine.tensor_parallel_size == size
+
+
 def test_an_unknown_engine_is_told_with_its_line(tmp_path: Path) -> None:
     """And an unknown GPU is told once."""
     path = tmp_path / "s.yaml"
