@@ -6,8 +6,9 @@ import shlex
 import sys
 from dataclasses import dataclass
 from functools import partial
+from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from simulator.workload.workload import Workload
 
 MODEL, GPU, RATE, SLO = "llama-3-8b", "H100-80GB", "4", "p99_ttft_ms<=1000"
+INPUT_LEN, OUTPUT_LEN, RANGE_RATIO = 1024, 128, 0.5  # tokens
 """What is taken where nobody says."""
 
 
@@ -63,7 +65,6 @@ def init(
     ask = partial(_ask, asks=not yes)
     model = ask("Model", MODEL, _check_model, "--model", model)
     gpu = ask("GPU", GPU, _check_gpu, "--gpu", gpu)
-    size = tensor_parallel_size or _fewest_gpus(model, gpu)
     read: dict[Path, Workload] = {}
 
     def check_traffic(text: str) -> None:
@@ -82,6 +83,7 @@ def init(
     if traffic is not None and traffic not in read:
         read[traffic] = _read(traffic, columns, chars_per_token)
     workload = None if traffic is None else read[traffic]
+    size = tensor_parallel_size or _fewest_gpus(model, gpu, _Load.of(workload, rate))
     chosen = _Choices(model, gpu, size, traffic, columns, estimate, rate, levels)
     cost = _try(_scenario(file, chosen, workload, str(traffic and traffic.absolute())), file)
     place = traffic
@@ -170,21 +172,61 @@ def _read(path: Path, columns: str | None, chars_per_token: float | None) -> "Wo
     return read_trace(path, columns=columns, chars_per_token=chars_per_token)
 
 
-def _fewest_gpus(model: str, gpu: str) -> int:
-    """Give the least tensor parallelism, a power of two, that leaves room for a KV cache."""
-    from simulator.models.gpus import find_gpu
-    from simulator.models.kv_budget import kv_budget
-    from simulator.models.load import load_model
+class _Load(NamedTuple):
+    """What of the traffic the KV cache must hold, in tokens."""
 
-    found, why = load_model(model), ""
+    longest: int  # of a request, prompt and answer
+    mean: float
+    output: float  # of a mean answer
+    rate: float  # requests/s
+
+    @classmethod
+    def of(cls, workload: "Workload | None", rate: float | None) -> "_Load":
+        """Take it from a trace, or from the lengths that the scenario gets where there is none."""
+        if workload is None:
+            most = 1 + RANGE_RATIO
+            longest = int(most * INPUT_LEN) + int(most * OUTPUT_LEN)
+            return cls(longest, INPUT_LEN + OUTPUT_LEN / 2, OUTPUT_LEN, rate or 0.0)
+        prompts, outputs = workload.prompt_tokens, workload.output_tokens
+        sent = [time for time in workload.arrival.tolist() if not isnan(time)]  # sessions
+        span = max(sent) - min(sent) if sent else 0.0
+        mean = float(prompts.mean() + outputs.mean() / 2)
+        per_second = len(sent) / span if span else 0.0
+        return cls(int((prompts + outputs).max()), mean, float(outputs.mean()), per_second)
+
+
+def _fewest_gpus(model: str, gpu: str, load: _Load) -> int:
+    """Return the least tensor parallelism, a power of two, whose KV cache holds the traffic.
+
+    It holds the longest request and, if eight GPUs can, what is there at once on average: at least
+    that much by Little's law, since no step is shorter than reading the weights takes.
+    """
+    from simulator.core.engine_config import EngineConfig
+    from simulator.models.gpus import find_gpu
+    from simulator.models.load import load_model
+    from simulator.scenario.assemble import memory_budget
+    from simulator.scenario.engines import with_defaults
+
+    found, device, why, holds_longest = load_model(model), find_gpu(gpu), "", 0
     for size in (1, 2, 4, 8):
+        keys: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, model)
+        engine = EngineConfig(**keys)
         try:
-            kv_budget(found, find_gpu(gpu), tensor_parallel_size=size)
+            budget = memory_budget(engine, found, device)
         except ValueError as error:
             why = why or str(error)
-        else:
+            continue
+        longest = min(load.longest, found.max_position_embeddings)
+        if budget.concurrent(longest) < 1:
+            why = f"its KV cache of {budget.tokens:,} tokens does not hold {longest:,}"
+            continue
+        holds_longest = holds_longest or size
+        step = found.weight_bytes(engine.weight_dtype) / size / device.bandwidth
+        if budget.tokens >= load.rate * load.output * step * load.mean:
             return size
-    raise HeadwayError(f"--gpu {gpu}: eight do not hold {model}: {why}")
+    if not holds_longest:
+        raise HeadwayError(f"--gpu {gpu}: eight do not hold {model}: {why}")
+    return holds_longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +278,9 @@ def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: 
         lines += [
             "  num_prompts: 1000",
             f"  request_rate: {chosen.rate:g}  # per second; headway plan finds the largest",
-            "  input_len: 1024  # tokens; docs/scenario.md has distributions",
-            "  output_len: 128",
-            "  range_ratio: 0.5  # lengths are drawn within 50 % of these",
+            f"  input_len: {INPUT_LEN}  # tokens; docs/scenario.md has distributions",
+            f"  output_len: {OUTPUT_LEN}",
+            f"  range_ratio: {RANGE_RATIO}  # lengths are drawn within 50 % of these",
         ]
     lines += ["slo:  # what runs are judged by, and headway plan keeps"]
     lines += [f"  - {as_yaml(level)}" for level in chosen.slo]
