@@ -1,6 +1,7 @@
 """Several replicas: laws, routers against their words, queueing theory."""
 
 from math import sqrt
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -277,3 +278,13 @@ def test_least_outstanding_lies_between_one_queue_and_random_draws() -> None:
     assert common_queue(k, rho).mean() <= least < two < one
     assert least < 2 * common_queue(k, rho).mean()
     assert two < 0.6 * one
+
+
+def test_power_of_two_compares_two_that_differ() -> None:
+    """Of two replicas the idle one is always chosen; of three never the fullest."""
+    for loads, never in (([9, 0], 9), ([0, 9], 9), ([5, 9, 0], 9)):
+        router = PowerOfTwo(1)
+        router.targets = [SimpleNamespace(outstanding=one) for one in loads]
+        chosen = [router.choose(Request(k, 0.0, 1, 1), 0).outstanding for k in range(200)]
+        assert never not in chosen
+        assert {*chosen} == {*loads} - {never}

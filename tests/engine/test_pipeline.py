@@ -183,6 +183,7 @@ def test_a_crash_empties_all_stages(ahead):
     env.process(fail())
     env.run()
     assert replica.log.requests["finish"].tolist() == [4.5]
+    assert replica.log.emptied.tolist() == [2.5]
 
 
 @st.composite

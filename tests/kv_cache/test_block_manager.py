@@ -324,6 +324,21 @@ def test_the_duplicate_registered_first_is_hit_and_survives_its_twin() -> None:
     assert blocks.match(ask(("a", 5))) == [2]
 
 
+def test_a_twin_that_goes_first_leaves_the_elder_known() -> None:
+    """And no trace: when the elder goes, too, nobody is hit, and the books are empty."""
+    blocks = manager(8)
+    elder, younger = ask(("a", 4)), ask(("a", 4))
+    board(blocks, elder)
+    board(blocks, younger)
+    blocks.release(younger)
+    board(blocks, ask(("b", 27)), tokens=27)  # the five never used and block 2
+    assert blocks.match(ask(("a", 5))) == [1]
+    assert blocks._others_of == {}
+    blocks.release(elder)
+    board(blocks, ask(("c", 4)), tokens=4)
+    assert not blocks.match(ask(("a", 5)))
+
+
 @st.composite
 def contents(draw: st.DrawFn) -> Segments:
     """Few names and short runs, so that prompts are often equal for a while."""
