@@ -190,7 +190,7 @@ def test_wrong_arguments_are_told_with_their_line(write, arguments: str, message
 
 
 def test_an_idle_client_has_no_credit_under_wfq() -> None:
-    """A request costs 4, then 10 in all. A's finishes are 4, 14, 24, 34, ...; the one served last is
-    24 when B comes at 6.5 s: B's are 28, 38, 48, not 4, 14, 24."""
+    """A request costs 4, then 10 in all. A's finishes are 4, 14, 24, 34, ...; the one served last
+    is 24 when B comes at 6.5 s: B's are 28, 38, 48, not 4, 14, 24."""
     load = clients(*[("A", 0, 4, 3)] * 5, *[("B", 6.5, 4, 3)] * 3)
     assert boards(load, WFQ()) == "A0 A3 A6 B9 A12 B15 A18 B21"
