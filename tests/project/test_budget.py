@@ -49,7 +49,9 @@ def counted() -> Counter[str]:
 
 
 def test_what_counts() -> None:
-    text = '"""What it is."""\n\nx = [\n    1,  # one\n]\n# why\n\ndef f():\n    """Do."""\n    return x\n'
+    text = (
+        '"""What."""\n\nx = [\n    1,  # one\n]\n# why\n\ndef f():\n    """Do."""\n    return x\n'
+    )
     assert code_lines(text) == 5
 
 
