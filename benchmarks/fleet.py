@@ -20,7 +20,7 @@ REQUESTS = 200_000
 
 
 def options(replicas: int, requests: int, router: str) -> list[str]:
-    """Give the overrides of the demo scenario for a fleet under the same load per replica."""
+    """Return the overrides of the demo scenario for a fleet under the same load per replica."""
     return [
         f"cluster.replicas={replicas}",
         f"cluster.router={router}",

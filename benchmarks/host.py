@@ -58,7 +58,7 @@ class Bench:
             self.step()
 
     def step(self) -> tuple[float, float]:
-        """Give the seconds of scheduler with commit, and of metadata with book-keeping."""
+        """Return the seconds of scheduler with commit, and of metadata with book-keeping."""
         begun = time.thread_time()
         step = self.scheduler.schedule(self.now)
         ready = time.thread_time()
@@ -69,7 +69,7 @@ class Bench:
         return ready - begun + time.thread_time() - done, self.executor.last.host_s
 
     def times(self, steps: int) -> tuple[float, float, float]:
-        """Give the median ms of scheduler and metadata, and of both where everybody is listed.
+        """Return the median ms of scheduler and metadata, and of both where everybody is listed.
 
         Each step as it comes is followed by one whose sequences are listed anew.
         """

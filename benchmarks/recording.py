@@ -64,7 +64,7 @@ def command(words: tuple[str, ...]) -> list[str]:
 
 
 def screens() -> list[tuple[float, list[str]]]:
-    """Give what the terminal shows, and for how long, s."""
+    """Return what the terminal shows, and for how long, s."""
     shown: list[tuple[float, list[str]]] = []
     before: list[str] = []
     for words, times in SESSION:

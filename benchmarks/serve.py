@@ -80,7 +80,7 @@ async def load(port: int, rate: float, prompt: int, output: int, count: int) -> 
 
 
 def cpu_seconds(process: int) -> float:
-    """Give a process's CPU time so far, the kernel's for it included.
+    """Return a process's CPU time so far, the kernel's for it included.
 
     From Linux's scheduler: the counts of ticks in `stat` are wrong for who wakes up with the tick.
     """

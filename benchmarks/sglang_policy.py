@@ -43,7 +43,7 @@ class Queued:
 
 
 def measure(policy: str, waiting: int, running: int, passes: int) -> float:
-    """Give the median seconds of a pass."""
+    """Return the median seconds of a pass."""
     os.environ[POLICY_VARIABLE] = f'{{"policy": "{policy}"}}'
     ordering, rng = Ordering(make_order()), Random(policy)
     queue = [Queued(number, rng) for number in range(waiting + running)]

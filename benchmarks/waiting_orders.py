@@ -93,7 +93,7 @@ def conversations(trace: Workload) -> list[int]:
 
 
 def window(name: str, number: int) -> tuple[Workload, int]:
-    """Give the requests of one window, and the KV blocks to serve them with."""
+    """Return the requests of one window, and the KV blocks to serve them with."""
     if name in GENERATED:
         return bursty(number, GENERATED[name]), GENERATED_BLOCKS
     trace = whole_trace(name)
@@ -114,7 +114,7 @@ def groups(load: Workload) -> np.ndarray:
 
 
 def figures(result: object, load: Workload, first: np.ndarray | None) -> dict[str, float]:
-    """Give the figures of a run; `first` are the TTFT of the same requests under fcfs."""
+    """Return the figures of a run; `first` are the TTFT of the same requests under fcfs."""
     summary, ttft = result.summary(), result.requests.ttft.to_numpy()
     headway, group = summary["headway"], groups(load)
     fcfs = ttft if first is None else first

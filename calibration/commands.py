@@ -278,7 +278,7 @@ def _validate_measured(
     sensitivity: bool,
     quiet: bool,
 ) -> int:
-    """Give the exit status: 1 where none of the runs could be predicted."""
+    """Return the exit status: 1 where none of the runs could be predicted."""
     from calibration.measured.predict import validate_measured
     from calibration.measured.report import outcome_line, report, write_json, write_plots
     from simulator.cli.progress import results_progress

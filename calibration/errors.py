@@ -41,7 +41,7 @@ class Errors:
 def residuals(
     predicted: Floats, measured: Floats, *, tokens: Floats, pairs: Floats, context: Floats
 ) -> dict[str, float]:
-    """Give the standard deviation of log(measured / predicted) of held-out steps, by regime.
+    """Return the standard deviation of log(measured / predicted) of held-out steps, by regime.
 
     As profiles carry it (simulator/costs/noise.py). A step has `tokens` in all, (query, key)
     `pairs` of prompts, none in pure decode steps, and `context`, cached tokens that its decodes
@@ -87,5 +87,5 @@ def fit_positive(
 
 
 def root_mean_square(medians: Iterable[float]) -> float:
-    """Give the systematic error that medians of logarithms stand for; profiles have 1 at most."""
+    """Return the systematic error that medians of logarithms stand for; profiles have 1 at most."""
     return min(1.0, float(np.sqrt(np.mean(np.square([*medians])))))

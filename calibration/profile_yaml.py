@@ -46,7 +46,7 @@ def join_blocks(*blocks: Iterable[str]) -> str:
 def head_lines(
     title: str, author: str, model: object, hardware: Mapping[str, object]
 ) -> Iterator[str]:
-    """Give the comment above a profile, and what it is of."""
+    """Yield the comment above a profile, and what it is of."""
     yield f"# {title}."
     yield f"# Written by {author}."
     yield f"model: {model}"
@@ -55,34 +55,34 @@ def head_lines(
 
 
 def cost_lines(terms: Mapping[str, object], meanings: Mapping[str, str]) -> Iterator[str]:
-    """Give the block of a piecewise cost, without its dense table."""
+    """Yield the block of a piecewise cost, without its dense table."""
     yield "cost: # seconds, all layers together"
     yield "  kind: piecewise"
     yield from (f"  {name}: {value} # {meanings.get(name, '')}" for name, value in terms.items())
 
 
 def range_lines(limits: Mapping[str, tuple[float, float]]) -> Iterator[str]:
-    """Give the block of the range that a cost was fitted to."""
+    """Yield the block of the range that a cost was fitted to."""
     yield "range: # of the steps fitted to; beyond, a run warns"
     yield from (f"  {name}: [{low}, {high}]" for name, (low, high) in limits.items())
 
 
 def residual_lines(residuals: Mapping[str, float], meaning: str) -> Iterator[str]:
-    """Give the block of residuals, which is empty where there are none."""
+    """Yield the block of residuals, which is empty where there are none."""
     if residuals:
         yield f"residuals: # {meaning}"
         yield from (f"  {name}: {value:.4f}" for name, value in residuals.items())
 
 
 def error_lines(errors: Errors, indent: str) -> Iterator[str]:
-    """Give errors as a profile's `fit` has them."""
+    """Yield errors as a profile's `fit` has them."""
     yield f"{indent}points: {errors.points}"
     yield f"{indent}median_relative_error: {errors.median:.4f}"
     yield f"{indent}p95_relative_error: {errors.p95:.4f}"
 
 
 def cost_block(cost: LinearCost | PiecewiseCost) -> dict[str, Any]:
-    """Give the `cost` of a scenario or profile that stands for a cost model."""
+    """Return the `cost` of a scenario or profile that stands for a cost model."""
     kind = next(kind for kind, form in FORMS.items() if form is type(cost))
     names = [
         field.name for field in fields(cost) if field.init and field.name not in RESERVED_FIELDS

@@ -213,7 +213,7 @@ def read_goldens(path: Path, cases: list[Case]) -> list[Golden]:
 
 
 def _kind(path: Path, number: int, line: str) -> object:
-    """Give the type of a record; only where that does not come first is the line parsed."""
+    """Return the type of a record; only where that does not come first is the line parsed."""
     match = _TYPE.match(line)
     if match:
         return match[1]

@@ -20,7 +20,7 @@ Values = dict[str, Any]
 
 
 def draw_case(seed: int, number: int, *, windows: bool = False) -> Values:
-    """Give a case of a seed, as a case file has it; with windows some groups of layers have one."""
+    """Get a case of a seed, as a case file has it; with windows some groups of layers have one."""
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
     if windows:

@@ -107,7 +107,7 @@ class Recorder:
         return row
 
     def leap_limit(self, repeats: int) -> int:
-        """Give how many of so many equal steps there may still be."""
+        """Return how many of so many equal steps there may still be."""
         return repeats if self.max_steps is None else min(repeats, self.max_steps - self.steps + 1)
 
     def _scheduled(self, step: Step) -> Sequence[tuple[int, int, int]]:
@@ -217,11 +217,11 @@ class Recorder:
         return tokens
 
     def request_row(self, request: Request) -> str:
-        """Give the line of a request, at the end."""
+        """Return the line of a request, at the end."""
         return dump(self.request_fields(request))
 
     def request_fields(self, request: Request) -> dict[str, Any]:
-        """Give what that line holds."""
+        """Return what that line holds."""
         seen = request.first_scheduled >= 0
         return {
             "type": "request",
@@ -251,7 +251,7 @@ class Recorder:
         )
 
     def limits(self, request: Request) -> str:
-        """Give the tokens at which an answer ends."""
+        """Return the tokens at which an answer ends."""
         return str(request.output_limit)
 
 

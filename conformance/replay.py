@@ -281,7 +281,7 @@ class Replay:
             self._alarm.set(arrivals[0].arrival)
 
     def header(self) -> str:
-        """Give the line that begins the log of a case."""
+        """Return the line that begins the log of a case."""
         case, release = self.case, self.release
         rules = {} if release is None else {"vllm": write_release(release)}
         return dump(

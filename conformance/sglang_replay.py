@@ -106,7 +106,7 @@ class SglangRecorder(Recorder):
         return row
 
     def leap_limit(self, repeats: int) -> int:
-        """Give how many of so many equal steps there may still be.
+        """Return how many of so many equal steps there may still be.
 
         One more is chosen than there may be; with two in flight it has no outcome.
         """

@@ -124,7 +124,7 @@ class Group:
 
 
 def groups_of(scenario: Scenario) -> list[Group]:
-    """Give the groups that have replicas, or may have them."""
+    """Return the groups that have replicas, or may have them."""
     base, cluster = _plain_name(scenario.name), scenario.cluster
     if cluster is None:
         return [Group(base, scenario, 1, None, None)]
@@ -155,7 +155,7 @@ def write_deployment(scenario: Scenario, folder: Path) -> list[Path]:
 
 
 def deployment(scenario: Scenario) -> Mapping[str, bytes]:
-    """Give the files, by name."""
+    """Return the files, by name."""
     groups = groups_of(scenario)
     texts = {
         "vllm_serve.sh": serve_command(scenario),
@@ -240,7 +240,7 @@ def _pod(group: Group) -> Manifest:
 
 
 def _environment(group: Group) -> list[Manifest]:
-    """Give the token for models not for everybody, the policy, and where KV caches are fetched."""
+    """Get the token for models not for everybody, the policy, and where KV caches are fetched."""
     token = {"name": "hf-token", "key": "token", "optional": True}
     found: list[Manifest] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}]
     found += [{"name": name, "value": value} for name, value in environment(group.scenario).items()]

@@ -24,7 +24,7 @@ Manifest = dict[str, Any]
 
 
 def endpoint_picker(scenario: Scenario) -> tuple[Manifest, list[str]]:
-    """Give the configuration, and what differs from what was simulated; of clusters only."""
+    """Return the configuration, and what differs from what was simulated; of clusters only."""
     cluster = scenario.cluster
     assert cluster is not None
     router = cluster.router_name

@@ -255,11 +255,11 @@ class Engine:
         self.cache.reserve(min(blocks, MAX_PINNED // self.cache.block_bytes))
 
     def tokens(self, request_id: int) -> list[int]:
-        """Give a request's text, prompt and answer so far, until it is retired."""
+        """Return a request's text, prompt and answer so far, until it is retired."""
         return self.states.tokens(request_id).tolist()
 
     def answer(self, request_id: int) -> list[int] | None:
-        """Give what a request has answered so far, also once it is retired."""
+        """Return what a request has answered so far, also once it is retired."""
         answer = self.states.answer(request_id)
         return None if answer is None else answer.tolist()
 
@@ -318,7 +318,7 @@ def check_supported(spec: ModelSpec) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Give the bytes that the device has left."""
+    """Return the bytes that the device has left."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:

@@ -361,13 +361,13 @@ class InputBatchBuilder:
 
 
 def next_size(sizes: Sequence[int], count: int) -> int:
-    """Give the first of ascending sizes that holds so many, 0 where none does."""
+    """Return the first of ascending sizes that holds so many, 0 where none does."""
     place = bisect_left(sizes, count)
     return sizes[place] if place < len(sizes) else 0
 
 
 def _padded(lines: Ints, size: int) -> Ints:
-    """Give ids, positions, slots and so on with columns that only pad: they have no slot."""
+    """Return ids, positions, slots and so on with columns that only pad: they have no slot."""
     real = lines.shape[1]
     if real == size:
         return lines
@@ -378,7 +378,7 @@ def _padded(lines: Ints, size: int) -> Ints:
 
 
 def _grown(rows: Ints, count: int) -> Ints:
-    """Give an array with zeros behind it, `count` rows in all."""
+    """Return an array with zeros behind it, `count` rows in all."""
     found: Ints = np.zeros((count, *rows.shape[1:]), np.int32)
     found[: len(rows)] = rows
     return found

@@ -104,7 +104,7 @@ class ShadowExecutor:
         return seconds
 
     def _elapsed(self, predicted: float, taken: float) -> float:
-        """Give the seconds by which the clock advances; real time has that between steps in it."""
+        """Get the seconds by which the clock advances; real time has that between steps in it."""
         if isinstance(self.env, RealtimeEnvironment):
             return monotonic() - self.env.real_start - self.env.now
         return predicted if self.clock == "model" else taken

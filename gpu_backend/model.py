@@ -77,7 +77,7 @@ class Transformer:
         return self.head(*self.hidden(batch), batch)
 
     def head(self, delta: Tensor, x: Tensor, batch: InputBatch) -> Tensor:
-        """Give the logits [m, V] after the tokens `batch.emits`, of what `hidden` gave."""
+        """Return the logits [m, V] after the tokens `batch.emits`, of what `hidden` gave."""
         if len(batch.emits) != len(x):
             delta = delta.index_select(0, batch.emits)
             x = x.index_select(0, batch.emits)
@@ -89,7 +89,7 @@ class Transformer:
         return self.next_tokens(*self.hidden(batch), batch)
 
     def next_tokens(self, delta: Tensor, x: Tensor, batch: InputBatch) -> Tensor:
-        """Give the likeliest next tokens, int64 [m], of what `hidden` gave."""
+        """Return the likeliest next tokens, int64 [m], of what `hidden` gave."""
         if not len(batch.emits):
             return batch.emits
         return self.head(delta, x, batch).argmax(-1)

@@ -68,7 +68,7 @@ class RequestStates:
         return [entry.request for entry in self._entries.values()]
 
     def find(self, chunks: Sequence[Chunk]) -> RowIndices:
-        """Give each chunk's row, its block table brought up to date; new requests get one."""
+        """Return each chunk's row, its block table brought up to date; new requests get one."""
         entries = self._entries
         found = []
         for chunk in chunks:
@@ -83,7 +83,7 @@ class RequestStates:
         return np.array(found, np.intp)
 
     def rows_of(self, requests: Sequence[Request]) -> RowIndices:
-        """Give the rows of requests that have one; their block tables are not looked at."""
+        """Return the rows of requests that have one; their block tables are not looked at."""
         rows = map(self._rows.__getitem__, requests)
         return np.fromiter(rows, np.intp, len(requests))
 
@@ -100,7 +100,7 @@ class RequestStates:
         return found
 
     def newest(self, rows: RowIndices) -> npt.NDArray[np.integer]:
-        """Give the tokens that came out of rows last; those of the last step's as they are."""
+        """Return the tokens that came out of rows last; those of the last step's as they are."""
         if rows is self._latest[0]:
             return self._latest[1]
         self._note_latest()
@@ -112,7 +112,7 @@ class RequestStates:
         self._latest = NO_ROWS, NO_ROWS
 
     def _add(self, request: Request) -> _Entry:
-        """Give a new request a row with its prompt, and what it has answered elsewhere."""
+        """Return a new request a row with its prompt, and what it has answered elsewhere."""
         self._drop(request.id)  # another run's request of the same name
         if not self._free:
             self._add_rows()
@@ -186,11 +186,11 @@ class RequestStates:
         return self.token_ids[entry.row, entry.padding : end].copy()
 
     def tokens(self, request_id: int) -> Ids:
-        """Give the text of a request that has a row: prompt and answer so far."""
+        """Return the text of a request that has a row: prompt and answer so far."""
         return self._ids(self._entries[request_id])
 
     def answer(self, request_id: int) -> Ids | None:
-        """Give what a request has answered so far, None where that is not known."""
+        """Return what a request has answered so far, None where that is not known."""
         entry = self._entries.get(request_id)
         if entry is None:
             return self._answers.get(request_id)
@@ -229,7 +229,7 @@ class RequestStates:
 
 
 def token_ids(name: Hashable, first: int, count: int, vocab_size: int) -> Ids:
-    """Give the ids of tokens `first` to `first + count` of the segment `name`.
+    """Return the ids of tokens `first` to `first + count` of the segment `name`.
 
     The same in every process: names are hashed by what `repr` makes of them, places by splitmix64.
     """
@@ -244,7 +244,7 @@ def token_ids(name: Hashable, first: int, count: int, vocab_size: int) -> Ids:
 def prompt_ids(
     request: Request, vocab_size: int, answer: Callable[[int], Ids | None] = lambda _: None
 ) -> Ids:
-    """Give the ids of a request's prompt, int32 [prompt_tokens].
+    """Return the ids of a request's prompt, int32 [prompt_tokens].
 
     A segment ("out", i) is what request i has answered: `answer(i)`, as far as that is known.
     """

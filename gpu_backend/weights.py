@@ -48,13 +48,13 @@ class Source(Protocol):
     """Where tensors come from; their names are those of a Hugging Face checkpoint."""
 
     def matrix(self, rows: dict[str, int], columns: int) -> Tensor:
-        """Give matrices of so many rows each, one under the other."""
+        """Return matrices of so many rows each, one under the other."""
 
     def bias(self, sizes: dict[str, int]) -> Tensor:
-        """Give vectors of these sizes, one behind the other."""
+        """Return vectors of these sizes, one behind the other."""
 
     def norm(self, name: str, size: int) -> Tensor:
-        """Give the weight of a norm."""
+        """Return the weight of a norm."""
 
 
 def random_weights(
@@ -166,7 +166,7 @@ class _Checkpoint:
         return torch.cat(tensors) if len(tensors) > 1 and not self.wrong else tensors[0]
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Give a tensor on the device; an empty one, and a complaint, where it is not as said."""
+        """Return a tensor on the device; an empty one, and a complaint, where it is not as said."""
         if name not in self._places:
             self.wrong.append(f"{name}: missing")
         elif (found := self._places[name][2]["shape"]) != [*shape]:

@@ -36,7 +36,7 @@ class Newest:
 
 
 def draw_case(seed: int, number: int) -> Values:
-    """Give a case of a seed: few seats, little memory, prompts that share what they begin with.
+    """Return a case of a seed: few seats, little memory, prompts that share what they begin with.
 
     Policies, and both loops of SGLang's, take turns.
     """

@@ -16,7 +16,7 @@ RELEASE = "0.5.23"
 
 
 def check_sglang() -> str:
-    """Give the version of the SGLang installed; HeadwayError where this does not fit it."""
+    """Return the version of the SGLang installed; HeadwayError where this does not fit it."""
     try:
         found = version("sglang")
     except PackageNotFoundError:

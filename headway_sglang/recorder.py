@@ -361,14 +361,14 @@ class _Recording:
         return self._names.setdefault(name, len(self._names) + 1)
 
     def _prompt(self, request: SglangRequest) -> list[int]:
-        """Give a prompt's tokens: numbers of names, the same wherever the name is."""
+        """Return a prompt's tokens: numbers of names, the same wherever the name is."""
         segments = request.named_prompt(self.case.config.hash_id_tokens)
         if segments is None:
             segments = ((("in", request.id), request.prompt_len),)
         return [self._number((name, at)) for name, count in segments for at in range(count)]
 
     def arrivals(self) -> list[Any]:
-        """Give SGLang who has come by now."""
+        """Return SGLang who has come by now."""
         come = []
         while self._coming and self._coming[0].arrival_ns <= self._clock:
             come.append(self._tokenized(self._coming.popleft()))
@@ -407,7 +407,7 @@ class _Recording:
         )
 
     def compute(self, batch: Any) -> Any:
-        """Give each request of a batch its next token, known by its place."""
+        """Return each request of a batch its next token, known by its place."""
         tokens = []
         for request, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
             at = length - len(request.origin_input_ids)

@@ -13,7 +13,7 @@ from headway_vllm.policy import CLASSES
 
 
 def __getattr__(name: str) -> Any:
-    """Give a scheduler class; HeadwayError where there is no vLLM that it fits."""
+    """Return a scheduler class; HeadwayError where there is no vLLM that it fits."""
     if name not in CLASSES:
         raise AttributeError(f"module 'headway_vllm' has no attribute {name!r}")
     from headway_vllm.scheduler import scheduler_class

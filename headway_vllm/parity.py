@@ -48,7 +48,7 @@ class Newest:
 
 
 def draw_scenario(seed: int, number: int) -> Values:
-    """Give a scenario of a seed: few seats, little memory, prompts that share what they begin with.
+    """Get a scenario of a seed: few seats, little memory, prompts that share what they begin with.
 
     Policies, and both kinds of scheduling, take turns.
     """

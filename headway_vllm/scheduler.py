@@ -43,7 +43,7 @@ RELEASE = "0.33"
 
 
 def check_vllm() -> str:
-    """Give the version of the vLLM that is installed; HeadwayError where this does not fit it."""
+    """Return the version of the vLLM that is installed; HeadwayError where this does not fit it."""
     try:
         found = version("vllm")
     except PackageNotFoundError:
@@ -123,7 +123,7 @@ class HeadwayScheduler(AsyncScheduler):
         return view
 
     def _running(self) -> dict[Any, None]:
-        """Give the running requests in order of admission."""
+        """Return the running requests in order of admission."""
         views = self._views
         return dict.fromkeys([views[request.request_id] for request in self.running])
 
@@ -291,7 +291,7 @@ class HeadwayScheduler(AsyncScheduler):
         return sum(block.ref_cnt == 1 for blocks in groups for block in blocks)
 
     def _chunk_cap(self) -> int:
-        """Give the tokens that one request may compute in this step."""
+        """Return the tokens that one request may compute in this step."""
         threshold: int = self.scheduler_config.long_prefill_token_threshold
         present = sum(self.get_request_counts())
         if not threshold or present < 2:
@@ -403,7 +403,7 @@ class HeadwayScheduler(AsyncScheduler):
 
 @cache
 def scheduler_class(name: str) -> type[HeadwayScheduler]:
-    """Give the class of a name in CLASSES."""
+    """Return the class of a name in CLASSES."""
     policy = CLASSES[name]
     if policy is None:
         return HeadwayScheduler

@@ -21,7 +21,7 @@ ALIVE = (*RUNNING, "starting")
 
 
 def admin_routes(engine: LiveEngine, failures: FailureRates) -> list[web.RouteDef]:
-    """Give what may be done to an engine that was made for fault injection."""
+    """Return what may be done to an engine that was made for fault injection."""
     admin = _Admin(engine, failures)
     routes = [web.get("/admin", admin.tell)]
     for name, act in (
@@ -51,7 +51,7 @@ class _Admin:
         return web.json_response(found)
 
     def handler(self, act: Callable[[Body], None]) -> Callable[[web.Request], Awaitable[Any]]:
-        """Give what reads a body, acts on it, and tells how all is then."""
+        """Return what reads a body, acts on it, and tells how all is then."""
 
         async def handle(request: web.Request) -> web.Response:
             try:
@@ -70,7 +70,7 @@ class _Admin:
         return handle
 
     def _replicas(self, body: Body, states: Sequence[str], *keys: str) -> list[int]:
-        """Give the numbers of the replicas that are meant: one, or all that are in such a state."""
+        """Get the numbers of the replicas that are meant: one, or all that are in such a state."""
         if unknown := [key for key in body if key not in ("replica", *keys)]:
             raise FaultError(f"{unknown[0]}: unknown; there is {', '.join(('replica', *keys))}")
         now = self.faults.life.states

@@ -43,7 +43,7 @@ class RealTimeClock:
         self.delays.append(max(self.now - due, 0.0) / self.speed)
 
     def lateness(self) -> dict[str, float]:
-        """Give percentiles of the last steps' delays, wall ms."""
+        """Return percentiles of the last steps' delays, wall ms."""
         delays = np.array(self.delays or [0.0]) * 1e3
         return {f"p{q}": float(np.percentile(delays, q)) for q in (50, 90, 99, 100)}
 

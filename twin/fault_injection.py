@@ -39,7 +39,7 @@ class FaultyExecutor:
         self.stall = 0.0  # s, of the next step
 
     def execute(self, step: Step) -> float:
-        """Give the seconds of a step."""
+        """Return the seconds of a step."""
         seconds = self.inner.execute(step) * self.factor + self.stall
         self.stall = 0.0
         return seconds
@@ -151,7 +151,7 @@ class FailureRates:
 def number(
     body: Mapping[str, Any], name: str, default: float | None = None, most: float = inf
 ) -> float:
-    """Give a number, 0 or more, of a body; raise FaultError where it is none."""
+    """Return a number, 0 or more, of a body; raise FaultError where it is none."""
     value = body.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         bound = "" if most == inf else f" to {most:,g}"

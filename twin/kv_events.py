@@ -75,7 +75,7 @@ def read_config(text: str) -> KvEventsConfig:
 
 
 def address_of(endpoint: str | None, number: int) -> str | None:
-    """Give an engine core its own address: so many ports later, as vLLM's ranks have it."""
+    """Return an engine core its own address: so many ports later, as vLLM's ranks have it."""
     if endpoint is None or number == 0:
         return endpoint
     host, colon, port = endpoint.rpartition(":")

@@ -84,7 +84,7 @@ class Asked:
 
 
 def workload_of(asked: Sequence[Asked]) -> Workload:
-    """Give requests as a workload that `simulator.run` plays again, request by request."""
+    """Return requests as a workload that `simulator.run` plays again, request by request."""
 
     def whole(name: str) -> npt.NDArray[np.int64]:
         return np.array([getattr(one, name) or 0 for one in asked], np.int64)
@@ -354,7 +354,7 @@ class LiveEngine:
         self._first = new
 
     def result(self) -> Result:
-        """Give the run so far; requests that have not ended count as unfinished."""
+        """Return the run so far; requests that have not ended count as unfinished."""
         from simulator.simulation.result import Result
 
         self.clock.advance()
@@ -367,7 +367,7 @@ class LiveEngine:
         return result
 
     def _copy(self, core: EngineCore) -> Log:
-        """Give a core's log as it stands, with ids from 0 on."""
+        """Return a core's log as it stands, with ids from 0 on."""
         log = core.log
         copies = {
             name: value[:]
@@ -381,7 +381,7 @@ class LiveEngine:
 
 
 def replica_scenarios(scenario: Scenario) -> list[Scenario]:
-    """Give each replica of a cluster as a scenario of its own, for a gateway that is not ours."""
+    """Return each replica of a cluster as a scenario of its own, for a gateway that is not ours."""
     cluster = scenario.cluster
     if cluster is None:
         raise HeadwayError("--replica-ports: the scenario has no cluster")

@@ -48,7 +48,7 @@ class Histogram:
         self.sum += value * times
 
     def lines(self, label: str) -> list[str]:
-        """Give the lines of the text format, without the head."""
+        """Return the lines of the text format, without the head."""
         found, total = [], 0
         for bound, count in zip((*self.buckets, "+Inf"), self.counts, strict=True):
             total += count
@@ -147,7 +147,7 @@ class LiveMetrics:
             counts.histograms[name].observe(float(value))
 
     def text(self) -> str:
-        """Give the text exposition format, `engine` per engine core."""
+        """Return the text exposition format, `engine` per engine core."""
         labels = {
             core: f'model_name="{self.model}",engine="{number}"'
             for number, core in enumerate(self.engine.cores)
@@ -221,7 +221,7 @@ class LiveMetrics:
         return dict(zip(names, [*found, ends], strict=True))
 
     def _more_scalars(self, core: EngineCore) -> dict[str, dict[str, float]]:
-        """Give the values of what is told beside SCALARS, by name and further labels."""
+        """Return the values of what is told beside SCALARS, by name and further labels."""
         counts, waiting = self.counts[core], self.engine.gauges[core].waiting
         labelled = {
             "num_requests_waiting_by_reason": ("reason", {"capacity": waiting, "deferred": 0}),

@@ -57,7 +57,7 @@ class BadRequestError(Exception):
 
 
 def error_body(message: str, kind: str, status: int, param: str | None = None) -> bytes:
-    """Give an error as vLLM words it; `param`: the key of the body that is wrong."""
+    """Return an error as vLLM words it; `param`: the key of the body that is wrong."""
     error = {"message": message, "type": kind, "param": param, "code": status}
     return json.dumps({"error": error}).encode()
 
@@ -167,7 +167,7 @@ def _text(body: Mapping[str, Any], name: str) -> str:
 
 
 def client_name(name: object, key: str = "user") -> str:
-    """Give who asks, by a name that a trace can hold, too, from `key`; raise BadRequestError."""
+    """Return who asks, by a name that a trace can hold, too, from `key`; raise BadRequestError."""
     if not isinstance(name, str) or len(name) > LONGEST_NAME or name_problem(name):
         why = f"{key}: not a name of at most {LONGEST_NAME} characters"
         raise BadRequestError(why, param=key)
@@ -332,12 +332,12 @@ class Answer:
         return b"data: " + _compact(chunk) + b"\n\n"
 
     def text(self, first: int, last: int) -> str:
-        """Give the words from number `first` up to `last`."""
+        """Return the words from number `first` up to `last`."""
         words, offset = self.words, self.offset
         return "".join(words[(offset + number) % len(words)] for number in range(first, last))
 
     def chunk(self, new: int, count: int) -> bytes:
-        """Give the chunk of `new` tokens, `count` in all; before the first of a chat its role.
+        """Return the chunk of `new` tokens, `count` in all; before the first of a chat its role.
 
         That of the last token says why it is the last, as vLLM's does: N chunks for N tokens.
         """
@@ -354,7 +354,7 @@ class Answer:
         return role + self._chunk({"content": text} if self.chat else text, count, reason)
 
     def framed(self, new: int, count: int) -> bytes:
-        """Give that chunk as one of HTTP's; of one token, from parts that are written once."""
+        """Return that chunk as one of HTTP's; of one token, from parts that are written once."""
         if (
             new > 1
             or self.wanted.continuous_usage
@@ -371,7 +371,7 @@ class Answer:
         return frame + word + self._end
 
     def end(self, request: Request) -> bytes:
-        """Give what comes after the last token."""
+        """Return what comes after the last token."""
         out = b""
         if self.wanted.usage:
             end = self.head | {"choices": [], "usage": self._usage(request.generated, request)}
@@ -379,12 +379,12 @@ class Answer:
         return out + b"data: [DONE]\n\n"
 
     def error_chunk(self, message: str) -> bytes:
-        """Give what ends a stream that has begun and cannot go on."""
+        """Return what ends a stream that has begun and cannot go on."""
         error = error_body(message, "BadRequestError", 400)
         return b"data: " + error + b"\n\ndata: [DONE]\n\n"
 
     def whole(self, request: Request, reason: str) -> bytes:
-        """Give the whole answer at once."""
+        """Return the whole answer at once."""
         text = self.text(0, request.generated)
         said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
         why = {"finish_reason": reason, "stop_reason": None}

@@ -18,7 +18,7 @@ class Gauges:
     columns: Mapping[str, Floats]
 
     def at(self, times: Floats) -> "Gauges":
-        """Give what polls at these times would have seen."""
+        """Return what polls at these times would have seen."""
         rows = np.searchsorted(self.time, times, side="right") - 1  # the last of equal times
         return Gauges(
             times,
@@ -29,7 +29,7 @@ class Gauges:
         )
 
     def mean(self, name: str) -> float:
-        """Give the mean of a gauge over time."""
+        """Return the mean of a gauge over time."""
         widths = np.diff(self.time)
         total = float(widths.sum())
         values = self.columns[name][:-1]
@@ -37,7 +37,7 @@ class Gauges:
 
 
 def polled_gauges(log: Log, times: Floats) -> Gauges:
-    """Give what polls of vLLM's /metrics at these times, s, would have seen of an engine.
+    """Return what polls of vLLM's /metrics at these times, s, would have seen of an engine.
 
     vLLM makes its statistics as a step ends: who is admitted shows with the first end after the
     decision, and who came meanwhile does not wait as yet.

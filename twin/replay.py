@@ -227,7 +227,7 @@ class _Replay:
         self.ended[number].set()
 
     def _patience(self, number: int) -> float | None:
-        """Give when a request's client hangs up, s after it is sent; None: never."""
+        """Return when a request's client hangs up, s after it is sent; None: never."""
         cancels = self.workload.cancel_after
         return None if cancels is None or np.isnan(cancels[number]) else float(cancels[number])
 
@@ -298,7 +298,7 @@ def _plain(error: Exception) -> str:
 
 
 def prompt_of(workload: Workload, number: int, seed: int = 0) -> list[int]:
-    """Give a prompt's tokens: equal where the workload says that they are, else drawn."""
+    """Return a prompt's tokens: equal where the workload says that they are, else drawn."""
     size = int(workload.prompt_tokens[number])
     segments: Segments | None = None if workload.segments is None else workload.segments[number]
     tokens: list[int] = []
@@ -387,7 +387,7 @@ def write_measured(
 def _run(
     found: Replayed, workload: Workload, good: list[int], scenario: Scenario, parts: EngineParts
 ) -> dict[str, object]:
-    """Give the row of runs.csv: the engine as the scenario says, or rather as the server does."""
+    """Return the row of runs.csv: the engine as the scenario says, or rather as the server does."""
     engine = scenario.engine
     prompts = sum(int(workload.prompt_tokens[number]) for number in good)
     hits = sum(found.requests[number].cached for number in good) / prompts
@@ -471,7 +471,7 @@ def lateness_notes(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _latencies(good: list[Answered]) -> dict[str, Floats]:
-    """Give latencies, s; those that no request has are left out."""
+    """Return latencies, s; those that no request has are left out."""
     several = [one for one in good if one.tokens > 1]
     columns = {
         "ttft": np.array([one.first - one.sent for one in good]),

@@ -13,7 +13,7 @@ from aiohttp import web  # noqa: E402
 
 
 def error_response(message: str, kind: str, status: int, param: str | None = None) -> web.Response:
-    """Give an error as vLLM words it."""
+    """Return an error as vLLM words it."""
     body = error_body(message, kind, status, param)
     return web.Response(body=body, status=status, content_type="application/json")
 

@@ -94,7 +94,7 @@ class Server:
         return self.engine.parts.max_model_len
 
     def application(self) -> web.Application:
-        """Give the addresses."""
+        """Return the addresses."""
         app = web.Application(client_max_size=MOST_BYTES, middlewares=[refusals_in_json])
         if self.options.admin:
             app.add_routes(admin_routes(self.engine, self.failures))
@@ -153,7 +153,7 @@ class Server:
             await runner.cleanup()
 
     def result(self) -> Result:
-        """Give the run so far."""
+        """Return the run so far."""
         return self.engine.result()
 
     # Requests.
@@ -213,7 +213,7 @@ class Server:
             self._said.pop(number, None)
 
     def _tokens(self, request: Request, first: int, last: int) -> list[int] | None:
-        """Give tokens of a request, prompt and answer; None: its client has gone."""
+        """Return tokens of a request, prompt and answer; None: its client has gone."""
         if (said := self._said.get(request.id)) is None:
             return None
         prompt, offset = said
@@ -367,7 +367,7 @@ class Server:
         return web.Response(text=self.metrics.text(), content_type="text/plain")
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Give the run so far: JSON, or the HTML report to a browser."""
+        """Return the run so far: JSON, or the HTML report to a browser."""
         result = self.result()
         if not len(result.workload):
             return error_response("no request has come yet", "NotFoundError", 404)
@@ -380,7 +380,7 @@ class Server:
         return web.json_response(result.summary() | {"served": self.served()})
 
     async def _requests(self, request: web.Request) -> web.Response:
-        """Give the requests of the report as a trace that plays them again."""
+        """Return the requests of the report as a trace that plays them again."""
         text = io.BytesIO()
         write_timed_trace(self.result().workload, self.engine.block_size, text)
         return web.Response(body=text.getvalue(), content_type="application/jsonl")
@@ -412,7 +412,7 @@ class Server:
 
 
 def token_counter(folder: Path | None) -> TokenCounter:
-    """Give the tokenizer of a folder, or words between spaces."""
+    """Return the tokenizer of a folder, or words between spaces."""
     return SplitAtSpaces() if folder is None else BpeTokens(folder)
 
 
@@ -468,5 +468,5 @@ def _check_type(request: web.Request) -> None:
 
 
 def _notes(wanted: Wanted) -> dict[str, str]:
-    """Give a header that tells what of a request is not simulated."""
+    """Return a header that tells what of a request is not simulated."""
     return {"X-Headway-Ignored": ", ".join(wanted.notes)} if wanted.notes else {}

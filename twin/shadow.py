@@ -137,7 +137,7 @@ def _histogram(values: Mapping[str, list[tuple[str, float]]], name: str) -> Hist
 
 
 def lengths(before: Histogram, after: Histogram) -> Ints:
-    """Give lengths that a histogram has seen between two polls: their buckets and sum are right."""
+    """Get lengths that a histogram has seen between two polls: their buckets and sum are right."""
     bounds, counts, total = after
     new = counts - before[1] if len(before[1]) == len(counts) else counts
     times, total = new.astype(np.int64), total - before[2]
@@ -155,7 +155,7 @@ def lengths(before: Histogram, after: Histogram) -> Ints:
 
 
 def traffic(polls: Sequence[Poll], like: Workload, seed: int) -> Workload:
-    """Give the requests that a server has had since the first poll; those there then come first.
+    """Return the requests that a server has had since the first poll; those there then come first.
 
     They end in the order in which they come. What nobody has seen the end of is as long as some
     other. `like` says what prompts share, who sends them, and with which priority.
@@ -217,7 +217,7 @@ def _segments(like: Sequence[Segments | None], sizes: Sequence[int]) -> list[Seg
 
 
 def simulated_polls(logs: Sequence[Log], load: Workload, times: Floats) -> dict[str, Floats]:
-    """Give gauges and counters of a simulation as of these times, s."""
+    """Return gauges and counters of a simulation as of these times, s."""
     gauges = [polled_gauges(log, times).columns for log in logs if len(log.steps)]
     found = {
         "running": np.sum([one["running"] for one in gauges], axis=0),
@@ -273,7 +273,7 @@ def judge(polls: Sequence[Poll], scenario: Scenario, window: float, tolerance: f
 
 
 def _values(polled: Mapping[str, Floats], inside: Ints, first: int, last: int) -> dict[str, float]:
-    """Give means of gauges over some polls, and what counters have counted between two."""
+    """Return means of gauges over some polls, and what counters have counted between two."""
     found = {
         name: float(polled[name][inside].mean()) for name in ("running", "waiting", "kv_usage")
     }
@@ -390,7 +390,7 @@ async def _watch(
 
 
 def heading() -> str:
-    """Give the line over those of the windows."""
+    """Return the line over those of the windows."""
     names = "".join(f"{name.replace('_', ' '):>18}" for name in ROWS)
     return f"{'s':>14}{'requests':>10}{names}\n{'':>24}" + f"{'server / sim':>18}" * len(ROWS)
 

@@ -20,7 +20,7 @@ class TokenCounter(Protocol):
     """Each a token, also behind any other."""
 
     def encode(self, text: str) -> list[int]:
-        """Give the tokens of a text."""
+        """Return the tokens of a text."""
 
 
 class SplitAtSpaces:

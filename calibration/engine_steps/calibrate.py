@@ -149,7 +149,7 @@ def measure_all(  # noqa: PLR0917
 def _runs(
     engine: "Engine", setup: Setup, guess: PiecewiseCost, seconds: float
 ) -> Iterator[tuple[str, Scenario]]:
-    """Give runs under every load, so many requests in each that all take the time given."""
+    """Yield runs under every load, so many requests in each that all take the time given."""
     lengths = [_lengths(mix, _longest(engine, setup)) for mix in MIXES]
     capacity = []  # requests/s of each mix
     for mix in lengths:
@@ -169,7 +169,7 @@ def _runs(
 
 
 def _lengths(mix: tuple[tuple[int, int], tuple[int, int]], longest: int) -> dict[str, object]:
-    """Give the lengths of a mix, as far as an engine's longest context goes."""
+    """Return the lengths of a mix, as far as an engine's longest context goes."""
     limits = (longest // 2, longest // 4)
     found: dict[str, object] = {}
     for name, (low, high), most in zip(("input_len", "output_len"), mix, limits, strict=True):

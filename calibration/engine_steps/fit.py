@@ -158,7 +158,7 @@ def fit_rows(
 
 
 def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float]:
-    """Give what a fit leaves of samples that it has not seen, by regime."""
+    """Return what a fit leaves of samples that it has not seen, by regime."""
     if not unseen:
         return {}
     rows = [sample.row for sample in unseen]
@@ -176,7 +176,7 @@ def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
 
 
 def _as_launched(row: Row) -> Row:
-    """Give a graph's row with the last tokens of prompts, one of each, among the decodes.
+    """Return a graph's row with the last tokens of prompts, one of each, among the decodes.
 
     A graph takes every sequence with one new token; the scheduler tells these two apart.
     """
@@ -335,7 +335,7 @@ TERMS = (
 
 
 def _features(row: Row, form: Form) -> list[float]:
-    """Give what each coefficient is multiplied by: tables of either path, then the terms."""
+    """Return what each coefficient is multiplied by: tables of either path, then the terms."""
     tokens, graph = _dense_tokens(row), bool(row.bucket)
     dense = [0.0 if graph else 1.0]
     for low, high in form.pieces:
@@ -414,7 +414,7 @@ def _cost(found: Floats, form: Form, host: float) -> PiecewiseCost:
 
 
 def _graph_table(sizes: Sequence[int], seconds: Floats, overhead: float) -> Table:
-    """Give the rows of a table of graphs, none where there are no graphs."""
+    """Return the rows of a table of graphs, none where there are no graphs."""
     pairs = zip(sizes, seconds, strict=True)
     return [[size, _round(max(float(value), 1e-9) - overhead)] for size, value in pairs] or ()
 
@@ -425,7 +425,7 @@ def _round(value: float) -> float:
 
 
 def _limits(samples: Sequence[Sample]) -> Limits:
-    """Give the range of the steps fitted to."""
+    """Return the range of the steps fitted to."""
     found = {}
     for name in QUANTITIES:
         column = "decodes" if name == "sequences" else name
@@ -470,5 +470,5 @@ def _fit_swap(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def with_name(fit: StepFit, name: str) -> StepFit:
-    """Give the fit under the name that reports will call its cost."""
+    """Return the fit under the name that reports will call its cost."""
     return replace(fit, cost=replace(fit.cost, name=name, limits=fit.limits))

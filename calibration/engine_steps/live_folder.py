@@ -65,7 +65,7 @@ class MeasuredStep:
     swap: float  # s, copies of KV blocks
 
     def seconds(self, clock: str) -> float:
-        """Give what the step took, by CPU time (`cpu`) or by the wall's clock (`wall`)."""
+        """Return what the step took, by CPU time (`cpu`) or by the wall's clock (`wall`)."""
         if clock == "wall":
             return self.row.wall_s + self.schedule
         return self.row.device_s + self.row.host_s + self.swap
@@ -99,7 +99,7 @@ def _profile(scenario: Scenario) -> Path | None:
 
 
 def make_portable(scenario: Scenario) -> Scenario:
-    """Give the scenario as it can be read from another folder."""
+    """Return the scenario as it can be read from another folder."""
     changes: dict[str, object] = {}
     if _profile(scenario) is not None:
         changes["cost"] = {"profile": PROFILE}

@@ -86,7 +86,7 @@ def point_row(
 
 
 def _columns(measured: Measured, reading: Reading) -> dict[str, Any]:
-    """Give the columns that do not depend on why a step was carried out."""
+    """Return the columns that do not depend on why a step was carried out."""
     return {
         "path": "graph" if measured.bucket else "eager",
         "bucket": measured.bucket,

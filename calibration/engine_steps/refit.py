@@ -128,7 +128,7 @@ def _tell_drift(rows: Sequence[Row], clock: str, echo: Echo) -> None:
 
 
 def _by_kind(fit: StepFit) -> dict[str, tuple[Floats, Floats]]:
-    """Give every sample's predicted and measured seconds by kind; held-out runs apart."""
+    """Return every sample's predicted and measured seconds by kind; held-out runs apart."""
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for sample in fit.samples:
         held = sample.row.point < 0 and sample.held_out
@@ -194,7 +194,7 @@ def _error_lines(errors: Errors, indent: str) -> Iterator[str]:
 
 
 def utc_now() -> str:
-    """Give the time, to the second."""
+    """Return the time, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -257,7 +257,7 @@ def read_meta(path: Path) -> Meta:
 
 
 def capture_sizes(meta: Meta, path: Path, name: str = "cudagraph_capture_sizes") -> list[int]:
-    """Give the batches that had a CUDA graph, none on a CPU; HeadwayError where damaged.
+    """Return the batches that had a CUDA graph, none on a CPU; HeadwayError where damaged.
 
     `cudagraph_mixed_sizes` names those of steps with prompts, in tokens.
     """

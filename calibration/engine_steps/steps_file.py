@@ -53,7 +53,7 @@ class Row:
 
     @property
     def step(self) -> Step:
-        """Give the step as a cost model sees it."""
+        """The step as a cost model sees it."""
         return make_step(self.chunks, self.decodes, self.context, self.swapped_out, self.swapped_in)
 
     @property
@@ -174,7 +174,7 @@ class RowFile:
 
 
 def pack_rows(rows: Sequence[Row]) -> bytes:
-    """Give a whole file, the same bytes for the same rows."""
+    """Return a whole file, the same bytes for the same rows."""
     return _pack([COLUMNS, *map(_line, rows)])
 
 

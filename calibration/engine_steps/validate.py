@@ -188,7 +188,7 @@ def _preemptions(summary: Mapping[str, object]) -> int:
 
 
 def _per_request(folder: Path, result: Result) -> dict[str, float]:
-    """Give the median absolute relative error of single requests."""
+    """Return the median absolute relative error of single requests."""
     table = gather_requests(result.workload, result.sent, result.logs)
     errors = {}
     for name, column in read_requests(folder).items():

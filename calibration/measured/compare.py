@@ -69,7 +69,7 @@ def measured_gauges(path: Path) -> Gauges | None:
 
 
 def predicted_gauges(result: Result) -> Gauges:
-    """Give the simulation's gauges, a value for each logged row of steps."""
+    """Return the simulation's gauges, a value for each logged row of steps."""
     log = result.logs[0]
     steps = log.steps
     return Gauges(
@@ -141,7 +141,7 @@ def compare(outcome: Outcome, result: Result, requests: Requests | None, before:
 
 
 def completed_means(result: Result, before: int) -> dict[str, Any]:
-    """Give the mean TTFT and E2EL, ms, and what a request computes, tokens, without the first.
+    """Return the mean TTFT and E2EL, ms, and what a request computes, tokens, without the first.
 
     And, under BATCH_MEANS, the means of batches of requests.
     """
@@ -163,7 +163,7 @@ def completed_means(result: Result, before: int) -> dict[str, Any]:
 def _statistics(
     columns: dict[str, Floats], output: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]
 ) -> dict[str, float]:
-    """Give mean, P50, P90 and P99 of each latency, ms; ITL is the mean over all gaps."""
+    """Return mean, P50, P90 and P99 of each latency, ms; ITL is the mean over all gaps."""
     found = {}
     for name, column in columns.items():
         values = column[keep & ~np.isnan(column)] * 1e3
@@ -182,7 +182,7 @@ def _statistics(
 def _throughput(
     sent: Floats, ends: Floats, output: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]
 ) -> dict[str, float]:
-    """Give requests/s and output tokens/s from the first request to the last token."""
+    """Return requests/s and output tokens/s from the first request to the last token."""
     good = keep & ~np.isnan(ends)
     span = float(ends[good].max() - sent[good].min()) if good.any() else 0.0
     if span <= 0:

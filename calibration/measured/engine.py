@@ -159,13 +159,13 @@ def schedules_asynchronously(run: Run) -> bool:
 
 
 def gpus_per_replica(run: Run) -> int:
-    """Give the tensor parallelism: as recorded, else the GPUs of each stage of a replica."""
+    """Return the tensor parallelism: as recorded, else the GPUs of each stage of a replica."""
     stages = prod(run.count(name) or 1 for name in ("pp", "dp", "replicas"))
     return run.count("tp") or max(1, (run.count("n_gpus") or 1) // stages)
 
 
 def engine_block(run: Run, gpu: str) -> dict[str, Any]:
-    """Give the keys of a scenario's `engine` that say how a run was configured."""
+    """Return the keys of a scenario's `engine` that say how a run was configured."""
     released = version(run.word("engine_version"))
     v0 = _is_v0(run) and not run.flag("chunked_prefill")
     block: dict[str, Any] = {"name": "vllm-v0" if v0 else "vllm"}
@@ -202,7 +202,7 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
 
 
 def cluster_block(run: Run) -> dict[str, Any]:
-    """Give the keys of a scenario's `cluster`: replicas behind a router, clients that give up."""
+    """Return the keys of a scenario's `cluster`: replicas behind a router, clients that give up."""
     block: dict[str, Any] = {}
     replicas, patience = run.count("replicas") or 1, run.number("timeout_s")
     if replicas > 1:
@@ -213,7 +213,7 @@ def cluster_block(run: Run) -> dict[str, Any]:
 
 
 def _sizes(run: Run, gpu: str, engine: dict[str, Any]) -> dict[str, Any]:
-    """Give the sizes of a batch: as recorded, else vLLM's defaults for the GPU.
+    """Return the sizes of a batch: as recorded, else vLLM's defaults for the GPU.
 
     Without chunked prefill a batch holds at least one prompt of any length.
     """
@@ -240,7 +240,7 @@ def _sizes(run: Run, gpu: str, engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu_name(name: str) -> str:
-    """Give the table's name of a GPU; ValueError where none is meant."""
+    """Return the table's name of a GPU; ValueError where none is meant."""
     plain = name.lower().replace("_", " ")
     for pattern, known in GPU_WORDS:
         if re.search(pattern, plain):
@@ -257,7 +257,7 @@ def gpu_name(name: str) -> str:
 
 
 def model_name(name: str, folder: Path = Path()) -> str:
-    """Give the shipped model of a Hugging Face name, or the path of a config.json.
+    """Return the shipped model of a Hugging Face name, or the path of a config.json.
 
     A relative path is one from `folder`. ValueError where there is neither.
     """
@@ -273,7 +273,7 @@ def model_name(name: str, folder: Path = Path()) -> str:
 
 
 def quantization(dtype: str, model: str) -> str | None:
-    """Give what `engine.quantization` should be for weights of a dtype; None: 16 bits.
+    """Return what `engine.quantization` should be for weights of a dtype; None: 16 bits.
 
     Where the dtype is not recorded, the model's name may tell. ValueError for an unknown one.
     """
@@ -290,7 +290,7 @@ def quantization(dtype: str, model: str) -> str | None:
 
 
 def _quantization_in(word: str) -> str | None:
-    """Give the quantization that a word tells of; None: none."""
+    """Return the quantization that a word tells of; None: none."""
     if any(four in word for four in FOUR_BITS):
         if "mxfp4" in word or "oss" in word:
             return "mxfp4"
@@ -299,7 +299,7 @@ def _quantization_in(word: str) -> str | None:
 
 
 def kv_dtype(dtype: str) -> str:
-    """Give `engine.kv_cache_dtype`; ValueError for a dtype that no cache has."""
+    """Return `engine.kv_cache_dtype`; ValueError for a dtype that no cache has."""
     word = dtype.lower()
     if any(eight in word for eight in ("fp8", "float8", "e4m3", "e5m2")):
         return "fp8"

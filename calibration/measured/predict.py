@@ -234,7 +234,7 @@ def _in_lock_step(scenario: Scenario, parts: EngineParts) -> bool:
 def assemble_run(
     run: Run, folder: Path = Path(), profile: str | None = None
 ) -> tuple[Scenario, EngineParts]:
-    """Give the scenario and its parts for a run's model, GPU and engine."""
+    """Return the scenario and its parts for a run's model, GPU and engine."""
     gpu = gpu_name(run.word("gpu"))
     engine = engine_block(run, gpu)
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -254,7 +254,7 @@ def assemble_run(
 
 
 def _fitted_frontend(profile: str | None) -> Frontend | None:
-    """Give what lies between clients and the scheduler, where a profile was fitted to a log."""
+    """Return what lies between clients and the scheduler, where a profile was fitted to a log."""
     import yaml
 
     if profile is None or not Path(profile).is_file():
@@ -267,7 +267,7 @@ def _fitted_frontend(profile: str | None) -> Frontend | None:
 
 
 def _told_beside(path: Path | None) -> list[str]:
-    """Give what `headway replay` wrote of a measurement's own faults."""
+    """Return what `headway replay` wrote of a measurement's own faults."""
     notes = []
     if (wrong := sibling_file(path, "errors.csv")) is not None:
         count = len(read_rows(wrong))
@@ -354,7 +354,7 @@ def why_impossible(
 
 
 def peak_flops(gpu: Gpu, dtype: str) -> float:
-    """Give the most FLOP/s that any GPU of its kind could have for weights of a dtype."""
+    """Return the most FLOP/s that any GPU of its kind could have for weights of a dtype."""
     eight = gpu.fp8_flops or EIGHT_BIT_SPEEDUP * gpu.bf16_flops
     if "fp4" in dtype or dtype in ("awq", "gptq", "int4"):
         return FOUR_BIT_SPEEDUP * eight

@@ -28,7 +28,7 @@ LABELS = {"request_throughput": "requests/s", "output_throughput": "output tok/s
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """Give the text: every run, those that could not be predicted, and the summary."""
+    """Return the text: every run, those that could not be predicted, and the summary."""
     lines = [line for outcome in outcomes for line in _run_lines(outcome)]
     return "\n".join([*lines, "", *_summary(outcomes)])
 
@@ -68,7 +68,7 @@ def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def outcome_line(outcome: Outcome) -> str:
-    """Give a run in a line: the errors of its means, or why there are none."""
+    """Return a run in a line: the errors of its means, or why there are none."""
     name = outcome.run.run_id
     if outcome.reason:
         return f"{name}: cannot be predicted: {outcome.reason}"
@@ -92,7 +92,7 @@ def _label(metric: str) -> str:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Give the median and mean absolute error of each metric, by source and tier."""
+    """Yield the median and mean absolute error of each metric, by source and tier."""
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.run.source, outcome.run.word("tier")), []).append(outcome)
@@ -157,7 +157,7 @@ def write_plots(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
 
 
 def _gauges(outcome: Outcome) -> dict[str, Series]:
-    """Give the gauges that are drawn, by the labels of their axes."""
+    """Return the gauges that are drawn, by the labels of their axes."""
     if outcome.gauges is None:
         return {}
     predicted, measured = outcome.gauges
@@ -169,7 +169,7 @@ def _gauges(outcome: Outcome) -> dict[str, Series]:
 
 
 def _means(outcomes: Sequence[Outcome], metric: str) -> dict[str, Pair]:
-    """Give a metric of all runs, predicted and measured, by source."""
+    """Return a metric of all runs, predicted and measured, by source."""
     found: dict[str, list[tuple[float, float]]] = {}
     for outcome in outcomes:
         pairs = found.setdefault(outcome.run.source, [])

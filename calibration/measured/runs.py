@@ -102,20 +102,20 @@ class Run:
         return self.words.get("source") or self.run_id.split("__")[0]
 
     def word(self, column: str) -> str:
-        """Give a cell, "" where it is empty or the column is missing."""
+        """Return a cell, "" where it is empty or the column is missing."""
         return self.words.get(column, "")
 
     def number(self, column: str) -> float | None:
-        """Give a number; None where it is not recorded."""
+        """Return a number; None where it is not recorded."""
         return self.numbers.get(column)
 
     def count(self, column: str) -> int | None:
-        """Give a whole number; None where it is not recorded."""
+        """Return a whole number; None where it is not recorded."""
         value = self.numbers.get(column)
         return None if value is None else round(value)
 
     def flag(self, column: str) -> bool | None:
-        """Give true or false; None where it is not recorded."""
+        """Return true or false; None where it is not recorded."""
         word = self.word(column).partition("(")[0].strip().lower()
         return True if word in YES else False if word in NO else None
 

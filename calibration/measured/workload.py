@@ -28,7 +28,7 @@ WARM_GAP = 0.5  # s between requests that fill the prefix cache before a run
 
 
 def frontend(run: Run) -> Frontend:
-    """Give what a run's requests pass before the scheduler, by who took the times."""
+    """Return what a run's requests pass before the scheduler, by who took the times."""
     return FRONTENDS["client" if run.word("clock").lower().startswith("client") else "server"]
 
 
@@ -54,7 +54,7 @@ def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Worklo
 
 
 def _arrivals_and_delays(requests: Requests) -> tuple[Floats, Ints | None, Floats | None]:
-    """Give arrivals, and which request each one waited for, how long.
+    """Return arrivals, and which request each one waited for, how long.
 
     A stage of requests that were sent one by one may take longer in simulation, or less; what
     came after it keeps its distance from its end.
@@ -82,7 +82,7 @@ def _count_sequential(requests: Requests) -> int:
 
 
 def _common_prefix(run: Run, prompts: Ints, config: Mapping[str, object]) -> int:
-    """Give the tokens that all prompts begin with: as configured or noted, else by the hits."""
+    """Return the tokens that all prompts begin with: as configured or noted, else by the hits."""
     workload = config.get("workload")
     if isinstance(workload, Mapping):
         told = workload.get("prefix_tokens", workload.get("shared_prefix_tokens"))
@@ -167,7 +167,7 @@ def _conversations(requests: Requests) -> Workload:
 def _turn_segments(
     segments: list[Segments | None], requests: Requests, last: int | None, k: int
 ) -> Segments:
-    """Give a turn's contents: history, answer, and what is new; cut to its length."""
+    """Return a turn's contents: history, answer, and what is new; cut to its length."""
     left = int(requests.prompt[k])
     if last is None:
         return ((("in", k), left),)
@@ -243,7 +243,7 @@ def _cold_prompts(run: Run, pool: int, prompts: Ints) -> int:
 
 
 def _count(run: Run, concurrency: int | None, rate: float | None) -> int:
-    """Give the number of requests; where it is not recorded, as many as say something."""
+    """Return the number of requests; where it is not recorded, as many as say something."""
     if told := run.count("n_requests"):
         return told
     count = ROUNDS * (concurrency or DEFAULT_REQUESTS // ROUNDS)
@@ -255,7 +255,7 @@ def _count(run: Run, concurrency: int | None, rate: float | None) -> int:
 
 
 def _arrivals(run: Run, rate: float, count: int, seed: int) -> Floats:
-    """Give arrivals at a rate: Poisson, or as `arrival` and `burstiness` say.
+    """Return arrivals at a rate: Poisson, or as `arrival` and `burstiness` say.
 
     Burstiness is vLLM bench's: the shape of gamma-distributed gaps, 1 / CV^2.
     """
@@ -285,7 +285,7 @@ def _nominal_lengths(run: Run) -> tuple[float | None, float | None]:
 def _lengths(
     draw: np.random.Generator, what: str, nominal: float | None, mean: float | None, count: int
 ) -> Ints:
-    """Give lengths: uniform near the nominal where the mean says so, else near the mean."""
+    """Return lengths: uniform near the nominal where the mean says so, else near the mean."""
     middle = mean or nominal
     if not middle:
         raise ValueError(f"mean_{what}_tokens: is not recorded, nor nominal lengths in notes")

@@ -161,7 +161,7 @@ class RequestLog:
     simulated: dict[bytes, dict[str, Floats]] = field(default_factory=dict)
 
     def simulate(self, terms: Floats) -> dict[str, Floats]:
-        """Give the simulated seconds of every request by latency; NaN: never completed.
+        """Return the simulated seconds of every request by latency; NaN: never completed.
 
         What lies before the scheduler delays all alike, and needs no other simulation.
         """
@@ -188,18 +188,18 @@ class RequestLog:
         return {n: np.where(table.completed, getattr(table, n), np.nan) for n in LATENCIES}
 
     def measured(self) -> dict[str, Floats]:
-        """Give what was measured, likewise."""
+        """Return what was measured, likewise."""
         found = {name: getattr(self.requests, name) for name in LATENCIES}
         return {name: np.where(values > 0, values, np.nan) for name, values in found.items()}
 
     def residuals(self, terms: Floats) -> Floats:
-        """Give log(simulated / measured), a row for TTFT and one for TPOT, else for E2EL alone."""
+        """Get log(simulated / measured), a row for TTFT and one for TPOT, else for E2EL alone."""
         simulated, measured = self.simulate(terms), self.measured()
         names = ("ttft", "tpot") if np.isfinite(measured["ttft"]).any() else ("e2el",)
         return np.stack([np.log(simulated[name] / measured[name]) for name in names])
 
     def losses(self, terms: Floats) -> Floats:
-        """Give the loss of each block (soft l1, in units of squared relative errors)."""
+        """Return the loss of each block (soft l1, in units of squared relative errors)."""
         off = self.residuals(terms)
         own = "host" in self.names and len(off) == 2
         scales = np.array([LOSS_SCALE, TPOT_SCALE] if own else [LOSS_SCALE] * len(off))
@@ -215,14 +215,14 @@ class RequestLog:
 
     @property
     def prior(self) -> Prior | None:
-        """Give what is known of the launch gap beside a hidden host."""
+        """What is known of the launch gap beside a hidden host."""
         if "host" not in self.names:
             return None
         return Prior(self.names.index("step"), float(terms_of(self.cost)[0]), GAP_SD)
 
 
 def _cache_key(terms: Floats) -> bytes:
-    """Give what tells simulations apart."""
+    """Return what tells simulations apart."""
     return np.ascontiguousarray(terms[:-1]).tobytes()
 
 
@@ -297,7 +297,7 @@ def _check_misspelt(path: Path, requests: Requests) -> None:
 
 
 def terms_of(cost: Cost, client: float = 0.0) -> Floats:
-    """Give a cost model's terms."""
+    """Return a cost model's terms."""
     return np.array([*(getattr(cost, field) for field in fields_of(cost).values()), client])
 
 
@@ -309,7 +309,7 @@ def with_terms(cost: Cost, terms: Floats) -> Cost:
 
 
 def _scaled(names: Sequence[str], key: str) -> Floats:
-    """Give a scale of each term, s."""
+    """Return a scale of each term, s."""
     scales = HIDDEN_SCALES if "host" in names else SCALES
     units = key in ("first", "half_width")
     return np.array([getattr(scales[n], key) * (scales[n].unit if units else 1.0) for n in names])
@@ -450,7 +450,7 @@ def _search(log: RequestLog, start: Floats, free: Flags) -> Floats:
 
 
 def _residuals(log: RequestLog, terms: Floats, judged: Flags) -> dict[str, float]:
-    """Give the systematic error that is left, by regime: of blocks' medians.
+    """Return the systematic error that is left, by regime: of blocks' medians.
 
     TPOT stands for decode steps. TTFT stands for steps with prompts, as far as queues let it.
     """
@@ -485,7 +485,7 @@ def _profile(fit: LogFit, scenario: Scenario, source: Path) -> str:
 
 
 def _host(fit: LogFit) -> str:
-    """Give a scenario's `host` that says the same; "" where the host's part is not known apart."""
+    """Get a scenario's `host` that says the same; "" where the host's part is not known apart."""
     cost, terms = fit.cost, {term.name: term for term in fit.terms}
     if not isinstance(cost, PiecewiseCost) or "host" not in terms or cost.engine_overhead is None:
         return ""

@@ -239,7 +239,7 @@ def read_profile_steps(path: Path) -> list[ProfiledStep]:
 
 
 def _steps(events: Sequence[Mapping[str, Any]]) -> Iterator[ProfiledStep]:
-    """Give the steps that have kernels, in the order of their launches."""
+    """Yield the steps that have kernels, in the order of their launches."""
     ranges = sorted(
         (float(event["ts"]), str(event["name"]))
         for event in events

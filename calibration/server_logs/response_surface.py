@@ -24,7 +24,7 @@ SEARCH_LIMIT = 1.5  # half widths of the grid: as far as the minimum is sought
 
 
 def grid(terms: int) -> Floats:
-    """Give places around a center, in units of half the width: fine in the first two terms of up
+    """Return places around a center, in units of half the width: fine in the first two terms of up
     to three, coarse in all of four, so that there are 81 at most."""
     fine = [FINE] * min(terms, 2) if terms <= 3 else []
     return np.array([*product(*fine, *[COARSE] * (terms - len(fine)))])
@@ -39,7 +39,7 @@ class Prior:
     sd: float
 
     def losses(self, terms: Floats, blocks: int) -> float:
-        """Give each of so many blocks' share of the loss."""
+        """Return each of so many blocks' share of the loss."""
         return float(((terms[self.term] - self.value) / self.sd) ** 2 / 2 / blocks)
 
 
@@ -75,7 +75,7 @@ class Surface:
         return cls(center, width, terms[1 : 1 + count].T, hessians, prior)
 
     def minimum(self, blocks: Flags) -> Floats:
-        """Give the terms of least loss of some blocks, within the grid and at least 0."""
+        """Return the terms of least loss of some blocks, within the grid and at least 0."""
         from scipy.optimize import minimize
 
         slope, hessians = self.gradients[blocks].sum(axis=0), self.hessians[blocks].sum(axis=0)
@@ -89,7 +89,7 @@ class Surface:
         return np.asarray(self.center + result.x * self.width)
 
     def intervals(self, terms: Floats, blocks: Flags) -> Intervals:
-        """Give each term's confidence interval, from 0 on; None where the losses are flat."""
+        """Return each term's confidence interval, from 0 on; None where the losses are flat."""
         from scipy.stats import t
 
         hessians = self.hessians[blocks].sum(axis=0)

@@ -103,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _as_before(
     name: str, given: str | None, record: Mapping[str, Any], archive: Path | None
 ) -> str:
-    """Give what a campaign that goes on had; HeadwayError where something else is asked for."""
+    """Return what a campaign that goes on had; HeadwayError where something else is asked for."""
     before = record.get(name) or ""
     if given and before and given != before:
         raise HeadwayError(

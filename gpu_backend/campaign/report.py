@@ -118,7 +118,7 @@ def _mixed_graphs(folder: Path) -> Iterator[Line]:
 
 
 def _attention(folder: Path) -> Iterator[Line]:
-    """Give decode attention as run, and the best of the other cuts where that is faster by 5 %."""
+    """Yield decode attention as run, and the best of the other cuts where that is faster by 5 %."""
     copy = _copy_rate(folder)
     seen: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in _read(folder):
@@ -142,7 +142,7 @@ def _prefill(folder: Path) -> Iterator[Line]:
 
 
 def _calibration(folder: Path) -> Iterator[Line]:
-    """Give the errors of the profile on steps that its fit had not seen."""
+    """Yield the errors of the profile on steps that its fit had not seen."""
     logs = [folder / f"{name}.log" for name in ("calibration", "refit")]
     for log in (log for log in logs if log.exists()):
         lines = log.read_text(errors="replace").splitlines()

@@ -255,7 +255,7 @@ def write_archive(folder: Path, path: Path, most: int = MAX_BYTES) -> list[str]:
 
 
 def _pack(files: dict[str, bytes]) -> bytes:
-    """Give the bytes of a tar.gz."""
+    """Return the bytes of a tar.gz."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w:gz", compresslevel=3) as out:
         for name, content in files.items():

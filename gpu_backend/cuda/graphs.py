@@ -88,7 +88,7 @@ class Graphs:
             torch.cuda.synchronize()
 
     def replay_seconds(self, size: int, repeats: int, *, mixed: bool = False) -> float:
-        """Give the device's seconds of a replay of the graph that has just run: kernels alone."""
+        """Return the device's seconds of a replay of the graph that has just run: kernels alone."""
         graph = self._mixed[size][0] if mixed else self._captured[size][0]
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         for _ in range(WARM_REPLAYS):

@@ -20,7 +20,7 @@ from simulator.models.spec import ModelSpec
 
 
 def _constant(name: str, value: int) -> int:
-    """Give a constant, or what the variable HEADWAY_NAME says in its place."""
+    """Return a constant, or what the variable HEADWAY_NAME says in its place."""
     return int(os.environ.get(f"HEADWAY_{name}", value))
 
 
@@ -46,7 +46,7 @@ def splits_for(rows: int, kv_heads: int) -> int:
 
 
 def decode_tile(dim: int, dtype: torch.dtype) -> int:
-    """Give the keys of a decode tile: 16 KiB of keys, whatever a head's size.
+    """Return the keys of a decode tile: 16 KiB of keys, whatever a head's size.
 
     For heads of 64 that keeps Triton 3.6 from spilling registers; float32 has no room for it.
     """

@@ -151,5 +151,5 @@ def print_differences(text: str) -> None:
 
 
 def _origin(alternative: "Alternative") -> dict[str, object]:
-    """Give the first cells of an alternative's rows."""
+    """Return the first cells of an alternative's rows."""
     return {"run": alternative.folder, **alternative.varied}

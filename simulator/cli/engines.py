@@ -17,7 +17,7 @@ def engines(*, json_: Annotated[bool, silent("print JSON", "--json")] = False) -
 
 
 def table() -> list[dict[str, Any]]:
-    """Give the engines with the keys that each sets for Llama-3-8B on an A100."""
+    """Return the engines with the keys that each sets for Llama-3-8B on an A100."""
     from simulator.scenario.engines import ENGINES, with_defaults
 
     rows = []

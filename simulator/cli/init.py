@@ -104,7 +104,7 @@ def _ask(
     *,
     asks: bool,
 ) -> str:
-    """Give an answer that holds, asked for on the terminal where it `asks` and none is given.
+    """Return an answer that holds, asked for on the terminal where it `asks` and none is given.
 
     A wrong answer is told, and asked for again. HeadwayError where the one given does not hold,
     or nobody is there.

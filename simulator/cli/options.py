@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def overrides(self) -> list[str]:
-        """Give what `--set` sets."""
+        """What `--set` sets."""
         return self.set_ or []
 
 
@@ -72,7 +72,7 @@ DEFAULT_SETTINGS = Settings()
 
 
 def with_slo(overrides: Sequence[str], slo: Sequence[str] | None) -> list[str]:
-    """Give the overrides, and service levels in the place of the scenario's."""
+    """Return the overrides, and service levels in the place of the scenario's."""
     return [*overrides] if slo is None else [*overrides, f"slo={json.dumps([*slo])}"]
 
 

@@ -128,7 +128,7 @@ class SearchProgress:
 
 
 def _form_of_place(key: str) -> str:
-    """Give how a value of the searched key is written; "" where things are run as they are."""
+    """Return how a value of the searched key is written; "" where things are run as they are."""
     if key == "workload.request_rate":
         return "{:.4g} req/s"
     if key == "workload.trace.rate_scale":

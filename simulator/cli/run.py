@@ -241,7 +241,7 @@ def _check_exports(folder: Path, timeline: Path | None, prometheus: Path | None)
 
 
 def _sampling(prometheus: Path | None, interval: float, start: str | None) -> tuple[float, float]:
-    """Give the s between two samples, and when the run begins, s since 1970."""
+    """Return the s between two samples, and when the run begins, s since 1970."""
     if not 0 < interval < inf:
         raise HeadwayError(f"--prometheus-interval {interval}: is not more than 0")
     if prometheus is None and (start is not None or interval != SAMPLING_INTERVAL):

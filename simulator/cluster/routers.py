@@ -141,7 +141,7 @@ class Least:
         self._open: dict[int, Target] = {}
 
     def load(self, target: Target) -> float:
-        """Give the number that is to be small."""
+        """Return the number that is to be small."""
         return target.outstanding
 
     def open(self, target: Target) -> None:
@@ -274,7 +274,7 @@ class Chooser(Protocol):
     """A router of the user's own: a function, or an object whose `choose` this is."""
 
     def __call__(self, request: Request, targets: Sequence[Target]) -> int:
-        """Give the place in `targets`, the open ones by index, that the request goes to."""
+        """Return the place in `targets`, the open ones by index, that the request goes to."""
 
 
 class Own:

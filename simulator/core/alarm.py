@@ -78,7 +78,7 @@ class FastEnvironment(simpy.Environment):
             self._attending = not alone
 
     def agenda(self) -> tuple[list[Any], Iterator[int]]:
-        """Give the heap of events (when, priority, number, event), and their numbers to come.
+        """Return the heap of events (when, priority, number, event), and their numbers to come.
 
         So an event can be scheduled at a time, where SimPy takes but delays.
         """

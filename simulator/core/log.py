@@ -204,7 +204,7 @@ class Log:
 
     @property
     def written(self) -> tuple[int, int]:
-        """Give how many bytes of runs and seats have been written."""
+        """How many bytes of runs and seats have been written."""
         return len(self.run_rows), len(self.seat_rows or b"")
 
     def drop_rows_of(self, ids: Sequence[int], since: tuple[int, int]) -> None:

@@ -158,7 +158,7 @@ class Step:
     cost model that knows of it notes it."""
 
     def add_copies(self) -> Copies:
-        """Give what it copies, to be added to."""
+        """Return what it copies, to be added to."""
         if self.copies is None:
             self.copies = Copies()
         return self.copies

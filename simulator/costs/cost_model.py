@@ -26,10 +26,10 @@ class CostModel(CanLeap, Protocol):
         """What reports call it."""
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
-        """Give the seconds of steps of so many decodes each that read so many tokens in all."""
+        """Return the seconds of steps of so many decodes each that read so many tokens in all."""
 
     def swap_seconds(self, step: Step) -> float:
-        """Give the seconds of a step's copies of KV blocks to the host and back."""
+        """Return the seconds of a step's copies of KV blocks to the host and back."""
 
     @property
     def residuals(self) -> Mapping[str, float] | None:
@@ -40,13 +40,13 @@ class CostModel(CanLeap, Protocol):
         """What of its times nobody has measured, in words; "" where a fit has told all of it."""
 
     def with_copies(self, seconds: float, step: Step) -> float:
-        """Give the time of a step whose compute takes so many seconds, with its copies."""
+        """Return the time of a step whose compute takes so many seconds, with its copies."""
 
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
-        """Give the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
+        """Return the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
-        """Give the seconds in which the GPU waits for the engine; None: nobody can tell.
+        """Return the seconds in which the GPU waits for the engine; None: nobody can tell.
 
         One value for each step, which computes so many chunks of prompts, sequences (these
         included) and tokens of prompts. What a step notes in `host_waits` comes on top.
@@ -107,12 +107,12 @@ class DraftedCost(CostDecorator):
     draft: DraftConfig
 
     def execute(self, step: Step) -> float:
-        """Give the seconds that a step takes, and the drafting after it."""
+        """Return the seconds that a step takes, and the drafting after it."""
         seconds = self.inner.execute(step)
         return seconds + self._drafting(step, seconds - self.inner.swap_seconds(step))
 
     def _drafting(self, step: Step, verified: float) -> float:
-        """Give the seconds of all draft steps after a step that took `verified` seconds."""
+        """Return the seconds of all draft steps after a step that took `verified` seconds."""
         draft = self.draft
         sequences = step.decodes + len(step.prefills)
         seconds = self.drafts * (draft.seconds + draft.seconds_per_sequence * sequences)
@@ -123,6 +123,6 @@ class DraftedCost(CostDecorator):
         return seconds
 
     def leap(self, step: Step, repeats: int) -> list[float]:
-        """Give the seconds of successive decode steps; there are none alike, so one at most."""
+        """Return the seconds of successive decode steps; there are none alike, so one at most."""
         assert repeats == 1, "steps that verify drafts do not repeat"
         return [self.execute(step)]

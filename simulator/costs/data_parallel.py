@@ -46,7 +46,7 @@ class JointStep:
     def seconds(
         self, own: Executor, steps: Sequence[Step], tokens: Sequence[int], repeats: int
     ) -> list[float]:
-        """Give the seconds of the ranks' steps, so often; `tokens` has those of all ranks."""
+        """Return the seconds of the ranks' steps, so often; `tokens` has those of all ranks."""
         together = self.shared(tokens)
         alone = _slowest(own, steps, repeats)
         if self.kernels is None:
@@ -57,7 +57,7 @@ class JointStep:
 
 
 def _slowest(executor: Executor, steps: Sequence[Step], repeats: int) -> Iterable[float]:
-    """Give the seconds of the slowest of some steps, and of each repeat."""
+    """Return the seconds of the slowest of some steps, and of each repeat."""
     if repeats == 1:
         return [max(map(executor.execute, steps))]
     assert isinstance(executor, CanLeap)
@@ -75,7 +75,7 @@ class Experts:
     data_parallel_size: int
 
     def seconds(self, tokens: int) -> float:
-        """Give the seconds of all layers' experts, for so many tokens of all ranks together."""
+        """Return the seconds of all layers' experts, for so many tokens of all ranks together."""
         model, gpu, share = self.model, self.gpu, efficiency_of(self.gpu)
         gpus = self.tensor_parallel_size * self.data_parallel_size
         layers = model.num_hidden_layers - model.dense_layers
@@ -110,7 +110,7 @@ class DataParallelCost(CostDecorator):
     kernels: CostModel | None = None  # as `inner`, without the host's work that kernels hide
 
     def shared(self, tokens: Sequence[int]) -> float:
-        """Give the seconds of the experts, by the tokens of each rank; 0: it runs a dummy batch."""
+        """Get the seconds of the experts, by the tokens of each rank; 0: it runs a dummy batch."""
         if self.experts is None:
             return 0.0
         most = max(tokens)
@@ -148,7 +148,7 @@ class DataParallelCost(CostDecorator):
         return f"{self.inner.unmeasured}; {spread}" if self.inner.unmeasured else spread
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
-        """Give None: a rank waits for the others, too."""
+        """Return None: a rank waits for the others, too."""
         return None
 
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
@@ -161,7 +161,7 @@ class DataParallelCost(CostDecorator):
 
 
 def split_ranks(cost: CostModel) -> tuple[CostModel, JointStep | None]:
-    """Give what a rank does for itself, and what makes one step of all; None: nothing does."""
+    """Return what a rank does for itself, and what makes one step of all; None: nothing does."""
     return (cost.inner, cost.joint) if isinstance(cost, DataParallelCost) else (cost, None)
 
 

@@ -22,7 +22,7 @@ Limits = Mapping[str, tuple[float, float]]
 
 
 def quantities(steps: npt.NDArray[np.void]) -> dict[str, Counts]:
-    """Give T, n, S and P of logged steps (rows of dtype STEP), S being that of each row's last.
+    """Return T, n, S and P of logged steps (rows of dtype STEP), S being that of each row's last.
 
     The number of prompts in a step is not logged: n counts the decodes alone.
     """
@@ -74,11 +74,11 @@ class Fitted:
         )
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
-        """Give None: nobody can tell the host's part of a step from the GPU's."""
+        """Return None: nobody can tell the host's part of a step from the GPU's."""
         return None
 
     def with_copies(self, seconds: float, step: Step) -> float:
-        """Give the time of a step whose compute takes so many seconds, and note that of swaps.
+        """Return the time of a step whose compute takes so many seconds, and note that of swaps.
 
         Where swaps and loads overlap with compute, what is longer is divided between the two.
         """
@@ -155,7 +155,7 @@ class LinearCost(Fitted):
         return self.with_copies(seconds, step) if step.copies else seconds
 
     def _mixed_seconds(self, step: Step) -> float:
-        """Give the time of a step with prompts or drafts, without swaps."""
+        """Return the time of a step with prompts or drafts, without swaps."""
         prefills = step.prefills
         tokens = step.decodes + step.drafts
         sequences = step.decodes + len(prefills)

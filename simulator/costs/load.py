@@ -152,7 +152,7 @@ class _Target(NamedTuple):
         )
 
     def part(self, cost: "AnyCost") -> "AnyCost":
-        """Give the share of a stage of a cost of all layers."""
+        """Return the share of a stage of a cost of all layers."""
         return cost if self.stage is None else self.stage.part(cost)
 
 

@@ -48,7 +48,7 @@ class Noise(NamedTuple):
         return cls(decode, prompts)
 
     def apply(self, cost: CostModel) -> CostModel:
-        """Give the cost model that is off so far; the same one where it has no residuals."""
+        """Return the cost model that is off so far; the same one where it has no residuals."""
         sd = cost.residuals or {}
         if not any(sd.values()):
             return cost
@@ -61,7 +61,7 @@ Errors = Callable[[CostModel], CostModel]
 
 
 def with_drawn_noise(seed: int, cost: CostModel) -> CostModel:
-    """Give a cost model that is off as it is in the replication with this seed."""
+    """Return a cost model that is off as it is in the replication with this seed."""
     return Noise.draw(seed, cost).apply(cost)
 
 
@@ -84,7 +84,7 @@ class ScaledCost(CostDecorator):
         return self.inner.with_copies(self._scaled(bare, step, factor), step)
 
     def _scaled(self, step: Step, noted: Step, factor: float) -> float:
-        """Give the seconds of `step`; `noted` gets the waits for the host in them."""
+        """Return the seconds of `step`; `noted` gets the waits for the host in them."""
         seconds = factor * self.inner.execute(step)
         if step.host_waits:
             noted.host_waits = [factor * wait for wait in step.host_waits]
@@ -112,7 +112,7 @@ class ScaledCost(CostDecorator):
 
 
 def describe_cost(cost: CostModel) -> dict[str, object]:
-    """Give what summaries say of a cost model: its name and how far off its steps may be.
+    """Return what summaries say of a cost model: its name and how far off its steps may be.
 
     `interval_95` has, by regime, the least and greatest measured / predicted of a step; None:
     nobody knows. `unmeasured` says what of the times nobody has measured; the interval of a

@@ -167,13 +167,13 @@ class Overhead:
 
 
 def host_terms(host: HostConfig) -> dict[str, Any]:
-    """Give the terms of an overhead that a scenario's `host` sets."""
+    """Return the terms of an overhead that a scenario's `host` sets."""
     terms = {HOST_KEYS[key]: value for key, value in host.model_dump(exclude_none=True).items()}
     return {"host_interval": ()} | terms if "host" in terms else terms
 
 
 def without_host(cost: CostModel) -> CostModel:
-    """Give what the kernels of a step take, and the waits that nothing hides."""
+    """Return what the kernels of a step take, and the waits that nothing hides."""
     if not isinstance(cost, PiecewiseCost):
         return cost
     nothing: dict[str, Any] = dict.fromkeys(HOST_TERMS, 0.0)
@@ -202,7 +202,7 @@ def read_version(text: str, patch: int = LAST_PATCH) -> Version | None:
 def find_overhead(
     version: str | None = None, *, asynchronous: bool = False, gpu: Gpu | None = None
 ) -> Overhead:
-    """Give the overhead of a vLLM version, None being the latest, on a GPU."""
+    """Return the overhead of a vLLM version, None being the latest, on a GPU."""
     wanted = read_version(version or "") or NEWEST
     terms = max(((v, t) for v, t in _entries() if v <= wanted), key=lambda entry: entry[0])[1]
     kind = terms["asynchronous" if asynchronous else "synchronous"]

@@ -238,7 +238,7 @@ class PiecewiseCost(Fitted):
         vars(self).update(_graph_mixed=by_tokens)
 
     def dense_seconds(self, tokens: int) -> float:
-        """Give the time of the matrix products of so many tokens."""
+        """Return the time of the matrix products of so many tokens."""
         table = self._dense
         if tokens < len(table):
             return table[tokens]
@@ -250,11 +250,11 @@ class PiecewiseCost(Fitted):
         return s0 + (s1 - s0) / (t1 - t0) * (tokens - t0)
 
     def _decode_seconds(self, count: int) -> float:
-        """Give the time of a decode step without its attention to the cache."""
+        """Return the time of a decode step without its attention to the cache."""
         return self._decode[count] if count < len(self._decode) else self._unpadded(count)
 
     def _unpadded(self, count: int) -> float:
-        """Give that time of so many sequences, all of them real."""
+        """Return that time of so many sequences, all of them real."""
         head = max(self.head, self.head_per_sequence * count)
         return self.overhead + self.dense_seconds(count) + head + self.decode
 
@@ -342,7 +342,7 @@ class PiecewiseCost(Fitted):
         return self._with_host(step, seconds, sequences, prompts, new)
 
     def _verify_seconds(self, step: Step) -> float:
-        """Give the time of a step of decodes that verify drafts, without swaps."""
+        """Return the time of a step of decodes that verify drafts, without swaps."""
         count, context = step.decodes, step.context
         work = self.mixed_per_context * context + self.mixed_per_sequence * count
         if self.window:
@@ -382,7 +382,7 @@ class PiecewiseCost(Fitted):
         return [max(seconds, least) for seconds in kernels]
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
-        """Give the seconds in which the GPU waits for the engine; None: nobody can tell.
+        """Return the seconds in which the GPU waits for the engine; None: nobody can tell.
 
         That is what the engine adds to its kernels: launches, the way of the sampled tokens and,
         unless it is overlapped, the host's work.

@@ -43,7 +43,7 @@ class Stage:
     last: bool
 
     def part(self, cost: AnyCost) -> AnyCost:
-        """Give what a stage takes of what the whole model takes."""
+        """Return what a stage takes of what the whole model takes."""
         values: dict[str, Any] = {}
         for field in fields(cost):
             value = getattr(cost, field.name)
@@ -65,7 +65,7 @@ def _is_number(value: object) -> bool:
 
 
 def stages_of(model: ModelSpec, pipeline_parallel_size: int) -> list[Stage]:
-    """Give the stages of a model."""
+    """Return the stages of a model."""
     layers = model.split_layers(pipeline_parallel_size)
     total, last = model.num_hidden_layers, pipeline_parallel_size - 1
     return [Stage(count, count / total, at == last) for at, count in enumerate(layers)]
@@ -106,22 +106,22 @@ class PipelineCost(CostDecorator):
         return host, [stage.execute(step) for stage in self.stages], send
 
     def execute(self, step: Step) -> float:
-        """Give the seconds that a step takes from the first stage to the last."""
+        """Return the seconds that a step takes from the first stage to the last."""
         host, stages, send = self.stage_seconds(step)
         return host + sum(stages) + send * (len(stages) - 1)
 
     def leap(self, step: Step, repeats: int) -> list[float]:
-        """Give the seconds of each of so many successive decode steps, one after the other."""
+        """Return the seconds of each of so many successive decode steps, one after the other."""
         steps = (Step([], step.decodes, step.context + at * step.decodes) for at in range(repeats))
         return [self.execute(one) for one in steps]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
-        """Give the seconds of steps of so many decodes in the slowest stage."""
+        """Return the seconds of steps of so many decodes in the slowest stage."""
         paces = [stage.decode_seconds(counts, contexts) for stage in self.stages]
         return np.asarray(np.max(paces, axis=0))
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
-        """Give None: where batches overlap nobody can tell who waits for whom."""
+        """Return None: where batches overlap nobody can tell who waits for whom."""
         return None
 
 

@@ -91,7 +91,7 @@ class Profile:
     expert_parallel: Mapping[str, Table] = field(default_factory=dict)  # whole ones
 
     def routed(self, engine: EngineConfig) -> LinearCost | PiecewiseCost:
-        """Give the cost with experts as an engine has and chooses them; ValueError by key."""
+        """Return the cost with experts as an engine has and chooses them; ValueError by key."""
         routing, whole = engine.expert_routing, engine.enable_expert_parallel
         whole = whole and engine.tensor_parallel_size > 1
         if routing == UNIFORM and not whole:
@@ -278,7 +278,7 @@ def _expert_tables(raw: object) -> Mapping[str, Table]:
 
 
 def _name(path: Path, raw: Mapping[object, object]) -> str:
-    """Give the name that reports call a profile; it says so where not all was measured."""
+    """Return the name that reports call a profile; it says so where not all was measured."""
     name = path.name.removesuffix(".yaml")
     return f"{name} (in part scaled roofline)" if raw.get("fallback") else name
 

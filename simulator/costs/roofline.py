@@ -54,7 +54,7 @@ class Efficiency:
     measured: str = ""  # the GPU that it was measured on
 
     def flops(self, gpu: Gpu, dtype: str) -> float:
-        """Give the FLOP/s that products with weights of a dtype reach on a GPU."""
+        """Return the FLOP/s that products with weights of a dtype reach on a GPU."""
         peak = gpu.flops(dtype)
         return peak * (self.compute if peak == gpu.bf16_flops else self.compute_fp8)
 
@@ -95,7 +95,7 @@ def measured_efficiencies() -> dict[str, Efficiency]:
 
 
 def efficiency_of(gpu: Gpu) -> Efficiency:
-    """Give what was measured on a GPU, or on the likest, or what is usual."""
+    """Return what was measured on a GPU, or on the likest, or what is usual."""
     known = measured_efficiencies()
     if gpu.name in known:
         return known[gpu.name]
@@ -165,7 +165,7 @@ def roofline(
 
 
 def spread_of(gpu: Gpu) -> float:
-    """Give the standard deviation of log(measured / predicted) of a roofline's steps."""
+    """Return the standard deviation of log(measured / predicted) of a roofline's steps."""
     own = measured_efficiencies().get(gpu.name)
     return min(1.0, MAD_TO_SD * own.error) if own else UNMEASURED
 
@@ -187,7 +187,7 @@ def products_seconds(
     *,
     routed: bool = True,
 ) -> npt.NDArray[np.float64]:
-    """Give the seconds of the layers' matrix products on one GPU; see `roofline`."""
+    """Return the seconds of the layers' matrix products on one GPU; see `roofline`."""
     share = efficiency or efficiency_of(gpu)
     experts = np.array([routed * model.expected_experts(int(count)) for count in tokens])
     size = np.array([model.matrix_bytes(met, dtype) for met in experts])
@@ -199,7 +199,7 @@ def products_seconds(
 def small_kernels(
     model: ModelSpec, gpu: Gpu, tokens: npt.NDArray[np.float64], tensor_parallel_size: int = 1
 ) -> npt.NDArray[np.float64]:
-    """Give a layer's seconds in norms, rotary embedding, cache write and activation.
+    """Return a layer's seconds in norms, rotary embedding, cache write and activation.
 
     The norms, each fused with an addition, read and write two hidden states; the rotary
     embedding reads and writes queries and keys, the cache write keys and values; the activation
@@ -214,7 +214,7 @@ def small_kernels(
 
 
 def all_reduce(gpu: Gpu, gpus: int, size: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Give the seconds to add up so many bytes over the GPUs of one server, in a ring."""
+    """Return the seconds to add up so many bytes over the GPUs of one server, in a ring."""
     share = efficiency_of(gpu)
     passed = 2 * (gpus - 1) / gpus * size
     return share.link_latency + passed / (gpu.link_bandwidth * share.link)

@@ -52,7 +52,7 @@ class SplitCost(PiecewiseCost):
         return [a + b for a, b in zip(super().leap(step, repeats), waits, strict=True)]
 
     def _waits(self, step: Step, repeats: int) -> list[float]:
-        """Give the wait in each of so many successive steps."""
+        """Return the wait in each of so many successive steps."""
         count, blocks = step.decodes, THREAD_BLOCKS * self.multiprocessors
         if count * self.kv_heads <= blocks:
             each = self.per_key * self.kv_heads / blocks
@@ -62,7 +62,7 @@ class SplitCost(PiecewiseCost):
         return [self.per_key * ((step.context + k * count) / count) for k in range(repeats)]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
-        """Give the seconds of pure decode steps, sequences being of one length."""
+        """Return the seconds of pure decode steps, sequences being of one length."""
         some = np.maximum(counts, 1)
         blocks = THREAD_BLOCKS * self.multiprocessors
         split = some * self.kv_heads <= blocks

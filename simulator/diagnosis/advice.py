@@ -49,7 +49,7 @@ class Advice:
     also: Mapping[str, Any]  # further keys that must change with it
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as summary.json has it."""
+        """Return it as summary.json has it."""
         found = {"direction": self.direction, "key": self.key, "from": self.value, "to": self.to}
         return found | ({"also": dict(self.also)} if self.also else {})
 
@@ -111,7 +111,7 @@ class Advisor:
         self.costs = [run.record.costs[n] for n in numbers if logs[n].step_rows]
 
     def _key(self, name: str, block: str = "engine") -> str:
-        """Give the dotted key of this group's engine or GPU."""
+        """Return the dotted key of this group's engine or GPU."""
         cluster = self.run.record.scenario.cluster
         if cluster is not None and getattr(cluster.replica_groups[self.group], block) is not None:
             return f"cluster.groups.{self.group}.{block}.{name}"
@@ -119,7 +119,7 @@ class Advisor:
 
     @property
     def _gauges(self) -> Mapping[str, Any]:
-        """Give the gauges of the group."""
+        """The gauges of the group."""
         cluster = self.run.gauges.get("cluster", {"groups": {}})
         found: Mapping[str, Any] = cluster["groups"].get(self.group, self.run.gauges)
         return found
@@ -136,7 +136,7 @@ class Advisor:
         return int(round(self._gauges["mean_running"] / usage, 6)) if usage else self.most_present
 
     def _mean_decodes(self) -> tuple[int, int]:
-        """Give the mean decodes of a step while it computes, at least 1, and their context."""
+        """Return the mean decodes of a step while it computes, at least 1, and their context."""
         table, done = self.run.table, self.run.done
         tokens = table.workload.prompt_tokens[done] + table.generated[done] / 2
         running = max(round(self._gauges["mean_running"], 6), 1.0)
@@ -156,7 +156,7 @@ class Advisor:
         return [turn(key, now, self._enough(now))] if now < MOST_REPLICAS else []
 
     def replicas_key(self) -> tuple[str, int]:
-        """Give the key of the group's replicas, and how many they are."""
+        """Return the key of the group's replicas, and how many they are."""
         cluster = self.run.record.scenario.cluster
         now = 1 if cluster is None else cluster.replica_groups[self.group].replicas
         groups = cluster is not None and cluster.groups
@@ -202,7 +202,7 @@ class Advisor:
         return bool(2 * one > WORTH * two)
 
     def _prompt_rate(self, tokens: int) -> float:
-        """Give the prompt tokens a second of full steps beside the mean decodes."""
+        """Return the prompt tokens a second of full steps beside the mean decodes."""
         decodes, context = self._mean_decodes()
         chunk = max(tokens - decodes, 1)
         step = Step([Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)], decodes, context)
@@ -303,7 +303,7 @@ class Advisor:
 
     @property
     def kept_free(self) -> dict[str, float]:
-        """Give the rules, by key, for which admission keeps many blocks free."""
+        """The rules, by key, for which admission keeps many blocks free."""
         engine, usable = self.engine, self.parts.num_gpu_blocks - 1
         each = self._gauges["mean_running"] if engine.min_decode_blocks_scope == "running" else 0
         free = {
@@ -414,5 +414,5 @@ class AdvisedEvidence(Evidence):
 
     @cached_property
     def advisor(self) -> Advisor:
-        """Give what knows the keys to turn."""
+        """What knows the keys to turn."""
         return Advisor(self)

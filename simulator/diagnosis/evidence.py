@@ -44,18 +44,18 @@ class Evidence:
         self._stalls: dict[int, Floats] = {}
 
     def share(self, *parts: str) -> float:
-        """Give the share of the requests' e2el that these parts of it are together."""
+        """Return the share of the requests' e2el that these parts of it are together."""
         return sum(self.time.get(name, 0.0) for name in parts) / self.total
 
     def prompt_stalls(self, log: Log, cost: CostModel) -> Floats:
-        """Give the `prompt_stalls` of one of the run's logs; computed once."""
+        """Return the `prompt_stalls` of one of the run's logs; computed once."""
         if id(log) not in self._stalls:
             self._stalls[id(log)] = prompt_stalls(log, cost)
         return self._stalls[id(log)]
 
     @cached_property
     def engines(self) -> list[EngineConfig]:
-        """Give the engine of each replica: those of a cluster's groups may differ."""
+        """The engine of each replica: those of a cluster's groups may differ."""
         cluster, scenario = self.record.cluster, self.record.scenario
         if cluster is None:
             return [self.engine] * len(self.record.logs)
@@ -63,7 +63,7 @@ class Evidence:
         return [kinds[name] for name in cluster.groups]
 
     def limit(self, key: str) -> str:
-        """Give a number of the engines in words: one, or from the least to the most."""
+        """Return a number of the engines in words: one, or from the least to the most."""
         values = [getattr(engine, key) for engine in self.engines]
         least, most = min(values), max(values)
         return f"{least}" if least == most else f"{least} to {most}"
@@ -77,14 +77,14 @@ class Evidence:
 
     @cached_property
     def scheduler(self) -> type:
-        """Give the class that `scheduling_policy` names, a scheduler's or a policy's."""
+        """The class that `scheduling_policy` names, a scheduler's or a policy's."""
         from simulator.scenario.policy_table import find_policy
 
         return find_policy(self.record.scenario)[0]
 
     @cached_property
     def wait_shares(self) -> dict[str, float]:
-        """Give the share of the requests' time that they wait for each cause."""
+        """The share of the requests' time that they wait for each cause."""
         waited = self.share("queue_time", "preempted_time", "decode_queue_time")
         areas = self._blocked[0]
         whole = sum(areas.values()) or 1.0
@@ -92,24 +92,24 @@ class Evidence:
 
     @cached_property
     def memory_time(self) -> float:
-        """Give the share of the busy time in which requests wait for blocks."""
+        """The share of the busy time in which requests wait for blocks."""
         busy = sum(float((log.steps["end"] - log.steps["start"]).sum()) for log in self.record.logs)
         return self._blocked[1] / busy if busy else 0.0
 
     @cached_property
     def waited(self) -> list[float]:
-        """Give requests x s that each replica's queue waited."""
+        """Requests x s that each replica's queue waited."""
         return [sum(areas.values()) for areas, _ in self._blocked_each]
 
     @cached_property
     def _blocked(self) -> tuple[dict[str, float], float]:
-        """Give the `blocked_time` of all replicas together."""
+        """The `blocked_time` of all replicas together."""
         areas = {cause: sum(each[cause] for each, _ in self._blocked_each) for cause in CAUSES}
         return areas, sum(held for _, held in self._blocked_each)
 
     @cached_property
     def _blocked_each(self) -> list[tuple[dict[str, float], float]]:
-        """Give the `blocked_time` of each replica."""
+        """The `blocked_time` of each replica."""
         from simulator.schedulers.static import Static
 
         spare = SPARE if self.custom_admission else inf
@@ -122,7 +122,7 @@ class Evidence:
 
     @cached_property
     def misrouted(self) -> float:
-        """Give the share of the waiting at a replica while another of its group has free seats.
+        """The share of the waiting at a replica while another of its group has free seats.
 
         Looked at are `LOOKS` moments of the run. Who is free serves, has nobody waiting, and half
         of its seats are free.
@@ -147,12 +147,12 @@ class Evidence:
         return missed / total if total else 0.0
 
     def ms(self, key: str) -> float:
-        """Give a statistic of the summary in ms."""
+        """Return a statistic of the summary in ms."""
         return float(self.summary[f"{key}_ms"])
 
 
 def known_share(workload: Workload, block_size: int) -> float:
-    """Give the share of the prompt tokens that begin as those of an earlier prompt do.
+    """Return the share of the prompt tokens that begin as those of an earlier prompt do.
 
     A prefix cache that never forgets would know them. A segment counts as known where an earlier
     prompt has the same one after the same beginning; whole blocks of `block_size` tokens count, and
@@ -194,7 +194,7 @@ def count_at(begin: Floats, end: Floats, looks: Floats) -> Ints:
 
 
 def blocked_time(log: Log, engine: EngineConfig, spare: float) -> tuple[dict[str, float], float]:
-    """Give seconds x requests that one replica's queue waited, by cause; and the s for blocks.
+    """Return seconds x requests that one replica's queue waited, by cause; and the s for blocks.
 
     Counted is who is left waiting when a step has been decided; waiting for a step's end is not.
     Of several causes the one that is earlier in CAUSES counts. What is neither seats nor budget is
@@ -223,7 +223,7 @@ def blocked_time(log: Log, engine: EngineConfig, spare: float) -> tuple[dict[str
 
 
 def _rows_of_two_causes(log: Log, engine: EngineConfig, spare: float, cause: Ints) -> Ints:
-    """Give the numbers of the leapt rows in which blocks begin to lack; `cause` is of the first."""
+    """Get the numbers of the leapt rows in which blocks begin to lack; `cause` is of the first."""
     if spare in (0.0, inf):  # the blocks in use tell nothing
         return np.zeros(0, np.int64)
     leaps = Leaps(log)
@@ -233,7 +233,7 @@ def _rows_of_two_causes(log: Log, engine: EngineConfig, spare: float, cause: Int
 
 
 def _when_blocks_lack(log: Log, rows: Ints, spare: float) -> Floats:
-    """Give the time (s) at which the first step of each leapt row begins that lacks blocks."""
+    """Return the time (s) at which the first step of each leapt row begins that lacks blocks."""
     steps = Leaps(log).later_steps(rows)
     added = np.cumsum(steps.blocks)
     added -= np.repeat(added[steps.first] - steps.blocks[steps.first], steps.counts)
@@ -244,7 +244,7 @@ def _when_blocks_lack(log: Log, rows: Ints, spare: float) -> Floats:
 
 
 def _waited_within_rows(log: Log, begins: Floats) -> Floats:
-    """Give for each row the time waited by those who came after its first step was decided.
+    """Return for each row the time waited by those who came after its first step was decided.
 
     They wait from the begin of the step on that is decided next. Only a row of several steps has
     one: each of them ends with a tick. What is before `begins` (s, one time for each row) does not
@@ -273,7 +273,7 @@ def _has_spare(log: Log, used: Ints, spare: float) -> npt.NDArray[np.bool_]:
 
 
 def _causes(log: Log, engine: EngineConfig, spare: float, used: Ints) -> Ints:
-    """Give for each row the place in CAUSES of what holds its waiting requests back.
+    """Return for each row the place in CAUSES of what holds its waiting requests back.
 
     `used` are the blocks in use then.
     """

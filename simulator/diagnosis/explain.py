@@ -295,7 +295,7 @@ def _goodput_remarks(row: Row, scenario: Mapping[str, Any]) -> list[str]:
 
 
 def _goodput(scenario: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the bounds on a request's times, by the scenario's keys."""
+    """Return the bounds on a request's times, by the scenario's keys."""
     bounds = scenario.get("goodput")
     items = bounds.items() if isinstance(bounds, Mapping) else ()
     return {f"goodput.{name}": bound for name, bound in items if name in TIMES}

@@ -146,7 +146,7 @@ def autoscaler_waits(run: Evidence) -> AutoscalerWaits | None:
 
 
 def _moments(run: Evidence) -> Floats:
-    """Give moments (s) from the start to the last end, evenly."""
+    """Return moments (s) from the start to the last end, evenly."""
     return np.linspace(0.0, float(run.table.finish[run.done].max()), LOOKS)
 
 
@@ -344,7 +344,7 @@ def scattered_prefixes(run: AdvisedEvidence) -> Finding | None:
 
 
 def explained(run: AdvisedEvidence) -> float:
-    """Give the share of the time that requests lose which failures or the autoscaler explain."""
+    """Return the share of the time that requests lose which failures or the autoscaler explain."""
     outages, waits = find_outages(run), autoscaler_waits(run)
     seconds = max(
         0.0 if outages is None else outages.excess,

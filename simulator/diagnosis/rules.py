@@ -54,7 +54,7 @@ HOST = 0.25  # share of the steps' time that the GPU spends waiting for the host
 
 
 def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Give what the rules find in a run with this summary, most important first.
+    """Return what the rules find in a run with this summary, most important first.
 
     Each finding is a dict with `rule`, `weight` (0 to 1), `text`, `metric` (a key of the summary),
     `advice` (the best first: dicts of `direction`, `key`, `from`, `to` and maybe `also`, further
@@ -77,7 +77,7 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 def _agreeing(finding: Finding, taken: dict[str, Advice]) -> list[Advice]:
-    """Give the advice that agrees with what has been `taken`: one value for each key."""
+    """Return the advice that agrees with what has been `taken`: one value for each key."""
     before = {*taken}
     for one in finding.advice:
         taken.setdefault(one.key, one)
@@ -92,7 +92,7 @@ def _agreeing(finding: Finding, taken: dict[str, Advice]) -> list[Advice]:
 
 
 def _as_dict(name: str, finding: Finding, advice: Sequence[Advice]) -> dict[str, Any]:
-    """Give a finding as summary.json has it."""
+    """Return a finding as summary.json has it."""
     figures = {
         key: float(f"{value:.4g}") if isinstance(value, float) else value
         for key, value in finding.figures.items()
@@ -115,7 +115,7 @@ def _short(value: float) -> str:
 
 
 def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Give of each finding what a reader is told: its text, and the knob or "".
+    """Return of each finding what a reader is told: its text, and the knob or "".
 
     `gauges` is what stands under `headway` in a summary. Where the run keeps its service levels,
     that is told first, and a knob only where it saves replicas. A host that keeps the GPU waiting
@@ -132,7 +132,7 @@ def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def diagnosis_lines(gauges: Mapping[str, Any]) -> list[str]:
-    """Give the lines that a report prints."""
+    """Return the lines that a report prints."""
     found = told_findings(gauges)[: SHOWN + bool(gauges.get("slo_met"))]
     return [f"- {text}{f' Knob: {knob}.' if knob else ''}" for text, knob in found] or [NOTHING]
 
@@ -278,7 +278,7 @@ def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
 
 
 def _mixed_steps(run: AdvisedEvidence) -> tuple[float, float]:
-    """Give the mean seconds of steps with prompts and decodes, and of their decodes alone."""
+    """Return the mean seconds of steps with prompts and decodes, and of their decodes alone."""
     times: list[Floats] = []
     stalls: list[Floats] = []
     for log, cost in zip(run.record.logs, run.record.costs, strict=True):

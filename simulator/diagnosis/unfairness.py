@@ -68,7 +68,7 @@ class _Admissions:
 
 
 def batch_service(table: RequestTable) -> float:
-    """Give U: the longest prompt, and the most that the answers under way at one time brought."""
+    """Return U: the longest prompt, and the most that the answers under way at one time brought."""
     here = np.flatnonzero(~np.isnan(table.first_scheduled))
     answer = OUTPUT_WEIGHT * table.generated[here]
     finish = np.where(np.isnan(table.finish[here]), np.inf, table.finish[here])

@@ -34,7 +34,7 @@ class RequestReader:
         self._hints = None if workload.hint is None else workload.hint.data
 
     def read(self, index: int, arrival: float) -> Request:
-        """Give a row as a request that reaches the engine at `arrival`, s."""
+        """Return a row as a request that reaches the engine at `arrival`, s."""
         return Request(
             self._first + index,
             arrival,
@@ -271,7 +271,7 @@ class StreamClient:
         return chunk
 
     def empty_chunk(self) -> Chunk:
-        """Give a chunk without requests."""
+        """Return a chunk without requests."""
         work = self._chunk.work.part(np.empty(0, np.int64))
         return Chunk(work, self.sent.total, RequestReader(work), array("d"), 0)
 
@@ -285,7 +285,7 @@ class StreamClient:
             yield chunks.pop(number)
 
     def earliest_sent(self) -> float:
-        """Give the earliest time, s, that matters to a request which was not given away."""
+        """Return the earliest time, s, that matters to a request which was not given away."""
         first = next(iter(self.sent.chunks.values()), None)
         return self.env.now if first is None or isnan(first.sent[0]) else first.sent[0]
 

@@ -186,7 +186,7 @@ class EngineCore:
                 self.record(request, UNFINISHED)
 
     def final_log(self) -> Log:
-        """Give the log of a run that is over, with what only the scheduler knows."""
+        """Return the log of a run that is over, with what only the scheduler knows."""
         if (tier := self.scheduler.blocks.tier) is not None:
             self.log.offloaded = tier.stored
         return self.log

@@ -147,7 +147,7 @@ class Run:
 
     @property
     def cores(self) -> list[tuple[str, float]]:
-        """Give for each engine core its group, and what part of a replica it is."""
+        """For each engine core its group, and what part of a replica it is."""
         found: list[tuple[str, float]] = []
         for name, group in self.groups.items():
             servers, ranks = group.get("replicas"), group.get("data_parallel_size", 1)
@@ -161,7 +161,7 @@ class Run:
         return found + [("", 1.0)] * (max(numbers, default=1) - len(found))
 
     def state_periods(self) -> list[dict[str, list[tuple[float, float]]]]:
-        """Give for each engine core from when to when (s) it was in each state."""
+        """Return for each engine core from when to when (s) it was in each state."""
         end = self.end
         if self.changes is None:
             return [{"up": [(0.0, end)]} for _ in self.cores]
@@ -174,7 +174,7 @@ class Run:
         return found
 
     def serving(self, edges: Floats) -> list[Floats]:
-        """Give for each engine core the share of each bin for which it serves."""
+        """Return for each engine core the share of each bin for which it serves."""
         return [
             share_of_bins([period for state in SERVING for period in periods.get(state, ())], edges)
             for periods in self.state_periods()
@@ -192,7 +192,7 @@ class Run:
                 yield number, steps, np.sort(np.asarray(joined.get(number, ()), float))
 
     def blocks_used(self, steps: "pd.DataFrame") -> Floats:
-        """Give the blocks in use, in the middle of each row: with paging they grow by the token."""
+        """Get the blocks in use, in the middle of each row: with paging they grow by the token."""
         used: Floats = steps["kv_blocks_used"].to_numpy(float)
         engine = self.scenario["engine"]
         if (
@@ -218,7 +218,7 @@ class Run:
 
 
 def shown_until(runs: Sequence[Run]) -> tuple[float, str]:
-    """Give the time (s) at which charts over time end, and what is to be told of runs that go on.
+    """Return the time (s) at which charts over time end, and what is to be told of runs that go on.
 
     A run that takes more than SLOW times as long as the shortest would squeeze the others: the
     charts end a little after the last of those that do not.
@@ -233,7 +233,7 @@ def shown_until(runs: Sequence[Run]) -> tuple[float, str]:
 
 
 def share_of_bins(periods: Sequence[tuple[float, float]], edges: Floats) -> Floats:
-    """Give the share of each bin that lies in stretches of time, from and to in s."""
+    """Return the share of each bin that lies in stretches of time, from and to in s."""
     begin, end = np.array(sorted(periods), float).reshape(-1, 2).T
     return mean_in_bins(begin, end, np.ones(len(begin)), edges)
 
@@ -247,7 +247,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def run_folders(folders: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Give the folder of each run in these folders, and what it is called."""
+    """Return the folder of each run in these folders, and what it is called."""
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():

@@ -76,7 +76,7 @@ class Film:
         return self.frames[-1].end if self.frames else 0.0
 
     def at(self, time: float) -> Frame | None:
-        """Give the step under way at a time, or the last before it."""
+        """Return the step under way at a time, or the last before it."""
         place = np.searchsorted([frame.start for frame in self.frames], time, "right") - 1
         return self.frames[place] if place >= 0 else None
 
@@ -227,7 +227,7 @@ class _Camera:
 
 
 def as_json(films: Sequence[Film]) -> str:
-    """Give films as JSON, for the player of a page."""
+    """Return films as JSON, for the player of a page."""
     text = json.dumps([asdict(film) for film in films], separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
@@ -242,7 +242,7 @@ GOLDEN_ANGLE = 137.508  # degrees from one request's hue to the next: none comes
 
 
 def size_of(films: Sequence[Film]) -> tuple[int, int]:
-    """Give the picture's width and height, in pixels."""
+    """Return the picture's width and height, in pixels."""
     rows = min(max(film.seats for film in films), MOST_SEATS)
     return WIDTH * len(films) + 20, HEAD + ROW * rows + 104
 
@@ -353,7 +353,7 @@ DECODED = "#a18fce"
 
 
 def svg(films: Sequence[Film]) -> bytes:
-    """Give an animated SVG (SMIL), each shape once, shown at its moments; it repeats."""
+    """Return an animated SVG (SMIL), each shape once, shown at its moments; it repeats."""
     wide, high = size_of(films)
     every = shots(films)
     when: dict[Shape, list[int]] = {}
@@ -362,7 +362,7 @@ def svg(films: Sequence[Film]) -> bytes:
             when.setdefault(shape, []).append(number)
 
     def layer(shape: Shape) -> tuple[bool, float]:
-        """Give what lies below first: rectangles before texts, large before small."""
+        """Return what lies below first: rectangles before texts, large before small."""
         return (True, 0.0) if shape[0] == "text" else (False, -float(shape[3] * shape[4]))
 
     body = "".join(_svg_shape(one, when[one], len(every)) for one in sorted(when, key=layer))
@@ -405,7 +405,7 @@ def _visibility(shown: list[int], count: int) -> str:
 
 
 def gif(films: Sequence[Film]) -> bytes:
-    """Give an animated GIF; it repeats."""
+    """Return an animated GIF; it repeats."""
     from PIL import Image, ImageDraw
 
     wide, high = size_of(films)

@@ -93,7 +93,7 @@ def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
 
 
 def _while_served(joined: Floats, served: Sequence[tuple[float, float]]) -> Floats:
-    """Give when requests joined a replica's queue, ascending: what came while none served did then.
+    """Get when requests joined a replica's queue, ascending: what came while none served did then.
 
     The gateway keeps such requests until a replica serves; `served` are the periods of this one.
     """
@@ -105,7 +105,7 @@ def _while_served(joined: Floats, served: Sequence[tuple[float, float]]) -> Floa
 
 
 def replica_states(run: Run, edges: Floats) -> dict[str, Floats]:
-    """Give the mean number of replicas in each of STATES over bins of time; edges in s."""
+    """Return the mean number of replicas in each of STATES over bins of time; edges in s."""
     found = {state: np.zeros(len(edges) - 1) for state in STATES}
     for (_, weight), known in zip(run.cores, run.state_periods(), strict=True):
         for state in STATES:
@@ -114,7 +114,7 @@ def replica_states(run: Run, edges: Floats) -> dict[str, Floats]:
 
 
 def _rates(run: Run, edges: Floats) -> tuple[Floats, Floats, Floats]:
-    """Give the requests/s that were sent, completed, and given up."""
+    """Return the requests/s that were sent, completed, and given up."""
     gone = run.requests["finish_reason"].astype(object).isin(GIVEN_UP)
     times = (run.sent, run.sent + run.requests["e2el"], run.sent[gone])
     sent, ended, given_up = (
@@ -142,7 +142,7 @@ def _imbalance(present: Floats, serving: Floats, names: Any) -> Floats:
 
 
 def _scalings(run: Run, weights: Sequence[float]) -> list[tuple[float, int]]:
-    """Give the times (s) at which an autoscaler decided, and how many replicas more it wanted."""
+    """Return the times (s) at which an autoscaler decided, and how many replicas more it wanted."""
     found: dict[float, float] = {}
     if run.changes is not None and run.summary["headway"]["cluster"].get("scalings"):
         for number, rows in run.changes.groupby("replica"):
@@ -165,7 +165,7 @@ SCALED: Mapping[tuple[str, str], int] = {
 
 
 def band(levels: Floats) -> tuple[Floats, Floats, Floats]:
-    """Give the least, the median and the most of the replicas in each bin; NaN where none is."""
+    """Return the least, the median and the most of the replicas in each bin; NaN where none is."""
     there = np.isfinite(levels).any(axis=0)
     found = np.full((3, levels.shape[1]), np.nan)
     found[:, there] = np.nanpercentile(levels[:, there], [0, 50, 100], axis=0)
@@ -173,7 +173,7 @@ def band(levels: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def fleet_edges(runs: Sequence[Run], bins: int = BINS) -> Floats:
-    """Give the edges (s) of bins that all runs share; fewer where there are very many replicas."""
+    """Get the edges (s) of bins that all runs share; fewer where there are very many replicas."""
     most = max(len(run.cores) for run in runs)
     end = max(run.end for run in runs) or 1.0
     return np.linspace(0.0, end, max(min(bins, MOST_CELLS // most), 10) + 1)

@@ -97,7 +97,7 @@ Span = tuple[Floats, Floats, Floats, Floats, Floats]
 
 
 def _slots(run: Run, begin: float, end: float) -> Span:
-    """Give slots to the requests that are in the batch between two moments."""
+    """Return slots to the requests that are in the batch between two moments."""
     admitted, done, freed = _seat_times(run)
     order = np.flatnonzero(~np.isnan(admitted) & ~np.isnan(freed))
     order = order[np.lexsort((order, admitted[order]))]
@@ -109,7 +109,7 @@ def _slots(run: Run, begin: float, end: float) -> Span:
 
 
 def _seat_times(run: Run) -> tuple[Floats, Floats, Floats]:
-    """Give when each request is admitted, when it is done, and when its seat is free, in s."""
+    """Return when each request is admitted, when it is done, and when its seat is free, in s."""
     admitted = run.admitted.to_numpy(float)
     done = (run.sent + run.requests.e2el - run.requests.get(DELIVERY, 0.0)).to_numpy(float)
     freed = done.copy()

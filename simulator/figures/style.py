@@ -118,12 +118,12 @@ def from_zero(axes: "Axes") -> None:
 
 
 def color(number: int) -> str:
-    """Give the colour of the n-th series; after eight they come again."""
+    """Return the colour of the n-th series; after eight they come again."""
     return COLORS[number % len(COLORS)]
 
 
 def tones(hue: str, count: int = 4) -> list[str]:
-    """Give so many lighter and darker tones of a colour, the darkest first."""
+    """Return so many lighter and darker tones of a colour, the darkest first."""
     from matplotlib.colors import to_hex, to_rgb
 
     base = np.array(to_rgb(hue))
@@ -143,7 +143,7 @@ def ink(hue: str) -> str:
 
 
 def marker(number: int) -> str:
-    """Give the n-th series' marker, which tells series apart where colours do not."""
+    """Return the n-th series' marker, which tells series apart where colours do not."""
     return MARKERS[number % len(MARKERS)]
 
 

@@ -82,7 +82,7 @@ def _draw_curve(axes: "Axes", curve: "pd.DataFrame", metric: str, number: int, l
 
 
 def knee(load: Floats, latency: Floats) -> int | None:
-    """Give the point after which latency rises faster than load: the one farthest below the chord.
+    """Get the point after which latency rises faster than load: the one farthest below the chord.
 
     Both axes are scaled to 0..1 first, and the chord joins the first and the last point (Satopaa
     et al., *Finding a "Kneedle" in a Haystack*, 2011). None with fewer than three points, or where
@@ -284,7 +284,7 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
 
 
 def bounds_of(rows: "pd.DataFrame", name: str, where: str = "the sweep's table") -> list[float]:
-    """Give what service levels allow each request of a latency, in ms; of few points several."""
+    """Return what service levels allow each request of a latency, in ms; of few points several."""
     column = f"slo_{name}_ms"
     if column not in rows:
         return []
@@ -325,18 +325,18 @@ def split_by_keys(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.D
 
 
 def legend_title(rows: "pd.DataFrame", along: str) -> str:
-    """Give the legend's title: the keys that tell the curves apart."""
+    """Return the legend's title: the keys that tell the curves apart."""
     return ", ".join(map(short_key, varied_keys(rows, along)))
 
 
 def short_key(key: str) -> str:
-    """Give the last word of a dotted key; all of it where the word alone says little."""
+    """Return the last word of a dotted key; all of it where the word alone says little."""
     last = key.rpartition(".")[2]
     return key if last in ("name", "count", "kind") else last
 
 
 def varied_keys(rows: "pd.DataFrame", along: str) -> Sequence[str]:
-    """Give the keys, dotted, that were varied beside `along`."""
+    """Return the keys, dotted, that were varied beside `along`."""
     dotted = [key for key in rows.columns if "." in key and key.split(".")[0].isalpha()]
     return [key for key in dotted if key != along and rows[key].nunique() > 1]
 

@@ -416,5 +416,5 @@ class BlockManager(BlockCounter):
 
 
 def _in_order(members: dict[Request, None]) -> Iterable[Request]:
-    """Give requests in the order of the running list."""
+    """Return requests in the order of the running list."""
     return sorted(members, key=by_admission) if len(members) > 1 else members

@@ -356,7 +356,7 @@ class RadixCache(EvictingCounter):
         return upper
 
     def _key(self, content: list[Piece], cursor: Cursor) -> tuple[Piece, ...]:
-        """Give the pieces of the block that begins at a place."""
+        """Return the pieces of the block that begins at a place."""
         index, offset = cursor
         room = self.block_size
         name, first, count = content[index]
@@ -373,7 +373,7 @@ class RadixCache(EvictingCounter):
 
 
 def pieces_of(request: Request, tokens: int, start: int = 0) -> list[Piece]:
-    """Give the first `tokens` tokens of a request, prompt and answer, without the first `start`."""
+    """Get the first `tokens` tokens of a request, prompt and answer, without the first `start`."""
     if tokens <= request.prompt_tokens and request.segments is None:
         return [(("in", request.id), start, tokens - start)] if tokens > start else []
     found = []
@@ -418,14 +418,14 @@ def _advance(content: list[Piece], cursor: Cursor, tokens: int) -> Cursor:
 
 
 def _rest(content: list[Piece], cursor: Cursor) -> list[Piece]:
-    """Give what follows a place."""
+    """Return what follows a place."""
     index, offset = cursor
     name, first, count = content[index]
     return [(name, first + offset, count - offset), *content[index + 1 :]]
 
 
 def _first(content: list[Piece], cursor: Cursor) -> list[Piece]:
-    """Give what precedes a place."""
+    """Return what precedes a place."""
     index, offset = cursor
     part = content[:index]
     if offset:

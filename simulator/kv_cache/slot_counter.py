@@ -36,7 +36,7 @@ class SlotCounter(BlockCounter):
         """Of each running request: the entries of a table, and those that left the window."""
 
     def _grown(self, request: Request, tokens: int) -> tuple[int, int]:
-        """Give the table of a running request when it computes up to `tokens` tokens."""
+        """Return the table of a running request when it computes up to `tokens` tokens."""
         slots = min(tokens + self.lookahead, self.max_model_len)
         gone = self.groups.blocks_outside(request.computed, self.block_size)
         return max(-(-slots // self.block_size), self.tables[request][0]), gone

@@ -244,7 +244,7 @@ def _read_linear(raw: Mapping[str, object], family: Family, layers: int) -> Line
 
 
 def _read_quantization(raw: Mapping[str, object]) -> str:
-    """Give the dtype that the weights are published in, "" for that of the rest.
+    """Return the dtype that the weights are published in, "" for that of the rest.
 
     ValueError, `key: what is wrong`, for one that is not known.
     """
@@ -294,7 +294,7 @@ def _read_latent(raw: Mapping[str, object], family: Family) -> LatentAttention |
 def _read_window(
     raw: Mapping[str, object], family: Family, sizes: Mapping[str, int]
 ) -> tuple[int, int, bool]:
-    """Give the tokens of a sliding window, the layers that have it, and whether the first has none.
+    """Get the tokens of a sliding window, the layers that have it, and whether the first has none.
 
     Without a window that is 0, 0, False.
 
@@ -330,7 +330,7 @@ def _read_window(
 
 
 def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:
-    """Give theta and scaling; ValueError, `key: what is wrong`, where they are no numbers.
+    """Return theta and scaling; ValueError, `key: what is wrong`, where they are no numbers.
 
     Newer files hold both in `rope_parameters`.
     """
@@ -347,7 +347,7 @@ def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:
 
 
 def _number(raw: Mapping[str, object], key: str, default: float) -> float:
-    """Give a positive number, the default where the key is missing or null."""
+    """Return a positive number, the default where the key is missing or null."""
     value = raw.get(key)
     if value is None:
         return default
@@ -357,7 +357,7 @@ def _number(raw: Mapping[str, object], key: str, default: float) -> float:
 
 
 def _size(raw: Mapping[str, object], key: str) -> int:
-    """Give a positive whole number."""
+    """Return a positive whole number."""
     value = raw.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{key}: must be a positive whole number, not {short_repr(value)}")

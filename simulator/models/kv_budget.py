@@ -217,7 +217,7 @@ def kv_budget(
 def _stage_budget(
     whole: MemoryBudget, layers: Sequence[int], at: int, activations: int
 ) -> MemoryBudget:
-    """Give the budget of a stage, of which the first has the embedding and the last the lm_head."""
+    """Get the budget of a stage, of which the first has the embedding and the last the lm_head."""
     model, gpus = whole.model, whole.tensor_parallel_size
     share = layers[at] / model.num_hidden_layers
     table = int(max(bytes_of(whole.weight_dtype), HALF) * model.head_parameters) // gpus

@@ -27,13 +27,13 @@ class Power(NamedTuple):
     most: float
 
     def busy(self, flops: float, bandwidth: float) -> float:
-        """Give the W while it runs steps that need these shares of its peaks."""
+        """Return the W while it runs steps that need these shares of its peaks."""
         used = 1.0 - exp(-(PER_FLOPS * flops + PER_BANDWIDTH * bandwidth))
         return self.idle + (self.most - self.idle) * used
 
 
 def gpu_power(idle: float | None, most: float | None, data_sheet: float | None) -> Power | None:
-    """Give the power of a GPU by readings of its user's, and by its data sheet where these lack.
+    """Return the power of a GPU by readings of its user's, and by its data sheet where these lack.
 
     All in W; None where its maximum is in neither. Raises ValueError where idle is more than it.
     """

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 def layer_groups(layers: int, windowed: int) -> tuple[int, int, int]:
-    """Give the groups of layers with full attention, those with a window, and the layers of each.
+    """Return the groups of layers with full attention, those with a window, and the layers of each.
 
     vLLM's hybrid KV cache manager (0.33, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size)
     gives each group block tables of its own, over one pool of blocks that hold one group's layers:

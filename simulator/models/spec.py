@@ -34,7 +34,7 @@ EXPERTS_ALONE = {"mxfp4"}
 
 
 def bytes_of(dtype: str) -> float:
-    """Give the bytes of one number of a dtype; ValueError for a word that is none."""
+    """Return the bytes of one number of a dtype; ValueError for a word that is none."""
     if dtype not in BYTES:
         raise ValueError(f"dtype: {dtype!r} is none of auto, {', '.join(BYTES)}")
     return BYTES[dtype]
@@ -248,13 +248,13 @@ class ModelSpec:
         return self._half_precision_parameters + int(self.linear_parameters(self.num_experts))
 
     def resolve_dtype(self, dtype: str = "auto") -> str:
-        """Give the dtype that vLLM's `auto` stands for: the published one, float32 as float16."""
+        """Return the dtype that vLLM's `auto` stands for: the published one, float32 as float16."""
         if dtype != "auto":
             return dtype
         return "float16" if bytes_of(self.dtype) > HALF else self.dtype
 
     def weight_dtype(self, dtype: str = "auto") -> str:
-        """Give the dtype of the layers' weights; `auto` is as they are published."""
+        """Return the dtype of the layers' weights; `auto` is as they are published."""
         return (
             self.quantization
             if dtype == "auto" and self.quantization

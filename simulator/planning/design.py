@@ -355,7 +355,7 @@ def _folder(label: str, taken: set[str]) -> str:
 
 
 def axes_of(vary: Mapping[str, Sequence[object]] | None) -> Axes:
-    """Give the values of dotted keys as texts; HeadwayError unless they are lists of them."""
+    """Return the values of dotted keys as texts; HeadwayError unless they are lists of them."""
     if vary is not None and not isinstance(vary, Mapping):
         raise HeadwayError(f"vary: must be a mapping of dotted keys to lists, not {vary!r}")
     for key, values in (vary or {}).items():

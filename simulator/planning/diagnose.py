@@ -44,16 +44,16 @@ class Trial:
 
     @property
     def after(self) -> float | None:
-        """Give the metric of the run that follows the advice."""
+        """The metric of the run that follows the advice."""
         return value_of(self.values, self.metric)
 
     @property
     def gain(self) -> float:
-        """Give by what share of its greater value the metric improves; below 0: it gets worse."""
+        """By what share of its greater value the metric improves; below 0: it gets worse."""
         return gain(self.metric, self.before, self.after)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON has it."""
+        """Return it as JSON has it."""
         return {
             "rule": self.rule,
             "metric": self.metric,
@@ -105,7 +105,7 @@ class Diagnosis:
         return f"<Diagnosis: {len(self.findings)} findings, {len(self.trials)} trials>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON has it."""
+        """Return it as JSON has it."""
         return {
             "findings": [*self.findings],
             "gpus": self.gpus,
@@ -124,7 +124,7 @@ def better(metric: str) -> int:
 
 
 def gain(metric: str, before: float | None, after: float | None) -> float:
-    """Give by what share of its greater value a metric improves; -inf where one is not known."""
+    """Return by what share of its greater value a metric improves; -inf where one is not known."""
     if before is None or after is None:
         return -inf
     whole = max(abs(after), abs(before)) or 1.0
@@ -132,7 +132,7 @@ def gain(metric: str, before: float | None, after: float | None) -> float:
 
 
 def value_of(values: MetricValues, metric: str) -> float | None:
-    """Give a metric of a run; None: it has none."""
+    """Return a metric of a run; None: it has none."""
     if metric in values or not values:
         return values.get(metric)
     return NONE_WAITS.get(metric)
@@ -253,7 +253,7 @@ def traded(metric: str, before: MetricValues, after: MetricValues) -> list[str]:
 
 
 def _rank(trial: Trial, metrics: Sequence[str]) -> tuple[bool | float, ...]:
-    """Give a key that puts the best first, by the digits that the table shows."""
+    """Return a key that puts the best first, by the digits that the table shows."""
     found = [value_of(trial.values, metric) for metric in metrics]
     digits = [
         inf if value is None else -better(metric) * float(f"{value:.3g}")
@@ -263,7 +263,7 @@ def _rank(trial: Trial, metrics: Sequence[str]) -> tuple[bool | float, ...]:
 
 
 def _together(good: Sequence[Trial]) -> tuple[str, str, Mapping[str, Any]] | None:
-    """Give the best advice and the next that turns other keys, as one."""
+    """Return the best advice and the next that turns other keys, as one."""
     if not good:
         return None
     first = good[0]
@@ -276,7 +276,7 @@ def _together(good: Sequence[Trial]) -> tuple[str, str, Mapping[str, Any]] | Non
 
 
 def follow(scenario: Scenario, advice: Mapping[str, Any]) -> Scenario:
-    """Give the scenario with a piece of advice followed; HeadwayError where that cannot be."""
+    """Return the scenario with a piece of advice followed; HeadwayError where that cannot be."""
     return with_keys(scenario, {advice["key"]: advice["to"], **advice.get("also", {})})
 
 
@@ -286,7 +286,7 @@ def _measure(scenario: Scenario) -> MetricValues:
 
 
 def _known(summary: Mapping[str, Any]) -> MetricValues:
-    """Give the numbers of a summary that mean something."""
+    """Return the numbers of a summary that mean something."""
     found = metric_values(summary)
     return {key: value for key, value in found.items() if not lacks_gaps(found, key)}
 

@@ -166,7 +166,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def columns(runs: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, list[float]]:
-    """Give the metrics that every run has, by name."""
+    """Return the metrics that every run has, by name."""
     return {
         name: [float(run[name]) for run in runs]
         for name in names

@@ -85,7 +85,7 @@ def scenario_key(scenario: Scenario, *more: object) -> str:
 
 
 def run_key(what: object) -> str:
-    """Give a short name to whatever JSON can hold, and the version."""
+    """Return a short name to whatever JSON can hold, and the version."""
     text = json.dumps([__version__, what], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 

@@ -69,7 +69,7 @@ def measure_run(
 
 
 def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
-    """Give how many requests were measured, the batch means by bound, and shares of them.
+    """Return how many requests were measured, the batch means by bound, and shares of them.
 
     The attainment, where there are bounds on single requests, is that of `request_bounds`.
     """

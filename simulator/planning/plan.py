@@ -70,7 +70,7 @@ class Candidate(DesignPoint):
         return self.result.best
 
     def resources_at(self, trial: Trial) -> tuple[float, float | None]:
-        """Give the GPUs that it takes and its dollars per hour; None where a GPU has no price.
+        """Return the GPUs that it takes and its dollars per hour; None where a GPU has no price.
 
         Where its replicas come and go, both are what its runs there had and paid on average.
         """
@@ -87,12 +87,12 @@ class Candidate(DesignPoint):
 
     @property
     def capacity(self) -> float:
-        """Give the load that it just holds, as near as the runs tell."""
+        """The load that it just holds, as near as the runs tell."""
         return capacity(self.result.trials)[1] or self.best.at
 
     @property
     def capacity_interval(self) -> tuple[float | None, float | None]:
-        """Give the ends of the interval of that load; None for one that is not known.
+        """The ends of the interval of that load; None for one that is not known.
 
         Where nothing is random the load is between the last place that holds and the next.
         """
@@ -111,11 +111,11 @@ class Candidate(DesignPoint):
 
     @property
     def resources(self) -> tuple[float, float | None]:
-        """Give its GPUs and dollars per hour where it just holds."""
+        """Its GPUs and dollars per hour where it just holds."""
         return self.resources_at(self.best)
 
     def read(self, metric: str, confidence: float = 0.95) -> Estimate:
-        """Give a metric where the configuration just holds."""
+        """Return a metric where the configuration just holds."""
         return interval(self.best.runs, metric, confidence)
 
     def speeds(self) -> Iterator[tuple[Trial, float, float]]:

@@ -40,7 +40,7 @@ GREY = "0.6"
 
 
 def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate) -> str:
-    """Give the table of candidates, what cannot be told, and the best in words."""
+    """Return the table of candidates, what cannot be told, and the best in words."""
     bounds = problem.criteria.slos
     metrics = [*dict.fromkeys(slo.metric for slo in bounds if slo.metric != "completion")]
     searched = [problem.key or "holds"]
@@ -242,7 +242,7 @@ def write_plan(
 
 
 def _runs(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[dict[str, Any]]:
-    """Give a row for every run that was made."""
+    """Yield a row for every run that was made."""
     for candidate in candidates:
         for trial in [*candidate.result.trials, *candidate.lower_loads]:
             for replication, run in enumerate(trial.runs):

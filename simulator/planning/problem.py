@@ -115,7 +115,7 @@ class PlanProblem:
         )
 
     def settings(self, candidate: DesignPoint, wanted: PlannedRun) -> list[tuple[str, str]]:
-        """Give the keys to set for one run."""
+        """Return the keys to set for one run."""
         keys = [*candidate.varied.items(), ("seed", str(self.seed + wanted.replication))]
         searched = self.key == "workload.request_rate"
         if self.key and not (searched and wanted.burst):
@@ -156,7 +156,7 @@ def _served_per_second(
 
 
 def _requests_per_arrival(scenario: Scenario) -> float:
-    """Give the mean number of turns of a session; 1 where requests come by themselves."""
+    """Return the mean number of turns of a session; 1 where requests come by themselves."""
     if scenario.workload.generator.sessions is None:
         return 1.0
     workload = scenario.make_workload()

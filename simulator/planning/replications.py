@@ -166,7 +166,7 @@ def _leads(runs: Sequence[Sequence[MetricValues]]) -> list[str]:
 
 
 def verdict(one: Difference) -> str:
-    """Give the mark of a difference."""
+    """Return the mark of a difference."""
     if not one.difference.mean and not one.difference.sd:
         return "="
     if not one.significant:
@@ -275,7 +275,7 @@ def _range(metric: Metric, pair: tuple[float, float], form: str = ",.2f") -> str
 
 
 def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object]) -> bytes:
-    """Give the estimates as JSON, after what they are `about`."""
+    """Return the estimates as JSON, after what they are `about`."""
     metrics = {
         key: {
             "mean": e.mean,
@@ -292,7 +292,7 @@ def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object])
 def encode_replications(
     origins: Sequence[Mapping[str, object]], runs: Sequence[Sequence[MetricValues]]
 ) -> bytes:
-    """Give every run as CSV: of what (cells that all of a scenario have), which one, its numbers.
+    """Return every run as CSV: of what (cells that all of a scenario have), which one, its numbers.
 
     Of a single scenario the name of the run is left out.
     """
@@ -312,7 +312,7 @@ def encode_differences(
     runs: Sequence[Sequence[MetricValues]],
     found: Sequence[Sequence[Difference]],
 ) -> bytes:
-    """Give a row for each run and metric as CSV; the first run has no difference."""
+    """Return a row for each run and metric as CSV; the first run has no difference."""
     rows: list[dict[str, object]] = []
     for origin, same, tested in zip(origins, runs, [[], *found], strict=True):
         by_metric = {one.metric: one for one in tested}

@@ -106,7 +106,7 @@ def run_point(scenario: Scenario, **options: Any) -> Result:
 
 
 def _read_trace(scenario: Scenario) -> Workload | None:
-    """Give the requests of a scenario with a trace; None where they are drawn, or are not there."""
+    """Get the requests of a scenario with a trace; None where they are drawn, or are not there."""
     block = scenario.workload
     if block.trace is None or block.model_extra:
         return None
@@ -129,7 +129,7 @@ def warn_once(messages: Iterable[str], given: set[str]) -> None:
 
 
 def metric_values(summary: Mapping[str, Any]) -> dict[str, int | float]:
-    """Give the single numbers of a summary: vLLM's words, our own, a cluster's as a whole."""
+    """Return the single numbers of a summary: vLLM's words, our own, a cluster's as a whole."""
     own = summary["headway"]
     cluster = own.get("cluster", {})
     links = {f"kv_transfer_{key}": value for key, value in cluster.get("kv_transfer", {}).items()}
@@ -138,7 +138,7 @@ def metric_values(summary: Mapping[str, Any]) -> dict[str, int | float]:
 
 
 def read_metric_values(result: Record, slos: Sequence[Slo]) -> MetricValues:
-    """Give a run's numbers by name, with those percentiles and shares that the bounds ask for."""
+    """Return a run's numbers by name, with those percentiles and shares that the bounds ask for."""
     asked = {slo.percentile for slo in slos if slo.percentile is not None}
     found = metric_values(summarize_record(result, percentiles=sorted({*PERCENTILES, *asked})))
     total = len(result.workload) or 1
@@ -152,7 +152,7 @@ def scenario_cost_lines(labels: Sequence[str], scenarios: Sequence[Scenario]) ->
 
 
 def encode_csv(rows: Sequence[Mapping[str, object]], columns: Iterable[str] = ()) -> bytes:
-    """Give rows as CSV, in the order of `columns` and then of the rows' further keys.
+    """Return rows as CSV, in the order of `columns` and then of the rows' further keys.
 
     A cell that a row lacks stays empty. Python writes each float with the digits that tell it.
     """

@@ -118,7 +118,7 @@ class Trial:
 
     @property
     def looked_at(self) -> float:
-        """Give the simulated seconds of load of all its runs together."""
+        """The simulated seconds of load of all its runs together."""
         return (self.seconds or 0.0) * len(self.runs)
 
 
@@ -148,18 +148,18 @@ class Criteria:
 
     @property
     def first_seconds(self) -> float | None:
-        """Give the seconds of load in the first runs: half of what it takes to decide."""
+        """The seconds of load in the first runs: half of what it takes to decide."""
         return None if self.min_seconds is None else self.min_seconds / 2
 
     def enough(self, trial: Trial) -> float:
-        """Give the seconds of load that a run needs for the verdict on a place to stand.
+        """Return the seconds of load that a run needs for the verdict on a place to stand.
 
         At most those that are allowed.
         """
         return min(self.wanted(trial), self.max_seconds)
 
     def wanted(self, trial: Trial) -> float:
-        """Give the seconds of load that a run should have, whatever is allowed."""
+        """Return the seconds of load that a run should have, whatever is allowed."""
         assert self.min_seconds is not None
         assert trial.seconds is not None
         longest = max(float(run["p99_e2el_ms"]) for run in trial.runs) if trial.ok else 0.0
@@ -169,7 +169,7 @@ class Criteria:
         return float(max(self.min_seconds, self.min_e2els * longest / 1000.0, for_share))
 
     def counts(self, *, strict: bool) -> list[int]:
-        """Give after how many runs a place is judged that is looked at closely.
+        """Return after how many runs a place is judged that is looked at closely.
 
         A rate that is searched for is never far from the edge: more runs would not tell.
         """
@@ -184,7 +184,7 @@ class Criteria:
         return counts
 
     def longer(self, trial: Trial) -> float | None:
-        """Give the seconds of load for another, longer look; None where there is none."""
+        """Return the seconds of load for another, longer look; None where there is none."""
         if trial.seconds is None or trial.seconds >= self.max_seconds:
             return None
         return min(max(2.0 * trial.seconds, self.enough(trial)), self.max_seconds)
@@ -240,7 +240,7 @@ def judge(runs: Sequence[MetricValues], criteria: Criteria, *, strict: bool = Fa
 
 
 def _first_half(run: MetricValues) -> MetricValues:
-    """Give what a run would have told by its first half, as far as it is known by batches."""
+    """Return what a run would have told by its first half, as far as it is known by batches."""
     if "batches" not in run:
         return run
     half = {name: means[: len(means) // 2] for name, means in run["batches"].items()}
@@ -248,7 +248,7 @@ def _first_half(run: MetricValues) -> MetricValues:
 
 
 def _relative_excess(runs: Sequence[MetricValues], slo: Slo, confidence: float) -> Span:
-    """Give by how much a bound is exceeded, relative to it; below 0 it is kept.
+    """Return by how much a bound is exceeded, relative to it; below 0 it is kept.
 
     By batches of requests where the bound is on requests and there are batches, else run by run.
     """
@@ -309,7 +309,7 @@ def look(
 
 
 def _mean_warmup(trial: Trial) -> float | None:
-    """Give the warm-up that further runs of a place leave out.
+    """Return the warm-up that further runs of a place leave out.
 
     A run that leaves out what MSER-5 finds in itself leaves out its worst minutes where they come
     early by chance, and then looks better than it is. Those of other runs are no such choice.
@@ -347,7 +347,7 @@ def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = 
 
 
 def capacity(trials: Sequence[Trial]) -> tuple[float | None, float | None, float | None]:
-    """Give the load at which the worst bound is just kept, between the ends of its interval.
+    """Return the load at which the worst bound is just kept, between the ends of its interval.
 
     Each is where a curve through the places, over the logarithm of the load, crosses the bound:
     for the lower end that of the intervals' upper ends. None: it does so at none of the places.
@@ -363,7 +363,7 @@ def capacity(trials: Sequence[Trial]) -> tuple[float | None, float | None, float
 
 
 def _crossing(loads: Sequence[float], strains: Sequence[float]) -> float | None:
-    """Give the load at which the strain first is more than 0; None if at none, or at the least."""
+    """Get the load at which the strain first is more than 0; None if at none, or at the least."""
     first = next((k for k, strain in enumerate(strains) if strain > 0), 0)
     if not first:
         return None
@@ -461,7 +461,7 @@ def _search(
 
 
 def ends(places: Iterable[Trial], rising: bool) -> tuple[Trial | None, Trial | None]:
-    """Give the best place that holds and, beyond it, the nearest that fails.
+    """Return the best place that holds and, beyond it, the nearest that fails.
 
     `rising`: more is better (replicas), else worse (load).
     Of places that contradict each other, those that fail are believed.

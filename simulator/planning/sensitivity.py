@@ -75,7 +75,7 @@ class Sensitivity:
 
 
 def changed_costs(cost: CostModel) -> dict[str, CostModel]:
-    """Give a cost model changed in each way: steps 1 % longer, and each cause at both ends.
+    """Return a cost model changed in each way: steps 1 % longer, and each cause at both ends.
 
     Raises HeadwayError for ranks in lock-step, whose parts are priced apart.
     """
@@ -96,7 +96,7 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
 
 
 def _innermost(cost: CostModel) -> PiecewiseCost:
-    """Give the piecewise cost within; one without a host where there is none."""
+    """Return the piecewise cost within; one without a host where there is none."""
     while isinstance(cost, CostDecorator):
         cost = cost.inner
     return cost if isinstance(cost, PiecewiseCost) else PiecewiseCost([[1, 1.0]])
@@ -136,7 +136,7 @@ def sensitivities(
 
 
 def _chance(base: Sequence[float] | None, longer: Sequence[float] | None) -> float | None:
-    """Give the half-width of the interval, 95 %, of how far a mean moved; None: nobody knows.
+    """Return the half-width of the interval, 95 %, of how far a mean moved; None: nobody knows.
 
     Both are means of successive batches. Neighbours of them share what moves slowly, such as a
     queue that grows, which is no chance: the variance is that of the differences of neighbours
@@ -159,7 +159,7 @@ def _chance(base: Sequence[float] | None, longer: Sequence[float] | None) -> flo
 def batch_means(
     columns: Mapping[str, npt.NDArray[np.float64]], counted: npt.NDArray[np.bool_]
 ) -> dict[str, list[float]]:
-    """Give the means of columns over batches of requests by id; NaN: nobody of it is counted."""
+    """Return the means of columns over batches of requests by id; NaN: nobody of it is counted."""
     batches = np.array_split(np.arange(len(counted)), min(BATCHES, max(len(counted), 1)))
     return {
         name: [
@@ -171,7 +171,7 @@ def batch_means(
 
 
 def latencies(result: Result) -> dict[str, Any]:
-    """Give the numbers of a run's summary, and the means of its batches."""
+    """Return the numbers of a run's summary, and the means of its batches."""
     table, within = result.request_table(), measurement_window(result)
     counted = table.completed
     if within is not None:
@@ -181,7 +181,7 @@ def latencies(result: Result) -> dict[str, Any]:
 
 
 def scenario_costs(scenario: Scenario) -> dict[str, CostModel]:
-    """Give a scenario's cost model changed in each way.
+    """Return a scenario's cost model changed in each way.
 
     Raises HeadwayError of clusters whose groups may differ in cost.
     """
@@ -215,7 +215,7 @@ def _measure(scenario: Scenario, warmup: float, cooldown: float, cost: CostModel
 
 
 def as_summary(found: list[Sensitivity]) -> dict[str, object]:
-    """Give what `summary.json` has of it, by metric."""
+    """Return what `summary.json` has of it, by metric."""
     return {
         one.metric: {
             "elasticity": one.elasticity,

@@ -76,7 +76,7 @@ def load_sweep_points(
 
 
 def _factors(block: SweepConfig, seed: int) -> list[Factor]:
-    """Give the points of a `sweep` block, as factors of a product."""
+    """Return the points of a `sweep` block, as factors of a product."""
     design = factors([(key, [as_yaml(v) for v in values]) for key, values in block.grid.items()])
     if block.points:
         design.append([{k: as_yaml(v) for k, v in point.items()} for point in block.points])
@@ -185,7 +185,7 @@ def write_table(path: Path, points: Sequence[DesignPoint], rows: Sequence[Row]) 
 
 
 def _as_summary(row: Row) -> dict[str, object]:
-    """Give a row of the table as the summary that it was made of, as far as it says."""
+    """Return a row of the table as the summary that it was made of, as far as it says."""
     return {"completed": 0, "headway": {}, **row}
 
 
@@ -204,7 +204,7 @@ def write_best(points: Sequence[DesignPoint], rows: Sequence[Row], folder: Path)
 
 
 def sweep_table(points: Sequence[DesignPoint], rows: Sequence[Row]) -> str:
-    """Give a row for each point, the best of each column marked, and the best point.
+    """Return a row for each point, the best of each column marked, and the best point.
 
     Of more than SHOWN points those are shown that come first.
     """

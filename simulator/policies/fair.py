@@ -101,7 +101,7 @@ class ClientQueues:
         return self
 
     def account(self, client: str) -> Account:
-        """Give the books of a client."""
+        """Return the books of a client."""
         found = self.accounts.get(client)
         if found is None:
             found = self.accounts[client] = Account(self.weights.get(client, 1))
@@ -180,7 +180,7 @@ class ClientQueues:
             self.joining.remove(account)
 
     def _cost(self, request: Request) -> float:
-        """Give what the admission of a request is charged."""
+        """Return what the admission of a request is charged."""
         return 0.0 if request.preemptions else self.input_weight * request.prompt_tokens
 
     def _enter(self, account: Account) -> None:
@@ -257,7 +257,7 @@ class Fair(SmallestFirst):
         return super().queue(batch)
 
     def counter(self, account: Account) -> float:
-        """Give a client's virtual token counter."""
+        """Return a client's virtual token counter."""
         return account.level + self.service(account) / account.weight
 
     def _enter(self, account: Account) -> None:
@@ -307,7 +307,7 @@ class WFQ(SmallestFirst):
         return super().queue(batch)
 
     def finish(self, account: Account) -> float:
-        """Give the virtual finish time of a client's first request."""
+        """Return the virtual finish time of a client's first request."""
         spent = self.service(account) + self._cost(account.waiting[0])
         return account.level + spent / account.weight
 
@@ -361,7 +361,7 @@ class DRR(ClientQueues):
         return super().queue(batch)
 
     def deficit(self, account: Account) -> float:
-        """Give what a client may still spend, in weighted tokens."""
+        """Return what a client may still spend, in weighted tokens."""
         return account.level - self.service(account)
 
     def _grant(self, account: Account, upto: int) -> None:
@@ -389,7 +389,7 @@ class DRR(ClientQueues):
             self.round += max(1, min(map(self._rounds, self.active)))
 
     def _lacks(self, account: Account) -> float:
-        """Give the weighted tokens that a client's next request costs more than it may spend.
+        """Return the weighted tokens that a client's next request costs more than it may spend.
 
         What is less than the rounding of the books is nothing: no number of rounds would pay it.
         """

@@ -118,7 +118,7 @@ def check_by(by: str) -> None:
 
 
 def size_of(request: Request, by: str) -> int:
-    """Give the tokens of a request that a policy ranks by: SIZES says which."""
+    """Return the tokens of a request that a policy ranks by: SIZES says which."""
     if by == "prompt":
         return request.prompt_tokens
     hint = hint_of(request)

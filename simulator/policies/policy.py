@@ -92,7 +92,7 @@ class RunningView(Mapping[Request, None]):
 
 
 def hint_of(request: Request) -> int:
-    """Give the predicted output tokens; ValueError where nobody predicted any."""
+    """Return the predicted output tokens; ValueError where nobody predicted any."""
     if request.hint is None:
         raise ValueError("the request has no predicted length; the scenario needs a `predictor`")
     return request.hint
@@ -103,7 +103,7 @@ Victim = Callable[[Mapping[Request, None]], Request]
 
 
 def victim_of(policy: Policy | None) -> Victim | None:
-    """Give the policy's `victim`, if it has one; HeadwayError where it fails or picks nobody."""
+    """Return the policy's `victim`, if it has one; HeadwayError where it fails or picks nobody."""
     choose: Callable[[Iterable[Request]], Request] | None = getattr(policy, "victim", None)
     if choose is None:
         return None

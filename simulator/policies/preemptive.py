@@ -166,7 +166,7 @@ class MLFQ:
         self._promoted: dict[int, int] = {}  # by id, tokens that had come out then
 
     def level(self, request: Request, generated: int) -> int:
-        """Give the level of a request after so many tokens, 0 being the highest."""
+        """Return the level of a request after so many tokens, 0 being the highest."""
         quanta = self.quanta
         last = len(quanta) - 1
         level, used = 0, 0.0

@@ -57,7 +57,7 @@ class VirtualFinishTime:
         self.starvation_boost = starvation_boost
 
     def size(self, request: Request) -> float:
-        """Give a request's remaining tokens, divided by its weight."""
+        """Return a request's remaining tokens, divided by its weight."""
         answer = request.max_tokens or 0 if request.hint is None else request.hint
         tokens = max(0, request.prompt_tokens - request.computed)
         tokens += max(0, answer - request.generated)
@@ -98,7 +98,7 @@ class VirtualFinishTime:
         heappush(self._heap, self._ranked(entry))
 
     def _share(self, since: float) -> float:
-        """Give the share that a wait had of the longest, when shares were taken."""
+        """Return the share that a wait had of the longest, when shares were taken."""
         return (self._now - since) / self._longest if since < self._now else 0.0
 
     def _ranked(self, entry: Entry) -> tuple[float, float, int, Entry]:

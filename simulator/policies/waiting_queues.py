@@ -428,7 +428,7 @@ class SwappedFirst(FrontQueue):
 
 
 def queue_of(policy: Any, batch: Batch) -> WaitingQueue:
-    """Give the waiting queue that a policy brings along, or one ordered by its rank or key.
+    """Return the waiting queue that a policy brings along, or one ordered by its rank or key.
 
     Raises HeadwayError where the policy fails, or gives something else; ValueError where its
     `patience` is no time.

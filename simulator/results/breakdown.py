@@ -45,7 +45,7 @@ class CumulativeTime:
         self._side = side
 
     def between(self, start: Floats, end: Floats) -> Floats:
-        """Give the seconds between each two times; 0 where nothing falls anywhere."""
+        """Return the seconds between each two times; 0 where nothing falls anywhere."""
         low, high = (np.searchsorted(self._times, at, self._side) for at in (start, end))  # type: ignore[call-overload]
         between: Floats = self._sums[high] - self._sums[low]
         return between
@@ -69,7 +69,7 @@ class Preemptions:
 def break_down(
     table: RequestTable, logs: Sequence[Log], costs: Sequence[CostModel]
 ) -> dict[str, Floats]:
-    """Give the seconds of each of PARTS for every request, by id; NaN: it was not completed.
+    """Return the seconds of each of PARTS for every request, by id; NaN: it was not completed.
 
     `costs`, of each replica, tell what the decodes of a step would have taken alone. Where answers
     are given together, DELIVERY follows.
@@ -94,7 +94,7 @@ def break_down(
 
 
 def as_computed(table: RequestTable, logs: Sequence[Log]) -> RequestTable:
-    """Give the table with the times at which tokens were computed, whenever they were given."""
+    """Return the table with the times at which tokens were computed, whenever they were given."""
     first, finish = table.first_token.copy(), table.finish.copy()
     for log in logs:
         if log.delivers_together:
@@ -210,7 +210,7 @@ def _stalls(log: Log, prompts: Ints, cost: CostModel) -> Floats:
 
 
 def _verification(log: Log, prompts: Ints, cost: CostModel) -> Floats:
-    """Give what the decodes of these steps, and their drafts, would have taken alone."""
+    """Return what the decodes of these steps, and their drafts, would have taken alone."""
     rows, drafts = log.steps[prompts], log.drafts
     here, at = find_rows(drafts["start"], rows["start"])
     alone = np.zeros(len(rows))

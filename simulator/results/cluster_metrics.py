@@ -38,7 +38,7 @@ GAUGES = (
 
 
 def price_of_group(scenario: Scenario, name: str) -> float | None:
-    """Give the dollars per hour of one replica of a group; None where the price is unknown."""
+    """Return the dollars per hour of one replica of a group; None where the price is unknown."""
     assert scenario.cluster is not None
     given = scenario.cluster.replica_groups[name].dollars_per_hour
     if given is not None:
@@ -49,7 +49,7 @@ def price_of_group(scenario: Scenario, name: str) -> float | None:
 
 
 def price_of_cluster(scenario: Scenario) -> float | None:
-    """Give the dollars per hour of all replicas; None where the price of one is unknown."""
+    """Return the dollars per hour of all replicas; None where the price of one is unknown."""
     assert scenario.cluster is not None
     total = 0.0
     for name, kind in scenario.cluster.replica_groups.items():
@@ -100,7 +100,7 @@ class ClusterMetrics:
         self._timed_out += int((table.reason == TIMEOUT).sum())
 
     def summary(self, span: tuple[float, float]) -> Values:
-        """Give the block, and the utilizations of all groups together; `span` is the run's, s."""
+        """Return the block, and the utilizations of all groups together; `span` is the run's, s."""
         groups: dict[str, Values] = {}
         used = {"mfu": 0.0, "bandwidth_utilization": 0.0, "gpu_busy_fraction": 0.0}
         peaks = dict.fromkeys(used, 0.0)
@@ -153,7 +153,7 @@ class ClusterMetrics:
         }
 
     def _group(self, name: str, metrics: EngineMetrics, span: tuple[float, float]) -> Values:
-        """Give the keys of one group."""
+        """Return the keys of one group."""
         scenario, numbers = self._scenario.of_group(name), self._replicas[name]
         parts, duration = self._record.parts[numbers[0]], span[1] - span[0]
         price = price_of_group(self._scenario, name)

@@ -55,7 +55,7 @@ class ServedModel(NamedTuple):
 
     @property
     def peak_flops(self) -> float:
-        """Give the FLOP/s of one GPU in the weights' dtype."""
+        """The FLOP/s of one GPU in the weights' dtype."""
         return self.gpu.flops(self.model.weight_dtype(self.dtype))
 
 
@@ -150,7 +150,7 @@ class Energy:
 
 
 def energy_summary(energy: Energy | None, duration: float, tokens: float) -> Values:
-    """Give the keys of a run of so many s that brought out so many tokens; null: not known."""
+    """Return the keys of a run of so many s that brought out so many tokens; null: not known."""
     joules = energy.joules / tokens if energy and tokens else None
     return {
         "power_w": energy.joules / duration if energy and duration else None,
@@ -363,7 +363,7 @@ class EngineMetrics:
         self._read += read_bytes(self.served, logs, sums.steps, sums.context)
 
     def gauges(self, duration: float) -> Values:
-        """Give the gauges of a run of so many s; means are over time and over replicas."""
+        """Return the gauges of a run of so many s; means are over time and over replicas."""
         steps, requests, whole = self.steps, self.requests, duration * self.replicas
         mean_running = share(steps.running_time, steps.busy_time)
         efficiency = share(steps.stored_time, steps.reserved_time)
@@ -405,7 +405,7 @@ class EngineMetrics:
         }
 
     def copies(self, swap_time: float) -> Values:
-        """Give what went between GPU and host: by swap, and to and from the host tier.
+        """Return what went between GPU and host: by swap, and to and from the host tier.
 
         `swap_time` are the s that swaps took. The host tier is asked for what the GPU's prefix
         cache lacks.
@@ -431,7 +431,7 @@ class EngineMetrics:
         }
 
     def utilizations(self, duration: float) -> Values:
-        """Give the FLOPs needed and the bytes read as shares of the peaks."""
+        """Return the FLOPs needed and the bytes read as shares of the peaks."""
         served = self.served
         gpus = served.gpus * self.replicas
         return {
@@ -440,7 +440,7 @@ class EngineMetrics:
         }
 
     def energy(self, paid: float) -> Energy | None:
-        """Give what the GPUs took in so many s, added up over the engine cores; None: not known.
+        """Return what the GPUs took in so many s, added up over the engine cores; None: not known.
 
         While steps run they draw by the FLOPs and the bandwidth that these need on the mean, else
         what they draw idle.

@@ -40,7 +40,7 @@ def several_clients(workload: Workload) -> bool:
 
 
 def client_weights(policy: object, names: Iterable[str]) -> Floats:
-    """Give the weights that a scenario's `scheduling_policy` gives to clients; 1 if none.
+    """Return the weights that a scenario's `scheduling_policy` gives to clients; 1 if none.
 
     A policy of the user's own may mean something else by `weights`: then all are 1.
     """
@@ -70,17 +70,17 @@ class Clients:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Give when the run began and ended, s."""
+        """When the run began and ended, s."""
         return run_span(self.table, self.logs)
 
     @property
     def codes(self) -> Ints:
-        """Give each request's client."""
+        """Each request's client."""
         return self.words.codes
 
 
 def fairness_columns(clients: Clients) -> dict[str, Floats | Ints]:
-    """Give the columns of fairness.csv: how evenly successive windows of time were shared.
+    """Return the columns of fairness.csv: how evenly successive windows of time were shared.
 
     Compared are the clients that wait throughout a window, `backlogged`: who does not wait gets all
     that it asks for. Jain's index is that of what they got in the window, `window_difference` the
@@ -118,7 +118,7 @@ def fairness_columns(clients: Clients) -> dict[str, Floats | Ints]:
 
 
 def _spread(window: Ints, values: Floats, count: int) -> Floats:
-    """Give the greatest less the least value in each window."""
+    """Return the greatest less the least value in each window."""
     most, least = np.full(count, -np.inf), np.full(count, np.inf)
     np.maximum.at(most, window, values)
     np.minimum.at(least, window, values)
@@ -209,7 +209,7 @@ class _Totals:
         self._upto = np.append(0, np.cumsum(sums))
 
     def between(self, client: Ints, first: Ints, last: Ints) -> Floats:
-        """Give what each client got from window `first` to before window `last`."""
+        """Return what each client got from window `first` to before window `last`."""
         base = client * self._count
         places = np.searchsorted(self._keys, np.stack((base + first, base + last)), "left")
         got: Floats = (self._upto[places[1]] - self._upto[places[0]]).astype(np.float64)
@@ -217,7 +217,7 @@ class _Totals:
 
 
 def summarize_clients(clients: Clients) -> dict[str, object]:
-    """Give the keys of the summary; null where no two clients ever were backlogged together."""
+    """Return the keys of the summary; null where no two clients ever were backlogged together."""
     windows = fairness_columns(clients)
     contended = windows["backlogged"] > 1
     jain, difference = (windows[name][contended] for name in ("jain_index", "service_difference"))
@@ -234,7 +234,7 @@ def summarize_clients(clients: Clients) -> dict[str, object]:
 
 
 def priority_column(workload: Workload) -> Words:
-    """Give each request's priority as a word, the most urgent first; all -1: none is said."""
+    """Return each request's priority as a word, the most urgent first; all -1: none is said."""
     if workload.priority is None:
         return Words(np.full(len(workload), -1), [])
     found, codes = np.unique(workload.priority, return_inverse=True)
@@ -244,7 +244,7 @@ def priority_column(workload: Workload) -> Words:
 def summarize_parts(
     table: RequestTable, counted: Flags, words: Words, bounds: Mapping[str, float]
 ) -> dict[str, dict[str, object]]:
-    """Give what the requests of each client, or of each priority, felt, by its name.
+    """Return what the requests of each client, or of each priority, felt, by its name.
 
     It is of the PARTS that have the most requests, in that order. Latencies (ms) are those of the
     completed ones among the `counted`; null where there are none. `bounds` (ms) are what each
@@ -281,7 +281,7 @@ def summarize_parts(
 
 
 def client_columns(clients: Clients) -> dict[str, Column]:
-    """Give the columns of clients.csv, a row for each client, in order of their first requests."""
+    """Get the columns of clients.csv, a row for each client, in order of their first requests."""
     table, codes = clients.table, clients.codes
     size = len(clients.words.names)
     admitted = ~np.isnan(table.first_scheduled)
@@ -306,7 +306,7 @@ def client_columns(clients: Clients) -> dict[str, Column]:
 
 
 def _statistics(name: str, codes: Ints, values: Floats, size: int) -> dict[str, Column]:
-    """Give mean and P99 (linear, as numpy's) of each client's values; NaN where it has none."""
+    """Return mean and P99 (linear, as numpy's) of each client's values; NaN where it has none."""
     counts = np.bincount(codes, minlength=size)
     some = counts > 0
     divisor = np.where(some, counts, 1)

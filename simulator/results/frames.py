@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def request_frame(record: Record) -> "pd.DataFrame":
-    """Give the columns of requests.csv as a DataFrame, a row for each request, by id."""
+    """Return the columns of requests.csv as a DataFrame, a row for each request, by id."""
     return as_frame(request_columns(record))
 
 
 def request_columns(record: Record) -> dict[str, Column]:
-    """Give the columns of requests.csv, a row for each request of the workload, by id.
+    """Return the columns of requests.csv, a row for each request of the workload, by id.
 
     The priorities, the `max_tokens`, the predicted output tokens, the seats kept beyond the end,
     and the replicas that computed the prompts are there only where the run has them.
@@ -66,7 +66,7 @@ def request_columns(record: Record) -> dict[str, Column]:
 
 
 def _seat_columns(logs: Sequence[Log], size: int) -> dict[str, Column]:
-    """Give for how long each request's seat was kept beyond its last token, in s and in steps.
+    """Return for how long each request's seat was kept beyond its last token, in s and in steps.
 
     `batch_steps` are those of its batch until the seat was free. NaN and 0: it never was.
     """
@@ -81,13 +81,13 @@ def _seat_columns(logs: Sequence[Log], size: int) -> dict[str, Column]:
 
 
 def client_tables(record: Record) -> dict[str, dict[str, Column]]:
-    """Give the columns of clients.csv and fairness.csv, by name."""
+    """Return the columns of clients.csv and fairness.csv, by name."""
     clients = Clients.of(record)
     return {"clients": client_columns(clients), "fairness": {**fairness_columns(clients)}}
 
 
 def replica_columns(cluster: ClusterRecord) -> dict[str, Column]:
-    """Give the columns of replicas.csv: a row for each time (s) at which a replica changed."""
+    """Return the columns of replicas.csv: a row for each time (s) at which a replica changed."""
     from simulator.cluster.lifecycle import STATES
 
     names = list(dict.fromkeys(cluster.groups))
@@ -109,7 +109,7 @@ def replica_columns(cluster: ClusterRecord) -> dict[str, Column]:
 
 
 def step_frame(record: Record) -> "pd.DataFrame":
-    """Give the columns of steps.csv as a DataFrame.
+    """Return the columns of steps.csv as a DataFrame.
 
     As in the file, `replica` is there only where there are several.
     """
@@ -125,7 +125,7 @@ def step_frame(record: Record) -> "pd.DataFrame":
 
 
 def with_copy_seconds(record: Record) -> Iterator[tuple[Log, Floats | None]]:
-    """Give each log with the time of each of its swaps, if there are any, be it in another."""
+    """Yield each log with the time of each of its swaps, if there are any, be it in another."""
     if not any(log.swap_rows for log in record.logs):
         yield from ((log, None) for log in record.logs)
         return
@@ -136,7 +136,7 @@ def with_copy_seconds(record: Record) -> Iterator[tuple[Log, Floats | None]]:
 def step_columns(
     log: Log, rows: slice = slice(None), copy_seconds: Floats | None = None
 ) -> dict[str, Numbers]:
-    """Give the columns of steps.csv but `replica`: a row for each logged row, in order of time.
+    """Return the columns of steps.csv but `replica`: a row for each logged row, in order of time.
 
     A row stands for `steps` successive steps; `duration` is that of all of them, the token
     counts are those of each, `context` and the blocks are those of the first. The columns of
@@ -165,7 +165,7 @@ def _columns(rows: Rows, num_blocks: int) -> dict[str, Numbers]:
 
 
 def copy_columns(log: Log, starts: Floats, seconds: Floats | None) -> dict[str, Numbers]:
-    """Give the blocks that went to the host and back in steps that start then, and their time.
+    """Return the blocks that went to the host and back in steps that start then, and their time.
 
     `seconds` is the time of each of `log.swaps`; None where nobody in the whole run swaps: then
     there are no columns.

@@ -44,7 +44,7 @@ class Transfers:
 
     @property
     def prompts(self) -> list[Log]:
-        """Give each producer's log with the prompts that others went on with; others are empty."""
+        """Each producer's log with the prompts that others went on with; others are empty."""
         logs = [Log(log.num_blocks, log.block_size) for log in self.engines]
         for number in self.producers:
             prompts = self.engines[number].requests
@@ -57,7 +57,7 @@ class Transfers:
 
     @property
     def answers(self) -> list[Log]:
-        """Give each consumer's log, and those of the producers with what ended there for good."""
+        """Each consumer's log, and those of the producers with what ended there for good."""
         logs = [*self.engines]
         for number in self.producers:
             rows = logs[number].requests
@@ -66,7 +66,7 @@ class Transfers:
         return logs
 
     def seen(self) -> list[Log]:
-        """Give the logs as clients see it: a request begins where its prompt was computed."""
+        """Return the logs as clients see it: a request begins where its prompt was computed."""
         begun = np.concatenate([log.requests for log in self.prompts])
         begun = begun[np.argsort(begun["id"])]
         logs = self.answers
@@ -81,7 +81,7 @@ class Transfers:
         return logs
 
     def moves(self) -> dict[int, list[tuple[str, float, float]]]:
-        """Give by id what a request did from the end of its prefill until it had a seat again."""
+        """Return by id what a request did from the end of its prefill until it had a seat again."""
         names = ("ready", "asked", "end", "scheduled")
         columns = (self.rows[name].tolist() for name in ("id", *names))
         return {
@@ -94,21 +94,21 @@ class Transfers:
         }
 
     def producer_of(self, size: int) -> Ints:
-        """Give the replica that computed the prompt of each of `size` requests; -1: none."""
+        """Return the replica that computed the prompt of each of `size` requests; -1: none."""
         numbers = np.full(size, -1)
         numbers[self.rows["id"]] = self.rows["producer"]
         return numbers
 
 
 def _with(log: Log, requests: Rows, **others: bytearray) -> Log:
-    """Give a log with other rows of requests."""
+    """Return a log with other rows of requests."""
     return replace(log, request_rows=bytearray(requests.tobytes()), **others)  # type: ignore[arg-type]
 
 
 def time_parts(
     workload: Workload, sent: Floats, costs: Sequence[CostModel], transfers: Transfers
 ) -> dict[str, Floats]:
-    """Give the parts of each completed request's e2el in seconds, by id, in order of time.
+    """Return the parts of each completed request's e2el in seconds, by id, in order of time.
 
     The first step at the consumer, which computes the last prompt token again, is prefill.
     """
@@ -133,7 +133,7 @@ def time_parts(
 
 
 def link_summary(transfers: Transfers, paid: float) -> dict[str, object]:
-    """Give the figures of the links; `paid` are the seconds that all producers are paid for.
+    """Return the figures of the links; `paid` are the seconds that all producers are paid for.
 
     A transfer's time counts from when the consumer had blocks for it, `mean_link_wait_ms` of it
     until the link turned to it. `blocks_found_rate` is the share of the blocks that need not move.

@@ -75,7 +75,7 @@ Summary = dict[str, object]
 
 
 def latencies(table: RequestTable, completed: Flags) -> dict[str, Floats]:
-    """Give the latencies of completed requests, in s; ITL is of tokens and stands elsewhere."""
+    """Return the latencies of completed requests, in s; ITL is of tokens and stands elsewhere."""
     found = {
         "ttft": table.ttft[completed],
         "tpot": table.tpot[completed & (table.generated > 1)],
@@ -102,7 +102,7 @@ class Sample:
 
 
 def percentiles(values: npt.NDArray[np.number], wanted: Sequence[float]) -> list[float]:
-    """Give what `np.percentile` gives, to the last bit, without its import of numpy.ma, 10 ms."""
+    """Return what `np.percentile` gives, to the last bit, without its import of numpy.ma, 10 ms."""
     last = len(values) - 1
     places = [last * (percent / 100.0) for percent in wanted]
     near = {min(int(place) + more, last) for place in places for more in (0, 1)}
@@ -120,7 +120,7 @@ Distribution = Sample | GapDistribution | QuantileSketch
 
 
 def describe(name: str, values: Distribution, percentiles: Sequence[float]) -> Summary:
-    """Give mean, std, median and percentiles in ms as vLLM names them: p99_ttft_ms."""
+    """Return mean, std, median and percentiles in ms as vLLM names them: p99_ttft_ms."""
     words = [f"p{int(p) if int(p) == p else p}" for p in percentiles]
     numbers = [values.mean, values.std, *values.percentiles([50.0, *percentiles])]
     named = zip(["mean", "std", "median", *words], numbers, strict=True)
@@ -242,7 +242,7 @@ class RunMetrics:
     def summary(
         self, info: Mapping[str, object], percentiles: Sequence[float] = PERCENTILES
     ) -> Summary:
-        """Give the keys of vLLM bench's result file and our own under `headway`.
+        """Return the keys of vLLM bench's result file and our own under `headway`.
 
         `info` (version, seed, scenario, ...) opens our block. Latencies are those of completed
         requests; where there is none they are 0, as in vLLM.
@@ -299,7 +299,7 @@ class RunMetrics:
         }
 
     def throughput(self) -> Summary:
-        """Give counts and rates of requests and tokens; times are in s."""
+        """Return counts and rates of requests and tokens; times are in s."""
         low, high = self.span if self.within is None else self.within
         duration = high - low
         return {
@@ -317,7 +317,7 @@ class RunMetrics:
         }
 
     def acceptance(self) -> Summary:
-        """Give what speculative decoding brought, under vLLM's names.
+        """Return what speculative decoding brought, under vLLM's names.
 
         Nothing where there were no steps with decodes. The rate is in per cent; the length counts
         the token that comes out beside the drafts. As in vLLM, drafts are counted as accepted
@@ -372,7 +372,7 @@ class RunMetrics:
 
 
 def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES) -> Summary:
-    """Give the summary of a run of a scenario that has kept its requests."""
+    """Return the summary of a run of a scenario that has kept its requests."""
     cluster = record.cluster
     parts = [record.parts] * len(record.logs) if cluster is None else cluster.parts
     within = measurement_window(record)
@@ -399,7 +399,7 @@ def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES)
 
 
 def _parts(record: Record, within: Window | None) -> Summary:
-    """Give what each client and each priority felt, where there are several of them."""
+    """Return what each client and each priority felt, where there are several of them."""
     workload, table = record.workload, record.request_table()
     counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
     goodput = record.scenario.goodput.bounds
@@ -416,7 +416,7 @@ def _parts(record: Record, within: Window | None) -> Summary:
 
 
 def run_info(scenario: Scenario, parts: EngineParts, warnings: Sequence[str]) -> Summary:
-    """Give what opens our block of the summary of a run that was neither stopped nor trimmed."""
+    """Return what opens our block of the summary of a run that was neither stopped nor trimmed."""
     return {
         "version": __version__,
         "seed": scenario.seed,
@@ -448,7 +448,7 @@ def _engines(scenario: Scenario) -> list[Summary]:
 
 
 def _host(cost: CostModel) -> Summary:
-    """Give the host's part of a cost model, s; nothing where it has none of its own."""
+    """Return the host's part of a cost model, s; nothing where it has none of its own."""
     while isinstance(cost, CostDecorator):
         cost = cost.inner
     if not isinstance(cost, PiecewiseCost) or not cost.has_host_work:
@@ -463,7 +463,7 @@ def _host(cost: CostModel) -> Summary:
 
 
 def _or_inf(value: float) -> float | str:
-    """Give a setting as JSON can hold it: without limit it is a word, as in vLLM."""
+    """Return a setting as JSON can hold it: without limit it is a word, as in vLLM."""
     return "inf" if value == inf else float(value)
 
 

@@ -163,7 +163,7 @@ LISTS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def _blocks(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Give the blocks of a summary, each with the dotted key above it; look into mappings alone."""
+    """Get the blocks of a summary, each with the dotted key above it; look into mappings alone."""
     yield "", summary
     above, block = "headway.", summary["headway"]
     yield above, block
@@ -177,13 +177,13 @@ def _blocks(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def short(value: object) -> str:
-    """Give a value as JSON has it, not all of it if it is long."""
+    """Return a value as JSON has it, not all of it if it is long."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def find_table(folder: Path, name: str) -> Path:
-    """Give the path of a table: CSV, else Parquet if that is there."""
+    """Return the path of a table: CSV, else Parquet if that is there."""
     path, other = folder / f"{name}.csv", folder / f"{name}.parquet"
     found = other if other.exists() and not path.exists() else path
     check_regular(found)

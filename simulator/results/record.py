@@ -51,7 +51,7 @@ class ClusterRecord:
     transfers: Transfers | None = None  # where prefill and decode are apart
 
     def engine_logs(self, record: "Record") -> list[Log]:
-        """Give what each engine wrote down; as clients see it, the record has it."""
+        """Return what each engine wrote down; as clients see it, the record has it."""
         return record.logs if self.transfers is None else self.transfers.engines
 
     @property
@@ -117,7 +117,7 @@ class Record:
         return gather_requests(self.workload, self.sent, self.logs, self.tries)
 
     def time_parts(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Give the parts of each completed request's e2el in seconds, by id."""
+        """Return the parts of each completed request's e2el in seconds, by id."""
         if self._time_parts is None:
             columns = (self.workload, self.sent)
             if self.transfers is not None:
@@ -132,7 +132,7 @@ class Record:
 
 
 def replicas_in(groups: Sequence[str]) -> dict[str, list[int]]:
-    """Give the numbers of the engine cores of each group."""
+    """Return the numbers of the engine cores of each group."""
     found: dict[str, list[int]] = {}
     for number, group in enumerate(groups):
         found.setdefault(group, []).append(number)
@@ -218,7 +218,7 @@ def _move_steps(log: Log, part: Log, last: bool) -> None:
 
 
 def next_decision(log: Log) -> float:
-    """Give the time at which the first row that is left was decided, s; 0 if there is none."""
+    """Return the time at which the first row that is left was decided, s; 0 if there is none."""
     if not log.step_rows:
         return 0.0
     return log.decided[0] if log.decided else float(np.frombuffer(bytes(log.step_rows[:8]))[0])

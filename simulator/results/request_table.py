@@ -59,7 +59,7 @@ class RequestTable:
 
     @property
     def arrival(self) -> Floats:
-        """Give the time each was due; for a session turn, its delay after the end before it."""
+        """The time each was due; for a session turn, its delay after the end before it."""
         arrival, after = self.workload.arrival, self.workload.after
         if after is None:
             return arrival
@@ -71,40 +71,40 @@ class RequestTable:
 
     @property
     def left(self) -> Floats:
-        """Give the time each was over for its client, whether or not it was served."""
+        """The time each was over for its client, whether or not it was served."""
         ended = np.where(self.reason == REJECTED, self.sent, self.finish)
         return np.where(np.isnan(self.given_up), ended, self.given_up)
 
     @property
     def client_queue_time(self) -> Floats:
-        """Give the seconds each waited at the client, behind max_concurrency."""
+        """The seconds each waited at the client, behind max_concurrency."""
         if self.workload.max_concurrency is None:
             return self.sent - self.sent
         return np.maximum(self.sent - self.arrival, 0.0)  # below 0: rounding in the delay's sum
 
     @property
     def queue_time(self) -> Floats:
-        """Give the seconds from sent, of several tries the last, to first scheduled."""
+        """The seconds from sent, of several tries the last, to first scheduled."""
         return self.first_scheduled - self.entered
 
     @property
     def retry_time(self) -> Floats:
-        """Give the seconds from sent to sent for the last time; NaN: it was not completed."""
+        """The seconds from sent to sent for the last time; NaN: it was not completed."""
         return np.where(self.completed, self.entered - self.sent, np.nan)
 
     @property
     def ttft(self) -> Floats:
-        """Give the seconds from sent to the first token."""
+        """The seconds from sent to the first token."""
         return self.first_token - self.sent
 
     @property
     def e2el(self) -> Floats:
-        """Give the seconds from sent to the last token."""
+        """The seconds from sent to the last token."""
         return self.finish - self.sent
 
     @property
     def tpot(self) -> Floats:
-        """Give the seconds per token after the first; NaN for a single token."""
+        """The seconds per token after the first; NaN for a single token."""
         gaps = np.where(self.generated > 1, self.generated - 1, 1)
         return np.where(self.generated > 1, (self.e2el - self.ttft) / gaps, np.nan)
 
@@ -148,13 +148,13 @@ def find_rows(keys: Floats | Ints, wanted: Floats | Ints) -> tuple[Flags, Ints]:
 
 
 def run_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
-    """Give the first time a request was sent and the last at which anything ended; 0 if none."""
+    """Return the first time a request was sent and the last at which anything ended; 0 if none."""
     start, end = partial_span(table, logs)
     return (0.0, 0.0) if start == inf else (start, end)
 
 
 def partial_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float]:
-    """Give the same of a part of a run; inf where none of its requests was sent."""
+    """Return the same of a part of a run; inf where none of its requests was sent."""
     start = float(np.min(table.sent, initial=inf, where=~np.isnan(table.sent)))
     first = 0.0 if start == inf else start
     end = float(np.max(table.finish, initial=first, where=~np.isnan(table.finish)))
@@ -162,7 +162,7 @@ def partial_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float
 
 
 def client_column(workload: Workload) -> Words:
-    """Give each request's client, numbered in order of their first requests; -1: not said."""
+    """Return each request's client, numbered in order of their first requests; -1: not said."""
     codes: dict[str, int] = {}
     if workload.client is None:
         return Words(np.full(len(workload), -1), [])

@@ -56,13 +56,13 @@ class Slo(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Give the most that the mean of `cost` may be: for a P99 it is 0.01."""
+        """The most that the mean of `cost` may be: for a P99 it is 0.01."""
         if self.metric in SHARES:
             return round(1.0 - self.bound, 12)
         return self.bound if self.percentile is None else round(1.0 - self.percentile / 100.0, 12)
 
     def cost(self, table: RequestTable, goodput: Mapping[str, float]) -> Floats:
-        """Give what each request adds: its latency in ms for a mean, else 1 if it misses the bound.
+        """Get what each request adds: its latency in ms for a mean, else 1 if it misses the bound.
 
         NaN: it does not count. A percentile keeps its bound where the share of requests above the
         bound is no more than `limit`.
@@ -125,7 +125,7 @@ def parse_slo(text: str) -> Slo:
 
 
 def service_levels(scenario: Scenario) -> list[Slo]:
-    """Give what runs of a scenario are judged by: its `slo`, else 99 % of its `goodput`.
+    """Return what runs of a scenario are judged by: its `slo`, else 99 % of its `goodput`.
 
     Beside them all requests must be completed, unless it says otherwise, since latencies are of
     those that were. Nothing where there are no bounds. Raises HeadwayError for a wrong one.
@@ -140,7 +140,7 @@ def service_levels(scenario: Scenario) -> list[Slo]:
 
 
 def request_bounds(goodput: Mapping[str, float], slos: Sequence[Slo]) -> dict[str, float]:
-    """Give the bounds (ms) that each request is held against, for the SLO attainment.
+    """Return the bounds (ms) that each request is held against, for the SLO attainment.
 
     They are those of the percentiles that `slos` bound: that the P99 TTFT is at most 1000 ms says
     that 99 % of the requests keep 1000 ms; of several percentiles of a latency the loosest bound.

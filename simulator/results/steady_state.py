@@ -30,7 +30,7 @@ Window = tuple[float, float]
 
 
 def measurement_window(record: Record) -> Window | None:
-    """Give the seconds between warm-up and cool-down; None where the whole run counts.
+    """Return the seconds between warm-up and cool-down; None where the whole run counts.
 
     The warm-up counts from the first request sent, the cool-down back from the last. Raises
     HeadwayError where no request is sent between them.
@@ -71,7 +71,7 @@ class Trend:
 
     @property
     def means(self) -> Floats:
-        """Give the means of 20 successive parts of the series."""
+        """The means of 20 successive parts of the series."""
         means: Floats = self._sums / self._sizes
         return means
 
@@ -119,7 +119,7 @@ class SteadyState:
         self._trend.add(times, level)
 
     def summary(self) -> dict[str, object]:
-        """Give the keys of the summary."""
+        """Return the keys of the summary."""
         assert self._trend is not None
         return self._trend.test() | {"suggested_warmup_s": self._warmup}
 
@@ -127,7 +127,7 @@ class SteadyState:
 def requests_in_system(
     table: RequestTable, counter: ConcurrencyCounter
 ) -> tuple[Floats, Ints, Floats]:
-    """Give when requests came (s, ascending), how many each found with itself, when they left."""
+    """Return when requests came (s, ascending), how many each found with itself, when they left."""
     sent = ~np.isnan(table.sent)
     due = table.arrival if isfinite(table.workload.request_rate) else table.sent
     order = np.argsort(due[sent], kind="stable")
@@ -138,7 +138,7 @@ def requests_in_system(
 
 
 def find_warmup(record: Record) -> float | None:
-    """Give the seconds by which a run from an empty system is warm, by MSER-5; None: too short.
+    """Return the seconds by which a run from an empty system is warm, by MSER-5; None: too short.
 
     The series is the number of requests in the system, as each that comes finds it. Of too few to
     tell nothing is left out.
@@ -187,7 +187,7 @@ def _kv_usage(record: Record, edges: Floats) -> Floats:
 
 
 def linear_trend(means: Floats) -> tuple[float, float]:
-    """Give the change over a series by a straight line, and the two-sided p value.
+    """Return the change over a series by a straight line, and the two-sided p value.
 
     The line goes through the batch means. Its slope's variance is widened by first-order
     correlation of what is left, and the degrees of freedom fewer by as much.
@@ -206,7 +206,7 @@ def linear_trend(means: Floats) -> tuple[float, float]:
 
 
 def t_test_p_value(score: float, freedom: float) -> float:
-    """Give Student's two-sided p value; scipy.special takes 0.2 s to load, a third of a run.
+    """Return Student's two-sided p value; scipy.special takes 0.2 s to load, a third of a run.
 
     It is the regularized incomplete beta function at freedom / (freedom + score^2), whose
     continued fraction converges fast on one side of the mean; the other side is its complement.
@@ -218,7 +218,7 @@ def t_test_p_value(score: float, freedom: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Give the regularized incomplete beta function, for x below its mean or so.
+    """Return the regularized incomplete beta function, for x below its mean or so.
 
     By the continued fraction of the NIST Handbook (8.17.22), evaluated from its far end.
     """
@@ -234,7 +234,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def mser5(values: Floats | Ints) -> int | None:
-    """Give how many values to leave out for the mean to be known best.
+    """Return how many values to leave out for the mean to be known best.
 
     White, "An effective truncation heuristic for bias reduction in simulation output", 1997: of
     batches of five, leave out those whose absence makes the mean's standard error least. None

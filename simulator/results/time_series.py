@@ -13,18 +13,18 @@ LEAPS = 4096  # rows whose steps are looked at together: bounds the temporaries
 
 
 def arrivals(log: Log) -> Floats:
-    """Give the times at which requests joined this replica's queue, ascending."""
+    """Return the times at which requests joined this replica's queue, ascending."""
     return np.sort(log.joined)
 
 
 def decisions(log: Log) -> Floats:
-    """Give the time at which each row's first step was decided: `waiting` is as of then."""
+    """Return the time at which each row's first step was decided: `waiting` is as of then."""
     decided: Floats = np.asarray(log.decided) if log.decided else log.steps["start"]
     return decided
 
 
 def queue_levels(log: Log) -> tuple[Floats, Ints]:
-    """Give the times at which the length of the queue is known, and the length then."""
+    """Return the times at which the length of the queue is known, and the length then."""
     times, waiting = decisions(log), log.steps["waiting"].astype(np.int64)
     if not log.emptied:
         return times, waiting
@@ -73,12 +73,12 @@ class Leaps:
 
     @property
     def added_blocks(self) -> Ints:
-        """Give how many KV blocks the later steps of each leapt row add."""
+        """How many KV blocks the later steps of each leapt row add."""
         first = self._first[self.leapt]
         return np.add.reduceat(self._blocks, first, dtype=np.int64) if len(first) else first
 
     def later_steps(self, numbers: Ints) -> LaterSteps:
-        """Give the steps of leapt rows, by the numbers of these."""
+        """Return the steps of leapt rows, by the numbers of these."""
         rows = self.rows[numbers]
         counts = rows["steps"] - 1
         first = np.cumsum(counts) - counts

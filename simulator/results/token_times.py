@@ -45,7 +45,7 @@ class TokenTimes:
         self.request_gap_ends: Floats = np.concatenate((self.ends[first], began))
 
     def _gaps_between(self, runs: npt.NDArray[np.void]) -> tuple[Floats, Floats]:
-        """Give the gaps from a run's last token to the same request's next run, and their ends."""
+        """Get the gaps from a run's last token to the same request's next run, and their ends."""
         ids = runs["id"]
         if not len(ids):
             return np.empty(0), np.empty(0)
@@ -122,7 +122,7 @@ def token_times(log: Log, completed: Flags) -> TokenTimes | TokensTogether:
 
 
 def last_tokens(runs: npt.NDArray[np.void], tick_ends: Floats) -> Floats:
-    """Give the time of each run's last token."""
+    """Return the time of each run's last token."""
     last: Floats = runs["start"].copy()
     longer = runs["ticks"] > 0
     last[longer] = tick_ends[(runs["first_tick"] + runs["ticks"] - 1)[longer]]
@@ -161,7 +161,7 @@ class PeakRate:
 
     @property
     def most(self) -> int:
-        """Give the most tokens in a second."""
+        """The most tokens in a second."""
         return max(self._most, int(self._tokens.max(initial=0)))
 
 
@@ -217,12 +217,12 @@ class GapDistribution:
 
     @property
     def std(self) -> float:
-        """Give the population's standard deviation, as numpy does."""
+        """The population's standard deviation, as numpy does."""
         squares = [float(((v - self.mean) ** 2 * w).sum()) for v, w in self._slices()]
         return sqrt(fsum(squares) / self.count) if self.count else 0.0
 
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
-        """Give numpy's (linear) percentiles of the pool with every gap listed; 0 if it is empty."""
+        """Get numpy's (linear) percentiles of the pool with every gap listed; 0 if it is empty."""
         if not self.count:
             return [0.0] * len(wanted)
         position = (self.count - 1) * (np.asarray(wanted, np.float64) / 100.0)
@@ -235,7 +235,7 @@ class GapDistribution:
         return [float(value) for value in values]
 
     def _ranked(self, ranks: Ints) -> Floats:
-        """Give the gaps of these ranks, smallest 0: count by bins, then sort the bins met."""
+        """Return the gaps of these ranks, smallest 0: count by bins, then sort the bins met."""
         counts = np.zeros(BINS)
         for values, weights in self._merged_slices():
             counts += np.bincount(self._bin(values), weights, BINS)

@@ -160,7 +160,7 @@ def _ranks_filled_otherwise(engine: EngineConfig) -> list[str]:
 
 
 def describe_costs(scenario: Scenario) -> dict[str, Any]:
-    """Give what a summary would say of the costs of a scenario, by group in a cluster."""
+    """Return what a summary would say of the costs of a scenario, by group in a cluster."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HeadwayWarning)  # its runs tell them
         groups = {name: describe_cost(assemble(own).cost) for name, own in scenario.groups.items()}

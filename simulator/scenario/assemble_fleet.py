@@ -112,7 +112,7 @@ def make_fleet(
 
 
 def block_bytes(scenario: Scenario) -> dict[str, float]:
-    """Give the bytes of a KV block, on all GPUs of a replica, for each group of producers."""
+    """Return the bytes of a KV block, on all GPUs of a replica, for each group of producers."""
     assert scenario.cluster is not None
     model = load_model(scenario.model, scenario.folder)
     sizes = {}

@@ -233,7 +233,7 @@ def differing_keys(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterat
 def _options(
     scenario: Scenario, parts: EngineParts, scheduler_class: type[Scheduler]
 ) -> dict[str, Any]:
-    """Give the arguments that a scheduler takes; ValueError for a rule that it does not know."""
+    """Return the arguments that a scheduler takes; ValueError for a rule that it does not know."""
     engine = scenario.engine
     options = _vllm_options(engine, parts) | engine.values_of(ADMISSION_RULES)
     options["rules"] = rules_of(release_of(engine))
@@ -305,7 +305,7 @@ def _check_installed(engine: EngineConfig) -> None:
 
 
 def _plugin_policy(scenario: Scenario) -> dict[str, str]:
-    """Give the environment by which `headway_vllm` is told the scenario's policy.
+    """Return the environment by which `headway_vllm` is told the scenario's policy.
 
     It is empty where the class has a policy of its own, or is another's, and where the scenario
     names none: then HEADWAY_POLICY counts as it is set.
@@ -355,7 +355,7 @@ def can_overlap(policy_class: type) -> bool:
 
 
 def _overlapping(scheduler_class: type[Scheduler]) -> type[Scheduler] | None:
-    """Give what schedules with async_scheduling in the place of a scheduler; None: nobody does."""
+    """Get what schedules with async_scheduling in the place of a scheduler; None: nobody does."""
     if scheduler_class is Scheduler:
         from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 
@@ -370,7 +370,7 @@ def _overlapping(scheduler_class: type[Scheduler]) -> type[Scheduler] | None:
 
 
 def _find_scheduler(engine: EngineConfig, policy_class: type, *, windowed: bool) -> type[Scheduler]:
-    """Give the scheduler that a policy works with, or refuse what it does not do."""
+    """Return the scheduler that a policy works with, or refuse what it does not do."""
     scheduler_class = policy_class if issubclass(policy_class, Scheduler) else Scheduler
     if scheduler_class is not policy_class and any(
         hasattr(policy_class, hook) for hook in DYNAMIC_HOOKS

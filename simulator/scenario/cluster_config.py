@@ -108,5 +108,5 @@ class ClusterConfig(Config):
 
     @property
     def replica_groups(self) -> dict[str, GroupConfig]:
-        """Give the groups; where there are none, the one that `replicas` is short for."""
+        """The groups; where there are none, the one that `replicas` is short for."""
         return self.groups or {"all": GroupConfig(replicas=self.replicas or 1)}

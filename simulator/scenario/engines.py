@@ -110,7 +110,7 @@ def _fill_in_group(group: object, base: object, gpu: object, model: object) -> o
 
 
 def _with_count(gpu: object, engine: object) -> object:
-    """Give a block `gpu` as many GPUs as its engine shares the work out to, unless it has a number.
+    """Get a block `gpu` as many GPUs as its engine shares the work out to, unless it has a number.
 
     The same block comes back where that is one, and where something is wrong.
     """
@@ -216,7 +216,7 @@ def _give_windows_back(block: Defaults, model: object, release: Release | None) 
 
 
 def version_defaults(release: Release, gpu: Gpu | None = None) -> Defaults:
-    """Give the defaults of a vLLM V1 release that have changed since (EngineArgs, by release)."""
+    """Return the defaults of a vLLM V1 release that have changed since (EngineArgs, by release)."""
     defaults: Defaults = {
         "async_scheduling": release >= ASYNC_SINCE,
         "gpu_memory_utilization": 0.92 if release >= UTILIZATION_SINCE else 0.9,
@@ -242,7 +242,7 @@ def _clamp_sizes(block: Defaults, given: Defaults, model: object, release: Relea
 
 
 def release_of(engine: EngineConfig) -> Release | None:
-    """Give the vLLM release whose rules an engine follows; None: those of the newest known."""
+    """Return the vLLM release whose rules an engine follows; None: those of the newest known."""
     follows = engine.version is not None and engine.follows_vllm
     return read_release(engine.version or "") if follows else None
 
@@ -274,7 +274,7 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
 
 
 def _not_simulated(engine: EngineConfig, model: object) -> Defaults:
-    """Give the keys that vLLM would set otherwise beside what is asked for, and its values."""
+    """Return the keys that vLLM would set otherwise beside what is asked for, and its values."""
     release = release_of(engine)
     found: Defaults = {}
     if engine.name != VLLM:
@@ -301,7 +301,7 @@ def _followed(engine: EngineConfig) -> str:
 
 
 def policy_name_of(engine: Defaults) -> object:
-    """Give the name of a block's policy, with arguments or without; None where it has none."""
+    """Return the name of a block's policy, with arguments or without; None where it has none."""
     policy = engine.get("scheduling_policy")
     return policy.get("policy") if isinstance(policy, dict) else policy
 
@@ -346,7 +346,7 @@ def _vllm_by_memory(gpu: Gpu) -> Defaults:
 
 
 def _sglang_by_memory(gpu: Gpu) -> Defaults:
-    """Give the chunks of prompts, as SGLang's `arg_groups/memory_hook.py` does."""
+    """Return the chunks of prompts, as SGLang's `arg_groups/memory_hook.py` does."""
     if gpu.memory < 60 * GIB:
         return {"max_num_batched_tokens": 2048 if gpu.memory < 20 * GIB else 4096}
     return {"max_num_batched_tokens": 16384} if gpu.memory >= 160 * GIB else {}

@@ -140,7 +140,7 @@ def _wait_for_own_policies(scenario: Scenario, raw: Mapping[str, Any]) -> Scenar
 
 
 def with_keys(scenario: Scenario, keys: Mapping[str, Any]) -> Scenario:
-    """Give a scenario with values put in at dotted keys; HeadwayError where they do not fit."""
+    """Return a scenario with values put in at dotted keys; HeadwayError where they do not fit."""
     raw = deepcopy(scenario.resolved())
     source_map = SourceMap(scenario.name, {})
     for name, value in keys.items():
@@ -156,7 +156,7 @@ def with_keys(scenario: Scenario, keys: Mapping[str, Any]) -> Scenario:
 
 
 def named_code(scenario: Scenario) -> Iterator[tuple[Key, str]]:
-    """Give the keys of a scenario that name code of its own, and what they name."""
+    """Yield the keys of a scenario that name code of its own, and what they name."""
     engines: list[tuple[Key, EngineConfig]] = [(("engine",), scenario.engine)]
     cluster = scenario.cluster
     if cluster is not None:
@@ -182,7 +182,7 @@ def named_code(scenario: Scenario) -> Iterator[tuple[Key, str]]:
 
 
 def find_scenario(path: Path) -> Path:
-    """Give a scenario's file: the path itself, or what is shipped under a name without an ending.
+    """Return a scenario's file: the path itself, or what is shipped under a name without an ending.
 
     `demo` and `examples/load` are names. A file or folder of that name goes first. Raises
     HeadwayError, with the names there are, where there is neither.

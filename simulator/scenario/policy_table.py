@@ -160,7 +160,7 @@ def plugin_spec(engine: EngineConfig) -> str:
 
 
 def policy_name(cls: type) -> str:
-    """Give a policy's name in scenarios; the class's, where it is the user's own."""
+    """Return a policy's name in scenarios; the class's, where it is the user's own."""
     return POLICIES.name_of(cls) or cls.__name__
 
 

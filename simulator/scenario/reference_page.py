@@ -228,7 +228,7 @@ def _block_tables(*names: str) -> str:
 
 
 def _block_rows(key: Key) -> Iterator[tuple[str, ...]]:
-    """Give the rows of the block at a key: key, values, default, meaning."""
+    """Yield the rows of the block at a key: key, values, default, meaning."""
     block = block_class(key) or block_class((*key, "each"))
     assert block is not None
     for name, field in block.model_fields.items():
@@ -271,7 +271,7 @@ def _bound(item: Any) -> str:
 
 
 def _dataclass_rows(cls: type, meanings: dict[str, str]) -> Iterator[tuple[str, ...]]:
-    """Give the rows of a dataclass: key, values, default, meaning."""
+    """Yield the rows of a dataclass: key, values, default, meaning."""
     for field in dataclasses.fields(cls):
         missing = field.default is dataclasses.MISSING
         default = "required" if missing else f"`{_yaml(field.default)}`"

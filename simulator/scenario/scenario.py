@@ -44,7 +44,7 @@ class GoodputConfig(Config):
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Give the bounds that are set, ms."""
+        """The bounds that are set, ms."""
         return {name: bound for name, bound in self if bound is not None}
 
 
@@ -113,7 +113,7 @@ class Scenario(Config):
         return "scenario" if self._source_map is None else self._source_map.file
 
     def of_group(self, name: str) -> "Scenario":
-        """Give the scenario of one replica of a group of the cluster."""
+        """Return the scenario of one replica of a group of the cluster."""
         if self.cluster is None:
             return self
         group = self.cluster.replica_groups[name]
@@ -128,7 +128,7 @@ class Scenario(Config):
 
     @property
     def groups(self) -> dict[str, "Scenario"]:
-        """Give each group's name and the scenario of one of its replicas.
+        """Each group's name and the scenario of one of its replicas.
 
         Without a cluster the scenario is the only one, without a name.
         """
@@ -136,7 +136,7 @@ class Scenario(Config):
         return {name: self.of_group(name) for name in names}
 
     def with_source(self, folder: Path, source_map: SourceMap) -> "Scenario":
-        """Give the same scenario, which knows its file."""
+        """Return the same scenario, which knows its file."""
         scenario = self.model_copy()
         scenario._folder, scenario._source_map = folder, source_map
         return scenario
@@ -158,14 +158,14 @@ class Scenario(Config):
         return workload
 
     def frontend(self) -> Frontend | None:
-        """Give what requests pass before the scheduler."""
+        """Return what requests pass before the scheduler."""
         if self.workload.frontend is not None:
             return self.workload.frontend.make()
         latency = self.workload.client_latency
         return Frontend(latency=latency) if latency else None
 
     def reader(self) -> TraceReader:
-        """Give what reads the traces that the workload names."""
+        """Return what reads the traces that the workload names."""
 
         def load(path: str, form: str | None, **options: Any) -> Workload:
             from simulator.workload.traces import read_trace  # many formats, for nothing elsewhere
@@ -229,7 +229,7 @@ class Scenario(Config):
             raise self._errors(field_errors(("workload",), error)) from None
 
     def resolved(self) -> dict[str, Any]:
-        """Give the scenario with every default filled in, as plain YAML types."""
+        """Return the scenario with every default filled in, as plain YAML types."""
         values = self.model_dump(exclude={"sweep", "plan"})
         if self.workload.trace is None:
             frontend = {"frontend": values["workload"]["frontend"]}

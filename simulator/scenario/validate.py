@@ -83,7 +83,7 @@ def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
 
 
 def block_class(key: Key) -> type[Config] | None:
-    """Give the class of the block at a key, if one is there."""
+    """Return the class of the block at a key, if one is there."""
     kind: Any = Scenario
     for part in key:
         if _is_block(kind):

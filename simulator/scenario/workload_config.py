@@ -101,7 +101,7 @@ class FrontendConfig(Config):
         return {key: getattr(found, key) * 1e3 for key in cls.model_fields}
 
     def make(self) -> Frontend:
-        """Give the frontend, in seconds."""
+        """Return the frontend, in seconds."""
         return Frontend(self.latency / 1e3, self.per_request / 1e3, self.per_token / 1e3)
 
 
@@ -166,7 +166,7 @@ class WorkloadConfig(Config):
 
     @property
     def generator(self) -> Generator:
-        """Give the generator that the keys describe."""
+        """The generator that the keys describe."""
         from simulator.util.from_mapping import from_mapping
         from simulator.workload.generate import Generator
 

@@ -76,7 +76,7 @@ class ContinuousBatching(Scheduler):
         return min(tokens, int(most)) if cut else tokens  # type: ignore[arg-type]
 
     def allowed_output(self, request: Request) -> int:
-        """Give the tokens that the client lets the answer have."""
+        """Return the tokens that the client lets the answer have."""
         most = request.max_tokens or self.max_new_tokens
         if most == "exact":
             return self.output_limit(request)
@@ -84,7 +84,7 @@ class ContinuousBatching(Scheduler):
         return min(room, most or room)
 
     def reserved_tokens(self, request: Request) -> int:
-        """Give the tokens that a request may come to store; the last one needs no room."""
+        """Return the tokens that a request may come to store; the last one needs no room."""
         return request.prompt_tokens + self.allowed_output(request) - 1
 
     def reserved_blocks(self, request: Request) -> int:

@@ -97,7 +97,7 @@ class TrtLlm(ContinuousBatching):
         return changes or (passes_others and len(self.running) < self.max_num_seqs)
 
     def reserved_tokens(self, request: Request) -> int:
-        """Give the tokens that a request may come to have; the last one counts, too."""
+        """Return the tokens that a request may come to have; the last one counts, too."""
         return request.prompt_tokens + self.allowed_output(request)
 
     def fill(self, step: Step) -> None:

@@ -118,7 +118,7 @@ def run_cluster(
 
 
 def _transfers(fleet: DisaggregatedFleet, scenario: Scenario) -> Transfers:
-    """Give what went over the links of a fleet that has run."""
+    """Return what went over the links of a fleet that has run."""
     sizes = block_bytes(scenario)
     producers = {
         number: (

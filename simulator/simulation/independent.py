@@ -149,7 +149,7 @@ class IndependentReplica:
 
 
 def arrivals_at_engine(workload: Workload) -> tuple[Floats, Floats, Ints]:
-    """Give when each request reaches the replicas, its stamp, and the order in which they do.
+    """Return when each request reaches the replicas, its stamp, and the order in which they do.
 
     As `Client` has it, for requests that wait for nobody.
     """
@@ -251,7 +251,7 @@ def run_independent(
 def _replicas(
     scenario: Scenario, workload: Workload, cost: CostModel | None, noise: Errors | None
 ) -> tuple[list[str], list[EngineParts]]:
-    """Give group and parts of each replica, with the warnings of those who build them."""
+    """Return group and parts of each replica, with the warnings of those who build them."""
     assert scenario.cluster is not None
     groups: list[str] = []
     every: list[EngineParts] = []

@@ -185,7 +185,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
 
 
 def chunks(scenario: Scenario, size: int) -> tuple[int, Iterator[Workload]]:
-    """Give the number of requests, and their workload in chunks of `size`; the last is smaller.
+    """Return the number of requests, and their workload in chunks of `size`; the last is smaller.
 
     The numbers are those of the whole workload. What is read from a trace, and prompts of prefix
     groups, stand in memory as a whole, some 24 bytes a request and more with prefixes.

@@ -37,7 +37,7 @@ class Case:
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Give the keys of a scenario's engine."""
+        """The keys of a scenario's engine."""
         others = {"requests", "num_gpu_blocks"}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
 
@@ -57,7 +57,7 @@ class Case:
         )
 
     def twin(self) -> "Case":
-        """Give the same case with answers of other lengths."""
+        """Return the same case with answers of other lengths."""
         return replace(
             self,
             requests=tuple(

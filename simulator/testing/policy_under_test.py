@@ -88,7 +88,7 @@ class LeapingCost(RecordingCost):
     """The same, for equal steps at once."""
 
     def leap(self, step: Step, repeats: int) -> list[float]:
-        """Give the seconds of each of `repeats` steps."""
+        """Return the seconds of each of `repeats` steps."""
         fixed = 0.25 + 0.01 * step.decodes
         return [fixed + 0.001 * (step.context + k * step.decodes) for k in range(repeats)]
 

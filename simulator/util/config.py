@@ -30,7 +30,7 @@ class Config(BaseModel):
         return {} if value is None else value
 
     def values_of(self, names: Iterable[str]) -> dict[str, Any]:
-        """Give the values of some keys.
+        """Return the values of some keys.
 
         `model_dump` would first build the serializer of this block alone, which takes as long as
         reading the scenario.
@@ -55,7 +55,7 @@ def check_name_under(key: str, example: str) -> Callable[[object], object]:
 
 
 def split_spec(spec: str | dict[str, Any], key: str) -> tuple[Any, dict[str, Any]]:
-    """Give the name of such a value, and the arguments that the mapping has beside it."""
+    """Return the name of such a value, and the arguments that the mapping has beside it."""
     if isinstance(spec, str):
         return spec, {}
     return spec[key], {name: value for name, value in spec.items() if name != key}

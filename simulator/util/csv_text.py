@@ -66,7 +66,7 @@ Column = Numbers | Words | Signed
 
 
 def encode_rows(columns: Sequence[Column]) -> bytes:
-    """Give the rows of columns of one length as CSV text, floats with DECIMALS decimals.
+    """Return the rows of columns of one length as CSV text, floats with DECIMALS decimals.
 
     A column with values above 9e9 has fewer: as many as its largest has digits of worth.
     Raises ValueError for a float that is negative, infinite or above LARGEST, and for a word with
@@ -89,7 +89,7 @@ def encode_rows(columns: Sequence[Column]) -> bytes:
 
 
 def encode_header(names: Sequence[str]) -> bytes:
-    """Give the first line."""
+    """Return the first line."""
     return _quoted(names) + b"\n"
 
 
@@ -158,7 +158,7 @@ def _decimals(values: Floats) -> Sequence[Chars]:
 
 
 def _digits(values: Ints, width: int) -> Chars:
-    """Give numbers of at most `width` digits, 9 or fewer, with leading zeros."""
+    """Return numbers of at most `width` digits, 9 or fewer, with leading zeros."""
     quads = -(-width // 4)
     out = np.empty((len(values), quads), np.uint32)
     rest = values.astype(np.int32)

@@ -34,7 +34,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def source_commit() -> str:
-    """Give the commit, with a `+` where files differ from it; "unknown" outside a checkout.
+    """Return the commit, with a `+` where files differ from it; "unknown" outside a checkout.
 
     A copy without its history is told by the variable HEADWAY_COMMIT.
     """

@@ -17,7 +17,7 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Give what an exception says without its line breaks."""
+    """Return what an exception says without its line breaks."""
     return " ".join(str(error).split())
 
 

@@ -147,7 +147,7 @@ def write_together(folder: Path, files: Mapping[str, Contents]) -> list[Path]:
 
 
 def _nearest_folder(folder: Path) -> Path:
-    """Give the folder, or where it is missing the one above it in which it will be made."""
+    """Return the folder, or where it is missing the one above it in which it will be made."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise NotADirectoryError(None, "is not a folder")

@@ -126,7 +126,7 @@ def _check_field(f: "dataclasses.Field[object]", value: object) -> tuple[bool, s
 
 
 def _plain_type(annotation: object) -> type | None:
-    """Give the plain type that an annotation, or its text, has by itself or beside None."""
+    """Return the plain type that an annotation, or its text, has by itself or beside None."""
     for kind in PLAIN_TYPES:
         if annotation in (kind, kind | None, kind.__name__, f"{kind.__name__} | None"):
             return kind

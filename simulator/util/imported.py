@@ -32,6 +32,6 @@ class Imported(Mapping[str, T]):
         return isinstance(name, str) and name in self._places
 
     def name_of(self, found: Any) -> str | None:
-        """Give the name of a class or function; None: it is not in the table."""
+        """Return the name of a class or function; None: it is not in the table."""
         place = f"{found.__module__}:{found.__qualname__}"
         return next((name for name, known in self._places.items() if known == place), None)

@@ -5,7 +5,7 @@ from math import inf
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Give the indexes of the points that none beats in both coordinates, by the first."""
+    """Return the indexes of the points that none beats in both coordinates, by the first."""
     order = sorted(range(len(points)), key=lambda k: (-points[k][0], -points[k][1]))
     chosen, most = [], -inf
     for k in order:

@@ -61,16 +61,16 @@ class QuantileSketch:
 
     @property
     def std(self) -> float:
-        """Give the population's standard deviation."""
+        """The population's standard deviation."""
         return sqrt(self._squares / self.count) if self.count else 0.0
 
     @property
     def range(self) -> tuple[float, float]:
-        """Give the least and the greatest value; zeros where there is none."""
+        """The least and the greatest value; zeros where there is none."""
         return (self._min, self._max) if self.count else (0.0, 0.0)
 
     def percentiles(self, wanted: Sequence[float]) -> list[float]:
-        """Give percentiles as numpy does, between two ranks in a line; 0 if there is no value."""
+        """Return percentiles as numpy does, between two ranks in a line; 0 if there is no value."""
         if not self.count:
             return [0.0] * len(wanted)
         cumulative = np.cumsum(self._bins) + self._zeros

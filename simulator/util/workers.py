@@ -175,7 +175,7 @@ def _numbered(
 
 
 def _jobs(jobs: int | None) -> int | None:
-    """Give joblib's `n_jobs`: its own default of one worker is not what one wants here."""
+    """Return joblib's `n_jobs`: its own default of one worker is not what one wants here."""
     from joblib.parallel import get_active_backend
 
     backend, active = get_active_backend()

@@ -64,7 +64,7 @@ class SourceMap:
         self._locations = kept | {key: (place, inf)}
 
     def _nearest(self, key: Key) -> tuple[str, float]:
-        """Give the place and the line of a key, or of the nearest one above it."""
+        """Return the place and the line of a key, or of the nearest one above it."""
         while key and key not in self._locations:
             key = key[:-1]
         return self._locations.get(key, (self.file, 0.0))
@@ -74,7 +74,7 @@ class SourceMap:
         return self._nearest(key)[0]
 
     def line(self, key: Key) -> float:
-        """Give the line of a key to sort by; infinite for what is not from the file."""
+        """Return the line of a key to sort by; infinite for what is not from the file."""
         return self._nearest(key)[1]
 
     def message(self, fault: FieldError) -> str:

@@ -55,7 +55,7 @@ DASHBOARD = Path(__file__).with_name("grafana.json")
 
 
 def histogram_kinds(longest: int) -> dict[str, tuple[str, Sequence[float]]]:
-    """Give description and buckets of the histograms, of requests of up to `longest` tokens."""
+    """Return description and buckets of the histograms, of requests of up to `longest` tokens."""
     steps = (m * 10**k for k in range(len(str(longest))) for m in (1, 2, 5))
     tokens = [float(value) for value in steps if value <= longest]
     return {
@@ -82,7 +82,7 @@ def write_prometheus(
 
 
 def metrics_text(record: Record, interval: float = INTERVAL, start: float = 0.0) -> str:
-    """Give the metrics of a run in OpenMetrics' text format, `engine` per replica.
+    """Return the metrics of a run in OpenMetrics' text format, `engine` per replica.
 
     Args:
         record: of the run.
@@ -161,7 +161,7 @@ class _Engine:
         self.end = max((float(times.max(initial=0.0)) for times in known), default=0.0)
 
     def scalars(self, samples: Floats, interrupted: bool) -> dict[str, dict[str, Floats]]:
-        """Give the values of SCALARS at each sample, by name and by further labels."""
+        """Return the values of SCALARS at each sample, by name and by further labels."""
         table, here, prompts = self.table, self.here, self.table.workload.prompt_tokens
 
         def upto(which: Flags, times: Floats, amounts: Ints) -> Floats:
@@ -188,7 +188,7 @@ class _Engine:
         return {name: value for (name, *_), value in zip(SCALARS, found, strict=True)}
 
     def _gauges(self, samples: Floats, interrupted: bool) -> tuple[Floats, Floats, Floats]:
-        """Give who runs and who waits at each sample, and the part of the KV cache in use."""
+        """Return who runs and who waits at each sample, and the part of the KV cache in use."""
         steps = self.rows
         none = np.zeros(len(samples))
         if not len(steps):
@@ -211,7 +211,7 @@ class _Engine:
         return running, np.where(last & (not interrupted), 0.0, queue.astype(float)), used
 
     def _blocks_of_leaps(self, row: Ints, samples: Floats) -> Ints:
-        """Give the KV blocks that the later steps of leapt rows have added by each sample."""
+        """Return the KV blocks that the later steps of leapt rows have added by each sample."""
         added = np.zeros(len(row), np.int64)
         hit = np.unique(row[(row >= 0) & (self.rows["steps"][row] > 1)])
         if len(hit):
@@ -223,7 +223,7 @@ class _Engine:
         return added
 
     def inter_token_latencies(self) -> _Seen:
-        """Give the times between tokens, a preemption included."""
+        """Return the times between tokens, a preemption included."""
         times = token_times(self.log, self.here)
         own = times.request_gaps
         slices = [(own, np.ones(len(own)), times.request_gap_ends), *times.timed_gap_slices()]
@@ -231,7 +231,7 @@ class _Engine:
         return _Seen(values, weights.astype(float), ends)
 
     def step_tokens(self) -> _Seen:
-        """Give the tokens of each step."""
+        """Return the tokens of each step."""
         rows = self.rows
         tokens = (rows["prefill_tokens"] + rows["decodes"]).astype(float)
         leaps = Leaps(self.log)

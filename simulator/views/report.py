@@ -156,7 +156,7 @@ PARTS_SHOWN = 8  # clients, and priorities, in a comparison
 
 
 def part_values(summary: Summary) -> dict[str, Any]:
-    """Give the figures of a run's clients and priorities, by names such as mean_ttft_ms[client-0].
+    """Get the figures of a run's clients and priorities, by names such as mean_ttft_ms[client-0].
 
     They are those of the clients that have the most requests.
     """
@@ -170,7 +170,7 @@ def part_values(summary: Summary) -> dict[str, Any]:
 
 
 def find_metric(key: str) -> Metric:
-    """Give the row of a key of BY_KEY, of the cost of a token, or of what `part_values` gives."""
+    """Return the row of a key of BY_KEY, of the cost of a token, or of what `part_values` gives."""
     base, bracket, part = key.partition("[")
     metric = DOLLARS if base == DOLLARS.key else BY_KEY[base]
     if not bracket:
@@ -179,7 +179,7 @@ def find_metric(key: str) -> Metric:
 
 
 def metric_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
-    """Give the metrics that any run has with the runs' values; None: it has none.
+    """Return the metrics that any run has with the runs' values; None: it has none.
 
     Copies and incidents are left out where all are 0. Clients and priorities come last.
     """
@@ -195,7 +195,7 @@ def metric_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
 
 
 def metric_value(summary: Summary, key: str) -> Any:
-    """Give a figure of a run by name: of vLLM's, our own or a cluster's the first that has it.
+    """Return a figure of a run by name: of vLLM's, our own or a cluster's the first that has it.
 
     Who has completed nobody has no latencies, and who gives answers as a whole none of single
     tokens, though vLLM's summary calls them 0.
@@ -207,7 +207,7 @@ def metric_value(summary: Summary, key: str) -> Any:
 
 
 def run_table(summary: Summary) -> str:
-    """Give the report of one run: vLLM bench's labels and number formats, then the gauges.
+    """Return the report of one run: vLLM bench's labels and number formats, then the gauges.
 
     Warnings follow, such as of steps outside the fitted range, and whether it was no steady state.
     """
@@ -394,7 +394,7 @@ def _said(key: str, value: object) -> str:
 
 
 def _engine(gauges: Summary) -> list[str]:
-    """Give our own block; what is unknown (null) is left out."""
+    """Return our own block; what is unknown (null) is left out."""
     lines = [*cost_lines([""], [gauges]), _line("Steps", gauges["steps"])]
     lines += _lines(gauges, (*GAUGES, *PRICE))
     lines += _lines(gauges, (*COPIES, *COUNTS), zeros=False)
@@ -402,7 +402,7 @@ def _engine(gauges: Summary) -> list[str]:
 
 
 def _lines(values: Summary, metrics: Sequence[Metric], *, zeros: bool = True) -> list[str]:
-    """Give a line for each metric that is known; without `zeros`, that is not 0."""
+    """Return a line for each metric that is known; without `zeros`, that is not 0."""
     labels = PAID_LABELS if "paid_times" in values.get("cluster", values) else {}
     return [
         _line(labels.get(metric.key, metric.label), metric.scale * value)
@@ -459,7 +459,7 @@ def cost_lines(labels: Sequence[str], gauges: Sequence[Summary]) -> list[str]:
 
 
 def _cluster(cluster: Summary) -> list[str]:
-    """Give the figures of a cluster, then a line for each group where there are several."""
+    """Return the figures of a cluster, then a line for each group where there are several."""
     lines = [f"{'Cluster':-^{WIDTH}}", f"Router: {cluster['router']}"]
     lines += _lines(cluster, CLUSTER) + _lines(cluster, INCIDENTS, zeros=False)
     if links := cluster.get("kv_transfer"):
@@ -473,7 +473,7 @@ def _cluster(cluster: Summary) -> list[str]:
 
 
 def _group(name: str, group: Summary) -> str:
-    """Give the figures of one group of a cluster in a line."""
+    """Return the figures of one group of a cluster in a line."""
     ranks, busy = group["data_parallel_size"], 100 * group["gpu_busy_fraction"]
     each = f" of {ranks} ranks" if ranks > 1 else ""
     what = f"requests, {group['output_throughput']:.0f} tok/s"
@@ -580,7 +580,7 @@ def _block(labels: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def row_per_run(labels: Sequence[str], summaries: Sequence[Summary], note: str) -> str:
-    """Give a row for each run; `*` marks the best of a column, `n/a` what a run does not have."""
+    """Return a row for each run; `*` marks the best of a column, `n/a` what a run does not have."""
     columns = [("", "", *labels)]
     for column in COLUMNS:
         values = [metric_value(s, column.key) for s in summaries]
@@ -625,7 +625,7 @@ def align(rows: Sequence[Sequence[str]], heads: int = 1) -> str:
 
 
 def _ratio(metric: Metric, values: Sequence[float | None], run: int) -> str:
-    """Give a run's ratio to the first and its mark, always of the same width."""
+    """Return a run's ratio to the first and its mark, always of the same width."""
     value, first = values[run], values[0]
     if value is None or first is None:
         return " " * (RATIO + 1)

@@ -54,7 +54,7 @@ def _thinning(count: int, limit: int) -> int:
 
 
 def _text(record: Record, every: int, merged: int, shown: str) -> str:
-    """Give the events in order of time, one per line."""
+    """Return the events in order of time, one per line."""
     about = {
         "program": f"headway {__version__}",
         "scenario": record.scenario.name,

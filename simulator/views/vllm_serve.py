@@ -88,7 +88,7 @@ def _command(scenario: Scenario, kv_role: str | None = None) -> list[str]:
 
 
 def environment(scenario: Scenario) -> dict[str, str]:
-    """Give the environment variables that the server wants: its policy, where that is Headway's.
+    """Return the environment variables that the server wants: its policy, where that is Headway's.
 
     Where a run's policy came by such a variable, it is that.
     """
@@ -168,7 +168,7 @@ def remarks(scenario: Scenario) -> list[str]:
 
 
 def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
-    """Give what follows `vllm serve MODEL`; `kv_role` where prefill and decode are apart."""
+    """Return what follows `vllm serve MODEL`; `kv_role` where prefill and decode are apart."""
     words = []
     engine = scenario.engine
     if engine.policy_name in VLLM_POLICIES:

@@ -11,7 +11,7 @@ Summary = Mapping[str, Any]
 
 
 def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
-    """Give the number of the best run and what makes it that; None where there is none.
+    """Return the number of the best run and what makes it that; None where there is none.
 
     Of those that keep all service levels the cheapest by the token, where what is paid differs;
     else the one with the highest goodput, SLO attainment or output throughput, or, where the load
@@ -54,7 +54,7 @@ def _dollars(summaries: Sequence[Summary], among: Sequence[int]) -> list[str]:
 def _first(
     summaries: Sequence[Summary], among: Sequence[int], keys: Sequence[str]
 ) -> tuple[int | None, str]:
-    """Give the best of some runs by the first key that tells them apart."""
+    """Return the best of some runs by the first key that tells them apart."""
     for key in keys:
         values = {k: metric_value(summaries[k], key) for k in among}
         known = {k: value for k, value in values.items() if isinstance(value, int | float)}

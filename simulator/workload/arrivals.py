@@ -145,7 +145,7 @@ class ArrivalProcess:
             yield times
 
     def _rates(self, count: int, first: int, size: int) -> Floats:
-        """Give the rate at which each of `size` requests comes, from number `first` on."""
+        """Return the rate at which each of `size` requests comes, from number `first` on."""
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         if start is None or end is None:
             return np.full(size, float(self.request_rate))

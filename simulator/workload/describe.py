@@ -61,7 +61,7 @@ def describe(workload: Workload, format: str) -> Description:
 
 
 def _lengths(lengths: Ints) -> dict[str, float]:
-    """Give the least, the mean, percentiles (linear) and the most of some lengths."""
+    """Return the least, the mean, percentiles (linear) and the most of some lengths."""
     least, most = float(lengths.min()), float(lengths.max())
     percentiles = zip(PERCENTILES, np.percentile(lengths, PERCENTILES).tolist(), strict=True)
     between = {f"p{p}": value for p, value in percentiles}
@@ -147,7 +147,7 @@ def _whole_seconds(workload: Workload) -> Iterator[tuple[str, str]]:
 
 
 def _timed(workload: Workload) -> Floats:
-    """Give the arrivals of those who come at a time of their own, s."""
+    """Return the arrivals of those who come at a time of their own, s."""
     return workload.arrival[~np.isnan(workload.arrival)]
 
 

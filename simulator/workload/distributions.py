@@ -39,7 +39,7 @@ class Distribution(Protocol):
     """Turns uniform numbers into values, one into one."""
 
     def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
-        """Give the values at cumulative probabilities `u`, the bounds widened by `edge`."""
+        """Return the values at cumulative probabilities `u`, the bounds widened by `edge`."""
 
 
 def _check_bounds(low: float | None, high: float | None) -> None:
@@ -51,7 +51,7 @@ def _check_bounds(low: float | None, high: float | None) -> None:
 
 
 def _bounds(low: float | None, high: float | None, edge: float) -> tuple[float, float]:
-    """Give the bounds of the values that round to what is allowed; `low` is 1 token or 0 s."""
+    """Return the bounds of the values that round to what is allowed; `low` is 1 token or 0 s."""
     return (2 * edge if low is None else low) - edge, inf if high is None else high + edge
 
 
@@ -319,7 +319,7 @@ def parse_lengths(spec: Spec) -> Distribution:
 
 
 def _shortest_length(kind: Distribution) -> float:
-    """Give the shortest length that a distribution yields; no trace has one below 1."""
+    """Return the shortest length that a distribution yields; no trace has one below 1."""
     if isinstance(kind, Mixture):
         return min(map(_shortest_length, kind.kinds))
     if isinstance(kind, Empirical):

@@ -209,7 +209,7 @@ def _good_clients(clients: object) -> bool:
 
 
 def range_ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float]:
-    """Give the range ratio of inputs and that of outputs."""
+    """Return the range ratio of inputs and that of outputs."""
     if isinstance(range_ratio, Mapping):
         if set(range_ratio) != {"input", "output"}:
             raise ValueError(": give input and output, or one number")
@@ -222,14 +222,14 @@ def range_ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float
 
 
 def input_lengths(spec: Generator) -> Distribution:
-    """Give the distribution of the new tokens of a prompt; 0 are enough where it has a prefix."""
+    """Return the distribution of the new tokens of a prompt; 0 are enough where it has a prefix."""
     least = 0 if spec.prefix_len or spec.prefix_groups else 1
     length = INPUT_LEN if spec.input_len is None else spec.input_len
     return _range_around(length, range_ratios(spec.range_ratio)[0], least)
 
 
 def output_lengths(spec: Generator) -> Distribution:
-    """Give the distribution of the output lengths; as in vLLM, a range ends at 1 token."""
+    """Return the distribution of the output lengths; as in vLLM, a range ends at 1 token."""
     length = OUTPUT_LEN if spec.output_len is None else spec.output_len
     around = _range_around(length, range_ratios(spec.range_ratio)[1], 0)
     if isinstance(around, Uniform):
@@ -371,7 +371,7 @@ def _draw_sessions(spec: Generator, rng: np.random.Generator) -> tuple[Ints, Flo
 def _draw_prefixes(
     spec: Generator, count: int, rng: np.random.Generator
 ) -> tuple[list[Segments], Ints]:
-    """Give the prefixes that there are, and for each of `count` sessions the one it draws."""
+    """Return the prefixes that there are, and for each of `count` sessions the one it draws."""
     shared: Segments = ((("shared",), spec.prefix_len),) if spec.prefix_len else ()
     if spec.prefix_groups is None:
         return [shared], np.zeros(count, np.int64)

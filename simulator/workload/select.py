@@ -18,7 +18,7 @@ from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats, Ints, Workloa
 
 
 def session_starts(workload: Workload) -> Floats:
-    """Give each request's arrival, and to the turns of a session that of its first."""
+    """Return each request's arrival, and to the turns of a session that of its first."""
     times = workload.arrival.copy()
     if workload.after is not None:
         for i in np.flatnonzero(workload.after >= 0).tolist():
@@ -83,7 +83,7 @@ def _check(counts: dict[str, int | None], rate_scale: float) -> None:
 
 
 def take(workload: Workload, rows: Ints) -> Workload:
-    """Give the requests `rows`, in that order, with their links; a turn comes after the one before.
+    """Get the requests `rows`, in that order, with their links; a turn comes after the one before.
 
     Turns whose predecessor is not among them are left out, with a warning that counts them.
     """

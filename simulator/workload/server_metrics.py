@@ -181,7 +181,7 @@ def _models(found: Iterable[tuple[str, Labels]]) -> list[str]:
 
 
 def _starts(found: Series) -> list[float]:
-    """Give when the processes of a scrape were started, s since 1970."""
+    """Return when the processes of a scrape were started, s since 1970."""
     name = "process_start_time_seconds"
     return sorted(points[-1][1] for (n, _), points in found.items() if n == name)
 
@@ -199,7 +199,7 @@ def _check_same_server(path: Path, first: Series, later: Path, second: Series) -
 
 
 def _since_start(path: Path, found: Series) -> tuple[float, str]:
-    """Give how long the server has run, as its one scrape tells."""
+    """Return how long the server has run, as its one scrape tells."""
     started = _starts(found)
     if not started:
         raise HeadwayError(
@@ -381,7 +381,7 @@ def _mean(metrics: Metrics, name: str) -> float:
 
 
 def _lengths(metrics: Metrics, name: str) -> dict[str, Any] | None:
-    """Give a histogram as quantiles: straight lines between its bounds, scaled to its mean."""
+    """Return a histogram as quantiles: straight lines between its bounds, scaled to its mean."""
     counts: dict[float, float] = {}
     for labels, count in metrics.values.get(f"{name}_bucket", {}).items():
         bound = float(dict(labels).get("le", "inf"))

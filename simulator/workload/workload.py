@@ -105,7 +105,7 @@ class Workload:
 
     @property
     def duration(self) -> float:
-        """Give the time of the last known arrival, in seconds; 0 for no requests."""
+        """The time of the last known arrival, in seconds; 0 for no requests."""
         known = self.arrival[~np.isnan(self.arrival)]
         return float(known[-1]) if len(known) else 0.0
 
@@ -121,7 +121,7 @@ class Workload:
         return np.array(numbers, np.int64)
 
     def rows(self, indices: Ints) -> "Workload":
-        """Give some of the requests, in this order; `after` and `segments` stay as they are."""
+        """Return some of the requests, in this order; `after` and `segments` stay as they are."""
         part = replace(self)
         for name in COLUMNS:
             column = getattr(self, name)
@@ -132,7 +132,7 @@ class Workload:
         return part
 
     def part(self, indices: Ints) -> "Workload":
-        """Give some of the requests, in this order; none of them may follow another's end."""
+        """Return some of the requests, in this order; none of them may follow another's end."""
         return replace(self, after=None, delay=None).rows(indices)
 
     def check(self) -> None:

@@ -44,7 +44,7 @@ def sources(folder):
 
 
 def written(name: str) -> str:
-    """Give the file or folder that a command writes for `{}`."""
+    """Return the file or folder that a command writes for `{}`."""
     return next(word for word in ALL[name] if "{}" in word)
 
 

@@ -21,7 +21,7 @@ from tests.support.conformance import make, steps_of
 
 
 def play(path: Path, release: Release | None, leap: bool = False) -> list[dict]:
-    """Give the rows of a case by the rules of a release."""
+    """Return the rows of a case by the rules of a release."""
     (case,) = read_cases(path)
     return [json.loads(row) for row in Replay(case, leap=leap, release=release).rows()]
 

@@ -27,14 +27,14 @@ GRAPHS = Overhead(step=0.8e-3, captured=512)
 
 
 def with_graphs(name: str) -> tuple[PiecewiseCost, Gpu]:
-    """Give a shipped profile's kernels as CUDA graphs launch them, and its GPU."""
+    """Return a shipped profile's kernels as CUDA graphs launch them, and its GPU."""
     profile = read_profile(PROFILES / f"{name}.yaml")
     assert isinstance(profile.cost, PiecewiseCost)
     return GRAPHS.add_to(profile.cost, overlapped=False), GPUS[str(profile.hardware["gpu"])]
 
 
 def bound(gpu: Gpu, step: Step) -> float:
-    """Give the time below which no GPU of this data sheet can be: its bytes, its FLOPs."""
+    """Return the time below which no GPU of this data sheet can be: its bytes, its FLOPs."""
     pairs = sum(c.tokens * c.start + c.tokens * (c.tokens + 1) / 2 for c in step.prefills)
     linear = LLAMA.linear_parameters(0)
     moving = 2 * (linear + LLAMA.head_parameters) + 131_072 * step.context

@@ -47,22 +47,22 @@ class Shipped:
 
     @property
     def launches(self) -> float:
-        """Give the seconds that a step takes however little it does."""
+        """The seconds that a step takes however little it does."""
         model = self.model
         each = LAUNCHES + (model.num_experts > 0) * EXPERT_LAUNCHES
         each += (model.latent is not None) * LATENT_LAUNCHES
         return model.num_hidden_layers * each
 
     def decode(self, count: int, context: int = 1024) -> float:
-        """Give the seconds of a step of so many decodes."""
+        """Return the seconds of a step of so many decodes."""
         return float(self.cost.decode_seconds(np.array([count]), np.array([count * context]))[0])
 
     def prompt(self, tokens: int) -> float:
-        """Give the seconds of a step of one prompt."""
+        """Return the seconds of a step of one prompt."""
         return self.cost.execute(Step([Chunk(NOBODY, 0, tokens)]))
 
     def moving(self, count: int, context: int = 1024) -> float:
-        """Give the seconds in which the memory delivers what such a step reads."""
+        """Return the seconds in which the memory delivers what such a step reads."""
         model = self.model
         matrices = model.matrix_bytes(model.expected_experts(count), self.dtype)
         size = matrices + HALF * model.head_parameters
@@ -70,7 +70,7 @@ class Shipped:
         return (size / self.gpus + read) / self.gpu.bandwidth
 
     def computing(self, tokens: int) -> float:
-        """Give the seconds of a prompt's FLOPs at the data sheet's rate."""
+        """Return the seconds of a prompt's FLOPs at the data sheet's rate."""
         model = self.model
         flops = self.gpu.flops(self.dtype)
         if self.dtype == "nvfp4":
@@ -80,7 +80,7 @@ class Shipped:
         return (linear + pairs) / self.gpus
 
     def adding_up(self, tokens: int) -> float:
-        """Give the seconds of the all-reduces of so many tokens over a bad link."""
+        """Return the seconds of the all-reduces of so many tokens over a bad link."""
         if self.gpus == 1:
             return 0.0
         size = 2 * (self.gpus - 1) / self.gpus * tokens * self.model.hidden_size * HALF

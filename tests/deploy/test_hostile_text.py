@@ -46,7 +46,7 @@ def stub(folder: Path) -> dict[str, str]:
 
 
 def strings(value: object) -> list[str]:
-    """Give all text in a YAML document."""
+    """Return all text in a YAML document."""
     if isinstance(value, dict):
         return [word for pair in value.items() for one in pair for word in strings(one)]
     if isinstance(value, list):

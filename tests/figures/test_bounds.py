@@ -36,7 +36,7 @@ def rows(**more: float) -> pd.DataFrame:
 
 
 def levels(figure, number: int) -> list[float]:
-    """Give where lines across lie in one of the axes."""
+    """Return where lines across lie in one of the axes."""
     lines = (line.get_ydata() for line in figure.axes[number].lines)
     return [float(y[0]) for y in lines if len(y) == 2 and y[0] == y[1]]
 

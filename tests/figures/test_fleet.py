@@ -34,7 +34,7 @@ cluster: {{replicas: 1, autoscaling: {{target: 2, max_replicas: 4, interval: 2, 
 
 
 def step(replica: int, start: float, running: int, waiting: int, used: int) -> dict[str, float]:
-    """Give a step of a second."""
+    """Return a step of a second."""
     return {
         **dict.fromkeys(("prefill_tokens", "decode_tokens", "wasted_tokens", "preempted"), 0),
         "replica": replica,

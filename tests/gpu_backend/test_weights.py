@@ -13,7 +13,7 @@ from tests.support.tiny_models import QWEN  # noqa: E402
 
 
 def checkpoint(engine: Engine, dtype: "torch.dtype") -> dict[str, "torch.Tensor"]:
-    """Give an engine's weights under the names and in the parts of a Hugging Face checkpoint."""
+    """Return an engine's weights under the names and in the parts of a Hugging Face checkpoint."""
     spec, weights = engine.spec, engine.model.weights
     width = spec.head_dim
     rows = [spec.num_attention_heads * width, *[spec.num_key_value_heads * width] * 2]

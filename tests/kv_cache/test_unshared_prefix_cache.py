@@ -32,7 +32,7 @@ ROWS = ("request_rows", "pause_rows", "swap_rows")
 
 
 def tokens(log: Log) -> dict[int, list[float]]:
-    """Give by request when its tokens came out."""
+    """Return by request when its tokens came out."""
     times: dict[int, list[float]] = {}
     for run in log.runs:
         first, ticks = int(run["first_tick"]), int(run["ticks"])

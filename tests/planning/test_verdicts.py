@@ -58,7 +58,7 @@ class Case(NamedTuple):
     alike: bool  # D, else M
 
     def share_above(self, replicas: int) -> float:
-        """Give the share of requests above the bound; the first token comes a step after a wait."""
+        """Get the share of requests above the bound; the first token comes a step after a wait."""
         rate, wait = self.rate / replicas, self.bound - self.service / TOKENS
         return share_that_waits_longer(rate, self.service, wait) if rate * self.service < 1 else 1.0
 

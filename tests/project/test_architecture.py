@@ -22,7 +22,7 @@ def section(title: str) -> str:
 
 
 def listed(folder: Path) -> list[Path]:
-    """Give what `ls` shows of a folder."""
+    """Return what `ls` shows of a folder."""
     return [path for path in folder.iterdir() if path.name[0] != "." and path.name != "__pycache__"]
 
 

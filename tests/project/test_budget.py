@@ -19,7 +19,7 @@ SLACK = 0.1  # of a budget that may be unused: a package that shrinks gives the 
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
-    """Give the lines of all docstrings."""
+    """Return the lines of all docstrings."""
     found: set[int] = set()
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):

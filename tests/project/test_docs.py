@@ -68,7 +68,7 @@ def test_the_changelog_says_all_once() -> None:
 
 
 def blocks(page: Path, kind: str) -> list[str]:
-    """Give a page's code blocks of one language."""
+    """Return a page's code blocks of one language."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
 
 
@@ -106,7 +106,7 @@ def test_python_runs(name: str, tmp_path, monkeypatch) -> None:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Give the words after `headway` of every command in a page's blocks, comments left out."""
+    """Return the words after `headway` of every command in a page's blocks, comments left out."""
     text = "\n".join(
         re.findall(r"^```(?:console|sh|bash)\n(.*?)^```$", page.read_text(), re.M | re.S)
     )

@@ -26,7 +26,7 @@ def parts_of(
 
 
 def told(parts: dict[str, np.ndarray], request: int) -> dict[str, float]:
-    """Give a request's parts that are not 0."""
+    """Return a request's parts that are not 0."""
     return {name: float(parts[name][request]) for name in PARTS if parts[name][request]}
 
 

@@ -37,7 +37,7 @@ PERCENTS = (90.0, 99.0, 99.9)
 
 
 def described(name: str, values: list[float]) -> dict[str, float]:
-    """Give the statistics of a list in seconds as vLLM's result file has them."""
+    """Return the statistics of a list in seconds as vLLM's result file has them."""
     array = np.array(values or [0.0])
     out = {"mean": array.mean(), "median": np.median(array), "std": array.std()}
     out |= {f"p{p:g}": np.percentile(array, p) for p in PERCENTS}

@@ -236,7 +236,7 @@ def test_as_many_requests_run_as_the_table_says(dtype: str, fit: int) -> None:
 
 
 def urgent(policy: str) -> tuple[float, float, int]:
-    """Give the share of urgent requests that are in time, tokens per second, and preemptions."""
+    """Return the share of urgent requests that are in time, tokens per second, and preemptions."""
     result = play("urgent", f"engine.scheduling_policy={policy}")
     ttft = result.requests.ttft[result.requests.client == "client-0"]
     summary = result.summary()

@@ -69,7 +69,7 @@ def scenario(folder: Path, *overrides: str) -> Scenario:
 
 
 def flat(values: dict, name: str = "") -> dict[str, object]:
-    """Give all values by dotted key."""
+    """Return all values by dotted key."""
     found: dict[str, object] = {}
     for key, value in values.items():
         inner = flat(value, f"{name}{key}.") if isinstance(value, dict) else {name + key: value}

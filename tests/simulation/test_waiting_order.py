@@ -24,7 +24,7 @@ def _beside_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def order(policy: object) -> list[int]:
-    """Give the order in which requests 1, 2 and 3 are computed: two seats, one is free."""
+    """Return the order in which requests 1, 2 and 3 are computed: two seats, one is free."""
     blocks = BlockManager(91, 4, prefix_caching=True)
     scheduler = Scheduler(blocks, policy=policy, max_num_seqs=2, max_num_batched_tokens=64)
     seen, _ = run(scheduler, *LOAD, segments=SHARED)

@@ -55,7 +55,7 @@ return [count, low];
 def browser(
     size: tuple[int, int] = DESK, *, dark: bool = False, downloads: Path | None = None
 ) -> Iterator[Any]:
-    """Give a browser's window of so many pixels; skip the test where there is none."""
+    """Return a browser's window of so many pixels; skip the test where there is none."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("needs chromium and chromedriver")
@@ -93,7 +93,7 @@ def prefer(driver: Any, *, dark: bool) -> None:
 
 
 def complaints(driver: Any) -> list[str]:
-    """Give what the console says of errors since it was last asked."""
+    """Return what the console says of errors since it was last asked."""
     return [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 

@@ -29,11 +29,11 @@ def make(folder: Path, requests: list[tuple[int, int, int]], **more: object) -> 
 
 
 def play(path: Path, leap: bool = False) -> list[dict]:
-    """Give the rows of a case."""
+    """Return the rows of a case."""
     (case,) = read_cases(path)
     return [json.loads(row) for row in Replay(case, leap=leap).rows()]
 
 
 def steps_of(rows: list[dict], *names: str) -> list[tuple]:
-    """Give some fields of every step."""
+    """Return some fields of every step."""
     return [tuple(row[name] for name in names) for row in rows if row["type"] == "step"]

@@ -20,7 +20,7 @@ ABOVE = (
 
 
 def floors() -> list[str]:
-    """Give the packages of `simulator/` from the top down, as the import contract has them."""
+    """Return the packages of `simulator/` from the top down, as the import contract has them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["type"] == "layers")
@@ -28,7 +28,7 @@ def floors() -> list[str]:
 
 
 def summary(path: Path) -> str:
-    """Give the first paragraph of a file's docstring, in one line."""
+    """Return the first paragraph of a file's docstring, in one line."""
     text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
     return " ".join(text.split("\n\n")[0].split())
 
@@ -45,7 +45,7 @@ def lines() -> Iterator[str]:
 
 
 def page() -> str:
-    """Give the page's text."""
+    """Return the page's text."""
     return "\n".join(lines()).rstrip("\n") + "\n"
 
 

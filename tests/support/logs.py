@@ -63,7 +63,7 @@ class LoggedRun:
 
 
 def make_workload(requests: list[ObservedRequest], **options) -> Workload:
-    """Give the workload that would have led to these requests."""
+    """Return the workload that would have led to these requests."""
     return Workload(
         arrival=np.array([r.sent for r in requests], float),
         prompt_tokens=np.array([r.prompt for r in requests], int),
@@ -95,7 +95,7 @@ def summarize(
     power: dict[str, float] | None = None,
     **engine,
 ) -> Summary:
-    """Give the summary of logs, of engines with these settings on A100s."""
+    """Return the summary of logs, of engines with these settings on A100s."""
     scenario = SimpleNamespace(
         engine=EngineConfig(**{"max_num_seqs": 20, "block_size": 4, **engine}),
         gpu=GpuConfig(power=power or {}),

@@ -125,7 +125,7 @@ def _sglang(
 
 
 def _requests(load: Workload, scheduler: SgLang) -> list[Request]:
-    """Give requests as SGLang sees them."""
+    """Return requests as SGLang sees them."""
     most = allowed(load, 0)
     found = []
     for i in range(len(load)):
@@ -137,7 +137,7 @@ def _requests(load: Workload, scheduler: SgLang) -> list[Request]:
 
 
 def answers(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.int64]:
-    """Give the tokens that each request should get, if it is not rejected."""
+    """Return the tokens that each request should get, if it is not rejected."""
     if isinstance(scheduler, SgLang):
         limits = [scheduler.output_limit(request) for request in _requests(load, scheduler)]
         return np.array(limits, np.int64)
@@ -147,7 +147,7 @@ def answers(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.int64]:
 
 
 def allowed(load: Workload, otherwise: int) -> npt.NDArray[np.int64]:
-    """Give the longest answer that each client allows; `otherwise` where it does not say."""
+    """Return the longest answer that each client allows; `otherwise` where it does not say."""
     if load.max_tokens is None:
         return np.full(len(load), otherwise)
     return np.where(load.max_tokens > 0, load.max_tokens, otherwise)

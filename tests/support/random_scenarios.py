@@ -20,7 +20,7 @@ ROUTERS = (
 
 
 def draw_scenario(seed: int) -> Values:
-    """Give the scenario of a seed, as its YAML file would have it."""
+    """Return the scenario of a seed, as its YAML file would have it."""
     rng = Random(f"scenario {seed}")
     found = {
         "name": f"drawn-{seed}",

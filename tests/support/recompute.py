@@ -29,7 +29,7 @@ OTHER_SCHEDULERS = (
 
 
 def recompute(run: Run) -> Values:
-    """Give every figure by its dotted key; of those in `not_in_files` anything."""
+    """Return every figure by its dotted key; of those in `not_in_files` anything."""
     found = _head(run) | _throughput(run) | _latencies(run)
     servers = list_servers(run.scenario)
     cores = [engine for engine, _ in servers for _ in range(engine["data_parallel_size"])]

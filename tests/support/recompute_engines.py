@@ -23,7 +23,7 @@ GROUP_GAUGES = (
 def recompute_engines(
     run: Run, requests: pd.DataFrame, steps: pd.DataFrame, cores: list[Values]
 ) -> Values:
-    """Give the gauges of some engine cores, whose rows these are; `cores` has each one's engine."""
+    """Get the gauges of some engine cores, whose rows these are; `cores` has each one's engine."""
     start, end = run.span
     whole = (end - start) * len(cores)
     busy = steps.duration.sum()
@@ -176,7 +176,7 @@ def _kv_bytes(run: Run, engine: Values) -> float:
 
 
 def _work(run: Run, requests: pd.DataFrame, steps: pd.DataFrame, engine: Values) -> Values:
-    """Give the FLOPs that the answers need, and the bytes that the steps read."""
+    """Return the FLOPs that the answers need, and the bytes that the steps read."""
     model = _model(run)
     flops = 0.0
     for row in requests[requests.output_tokens > 0].itertuples():
@@ -220,7 +220,7 @@ def _utilizations(
 
 
 def _price(run: Run, duration: float, tokens: int) -> Values:
-    """Give what a single server costs at list prices, and a million tokens of it."""
+    """Return what a single server costs at list prices, and a million tokens of it."""
     hourly = find_gpu(run.scenario["gpu"]["name"]).dollars_per_hour
     hourly = None if hourly is None else hourly * run.scenario["gpu"]["count"]
     paid = None if hourly is None else hourly * duration / 3600
@@ -233,7 +233,7 @@ def _price(run: Run, duration: float, tokens: int) -> Values:
 def recompute_energy(
     run: Run, requests: pd.DataFrame, steps: pd.DataFrame, cores: list[Values]
 ) -> Values:
-    """Give what engines draw whose replicas are there all the time, by the readings' formula."""
+    """Return what engines draw whose replicas are there all the time, by the readings' formula."""
     duration = run.span[1] - run.span[0]
     joules: float | None = 0.0
     kg_co2 = 0.0
@@ -280,7 +280,7 @@ def _numbered(run: Run, cores: list[Values]) -> list[tuple[int, Values]]:
 
 
 def list_servers(scenario: Values) -> list[tuple[Values, float | None]]:
-    """Give each server's engine (with its gpu and group) and its price per hour."""
+    """Return each server's engine (with its gpu and group) and its price per hour."""
     cluster = scenario["cluster"] or {}
     groups = cluster.get("groups") or {"all": {"replicas": cluster.get("replicas") or 1}}
     servers = []
@@ -295,7 +295,7 @@ def list_servers(scenario: Values) -> list[tuple[Values, float | None]]:
 
 
 def recompute_cluster(run: Run, servers: list[tuple[Values, float | None]]) -> Values:
-    """Give the block of a cluster whose replicas are there, and paid, all the time."""
+    """Return the block of a cluster whose replicas are there, and paid, all the time."""
     duration = run.span[1] - run.span[0]
     router = (run.scenario["cluster"] or {}).get("router", "round_robin")
     cores = [engine for engine, _ in servers for _ in range(engine["data_parallel_size"])]

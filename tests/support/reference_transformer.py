@@ -12,12 +12,12 @@ from simulator.models.spec import ModelSpec
 
 
 def likeliest(engine: Engine, text: list[int]) -> list[int]:
-    """Give the token that is likeliest after each one of a text and those before it."""
+    """Return the token that is likeliest after each one of a text and those before it."""
     return logits(engine, text).argmax(-1).tolist()
 
 
 def logits(engine: Engine, text: list[int]) -> Tensor:
-    """Give all logits [t, V] of a text."""
+    """Return all logits [t, V] of a text."""
     spec, weights = engine.spec, engine.model.weights
     queries, keys, width = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     x = weights.embedding[text]

@@ -77,7 +77,7 @@ def share(part: float, whole: float) -> float:
 
 
 def token_times(run: Run) -> dict[int, np.ndarray] | None:
-    """Give when the tokens of the completed requests came out; None where that cannot be told.
+    """Return when the tokens of the completed requests came out; None where that cannot be told.
 
     A request that was in every step of its replica from its first token to its last has a token at
     the end of each. Whether it was is seen by counting them.

@@ -24,7 +24,7 @@ class Spy(Clock):
 def run(
     scheduler: Scheduler, *requests: tuple[float, int, int], **more: object
 ) -> tuple[list[Seen], list[int]]:
-    """Give the steps, and how often each request was preempted."""
+    """Return the steps, and how often each request was preempted."""
     spy = Spy()
     log, _ = play(workload(*requests, **more), scheduler, spy, leap=False)
     return spy.seen, [row["preemptions"] for row in sorted(log.requests, key=lambda r: r["id"])]

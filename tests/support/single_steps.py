@@ -43,7 +43,7 @@ def _unroll(steps: Ints) -> tuple[Ints, Ints]:
 
 
 def _step_times(log: Log, row: Ints, index: Ints) -> tuple[Floats, Floats]:
-    """Give start and end of every step; those inside a leap are ticks."""
+    """Return start and end of every step; those inside a leap are ticks."""
     rows = log.steps
     steps = rows["steps"].astype(np.int64)
     starts: Floats = rows["start"][row]
@@ -58,7 +58,7 @@ def _step_times(log: Log, row: Ints, index: Ints) -> tuple[Floats, Floats]:
 
 
 def blocks_in_steps(log: Log, row: Ints, index: Ints) -> Ints:
-    """Give the KV blocks in use during each step: the step `index` of each `row`, all in order."""
+    """Get the KV blocks in use during each step: the step `index` of each `row`, all in order."""
     used: Ints = log.steps["blocks_used"].astype(np.int64)[row]
     added = np.zeros(len(row), np.int64)
     added[index > 0] = log.leap_blocks

@@ -8,7 +8,7 @@ from tests.support.random_scenarios import Values
 
 
 def draw_troubled(seed: int) -> tuple[str, Values]:
-    """Give a trouble, and a scenario that has it, as its YAML file would have it."""
+    """Return a trouble, and a scenario that has it, as its YAML file would have it."""
     rng = Random(f"trouble {seed}")
     name = rng.choice([*TROUBLES])
     gpu = rng.choice(["A100-80GB", "H100-80GB", "L40S"])

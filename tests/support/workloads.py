@@ -16,7 +16,7 @@ def of_prompts(segments: list[Segments | None], lengths: list[int] | None = None
 
 
 def generator_errors(**spec) -> list[str]:
-    """Give the lines of the error that a generator raises."""
+    """Return the lines of the error that a generator raises."""
     with pytest.raises(ValueError, match=r": ") as info:
         generate(spec)
     return str(info.value).split("\n")

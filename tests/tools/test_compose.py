@@ -33,7 +33,7 @@ SIZES = [32, 1024, 65536]
 
 
 def gemm_ms(m: int, n: int, k: int) -> float:
-    """Give the time of a product whose logarithm is straight in those of n and k."""
+    """Return the time of a product whose logarithm is straight in those of n and k."""
     return 1e-7 * (n * k) ** 0.5 * (m + 64)
 
 

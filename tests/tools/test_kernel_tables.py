@@ -215,7 +215,7 @@ def test_main_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def some_targets() -> list[Target]:
-    """Give a few of the shipped profiles' targets, each kind of table among them."""
+    """Return a few of the shipped profiles' targets, each kind of table among them."""
     targets = list(shipped_targets())
     layers = [target for target in targets if target.tables.layers]
     return [*targets[:4], *targets[17::29], layers[0], layers[-1]]

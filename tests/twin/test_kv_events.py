@@ -72,7 +72,7 @@ class Listener:
 
 
 def held_by(server: Server, core: int = 0) -> Counter[int]:
-    """Give the hashes of an engine's blocks."""
+    """Return the hashes of an engine's blocks."""
     blocks = server.engine.cores[core].scheduler.blocks
     found: Counter[int] = Counter({key % 2**64: 1 for key in blocks._block_of})
     for key, others in blocks._others_of.items():

@@ -31,7 +31,7 @@ class Queue:
 
 
 def messages_of(values: object) -> list[str]:
-    """Give the lines of the error."""
+    """Return the lines of the error."""
     with pytest.raises(ValueError, match=":") as caught:
         from_mapping(Queue, values)
     return str(caught.value).split("\n")

@@ -213,7 +213,7 @@ PART = {"requests": 3, "completed": 3, "output_tokens": 30, "slo_attainment": 0.
 
 
 def with_clients(summary: Summary, **ttft: float) -> Summary:
-    """Give a summary whose clients have these mean TTFTs, ms."""
+    """Return a summary whose clients have these mean TTFTs, ms."""
     latencies = ("tpot", "e2el", "queue_time")
     more = {f"{word}_{name}_ms": 9.0 for word in ("mean", "p99") for name in latencies}
     parts = {
@@ -243,7 +243,7 @@ def test_clients_have_rows_of_their_own(summary: Summary) -> None:
 
 
 def cells_of(lines: Sequence[str]) -> dict[str, list[str]]:
-    """Give the cells of a table's rows by their labels, which end before two blanks."""
+    """Return the cells of a table's rows by their labels, which end before two blanks."""
     found = {}
     for line in lines:
         label, *cells = re.split(r"  +", line.strip(), maxsplit=1)

@@ -50,7 +50,7 @@ def traced(result, folder: Path) -> list[dict]:
 
 
 def spans(events: list[dict], number: int) -> list[tuple[str, float, float]]:
-    """Give name, start and end (s) of what a request did, outermost first."""
+    """Return name, start and end (s) of what a request did, outermost first."""
     stack, done = [], []
     for event in events:
         if event.get("id") != number:

@@ -20,7 +20,7 @@ ROWS = "1700000000.5,ann,100,20,1\n1700000001.25,bob,50,5,0\n"
 
 
 def facts(workload):
-    """Give times and lengths."""
+    """Return times and lengths."""
     return (
         workload.arrival.tolist(),
         workload.prompt_tokens.tolist(),

@@ -28,7 +28,7 @@ PLACE = "2023-11-16 18:15:46"
 
 
 def complaints(path: Path, *args: str, **options: object) -> list[str]:
-    """Give what is wrong with a file, without its name."""
+    """Return what is wrong with a file, without its name."""
     with pytest.raises(HeadwayError) as caught:
         read_trace(path, *args, **options)
     return [message.removeprefix(f"{path}:") for message in caught.value.messages]

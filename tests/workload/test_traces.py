@@ -51,7 +51,7 @@ ONE = {
 
 
 def lengths(workload: Workload) -> tuple[list[int], list[int]]:
-    """Give input and output lengths."""
+    """Return input and output lengths."""
     return workload.prompt_tokens.tolist(), workload.output_tokens.tolist()
 
 

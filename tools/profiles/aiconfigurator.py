@@ -91,7 +91,7 @@ class Products:
         self.tokens = np.array(list(self._by_m), float)
 
     def seconds(self, n: int, k: int) -> Floats:
-        """Give the time at each of `tokens`; beyond the grid it grows in proportion.
+        """Return the time at each of `tokens`; beyond the grid it grows in proportion.
 
         NaN where the grid has a hole.
         """
@@ -107,7 +107,7 @@ class Products:
         return np.array(found) / 1e3
 
     def of_attention(self, model: ModelSpec, gpus: int) -> Floats:
-        """Give the time of one layer's products around attention on each of so many GPUs."""
+        """Return the time of one layer's products around attention on each of so many GPUs."""
         query = model.num_attention_heads // gpus * model.head_dim
         key = max(1, model.num_key_value_heads // gpus) * model.head_dim
         gate = query * model.attention_gate
@@ -115,7 +115,7 @@ class Products:
         return self.seconds(query + gate + 2 * key, hidden) + self.seconds(hidden, query)
 
     def of_linear(self, model: ModelSpec, gpus: int) -> Floats:
-        """Give the time of the products around one layer's linear attention."""
+        """Return the time of the products around one layer's linear attention."""
         linear, hidden = model.linear, model.hidden_size
         assert linear is not None
         values = linear.num_value_heads * linear.value_head_dim // gpus
@@ -124,11 +124,11 @@ class Products:
         return inputs + gates + self.seconds(hidden, values)
 
     def of_mlp(self, hidden: int, inner: int) -> Floats:
-        """Give the time of gate, up and down projection."""
+        """Return the time of gate, up and down projection."""
         return self.seconds(2 * inner, hidden) + self.seconds(hidden, inner)
 
     def of_layer(self, model: ModelSpec, gpus: int) -> Floats:
-        """Give the time of one layer's products on each of so many GPUs, experts left out."""
+        """Return the time of one layer's products on each of so many GPUs, experts left out."""
         attention = self.of_attention(model, gpus)
         if model.num_experts:
             return attention
@@ -176,7 +176,7 @@ class AllReduce:
         return _curve(table[sums & (table["num_gpus"] == gpus)])
 
     def seconds(self, size: Floats, *, norm: bool = False) -> Floats:
-        """Give the time for sums of so many bytes; with a norm behind, less what it saves."""
+        """Return the time for sums of so many bytes; with a norm behind, less what it saves."""
         if self._plain is None:
             raise ValueError("no all-reduce was timed")
         plain = interpolate(size, *self._plain)
@@ -189,7 +189,7 @@ Curve = tuple[Floats, Floats]
 
 
 def _curve(table: "pd.DataFrame") -> Curve | None:
-    """Give the median time by bytes of a message of 16-bit elements; None for no rows."""
+    """Return the median time by bytes of a message of 16-bit elements; None for no rows."""
     if table.empty:
         return None
     times = table.groupby("message_size")["latency"].median()
@@ -254,7 +254,7 @@ class Experts:
         )
 
     def seconds(self, gpus: int, *, whole: bool = False) -> dict[str, tuple[Floats, Floats]] | None:
-        """Give the times of one layer by routing: token counts and seconds.
+        """Return the times of one layer by routing: token counts and seconds.
 
         Each GPU has a slice of every expert, or, if `whole`, whole experts. None: not timed so.
         """
@@ -283,7 +283,7 @@ class Experts:
         return found or None
 
     def _chosen_share(self, tokens: Floats, seconds: Floats) -> Floats:
-        """Give the time of the experts met if tokens choose evenly, to that if none meets another.
+        """Get the time of the experts met if tokens choose evenly, to that if none meets another.
 
         It is read off the table, at the tokens that meet as many when none meets another.
         """
@@ -295,7 +295,7 @@ class Experts:
         return np.minimum(1.0, share)
 
     def _scale(self, tokens: Floats) -> Floats:
-        """Give the work of the model's experts to that of those timed: bytes, or FLOPs."""
+        """Return the work of the model's experts to that of those timed: bytes, or FLOPs."""
         assert self._rows is not None
         timed = tuple(int(self._rows[name].iloc[0]) for name in SHAPE)
         ridge = self.tables.gpu.flops(self.dtype) / self.tables.gpu.bandwidth  # FLOPs a byte
@@ -306,12 +306,12 @@ class Experts:
 
 
 def _work(shape: tuple[int, ...], tokens: Floats, width: float, ridge: float) -> Floats:
-    """Give what a layer's experts take, in bytes that are moved in the same time."""
+    """Return what a layer's experts take, in bytes that are moved in the same time."""
     hidden, inner, chosen, experts = shape
     met = experts * (1 - (1 - chosen / experts) ** tokens)
     return np.asarray(3 * hidden * inner * np.maximum(met * width, 2 * chosen * tokens / ridge))
 
 
 def _distance(one: tuple[int, ...], two: tuple[int, ...]) -> float:
-    """Give how unlike two shapes are."""
+    """Return how unlike two shapes are."""
     return float(np.abs(np.log(np.array(one) / np.array(two))).sum())

@@ -112,11 +112,11 @@ class TimedSteps:
         return np.asarray((self.chunks > 0) & (self.decodes > 0))
 
     def select(self, rows: npt.NDArray[np.bool_]) -> "TimedSteps":
-        """Give some of the steps."""
+        """Return some of the steps."""
         return TimedSteps(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def steps(self) -> list[Step]:
-        """Give the steps as an executor receives them."""
+        """Return the steps as an executor receives them."""
         columns = (self.chunks, self.size, self.history, self.decodes, self.context)
         request = Request(0, 0.0, 1, 1)
         return [
@@ -125,7 +125,7 @@ class TimedSteps:
         ]
 
     def predict(self, cost: CostModel) -> Floats:
-        """Give the seconds that a cost model predicts."""
+        """Return the seconds that a cost model predicts."""
         return np.array([cost.execute(step) for step in self.steps()])
 
 
@@ -189,7 +189,7 @@ def has_latent(data: Path, tables: GpuTables, model: ModelSpec) -> bool:
 def read_latent(
     data: Path, tables: GpuTables, heads: int, dtype: str, kv_cache_dtype: str
 ) -> tuple[Floats, Floats, TimedSteps]:
-    """Give the projections of one layer, by tokens, and steps whose attention is one layer's.
+    """Return the projections of one layer, by tokens, and steps whose attention is one layer's.
 
     `heads` are those of one GPU. Decodes have `step` tokens before theirs.
     """
@@ -198,7 +198,7 @@ def read_latent(
     at = ["batch_size", "isl", "step"]
 
     def read(kind: str) -> tuple[Floats, Floats, Floats, Floats]:
-        """Give sequences, new and cached tokens of each, and seconds."""
+        """Return sequences, new and cached tokens of each, and seconds."""
         path = LATENT.format(tables, kind)
         table = _pick(read_table(data, path, SOURCE, (*wanted, *at, "latency")), wanted)
         median = table.groupby(at)["latency"].median()

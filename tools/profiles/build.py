@@ -65,7 +65,7 @@ def build(
 
 
 def _precision(dtype: str, quantization: str | None, cache: str) -> tuple[str, str]:
-    """Give the dtypes of weights and cache in a profile's words; 16 bits are all the same."""
+    """Return the dtypes of weights and cache in a profile's words; 16 bits are all the same."""
     from simulator.models.spec import bytes_of
 
     if dtype not in HALVES:

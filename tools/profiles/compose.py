@@ -201,7 +201,7 @@ def _attention(data: Path, target: Target, notes: list[str]) -> TimedSteps:
 
 
 def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floats, Floats]:
-    """Give token counts and all layers' matrix products: measured, or reckoned and noted.
+    """Return token counts and all layers' matrix products: measured, or reckoned and noted.
 
     Without the experts that tokens choose.
     """
@@ -239,12 +239,12 @@ def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floa
 
 
 def _dtype(target: Target) -> str:
-    """Give the dtype of all products but those of the experts that tokens choose."""
+    """Return the dtype of all products but those of the experts that tokens choose."""
     return "bfloat16" if target.dtype in EXPERTS_ALONE else target.dtype
 
 
 def _products(data: Path, target: Target) -> Products:
-    """Give the table of these products.
+    """Return the table of these products.
 
     Those with one scale a tensor stand for block-scaled ones, too: the tables' block-scaled ones
     were timed with their launches, at 56 us or more on Hopper and 170 on Blackwell, however small,
@@ -255,13 +255,13 @@ def _products(data: Path, target: Target) -> Products:
 
 
 def _shared_experts(table: Products, target: Target) -> Floats:
-    """Give the seconds of one layer's shared experts at each token count of the table."""
+    """Return the seconds of one layer's shared experts at each token count of the table."""
     inner = target.model.num_shared_experts * target.model.intermediate_size
     return table.of_mlp(target.model.hidden_size, inner // target.gpus)
 
 
 def _hidden_products(data: Path, target: Target, tokens: Floats, experts: Routings) -> Floats:
-    """Give the seconds that all layers' shared experts run beside the chosen ones.
+    """Return the seconds that all layers' shared experts run beside the chosen ones.
 
     At most the shorter of the two, and no more than the memory can serve: together they take at
     least as long as reading the weights of both.
@@ -285,7 +285,7 @@ def _hidden_products(data: Path, target: Target, tokens: Floats, experts: Routin
 def _experts(
     data: Path, target: Target, tokens: Floats, notes: list[str]
 ) -> tuple[Routings, Routings]:
-    """Give all layers' experts by routing, in slices and whole: measured, or reckoned and noted."""
+    """Get all layers' experts by routing, in slices and whole: measured, or reckoned and noted."""
     model, gpus, tables = target.model, target.gpus, target.tables
     if not model.num_experts:
         return {}, {}
@@ -320,18 +320,18 @@ def _unaligned(tokens: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _all_reduces(data: Path, target: Target, tokens: Floats, notes: list[str]) -> Floats:
-    """Give the seconds of all layers' all-reduces, two each, of 16-bit hidden states."""
+    """Return the seconds of all layers' all-reduces, two each, of 16-bit hidden states."""
     each = _all_reduce(data, target, tokens * target.model.hidden_size * HALF, notes)
     return 2 * target.model.num_hidden_layers * each
 
 
 def _gather_logits(data: Path, target: Target, counts: Floats) -> Floats:
-    """Give the seconds to collect the logits of all GPUs: half of what their all-reduce takes."""
+    """Return the seconds to collect the logits of all GPUs: half of what their all-reduce takes."""
     return _all_reduce(data, target, counts * target.model.vocab_size * HALF) / 2
 
 
 def _all_reduce(data: Path, target: Target, size: Floats, notes: list[str] | None = None) -> Floats:
-    """Give the seconds of one for so many bytes; one in a layer, with a norm behind, is noted."""
+    """Return the seconds of one for so many bytes; one in a layer, with a norm behind, is noted."""
     if target.gpus == 1:
         return np.zeros(len(size))
     table = AllReduce(data, target.tables, target.gpus)

@@ -68,7 +68,7 @@ DTYPE_NAMES = {"bfloat16": "bf16"}
 
 
 def shipped_targets() -> Iterator[Target]:
-    """Give all targets, model by model."""
+    """Yield all targets, model by model."""
     for (name, precisions), tables in product(MODELS.items(), GPU_TABLES):
         model = load_model(name)
         for gpus in LAYER_MODELS.get(tables.key, {}).get(name, ()):

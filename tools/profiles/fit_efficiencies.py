@@ -67,7 +67,7 @@ def fit_products(composed: list[Composed]) -> tuple[float, float]:
 
 
 def attention_shares(data: Path, targets: list[Target]) -> dict[str, float]:
-    """Give the shares that the attention of fitted costs stands for."""
+    """Return the shares that the attention of fitted costs stands for."""
     cache, pairs, launch = [], [], []
     for target in targets:
         model, gpu, cost = target.model, target.tables.gpu, fit_target(data, target).cost
@@ -80,7 +80,7 @@ def attention_shares(data: Path, targets: list[Target]) -> dict[str, float]:
 
 
 def link_shares(data: Path, tables: GpuTables) -> dict[str, float]:
-    """Give latency and share of the link of all-reduces, their medians over TP degrees."""
+    """Return latency and share of the link of all-reduces, their medians over TP degrees."""
     latency, link = [], []
     for gpus in DEGREES:
         sums = AllReduce(data, tables, gpus)
@@ -97,7 +97,7 @@ def link_shares(data: Path, tables: GpuTables) -> dict[str, float]:
 
 
 def measure_shares(data: Path, tables: GpuTables) -> dict[str, float]:
-    """Give a GPU's shares by name."""
+    """Return a GPU's shares by name."""
     targets = [Target(load_model(name), tables) for name in MODELS_OF.get(tables.key, MODELS)]
     composed = [(target, compose_kernels(data, target)) for target in targets]
     weights, compute = fit_products(composed)
@@ -110,7 +110,7 @@ def measure_shares(data: Path, tables: GpuTables) -> dict[str, float]:
 
 
 def roofline_fit_errors(data: Path, tables: GpuTables) -> Errors:
-    """Give the relative errors of the roofline, with the shares that are shipped."""
+    """Return the relative errors of the roofline, with the shares that are shipped."""
     names = MODELS_OF.get(tables.key, MODELS)
     pairs = [roofline_errors(data, Target(load_model(name), tables)) for name in names]
     return Errors.of(*map(np.concatenate, zip(*pairs, strict=True)))

@@ -85,12 +85,12 @@ def compose_steps(kernels: Kernels) -> TimedSteps:
 
 
 def _state_per_sequence(linear: LinearKernels) -> float:
-    """Give what a decode's state takes besides the share of its token in the dense table."""
+    """Return what a decode's state takes besides the share of its token in the dense table."""
     return max(0.0, linear.per_sequence - linear.per_token)
 
 
 def roofline_errors(data: Path, target: Target) -> tuple[Floats, Floats]:
-    """Give the seconds of the target's steps, by roofline and measured."""
+    """Return the seconds of the target's steps, by roofline and measured."""
     steps = compose_steps(compose_kernels(data, target))
     return steps.predict(roofline(target.model, target.tables.gpu)), steps.seconds
 
@@ -212,7 +212,7 @@ def thin_table(tokens: Floats, seconds: Floats, knots: int = KNOTS) -> list[tupl
 def cross_validate(
     kernels: Kernels, steps: TimedSteps, fit: Callable[[Kernels, TimedSteps], PiecewiseCost]
 ) -> tuple[Errors, dict[str, float]]:
-    """Give the errors at token counts that the fit has not seen, and the residuals by regime.
+    """Return the errors at token counts that the fit has not seen, and the residuals by regime.
 
     The outermost counts are always seen.
     """
@@ -259,7 +259,7 @@ def fit_by_roofline(target: Target, note: str) -> FitReport:
 
 
 def longest_context(target: Target, timed: int) -> int:
-    """Give the cached tokens of a step for which a profile stands, so many having been timed.
+    """Return the cached tokens of a step for which a profile stands, so many having been timed.
 
     Decode attention waits for the memory, so its time goes on in a straight line: as far as the
     GPU's memory could hold a cache, at most `FARTHER` times.

@@ -43,7 +43,7 @@ def engine_kind(run: Run) -> str:
 
 
 def errors(run: tuple[Run, Path], grid: Sequence[Terms]) -> list[tuple[float, float]]:
-    """Give a run's absolute errors of METRICS under each pair of terms; NaN: no prediction."""
+    """Return a run's absolute errors of METRICS under each pair of terms; NaN: no prediction."""
     found = []
     for terms in grid:
         rows = {row.metric: abs(row.error) for row in predict(*run, terms).rows}
@@ -55,7 +55,7 @@ def errors(run: tuple[Run, Path], grid: Sequence[Terms]) -> list[tuple[float, fl
 def leave_one_source_out(
     folders: Sequence[Path],
 ) -> Iterator[tuple[str, str, int, Terms, float, float]]:
-    """Give kind of engine, source left out, its runs, terms of the others, its median errors."""
+    """Yield kind of engine, source left out, its runs, terms of the others, its median errors."""
     grid = list(product(STEPS, PER_SEQUENCE))
     groups: dict[str, list[tuple[Run, Path]]] = defaultdict(list)
     for folder in folders:
@@ -79,7 +79,7 @@ def leave_one_source_out(
 
 
 def mean_of_best(grid: Sequence[Terms], sources: Sequence[npt.NDArray[np.float64]]) -> Terms:
-    """Give the mean of the pairs that the sources cannot tell from the best.
+    """Return the mean of the pairs that the sources cannot tell from the best.
 
     `sources` has an array each, runs by pairs, of absolute errors; every source counts the same.
     The standard error is that of a pair's difference from the best, run by run; a single run of a

@@ -61,7 +61,7 @@ class LayerTables:
     gpus: int
 
     def _path(self, table: str, gpus: int) -> str:
-        """Give the path of a table, "" where no such model was timed on the GPU.
+        """Return the path of a table, "" where no such model was timed on the GPU.
 
         The flattened files leave the dtype out.
         """
@@ -89,7 +89,7 @@ class LayerTables:
         return TimedSteps(chunks, size, history, count, count * each, seconds, nothing)
 
     def dense(self) -> tuple[Floats, Floats]:
-        """Give token counts and the seconds of all layers but attention and experts."""
+        """Return token counts and the seconds of all layers but attention and experts."""
         times = _pivot(self._read("dense", ("layer", "tokens", "time_us")), "tokens")
         total = np.zeros(len(times))
         for layer in times:
@@ -98,12 +98,12 @@ class LayerTables:
         return times.index.to_numpy(float), total / 1e6
 
     def head(self) -> tuple[Floats, Floats]:
-        """Give sequence counts and the seconds of output projection and sampler."""
+        """Return sequence counts and the seconds of output projection and sampler."""
         times = _pivot(self._read("per_sequence", ("layer", "sequences", "time_us")), "sequences")
         return times.index.to_numpy(float), times.sum(axis=1).to_numpy() / 1e6
 
     def experts(self, tokens: Floats) -> Floats:
-        """Give the seconds of all layers' experts, as many activated as even routing reaches.
+        """Return the seconds of all layers' experts, as many activated as even routing reaches.
 
         They were timed on one GPU. Each of several reads its share of the activated experts'
         weights, and computes its share of the tokens' products, whether experts or their columns
@@ -149,7 +149,7 @@ Form = Callable[[Floats], Floats]
 
 
 def mixed_form(steps: TimedSteps) -> Form:
-    """Give the form m + max(d P + f T_p + c' S + e' N, r K) of those coefficients."""
+    """Return the form m + max(d P + f T_p + c' S + e' N, r K) of those coefficients."""
 
     def predict(p: Floats) -> Floats:
         work = p[1] * steps.pairs + p[2] * steps.chunks * steps.size
@@ -175,7 +175,7 @@ def fit_mixed(steps: TimedSteps, multiprocessors: int) -> MixedFactors:
 
 
 def fa2_factors(data: Path) -> MixedFactors:
-    """Give the factors' geometric means over the measured GPUs, with the larger errors."""
+    """Return the factors' geometric means over the measured GPUs, with the larger errors."""
     fits = [fit_mixed(read_mixed(data, t), t.multiprocessors) for t in GPU_TABLES if t.layers]
 
     def mean(name: str) -> float:

@@ -39,7 +39,7 @@ OPERATORS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
 
 
 def read_layer_products(data: Path, key: str, model: str, gpus: int) -> tuple[Floats, Floats]:
-    """Give token counts and one layer's seconds in its products, in sequence."""
+    """Return token counts and one layer's seconds in its products, in sequence."""
     names = [f"time_stats.{name}.median" for name in OPERATORS]
     path = f"{key}__{SHAPES[key][model]}__mlp.csv"
     columns = ("num_tokens", "num_tensor_parallel_workers", *names)
@@ -70,7 +70,7 @@ SIMILAR_GPU = {"a100": "a100", "l40s": "a100"}
 
 
 def slowdown(tables: GpuTables, tokens: Floats) -> Floats:
-    """Give the factor on products of so many tokens, timed back to back; 1 up to 64 tokens."""
+    """Return the factor on products of so many tokens, timed back to back; 1 up to 64 tokens."""
     factors = (1.0, *FACTORS[SIMILAR_GPU.get(tables.key, "h100")])
     return np.asarray(np.interp(np.log(tokens), np.log((64, *TOKENS)), factors))
 

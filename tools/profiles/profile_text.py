@@ -122,7 +122,7 @@ def profile_text(target: Target, report: FitReport) -> str:
 
 
 def _terms(report: FitReport) -> tuple[str, ...]:
-    """Give the terms that a profile has, those of windows and states where there are such."""
+    """Return the terms that a profile has, those of windows and states where there are such."""
     states = ("state_per_sequence",) if report.cost.state_per_sequence else ()
     return TERMS[1:] + states + (("window", *WINDOW_TERMS) if report.cost.window else ())
 

@@ -187,7 +187,7 @@ class PrefillBudget:
         return self.state()
 
     def _end(self, request: Request) -> tuple[float, int]:
-        """Give the tokens that a request has left, and those that it holds."""
+        """Return the tokens that a request has left, and those that it holds."""
         scheduler = self.scheduler
         out = scheduler.received(request)
         ratio = 1.0 if request.ignore_eos else scheduler.ratio

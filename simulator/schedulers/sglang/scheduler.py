@@ -215,7 +215,7 @@ class SgLang(ContinuousBatching):
     # Requests come.
 
     def limit(self, request: Request) -> int:
-        """Give the tokens that the client lets an answer have, and the memory."""
+        """Return the tokens that the client lets an answer have, and the memory."""
         size, prompt = self.blocks.block_size, request.prompt_tokens
         room, fits = self._longest - prompt, self._pool - -(-prompt // size) * size - size - 1
         room = room if room < fits else fits
@@ -226,7 +226,7 @@ class SgLang(ContinuousBatching):
         return most if most > 0 else 0
 
     def output_limit(self, request: Request) -> int:
-        """Give the tokens of an answer; note those that it may have, which are the same sum."""
+        """Return the tokens of an answer; note those that it may have, which are the same sum."""
         request.allowed = most = self.limit(request)
         tokens = super().output_limit(request)
         return most if tokens > most or request.ignore_eos else tokens
@@ -362,7 +362,7 @@ class SgLang(ContinuousBatching):
         return True
 
     def _left_by(self, chunked: Request, size: int) -> int | None:
-        """Give the tokens that are left to the split prompt by shorter ones; None: all."""
+        """Return the tokens that are left to the split prompt by shorter ones; None: all."""
         page = self.blocks.block_size
         if self.order != "shortest-prefill-first" or size < 2 * page:
             return None

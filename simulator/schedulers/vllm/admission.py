@@ -88,7 +88,7 @@ class Admission:
             self.blocks.reserve(request, self._reservation(request))
 
     def _reservation(self, request: Request) -> int:
-        """Give the tokens for which a request has blocks reserved."""
+        """Return the tokens for which a request has blocks reserved."""
         answer = self.output_tokens
         if answer == "max_tokens":
             answer = request.max_tokens or request.output_limit

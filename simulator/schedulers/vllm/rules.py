@@ -114,26 +114,26 @@ def check_known(text: str) -> None:
 
 
 def newest_up_to(release: Release) -> Release:
-    """Give the newest release known of a version that is not above one, as a dev build's may be."""
+    """Get the newest release known of a version that is not above one, as a dev build's may be."""
     return *release[:2], min(release[2], LAST_PATCHES.get(release[:2], 0))
 
 
 def rules_of(release: Release | None) -> Rules:
-    """Give the rules of a release; None: of the newest known."""
+    """Return the rules of a release; None: of the newest known."""
     if release is None:
         return NEWEST_RULES
     return Rules(**{name: release >= since for name, since in RULES_SINCE.items()})
 
 
 def options_without_effect(release: Release | None) -> dict[str, Any]:
-    """Give the options that a release lacks or ignores, and the values that stand for that."""
+    """Return the options that a release lacks or ignores, and the values that stand for that."""
     if release is None:
         return {}
     return {name: off for name, (since, off) in OPTIONS_SINCE.items() if release < since}
 
 
 def families() -> dict[str, Release]:
-    """Give the releases from which on the scheduler decided otherwise, by the names of families."""
+    """Get the releases from which on the scheduler decided otherwise, by the names of families."""
     return {_family_name(start): start for start in _STARTS}
 
 

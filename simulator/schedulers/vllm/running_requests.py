@@ -160,7 +160,7 @@ class RunningRequests(dict[Request, None]):
         return [request for request in self if request not in others]
 
     def last(self) -> Request:
-        """Give the last admitted."""
+        """Return the last admitted."""
         return next(reversed(self))
 
     def decodes_behind(self, request: Request) -> bool:

@@ -211,7 +211,7 @@ class Scheduler:
         return f"the {self.blocks.usable:,} KV blocks of {self.blocks.block_size} tokens"
 
     def output_limit(self, request: Request) -> int:
-        """Give the output tokens after which a request ends, or is ended."""
+        """Return the output tokens after which a request ends, or is ended."""
         most, tokens = request.max_tokens, request.output_tokens
         room = self.max_model_len - request.prompt_tokens
         if most and most < room:
@@ -284,7 +284,7 @@ class Scheduler:
         return step
 
     def chunk_cap(self) -> int:
-        """Give the tokens that one request may compute in this step."""
+        """Return the tokens that one request may compute in this step."""
         threshold = self.long_prefill_token_threshold
         present = len(self.running) + len(self.waiting)
         if not threshold or present < (2 if self.rules.lifts_cap_for_one else 1):
@@ -381,7 +381,7 @@ class Scheduler:
         return budget
 
     def tokens_wanted(self, request: Request) -> int:
-        """Give the tokens that a running request outside the decode set wants."""
+        """Return the tokens that a running request outside the decode set wants."""
         return request.pending
 
     def schedule_tokens(self, step: Step, request: Request, tokens: int) -> None:
@@ -444,7 +444,7 @@ class Scheduler:
                 waiting.put_back(request)
 
     def chunk(self, pending: int, budget: int) -> int:
-        """Give the tokens of a prompt that the budget lets a step compute; 0: it must wait."""
+        """Return the tokens of a prompt that the budget lets a step compute; 0: it must wait."""
         if pending > budget:
             return budget if self.enable_chunked_prefill else 0
         return pending

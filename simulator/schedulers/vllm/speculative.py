@@ -64,7 +64,7 @@ class Speculative(Scheduler):
             )
 
     def accepted(self, request: Request) -> Sequence[int]:
-        """Give how many drafts are accepted at each position of a request's answer."""
+        """Return how many drafts are accepted at each position of a request's answer."""
         stream = self._streams.get(request)
         if stream is None:
             stream = self.speculation.accepted(self.seed, request.id, request.output_limit)
@@ -115,7 +115,7 @@ class Speculative(Scheduler):
         return super().commit(step, ends)
 
     def _outcome(self, chunk: Chunk) -> tuple[int, int]:
-        """Give the tokens that come out of a decode outside the set, and the drafts accepted."""
+        """Return the tokens that come out of a decode outside the set, and the drafts accepted."""
         request, drafts = chunk.request, chunk.tokens - 1
         if not drafts:
             return 1, 0
@@ -183,7 +183,7 @@ class DraftedSet(DecodeSet):
         self._first = 0  # the tick of the first column
 
     def now(self) -> list[int]:
-        """Give the sums of the next tick, row by row."""
+        """Return the sums of the next tick, row by row."""
         at = self.tick - self._first
         found: list[int] = self._sums[:, at].tolist() if self.count else [0] * ROWS
         return found
@@ -245,7 +245,7 @@ class DraftedSet(DecodeSet):
         return Path(sums, [*positions, end], list(zip(tables.tolist(), gone.tolist(), strict=True)))
 
     def _tables(self, held: tuple[int, int], reads: Ints, before: Ints) -> tuple[Ints, Ints]:
-        """Give a table's entries and those out of the window, now and after each tick."""
+        """Return a table's entries and those out of the window, now and after each tick."""
         slots, size = self.slots, self.block_size
         ends = np.minimum(reads + slots.lookahead, slots.max_model_len)
         tables = np.maximum(np.append(held[0], -(-ends // size)), held[0])
@@ -254,7 +254,7 @@ class DraftedSet(DecodeSet):
         return tables, gone
 
     def _columns(self, ticks: int) -> Ints:
-        """Give the sums of so many ticks from the next one on."""
+        """Return the sums of so many ticks from the next one on."""
         at = self.tick - self._first
         if at + ticks >= self._sums.shape[1]:
             rest = self._sums[:, at:]

@@ -35,7 +35,7 @@ Numbers = list[float | None]
 
 
 def charts(runs: Sequence[Run]) -> dict[str, Any]:
-    """Give what the charts draw, as JSON can hold it; times in seconds, latencies in ms."""
+    """Return what the charts draw, as JSON can hold it; times in seconds, latencies in ms."""
     whole = max(run.end for run in runs) or 1.0
     edges = np.linspace(0.0, whole, min(MAX_BINS, MAX_POINTS // len(runs)) + 1)
     begin, end = _window(runs, MAX_BARS)
@@ -58,7 +58,7 @@ def charts(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _bounds(run: Run) -> dict[str, float]:
-    """Give the bounds that service levels put on each request (ms) and on output tokens/s."""
+    """Return the bounds that service levels put on each request (ms) and on output tokens/s."""
     own = run.summary["headway"]
     found = {name: own.get(f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
     for one in own.get("slo") or ():
@@ -84,7 +84,7 @@ def _density(
 
 
 def _fleet(run: Run, runs: Sequence[Run], hue: str) -> dict[str, Any] | None:
-    """Give a cluster's charts over time, each as lines of name, colour and numbers; else None."""
+    """Return a cluster's charts over time, each as lines of name, colour and numbers; else None."""
     if not has_fleet(run):
         return None
     edges = fleet_edges(runs, FLEET_BINS)
@@ -113,7 +113,7 @@ def _fleet(run: Run, runs: Sequence[Run], hue: str) -> dict[str, Any] | None:
 
 
 def _each(levels: Floats, hue: str) -> list[tuple[str, str, Floats]]:
-    """Give a line for each replica, or of many the most, the median and the least."""
+    """Return a line for each replica, or of many the most, the median and the least."""
     if len(levels) <= MOST_LINES:
         return [(f"replica {k}", f"--run-{k}", level) for k, level in enumerate(levels)]
     low, median, high = band(levels)
@@ -172,7 +172,7 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
 
 
 def distributions(runs: Sequence[Run], name: str) -> dict[str, Any]:
-    """Give the percentage of each run's requests up to each of some ms, evenly on a log scale."""
+    """Return the percentage of each run's requests up to each of some ms, evenly on a log scale."""
     known = [1e3 * run.requests[name].dropna().to_numpy(float) for run in runs]
     every = np.concatenate(known)
     if not len(every):

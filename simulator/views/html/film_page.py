@@ -14,7 +14,7 @@ LEGEND = (
 
 
 def film_page(films: Sequence[Film]) -> str:
-    """Give the whole page, which needs no network."""
+    """Return the whole page, which needs no network."""
     name = "Watch it batch: " + ", ".join(film.label for film in films)
     head = f"<header><button type=button id=theme>Theme</button><h1>{escape(name)}</h1></header>"
     script = f"mountPlayer(document.getElementById('player'), {as_json(films)});"

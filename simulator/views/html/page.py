@@ -47,7 +47,7 @@ Section = tuple[str, str]
 
 
 def page(runs: Sequence[Run], *, name: str = "", above: Sequence[Section] = ()) -> str:
-    """Give the whole page, of runs that may be none, with sections `above` theirs."""
+    """Return the whole page, of runs that may be none, with sections `above` theirs."""
     name = name or str(runs[0].summary["headway"].get("scenario") or runs[0].label)
     scripts = _scripts(runs)
     if above:
@@ -56,7 +56,7 @@ def page(runs: Sequence[Run], *, name: str = "", above: Sequence[Section] = ()) 
 
 
 def frame(name: str, body: str, scripts: str) -> str:
-    """Give a whole page of a body and what runs in it, in the house's look, with both themes."""
+    """Return a whole page of a body and what runs in it, in the house's look, with both themes."""
     return f"""<!doctype html>
 <html lang="en" data-theme="light">
 <head>
@@ -77,7 +77,7 @@ def frame(name: str, body: str, scripts: str) -> str:
 
 
 def _scripts(runs: Sequence[Run]) -> str:
-    """Give the numbers of the charts, and what draws them."""
+    """Return the numbers of the charts, and what draws them."""
     if not runs:
         return ""
     data = json.dumps(charts(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -88,7 +88,7 @@ def _scripts(runs: Sequence[Run]) -> str:
 
 
 def palette() -> str:
-    """Give the colours of runs, and of what happens to requests, as variables of both themes."""
+    """Return the colours of runs, and of what happens to requests, as variables of both themes."""
     light, dark = [
         {f"run-{k}": hue for k, hue in enumerate(runs)}
         | phases
@@ -103,12 +103,12 @@ def palette() -> str:
 
 
 def read_asset(name: str) -> str:
-    """Give a file of the page, fit to stand in a script."""
+    """Return a file of the page, fit to stand in a script."""
     return (ASSETS / name).read_text("utf-8").replace("</script", "<\\/script")
 
 
 def _body(runs: Sequence[Run], name: str, above: Sequence[Section]) -> str:
-    """Give the head with links to all sections, the sections above and those of the runs."""
+    """Return the head with links to all sections, the sections above and those of the runs."""
     legend = "".join(f"<span>{tables.run_name(run, k)}</span>" for k, run in enumerate(runs))
     keys = f"<div class='keys runs'>{legend}</div>" if len(runs) > 1 else ""
     links, sections = "", ""
@@ -127,7 +127,7 @@ def _body(runs: Sequence[Run], name: str, above: Sequence[Section]) -> str:
 
 
 def _sections(runs: Sequence[Run]) -> Sequence[Section]:
-    """Give the sections of runs in order; some are empty."""
+    """Return the sections of runs in order; some are empty."""
     return (
         ("Headline", tables.headline(runs)),
         ("Service levels", tables.per_run(runs, tables.service_levels)),

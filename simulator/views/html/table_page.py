@@ -59,7 +59,7 @@ def table_folders(parent: Path) -> list[Path]:
 
 
 def table_page(folder: Path) -> tuple[str, str]:
-    """Give the page of a sweep's or plan's folder, and what it shows in a few words.
+    """Return the page of a sweep's or plan's folder, and what it shows in a few words.
 
     The best point is run again, from best.yaml, for its charts. Raises HeadwayError where the
     table is missing or damaged.
@@ -86,7 +86,7 @@ def table_page(folder: Path) -> tuple[str, str]:
 
 
 def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
-    """Give the columns that the table shows: what they are called and multiplied by."""
+    """Return the columns that the table shows: what they are called and multiplied by."""
     shown = {key: (key, 1.0) for key in varied_keys(rows, "")}
     for metric in COLUMNS:
         if metric.key in rows and rows[metric.key].notna().any():
@@ -163,7 +163,7 @@ def _sweep_best(rows: "pd.DataFrame") -> str:
 
 
 def _plan_best(folder: Path) -> tuple[str, list[str], int, str]:
-    """Give the best candidate in words, the plan's service levels, how often it was run, and the
+    """Return the best candidate in words, the plan's service levels, how often it was run, and the
     key that was searched.
     """
     plan = load_mapping(folder / "plan.json", parse_json)

@@ -88,7 +88,7 @@ def run_name(run: Run, index: int) -> str:
 
 
 def headline(runs: Sequence[Run]) -> str:
-    """Give cards for one run, and a table of all metrics with ratios to the first."""
+    """Return cards for one run, and a table of all metrics with ratios to the first."""
     rows = []
     for metric, values in metric_rows([run.summary for run in runs]):
         if not all(isinstance(value, int | float) for value in values):
@@ -119,7 +119,7 @@ def _ratio(value: float, first: float) -> str:
 
 
 def per_run(runs: Sequence[Run], section: Callable[[Run], str]) -> str:
-    """Give what each run has to show, if anything, under its name where there are several."""
+    """Return what each run has to show, if anything, under its name where there are several."""
     named = len(runs) > 1
     return "".join(
         (f"<h3>{run_name(run, k)}</h3>" if named else "") + text
@@ -139,7 +139,7 @@ def sensitivity(run: Run) -> str:
 
 
 def _two_columns(lines: Sequence[tuple[str, str]]) -> str:
-    """Give a table of labels and values; empty without any."""
+    """Return a table of labels and values; empty without any."""
     if not lines:
         return ""
     return table(["", ""], [[escape(label), escape(value)] for label, value in lines], "numbers")
@@ -158,7 +158,7 @@ def diagnosis(run: Run) -> str:
 
 
 def percentiles(runs: Sequence[Run]) -> str:
-    """Give mean and percentiles of each latency, a row for each run."""
+    """Return mean and percentiles of each latency, a row for each run."""
     rows = []
     for key, name in LATENCIES:
         for k, run in enumerate(runs):
@@ -350,7 +350,7 @@ def _cost(cost: object, name: str) -> str:
 
 
 def _costs(run: Run) -> Iterable[tuple[str, Mapping[str, Any], object]]:
-    """Give the group, what a summary says of it and its `cost`; of all replicas without groups."""
+    """Yield the group, what a summary says of it and its `cost`; of all replicas without groups."""
     whole = run.scenario.get("cost")
     cluster = run.scenario.get("cluster")
     kinds = cluster.get("groups") if isinstance(cluster, Mapping) else None

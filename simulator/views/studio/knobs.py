@@ -61,7 +61,7 @@ class Knob:
 
 
 def knobs_of(scenario: Scenario) -> list[Knob]:
-    """Give the knobs of a scenario, each at what the scenario says."""
+    """Return the knobs of a scenario, each at what the scenario says."""
     engine, gpu = scenario.engine, scenario.gpu
     cluster = scenario.cluster
     router = (cluster or ClusterConfig()).router_name
@@ -112,7 +112,7 @@ def _menu(name: str, label: str, value: str, values: Sequence[str]) -> Knob:
 
 
 def overrides(knobs: Sequence[Knob], given: object) -> list[str]:
-    """Give the settings, `dotted.key=value`, for the knobs that a page has turned.
+    """Return the settings, `dotted.key=value`, for the knobs that a page has turned.
 
     `given` is from outside: raises HeadwayError for what is no knob, or a value that it lacks.
     """

@@ -117,7 +117,7 @@ class Studio:
     # The page.
 
     def application(self) -> web.Application:
-        """Give the addresses."""
+        """Return the addresses."""
         app = web.Application(client_max_size=MOST_BYTES, middlewares=[self._guard])
         app.add_routes(
             [
@@ -154,7 +154,7 @@ class Studio:
         return web.Response(status=204)
 
     def page(self) -> str:
-        """Give the page."""
+        """Return the page."""
         start = {
             "name": self.name,
             "command": ["headway", "run", self.scenario]

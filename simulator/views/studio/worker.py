@@ -139,7 +139,7 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
 
 
 def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
-    """Give what the page shows of a run; `trace` is what an uploaded one is called, if there is."""
+    """Get what the page shows of a run; `trace` is what an uploaded one is called, if there is."""
     import yaml
 
     summary, resolved = found.summary, scenario.resolved()

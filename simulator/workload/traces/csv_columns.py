@@ -215,7 +215,7 @@ def csv_format(
 
 
 def header(line: str) -> list[str]:
-    """Give the names of the columns, none if the line is no CSV; of megabytes only the first."""
+    """Return the names of the columns, none if the line is no CSV; of megabytes only the first."""
     try:
         return [name.strip() for name in next(csv.reader([line[:10_000]]))]
     except csv.Error:

@@ -49,7 +49,7 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
 
 
 def _proposal(names: Iterable[str], option: str, start: str) -> str:
-    """Give a line that says which `columns` to try, at most LONGEST characters; "" for none."""
+    """Return a line that says which `columns` to try, at most LONGEST characters; "" for none."""
     for told in ("", " (no column of arrivals: all would come at once)"):
         begins = start.format(told)
         meant = propose(names, option, LONGEST - len("headway: error: ") - len(begins))

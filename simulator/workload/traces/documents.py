@@ -66,7 +66,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def first_line(path: Path) -> tuple[int, str]:
-    """Give the first line that is not blank and its number, or raise HeadwayError."""
+    """Return the first line that is not blank and its number, or raise HeadwayError."""
     for number, text in line_blocks(path, FIRST_BLOCK):
         if body := text.lstrip():
             blank = text.count("\n", 0, len(text) - len(body))
@@ -75,7 +75,7 @@ def first_line(path: Path) -> tuple[int, str]:
 
 
 def parquet_names(path: Path) -> tuple[str, ...]:
-    """Give the columns of a Parquet file; none of any other file."""
+    """Return the columns of a Parquet file; none of any other file."""
     if not path.is_file():  # to open a pipe waits for who writes
         return ()
     try:
@@ -164,7 +164,7 @@ def items(text: str, steps: Sequence[str | int] = ()) -> Iterator[Item]:
 
 
 def _find(text: str, steps: Sequence[str | int]) -> int | None:
-    """Give where a value begins."""
+    """Return where a value begins."""
     at = _skip(text, 0)
     for step in steps:
         if text[at] != ("[" if isinstance(step, int) else "{"):

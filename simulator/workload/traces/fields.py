@@ -182,7 +182,7 @@ def _source(field: str, name: str) -> Source:
 
 
 def propose(names: Iterable[str], option: str, length: int) -> str:
-    """Give the `columns` that may be meant, as a shell takes it behind `option`; "" for none.
+    """Return the `columns` that may be meant, as a shell takes it behind `option`; "" for none.
 
     The fields that can be done without go first where it would take more than `length` characters.
     """

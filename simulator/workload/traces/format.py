@@ -70,7 +70,7 @@ class Head:
 
     @property
     def keys(self) -> Set[str]:
-        """Give the keys of the first JSON object."""
+        """The keys of the first JSON object."""
         return self.first.keys()
 
 

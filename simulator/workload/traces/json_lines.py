@@ -48,7 +48,7 @@ class Row:
         return self.problems.add(self.line, key, why)
 
     def number(self, key: str) -> int | float:
-        """Give a number that is finite and 0 or more; NaN where it is wrong."""
+        """Return a number that is finite and 0 or more; NaN where it is wrong."""
         value = self.values.get(key)
         if type(value) is not int and type(value) is not float:
             missing = key not in self.values
@@ -62,14 +62,14 @@ class Row:
         return value
 
     def tokens(self, key: str) -> int:
-        """Give a whole number of 1 or more; 0 where it is wrong."""
+        """Return a whole number of 1 or more; 0 where it is wrong."""
         value = self.number(key)
         if not isnan(value) and (value < 1 or value % 1):
             self.add_problem(key, f"{value} is not a whole number" if value % 1 else "zero")
         return 0 if self.wrong else int(value)
 
     def label(self, key: str) -> Any:
-        """Give what a line says under one of LABELS; None where it says nothing, or is wrong."""
+        """Return what a line says under one of LABELS; None where it says nothing, or is wrong."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -99,7 +99,7 @@ class Row:
         return None
 
     def hash_ids(self) -> list[int | str]:
-        """Give the `hash_ids`; [] for none, or where they are wrong."""
+        """Return the `hash_ids`; [] for none, or where they are wrong."""
         ids = self.values.get("hash_ids")
         if ids is None:
             return []
@@ -137,7 +137,7 @@ class Labels:
                 warnings.warn(text, HeadwayWarning, stacklevel=2)
 
     def columns(self, problems: Problems) -> dict[str, Any]:
-        """Give columns of a Table, None for one that no line has.
+        """Return columns of a Table, None for one that no line has.
 
         A line without `priority` has vLLM's default, 0; but for a line without `client` where
         others have one nobody could be named.

@@ -112,7 +112,7 @@ class Records:
         return text
 
     def _numbers(self, field: str, values: Sequence[object]) -> Floats:
-        """Give numbers, NaN for none."""
+        """Return numbers, NaN for none."""
         if {type(value) for value in values} <= {int, float}:
             try:
                 return np.array(values, np.float64)
@@ -121,7 +121,7 @@ class Records:
         return np.array([self._number(field, k, value) for k, value in enumerate(values)])
 
     def _span(self, field: str, values: Sequence[object]) -> Floats:
-        """Give lengths of time, in the column's unit."""
+        """Return lengths of time, in the column's unit."""
         numbers = self._numbers(field, values)
         for k in np.flatnonzero(np.isinf(numbers) | (numbers < -NEAREST)).tolist():
             less = "negative" if numbers[k] < 0 else "not finite"
@@ -140,7 +140,7 @@ class Records:
         return nan
 
     def _whole(self, field: str, values: Sequence[object]) -> Ints:
-        """Give whole numbers; 0 where `max_tokens` or the like says nothing."""
+        """Return whole numbers; 0 where `max_tokens` or the like says nothing."""
         numbers = self._numbers(field, values)
         needed = field in {"prompt", "output"}
         least = -LARGEST if field in PRIORITY else 0
@@ -159,7 +159,7 @@ class Records:
     def _clock(
         self, field: str, values: Sequence[object], per_second: float | None
     ) -> tuple[Numbers, float]:
-        """Give times and their unit; dates count in microseconds."""
+        """Return times and their unit; dates count in microseconds."""
         dates = [parse_if_date(value) for value in values]
         if any(date is not None for date in dates):
             for k, date in enumerate(dates):

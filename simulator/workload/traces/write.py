@@ -87,7 +87,7 @@ def _write(workload: Workload, path: Path, file: BinaryIO) -> None:
 
 
 def _rows_of(workload: Workload, path: Path) -> Iterator[dict[str, object]]:
-    """Give the lines of a workload, in its order."""
+    """Yield the lines of a workload, in its order."""
     ids = _Ids()
     sessions = _sessions(workload, path)
     columns = zip(
@@ -118,7 +118,7 @@ def _rows_of(workload: Workload, path: Path) -> Iterator[dict[str, object]]:
 
 
 def _labels(workload: Workload, i: int) -> dict[str, object]:
-    """Give what else is told of a request, as keys that `read_trace` reads."""
+    """Return what else is told of a request, as keys that `read_trace` reads."""
     found: dict[str, object] = {}
     if workload.priority is not None:
         found["priority"] = int(workload.priority[i])
@@ -148,7 +148,7 @@ def _sessions(workload: Workload, path: Path) -> dict[int, str]:
 
 
 def _added(workload: Workload, i: int, before: int, path: Path) -> Segments:
-    """Give what turn `i` adds to the conversation up to the answer to turn `before`."""
+    """Return what turn `i` adds to the conversation up to the answer to turn `before`."""
     spelled = workload.segments or []
     history, parts = (spelled[before], spelled[i]) if spelled else (None, None)
     answered = (*(history or ()), (("out", before), int(workload.output_tokens[before])))
@@ -168,13 +168,13 @@ class _Ids:
         self.known: dict[tuple[int, Piece], int] = {}
 
     def fresh(self, tokens: int) -> list[int]:
-        """Give ids that nobody else has."""
+        """Return ids that nobody else has."""
         first = self.count
         self.count += ceil(tokens / BLOCK)
         return list(range(first, self.count))
 
     def chained(self, parts: Segments, before: int) -> list[int]:
-        """Give the ids of a prompt, or of what it adds to the answer to request `before`."""
+        """Return the ids of a prompt, or of what it adds to the answer to request `before`."""
         found: list[int] = []
         parent = -1 if before < 0 else -2 - before
         for piece in _pieces(parts):

@@ -110,7 +110,7 @@ class HostBlock:
         return len(self.array)
 
     def numpy(self) -> Any:
-        """Give the array."""
+        """Return the array."""
         return self.array
 
 

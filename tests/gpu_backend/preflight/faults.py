@@ -42,7 +42,7 @@ def check_missing_sensors() -> Iterator[str]:
 
 
 def calibration(folder: Path, budget_s: float) -> list[str]:
-    """Give the command of a small calibration on a CPU."""
+    """Return the command of a small calibration on a CPU."""
     return [
         sys.executable, "-m", "simulator", "calibrate", "--model", "tiny-test",
         "--budget-s", f"{budget_s}", "--out", str(folder), "--num-blocks", "256",
@@ -171,7 +171,7 @@ def _killed(out: Path, archive: Path, resume: Path | None, seconds: float) -> bo
 
 
 def child_processes(parent: int) -> list[int]:
-    """Give the processes that a process has begun (Linux)."""
+    """Return the processes that a process has begun (Linux)."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

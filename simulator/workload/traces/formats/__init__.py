@@ -39,7 +39,7 @@ _TOLD: Imported[Format] = Imported({COLUMNS: f"{__name__}.named:COLUMNS"})
 
 
 def find_reader(name: str) -> Format:
-    """Give the format of a name."""
+    """Return the format of a name."""
     return _TOLD[name] if name == COLUMNS else FORMATS[name]
 
 

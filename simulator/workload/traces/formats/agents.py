@@ -51,7 +51,7 @@ class Recording:
     background: set[Hashable] = field(default_factory=set)  # sessions that nobody waits for
 
     def play(self, session: Hashable) -> Hashable:
-        """Give the session with which it all began."""
+        """Return the session with which it all began."""
         seen = {session}
         while (parent := self.parents.get(session, session)) not in seen:
             seen.add(parent)
@@ -129,7 +129,7 @@ class Recording:
 
 
 def _predecessors_first(order: Ints, after: Ints, path: Path, calls: list[Call]) -> Ints:
-    """Give the calls in an order in which each comes after the one that it waits for."""
+    """Return the calls in an order in which each comes after the one that it waits for."""
     found: list[int] = []
     done: set[int] = set()
     for i in order.tolist():
@@ -148,7 +148,7 @@ def _predecessors_first(order: Ints, after: Ints, path: Path, calls: list[Call])
 def _seconds(
     row: Row, values: Mapping[str, Any], key: str, name: str = "", unit: float = 1.0
 ) -> float:
-    """Give a time in s, NaN for none; what is wrong is told by `name`."""
+    """Return a time in s, NaN for none; what is wrong is told by `name`."""
     value = values.get(key)
     if value is None:
         return nan
@@ -159,7 +159,7 @@ def _seconds(
 
 
 def _tokens(row: Row, values: Mapping[str, Any], *names: str) -> int:
-    """Give a number of tokens, under the first name that there is; 0 where it is wrong."""
+    """Return a number of tokens, under the first name that there is; 0 where it is wrong."""
     name = next((name for name in names if values.get(name) is not None), names[0])
     value = values.get(name)
     if value is None:
@@ -190,7 +190,7 @@ def _contents(  # noqa: PLR0917
 
 
 def _block_size(row: Row, value: object, known: HashBlocks | None, name: str) -> HashBlocks | None:
-    """Give the blocks of a size, all of one file alike."""
+    """Return the blocks of a size, all of one file alike."""
     if type(value) is not int or value < 1:
         row.add_problem(name, f"{short_repr(value)} is not a whole number of 1 or more")
     elif known is not None and known.size != value:
@@ -260,7 +260,7 @@ def read_dynamo(path: Path, lanes: int | None = None) -> Table:
 
 
 def _session(context: Mapping[str, Any], *names: str) -> str:
-    """Give the name of a session, by the newest of its keys last; earlier ones are finer."""
+    """Return the name of a session, by the newest of its keys last; earlier ones are finer."""
     return next((str(context[name]) for name in reversed(names) if context.get(name)), "")
 
 
@@ -407,7 +407,7 @@ def read_agentic_mooncake(
 
 
 def _dependencies(row: Row, values: Mapping[str, Any]) -> tuple[list[str], float]:
-    """Give which requests one waits for, and how long it waits then, s."""
+    """Return which requests one waits for, and how long it waits then, s."""
     typed = values.get("dependencies")
     wanted = values.get("wait_for") or []
     delays = [_seconds(row, values, key, unit=1e3) for key in ("delay", "delay_ms", "tool_wait_ms")]

@@ -44,7 +44,7 @@ def read(path: Path, chars_per_token: float | None = None) -> Table:
 
 
 def _prompt_tokens(row: Row, chars_per_token: float | None) -> int:
-    """Give or estimate the length of a prompt; 0 where it is wrong."""
+    """Return or estimate the length of a prompt; 0 where it is wrong."""
     for key in PROMPT_KEYS:
         if key in row.values:
             return row.tokens(key)

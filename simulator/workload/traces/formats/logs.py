@@ -89,7 +89,7 @@ def _spans(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]
 
 
 def _parts(groups: list[Any], key: str) -> list[dict[str, Any]]:
-    """Give the objects in the lists under a key of several objects; what is none is nobody's."""
+    """Return the objects in the lists under a key of several objects; what is none is nobody's."""
     found = [group.get(key) for group in groups if isinstance(group, dict)]
     return [
         one for part in found if isinstance(part, list) for one in part if isinstance(one, dict)
@@ -207,7 +207,7 @@ def read_access_log(path: Path) -> Table:
 
 
 def _arrival(date: str, pairs: Mapping[str, str], number: int, problems: Problems) -> Any:
-    """Give when a request came, us since 1970."""
+    """Return when a request came, us since 1970."""
     try:
         took = float(pairs.get("request_time", 0))
         return parse_date(date.replace(",", ".")) - round(took * 1e6)

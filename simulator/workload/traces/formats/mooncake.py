@@ -128,7 +128,7 @@ def _time(row: Row, key: str) -> float:
 
 
 def _link(turns: list[_Turn], *, whole: bool) -> list[int]:
-    """Give the turn before each request, or -1; a later turn's prompt takes in its history."""
+    """Return the turn before each request, or -1; a later turn's prompt takes in its history."""
     after = []
     latest: dict[str | int, int] = {}
     opening: dict[str | int, Segments | None] = {}

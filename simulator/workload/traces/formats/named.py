@@ -89,7 +89,7 @@ def _is_request(values: dict[str, object], needed: Mapping[str, Sequence[str]] |
 
 
 def list_of_objects(whole: Mapping[str, object]) -> tuple[str, ...]:
-    """Give the key of the first list of objects in a JSON text; nothing if there is none."""
+    """Return the key of the first list of objects in a JSON text; nothing if there is none."""
     for key, value in whole.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return (key,)
@@ -97,7 +97,7 @@ def list_of_objects(whole: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def first_request(head: Head) -> dict[str, object]:
-    """Give the first request of a JSON file, flat."""
+    """Return the first request of a JSON file, flat."""
     found = flat(head.first)
     steps = list_of_objects(head.first)
     if not steps or has_requests(found):
