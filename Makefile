@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo test test-clients lint bench notebooks test-notebooks clean preflight
+.PHONY: demo test test-clients lint mutants bench notebooks test-notebooks clean preflight
 
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --out out/demo
@@ -37,6 +37,10 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Faults that no test notices, of a seeded sample; CONTRIBUTING.md says how to go on.
+mutants: $(VENV)/installed-dev
+	$(BIN)/python -m tools.mutants
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/speed.py

@@ -1,0 +1,132 @@
+"""Mutation testing: which faults in the core does no test notice?
+
+`python -m tools.mutants --seed 0 --count 200 [--package simulator/engine ...]`. Each mutant lives
+in a forked process of a pytest session; no file changes. Of the tests that run its line, the fastest
+go first, until one fails. Which test runs which line is found once and kept in out/mutants.
+Exit code 1: some survive that `EQUIVALENT` does not explain.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.mutants.equivalent import EQUIVALENT
+from tools.mutants.mutate import draw
+from tools.mutants.session import WORKERS, Reach, Session
+
+ROOT = Path(__file__).resolve().parents[2]
+WINGS = (
+    "engine",
+    "kv_cache",
+    "policies",
+    "schedulers",
+    "planning",
+    "cluster",
+    "costs",
+    "diagnosis",
+)
+
+
+def main() -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--package", action="append", help="a folder; may be given again")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of tests for each mutant")
+    asked = parser.parse_args()
+    packages = [p.rstrip("/") for p in asked.package or [f"simulator/{w}" for w in WINGS]]
+    folders = sorted(
+        {f"tests/{p.split('/')[1]}" for p in packages if "/" in p} | {"tests/simulation"}
+    )
+    result: list[int] = []
+
+    def work(session: Session) -> None:
+        began = time.monotonic()
+        took, lines = _reach(session, packages)
+        traced = time.monotonic()
+        reached = {file: {int(n) for n, some in by.items() if some} for file, by in lines.items()}
+        mutants = draw(ROOT, packages, reached, asked.seed, asked.count)
+        tests = []
+        for mutant in mutants:
+            some: list[tuple[int, float]] = []
+            left: float = asked.seconds
+            for number in sorted(lines[mutant.path][str(mutant.line)], key=took.__getitem__):
+                left -= took[number]
+                if some and left < 0:
+                    break
+                some.append((number, took[number]))
+            tests.append(some)
+        words = session.judge(mutants, tests)
+        survived = 0
+        for mutant, word, some in zip(mutants, words, tests, strict=True):
+            if word == "survived":
+                reason = EQUIVALENT.get(mutant.key())
+                survived += reason is None
+                total = len(lines[mutant.path][str(mutant.line)])
+                print(f"{mutant}\n    {reason or f'survived {len(some)} of {total} tests'}")
+        counts = ", ".join(f"{n} {word}" for word, n in sorted(Counter(words).items()))
+        print(f"{len(mutants)} mutants (seed {asked.seed}): {counts}; {survived} not explained")
+        print(
+            f"seconds: {traced - began:.0f} for lines, {time.monotonic() - traced:.0f} for mutants"
+        )
+        result.append(int(survived > 0))
+
+    os.chdir(ROOT)
+    os.environ["CI"] = "true"
+    base = Path(tempfile.mkdtemp(prefix="mutants-"))
+    try:
+        options = [
+            "-p",
+            "no:terminal",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-o",
+            "addopts=",
+        ]
+        pytest.main(
+            [*options, "--capture=sys", f"--basetemp={base}", *folders], [Session(ROOT, work)]
+        )
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    return result[0] if result else 2
+
+
+def _reach(session: Session, packages: list[str]) -> tuple[dict[int, float], Reach]:
+    """Read, or find, how long each test takes and which lines it runs."""
+    digest = hashlib.sha256(repr([i.nodeid for i in session.items]).encode())
+    for folder in ("simulator", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    kept = ROOT / "out" / "mutants" / f"{digest.hexdigest()[:16]}.json"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        session.reach(packages, kept)
+        whole: dict[str, dict[str, Any]] = {"took": {}, "lines": {}}
+        for worker in range(WORKERS):
+            part = json.loads(kept.with_suffix(f".{worker}").read_text())
+            whole["took"] |= part["took"]
+            for file, by_line in part["lines"].items():
+                into = whole["lines"].setdefault(file, {})
+                for line, tests in by_line.items():
+                    into.setdefault(line, []).extend(tests)
+            kept.with_suffix(f".{worker}").unlink()
+        kept.write_text(json.dumps(whole))
+    found = json.loads(kept.read_text())
+    return {int(n): t for n, t in found["took"].items()}, found["lines"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

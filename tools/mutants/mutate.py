@@ -1,0 +1,157 @@
+"""Draw faults for the bodies of functions: a comparison, a constant, a statement, two arguments."""
+
+import ast
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Continue, ast.Break)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: the `place`-th that `_faults` finds in a file."""
+
+    path: str  # from the root of the tree
+    place: int
+    line: int
+    kind: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.kind}\n    - {self.old}\n    + {self.new}"
+
+    def key(self) -> tuple[str, str, str]:
+        """What names it where lines move."""
+        return self.path, self.old, self.new
+
+
+def _faults(
+    tree: ast.Module,
+) -> Iterator[tuple[str, ast.stmt, list[ast.stmt], int, ast.expr | None]]:
+    """Walk through all places: kind, statement, the block it stands in, where, and expression."""
+    for function in ast.walk(tree):
+        if not isinstance(function, FUNCTION) or _inside(tree, function):
+            continue
+        for node in ast.walk(function):
+            for name in ("body", "orelse", "finalbody"):
+                block = getattr(node, name, None)
+                if isinstance(block, list):
+                    for at, statement in enumerate(block):
+                        yield from _of_statement(statement, block, at)
+
+
+def _inside(tree: ast.Module, function: ast.AST) -> bool:
+    """Say whether a function stands in another, with which it is walked."""
+    outer = [n for n in ast.walk(tree) if isinstance(n, FUNCTION) and n is not function]
+    return any(function in ast.walk(one) for one in outer)
+
+
+def _of_statement(
+    statement: ast.stmt, block: list[ast.stmt], at: int
+) -> Iterator[tuple[str, ast.stmt, list[ast.stmt], int, ast.expr | None]]:
+    text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    if text or isinstance(statement, (*FUNCTION, ast.ClassDef, ast.Assert, ast.Raise)):
+        return  # words for people
+    if isinstance(statement, DROPPED):
+        yield "dropped statement", statement, block, at, None
+    for node in _expressions(statement):
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+            yield "comparison", statement, block, at, node
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            yield "constant", statement, block, at, node
+        elif isinstance(node, ast.Call) and len({ast.dump(one) for one in node.args[:2]}) == 2:
+            yield "swapped argument", statement, block, at, node
+
+
+def _expressions(node: ast.AST) -> Iterator[ast.expr]:
+    """Walk through the expressions of a statement, not those of statements in it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            yield child
+        if not isinstance(child, ast.stmt | ast.JoinedStr):
+            yield from _expressions(child)
+
+
+def _apply(fault: tuple[str, ast.stmt, list[ast.stmt], int, ast.expr | None]) -> None:
+    kind, statement, block, at, node = fault
+    if kind == "dropped statement":
+        block[at] = ast.copy_location(ast.Pass(), statement)
+    elif isinstance(node, ast.Compare):
+        node.ops[0] = COMPARISONS[type(node.ops[0])]()
+    elif isinstance(node, ast.Constant):
+        value = node.value
+        assert isinstance(value, int | float)
+        node.value = not value if isinstance(value, bool) else value + 1
+    elif isinstance(node, ast.Call):
+        node.args[0], node.args[1] = node.args[1], node.args[0]
+
+
+def _shown(statement: ast.stmt) -> str:
+    return ast.unparse(statement).splitlines()[0]
+
+
+def draw(
+    root: Path, packages: list[str], reached: dict[str, set[int]], seed: int, count: int
+) -> list[Mutant]:
+    """Draw `count` mutants on lines of `packages`; `reached` are those that some test runs."""
+    found = []
+    for package in packages:
+        for path in sorted((root / package).rglob("*.py")):
+            name = str(path.relative_to(root))
+            for place, fault in enumerate(_faults(ast.parse(path.read_text("utf-8")))):
+                line = (fault[4] or fault[1]).lineno
+                if line in reached.get(name, ()):
+                    found.append((name, place))
+    chosen = random.Random(seed).sample(found, min(count, len(found)))
+    return [_mutant(root, name, place) for name, place in chosen]
+
+
+def _mutant(root: Path, name: str, place: int) -> Mutant:
+    fault = list(_faults(ast.parse((root / name).read_text("utf-8"))))[place]
+    line, old = (fault[4] or fault[1]).lineno, _shown(fault[1])
+    _apply(fault)
+    new = _shown(fault[2][fault[3]])
+    return Mutant(name, place, line, fault[0], old, new)
+
+
+def install(root: Path, mutant: Mutant, functions: list[FunctionType]) -> bool:
+    """Give the functions of this process the mutant's code; say whether any has it now."""
+    tree = ast.parse((root / mutant.path).read_text("utf-8"))
+    _apply(list(_faults(tree))[mutant.place])
+    file = str(root / mutant.path)
+    codes = {(c.co_qualname, c.co_firstlineno): c for c in _codes(compile(tree, file, "exec"))}
+    done = False
+    for function in functions:
+        code = function.__code__
+        other = codes.get((code.co_qualname, code.co_firstlineno))
+        if code.co_filename == file and other is not None and other != code:
+            try:
+                function.__code__ = other
+            except ValueError:  # it closes over other names now
+                return False
+            done = True
+    return done
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)
