@@ -34,9 +34,9 @@ LOUDEST = """class Loudest:
 TWOFOLD = """from simulator.schedulers.vllm.scheduler import Scheduler
 
 class Twofold(Scheduler):
-    def _board(self, step, budget, cap, now):
+    def admit(self, step, budget, cap):
         if len(self.running) < 2:
-            super()._board(step, budget, cap, now)
+            super().admit(step, budget, cap)
 
 class Plain(Scheduler):
     pass

@@ -1,8 +1,8 @@
 """Mutation testing: which faults in the core does no test notice?
 
 `python -m tools.mutants --seed 0 --count 200 [--package simulator/engine ...]`. Each mutant lives
-in a forked process of a pytest session; no file changes. Of the tests that run its line, the fastest
-go first, until one fails. Which test runs which line is found once and kept in out/mutants.
+in a forked process of a pytest session; no file changes. Of the tests that run its line, the
+fastest go first, until one fails. Which test runs which line is found once and kept in out/mutants.
 Exit code 1: some survive that `EQUIVALENT` does not explain.
 """
 

@@ -20,7 +20,6 @@ result is the same as that of vLLM's loop:
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from warnings import warn
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import StepRow
@@ -674,19 +673,3 @@ class Scheduler:
         for request in running.partial:
             tokens += request.computed
         return self.blocks.in_use(tokens)
-
-    # Subclasses written for Headway up to 0.9.
-
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        if "_board" in cls.__dict__:
-            warn(f"{cls.__name__}._board is now admit", DeprecationWarning, stacklevel=2)
-            cls.admit = _admit_by_former_name  # type: ignore[method-assign]
-
-    def _board(self, step: Step, budget: int, cap: int, now: float) -> None:
-        """Do what `admit` does: its former name, for `super()._board(...)` in a subclass."""
-        Scheduler.admit(self, step, budget, cap)
-
-
-def _admit_by_former_name(self: Scheduler, step: Step, budget: int, cap: int) -> None:
-    self._board(step, budget, cap, self.now)
