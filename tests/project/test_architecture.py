@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.file_index import ABOVE, floors, summary
+from tests.support.package_picture import picture
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
@@ -26,10 +27,12 @@ def listed(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name[0] != "." and path.name != "__pycache__"]
 
 
-def test_the_picture_has_the_floors_of_the_contract() -> None:
-    picture = section("The floors").partition("simulator/\n ")[2].partition("```")[0]
-    assert re.findall(r"(?m)(?:^ ?|│ )([a-z_]+)  ", picture) == floors()
+def test_the_picture_is_that_of_the_contracts() -> None:
+    """Drawn again by `python -m tests.support.package_picture > docs/images/packages.svg`."""
+    assert "(images/packages.svg)" in section("The packages")
+    assert (ROOT / "docs" / "images" / "packages.svg").read_text("utf-8") == picture()
     assert {path.name for path in FLOORS} == {*floors()}
+    assert all(f">{name}</tspan>" in picture() for name in (*floors(), *ABOVE))
 
 
 def test_every_path_that_is_named_exists() -> None:

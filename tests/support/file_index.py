@@ -19,12 +19,17 @@ ABOVE = (
 """The packages that stand on the simulator."""
 
 
-def floors() -> list[str]:
-    """Return the packages of `simulator/` from the top down, as the import contract has them."""
+def layers() -> list[list[list[str]]]:
+    """Return the import contracts that are layers, each from the top down: names side by side."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
-    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
-    return [name.strip() for layer in layers for name in layer.split("|")]
+    found = [one["layers"] for one in contracts if one["type"] == "layers"]
+    return [[[name.strip() for name in row.split("|")] for row in rows] for rows in found]
+
+
+def floors() -> list[str]:
+    """Return the packages of `simulator/` from the top down."""
+    return [name for row in layers()[0] for name in row]
 
 
 def summary(path: Path) -> str:
