@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo test test-clients test-engine lint mutants bench notebooks test-notebooks clean preflight
+.PHONY: demo test test-clients test-engine lint mutants bench notebooks test-notebooks docs clean preflight
 
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --out out/demo
@@ -63,6 +63,14 @@ notebooks: $(VENV)/installed-dev
 
 test-notebooks: $(VENV)/installed-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python notebooks/build.py --check
+
+# The documentation site, into site/; a dead link or a page outside the navigation is an error.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+$(VENV)/installed-docs: $(VENV)/bin/python pyproject.toml
+	$(PIP) --no-compile --editable ".[docs]"
+	touch $@
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Headway needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
