@@ -4,27 +4,35 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from simulator.cli.options import Json, print_json
 from simulator.util.errors import HeadwayError
 
 app = App(name="profile", help="List the cost profiles here, and show one.")
 
 
 @app.command(name="list")
-def list_() -> int:
+def list_(*, json_: Json = False) -> int:
     """List the profiles that come with the package, with their fit errors."""
     from simulator.costs.profile import PROFILES, named_hardware, shipped_profiles
     from simulator.util.yaml_lines import parse, read_text
 
-    head = f"{'profile':<40}{'GPU':<14}{'TP':>3}  {'weights':<10}{'cache':<10}"
-    print(f"{head}{'median':>8}{'P95':>8}")
+    rows = []
     for name in shipped_profiles():
         path = PROFILES / f"{name}.yaml"
         raw, _ = parse(read_text(path), str(path))
         fit = raw["fit"] if isinstance(raw, dict) else {}
-        gpu, tp, weights, cache = named_hardware(name).values()
-        scaled = " *" if isinstance(raw, dict) and "fallback" in raw else ""
-        errors = f"{fit['median_relative_error']:>8.1%}{fit['p95_relative_error']:>8.1%}"
-        print(f"{name:<40}{gpu:<14}{tp:>3}  {weights:<10}{cache:<10}{errors}{scaled}")
+        errors = {key: fit[key] for key in ("median_relative_error", "p95_relative_error")}
+        scaled = isinstance(raw, dict) and "fallback" in raw
+        rows.append({"profile": name, **named_hardware(name), **errors, "scaled": scaled})
+    if json_:
+        print_json(rows)
+        return 0
+    head = f"{'profile':<40}{'GPU':<14}{'TP':>3}  {'weights':<10}{'cache':<10}"
+    print(f"{head}{'median':>8}{'P95':>8}")
+    for row in rows:
+        name, gpu, tp, weights, cache, median, p95, scaled = row.values()
+        found = f"{median:>8.1%}{p95:>8.1%}{' *' if scaled else ''}"
+        print(f"{name:<40}{gpu:<14}{tp:>3}  {weights:<10}{cache:<10}{found}")
     print("* in part by roofline, scaled to measured kernels: see `fallback` in the profile")
     return 0
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from simulator.cli.options import DEFAULT_SETTINGS, Quiet, ScenarioOrName, SetKeys, Settings, silent
+from simulator.cli.options import (
+    DEFAULT_SETTINGS,
+    Json,
+    Quiet,
+    ScenarioOrName,
+    SetKeys,
+    Settings,
+    print_json,
+    silent,
+)
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -149,6 +158,7 @@ def replay(
     ] = None,
     settings: Settings = DEFAULT_SETTINGS,
     quiet: Quiet = False,
+    json_: Json = False,
 ) -> int:
     """Send the requests of a scenario or trace to a real server, and measure the answers.
 
@@ -179,7 +189,9 @@ def replay(
     folder = check_folder(out or Path("out") / f"replay-{name}")
     found = send(workload, url, model, timeout=timeout, prompt_seed=prompt_seed)
     paths = write_measured(found, workload, folder, engine)
-    if not quiet:
+    if json_:
+        print_json(folder / "summary.json")
+    elif not quiet:
         print(table(found, workload))
         print(f"written to {folder}: {', '.join(path.name for path in paths)}")
     return 130 if found.stopped else 1 if found.failed else 0

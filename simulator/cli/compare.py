@@ -12,6 +12,7 @@ from simulator.cli.options import (
     ScenarioOrName,
     Settings,
     Vary,
+    print_json,
     silent,
     with_slo,
 )
@@ -91,7 +92,9 @@ def _write_runs(
     labels = [alternative.label for alternative in alternatives]
     draw = draw_many if len(results) > len(COLORS) else draw_compare
     save(draw(labels, results), folder / "comparison.png")
-    if not options.quiet:
+    if options.json_:
+        print_json(folder / "comparison.csv")
+    elif not options.quiet:
         summaries = [result.summary() for result in results]
         print(compare_table(labels, summaries, everything=everything))
         print(*winner_lines(labels, summaries), sep="\n")
@@ -131,7 +134,9 @@ def _compare_replications(
     )
     labels = [alternative.label for alternative in alternatives]
     save(replications.draw_intervals(labels, runs), folder / "comparison.png")
-    if not options.quiet:
+    if options.json_:
+        print_json(folder / "comparison.csv")
+    elif not options.quiet:
         print_differences(replications.compare_intervals(labels, found, everything=everything))
         print(*scenario_cost_lines(labels, scenarios), sep="\n")
         print(*replications.winner_lines(labels, runs), sep="\n")

@@ -1,6 +1,5 @@
 """The verb `headway diagnose`: what limits a run, and what each advice would bring."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +8,12 @@ from cyclopts import Parameter
 
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
+    Json,
     Quiet,
     Settings,
     Workers,
     at_least_one,
-    silent,
+    print_json,
 )
 from simulator.cli.progress import runs_progress
 
@@ -30,7 +30,7 @@ def diagnose(
     *,
     settings: Settings = DEFAULT_SETTINGS,
     jobs: Workers = None,
-    json_: Annotated[bool, silent("print JSON", "--json")] = False,
+    json_: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Tell what limits a run, and simulate what each advice would bring."""
@@ -47,7 +47,7 @@ def diagnose(
         held = find_held(path, settings.overrides, settings.seed, jobs)
         found = replace(found, held=held)
     if json_:
-        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        print_json(found.as_dict())
     elif not quiet:
         print(table(found))
     return 0

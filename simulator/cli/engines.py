@@ -1,18 +1,20 @@
 """The command `headway engines`: what each named engine models."""
 
-import json
 from textwrap import fill
-from typing import Annotated, Any
+from typing import Any
 
-from simulator.cli.options import silent
+from simulator.cli.options import Json, print_json
 
 WIDTH = 100  # columns
 
 
-def engines(*, json_: Annotated[bool, silent("print JSON", "--json")] = False) -> int:
+def engines(*, json_: Json = False) -> int:
     """List the engines that a scenario can name, with what is modelled and what not."""
     rows = table()
-    print(json.dumps(rows, indent=2) if json_ else _text(rows))
+    if json_:
+        print_json(rows)
+    else:
+        print(_text(rows))
     return 0
 
 

@@ -40,6 +40,7 @@ VERBS = {
     "serve": "Answer over HTTP as the scenario's vLLM server would, without a GPU.",
     "studio": "Turn a scenario's knobs on a local page, and see at once what comes of it.",
     "tokenizer": "Write a small tokenizer, for `serve` and its clients.",
+    "doctor": "Check the installation: versions, extras, data, a short run.",
     "completion": "Install completion for bash, zsh or fish.",
     "live": "Run a scenario on a real engine.",
     "calibrate": "Measure what steps take on a device, and fit a cost profile to them.",

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from simulator.cli.options import Json, print_json
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,11 @@ def memory(
     model: Annotated[str, Parameter(help="shipped model, or the path of a config.json")],
     gpu: Annotated[str, Parameter(help="GPU, for example A100-80GB")],
     engine: EngineOptions = DEFAULT_ENGINE,
+    json_: Json = False,
 ) -> int:
     """Tell how many tokens and requests fit on a GPU."""
     from simulator.models.gpus import find_gpu
-    from simulator.models.kv_budget import memory_table
+    from simulator.models.kv_budget import memory_figures, memory_table
     from simulator.models.load import load_model
     from simulator.scenario.assemble import memory_budget
     from simulator.scenario.load import check_scenario
@@ -57,5 +60,8 @@ def memory(
     }
     checked = check_scenario(raw, source_map).engine
     budget = memory_budget(checked, load_model(model), find_gpu(gpu))
-    print(memory_table(budget, max_model_len=checked.max_model_len))
+    if json_:
+        print_json(memory_figures(budget, checked.max_model_len))
+    else:
+        print(memory_table(budget, max_model_len=checked.max_model_len))
     return 0

@@ -30,6 +30,7 @@ SetKeys = Annotated[list[str] | None, silent("set a key: dotted.key=value (repea
 Vary = Annotated[list[str] | None, silent("dotted.key=a,b,c (repeated: all combinations)")]
 Workers = Annotated[int | None, silent("workers [default: one per core]")]
 Quiet = Annotated[bool, silent("print errors and warnings only")]
+Json = Annotated[bool, silent("print JSON in place of tables", "--json")]
 Slo = Annotated[
     list[str] | None,
     silent("bound to judge by, as 'p99_ttft_ms<=1000' (repeatable) [default: the scenario's slo]"),
@@ -85,6 +86,7 @@ class RunOptions:
     stepwise: Annotated[bool, silent("every step by itself: same result, slower")] = False
     format: Annotated[Literal["csv", "parquet"], Parameter(help="of the tables")] = "csv"
     quiet: Quiet = False
+    json_: Json = False
     replications: Annotated[
         int | None,
         silent("runs with other arrivals, lengths and errors of the cost model; intervals"),
@@ -105,6 +107,18 @@ class RunOptions:
 
 
 DEFAULT_RUN = RunOptions()
+
+
+def print_json(found: object) -> None:
+    """Print what a verb has found; a path is a file that it has written, JSON or CSV."""
+    if isinstance(found, Path) and found.suffix == ".csv":
+        import pandas as pd
+
+        print(pd.read_csv(found).to_json(orient="records", indent=2))
+    elif isinstance(found, Path):
+        print(found.read_text("utf-8"), end="")
+    else:
+        print(json.dumps(found, indent=2, allow_nan=False))
 
 
 def at_least_one(**given: int | None) -> None:

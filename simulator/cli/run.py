@@ -5,7 +5,7 @@ from functools import partial
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -18,6 +18,7 @@ from simulator.cli.options import (
     ScenarioOrName,
     Settings,
     at_least_one,
+    print_json,
     silent,
     with_slo,
 )
@@ -127,18 +128,8 @@ def run(
 
         changed = scenario_costs(loaded)  # what it is not for is told before the run
     with run_progress(loaded.name, options.quiet) as progress:
-        if spread:
-            from simulator.simulation.cluster import spread_cluster
-            from simulator.util.workers import use_backend
-
-            with use_backend(backend or "loky", jobs, address):
-                result = spread_cluster(
-                    loaded, stepwise=options.stepwise, progress=progress, jobs=jobs
-                )
-        else:
-            from simulator.simulation.run import run
-
-            result = run(loaded, stepwise=options.stepwise, progress=progress)
+        simulate = partial(_spread_run, backend, jobs, address) if spread else _run
+        result = simulate(loaded, stepwise=options.stepwise, progress=progress)
     result.warmup, result.cooldown = trim
     if result.interrupted:
         return print_interrupted_run(result)
@@ -150,10 +141,29 @@ def run(
         written = import_module(DEPLOYMENT).write_deployment(loaded, deploy)
         named = ", ".join(file.name for file in written)
         notes.append(f"written to {deploy}: {named}")
-    if not options.quiet:
+    if options.json_:
+        print_json(folder / "summary.json")
+    elif not options.quiet:
         print(run_table(result.summary()), *notes, sep="\n")
         _print_written(folder, [file.name for file in files])
     return 0
+
+
+def _run(scenario: "Scenario", **options: Any) -> "Result":
+    from simulator.simulation.run import run
+
+    return run(scenario, **options)
+
+
+def _spread_run(
+    backend: str | None, jobs: int | None, address: str | None, scenario: "Scenario", **options: Any
+) -> "Result":
+    """Run a cluster's replicas on workers."""
+    from simulator.simulation.cluster import spread_cluster
+    from simulator.util.workers import use_backend
+
+    with use_backend(backend or "loky", jobs, address):
+        return spread_cluster(scenario, jobs=jobs, **options)
 
 
 def _add_sensitivity(result: "Result", costs: "Mapping[str, CostModel]", quiet: bool) -> None:
@@ -183,7 +193,9 @@ def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions)
             "scenario.yaml": partial(write_scenario, scenario),
         },
     )
-    if not options.quiet:
+    if options.json_:
+        print_json(folder / "summary.json")
+    elif not options.quiet:
         print(run_table(summary))
         print(f"Requests were not kept: percentiles within {RELATIVE_ERROR:.2%} of themselves.")
         _print_written(folder, [file.name for file in files])
@@ -218,7 +230,9 @@ def _run_replications(scenario: "Scenario", folder: Path, count: int, options: R
             "scenario.yaml": partial(write_scenario, scenario),
         },
     )
-    if not options.quiet:
+    if options.json_:
+        print_json(folder / "intervals.json")
+    elif not options.quiet:
         print(replications.run_intervals(scenario.name, found))
         print(*scenario_cost_lines([scenario.name], [scenario]), sep="\n")
         _print_written(folder, [file.name for file in files])

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from simulator.cli.console import print_errors, print_interrupted_runs
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
+    Json,
     Quiet,
     ScenarioFile,
     Settings,
@@ -15,6 +16,7 @@ from simulator.cli.options import (
     Vary,
     Workers,
     at_least_one,
+    print_json,
     silent,
     with_slo,
 )
@@ -38,6 +40,7 @@ def sweep(
         silent("of a Dask scheduler or Ray cluster, host:port [default: start one here]"),
     ] = None,
     quiet: Quiet = False,
+    json_: Json = False,
 ) -> int:
     """Simulate a scenario at many points, on all cores or a cluster; one row per point.
 
@@ -79,7 +82,9 @@ def sweep(
         if "error" in row:
             failed += 1
             print_errors([f"{point.label}: {row['error']}"])
-    if not quiet:
+    if json_:
+        print_json(folder / TABLE)
+    elif not quiet:
         print(sweep_table(points, rows))
         print(f"{len(rows) - failed:,} of {len(rows):,} points done")
         print(f"written to {folder}: {TABLE}{', ' + BEST if best else ''}")

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from simulator.cli.options import CharsPerToken, NoOwnCode, refuse_own_code, silent
+from simulator.cli.options import (
+    CharsPerToken,
+    Json,
+    NoOwnCode,
+    print_json,
+    refuse_own_code,
+    silent,
+)
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -32,12 +39,17 @@ def describe(
     columns: Columns = None,
     chars_per_token: CharsPerToken = None,
     no_own_code: NoOwnCode = False,
+    json_: Json = False,
 ) -> int:
     """Tell how many requests, how fast, how bursty, how long."""
     refuse_own_code(no_own_code)
+    from simulator.workload.describe import describe as figures
     from simulator.workload.describe import describe_text
 
     workload, known, measured = _read(file, format, columns, chars_per_token)
+    if json_:
+        print_json(figures(workload, known))
+        return 0
     names = () if measured is None else ("ttft", "tpot", "e2el")
     print(describe_text(workload, known, {n.upper(): getattr(measured, n) for n in names}))
     return 0

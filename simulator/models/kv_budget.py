@@ -19,7 +19,7 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. CUDA gra
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import GIB, NVLINK, Gpu
@@ -279,6 +279,34 @@ def memory_table(budget: MemoryBudget, *, max_model_len: int | None = None) -> s
     return "\n".join(lines)
 
 
+def memory_figures(budget: MemoryBudget, max_model_len: int | None = None) -> dict[str, Any]:
+    """Return what `memory_table` shows as plain numbers, bytes of each GPU."""
+    longest = max_model_len or budget.model.max_position_embeddings
+    return {
+        "model": budget.model.name,
+        "gpu": budget.gpu.name,
+        "gpus": budget.gpus,
+        "memory_bytes": budget.gpu.memory,
+        "usable_bytes": budget.usable,
+        "weights_bytes": budget.weights,
+        "activations_bytes": budget.activations,
+        "context_bytes": budget.context,
+        "states_bytes": budget.states,
+        "kv_cache_bytes": budget.kv_cache,
+        "kv_bytes_per_token": budget.kv_bytes_per_token,
+        "block_size": budget.block_size,
+        "num_gpu_blocks": budget.num_gpu_blocks,
+        "tokens": budget.tokens,
+        "max_model_len": longest,
+        "concurrent": {str(tokens): budget.concurrent(tokens) for tokens in _lengths(longest)},
+    }
+
+
+def _lengths(longest: int) -> list[int]:
+    """Return the tokens of the requests that are counted, the longest last."""
+    return sorted({*(n for n in LENGTHS if n < longest), longest})
+
+
 def _requests(budget: MemoryBudget, longest: int) -> list[str]:
     """Say how many requests fit, by their tokens."""
     model = budget.model
@@ -286,7 +314,7 @@ def _requests(budget: MemoryBudget, longest: int) -> list[str]:
     head = f"{'tokens each':>12}{'paged':>12}" + (f"{'windowed':>12}" if window else "")
     lines = ["", "requests that fit at once", head + f"{'contiguous':>12}"]
     slots = budget.concurrent(longest)
-    for tokens in sorted({*(n for n in LENGTHS if n < longest), longest}):
+    for tokens in _lengths(longest):
         paged = f"{tokens:>12,}{budget.concurrent(tokens):>12,}"
         paged += f"{budget.concurrent_windowed(tokens):>12,}" if window else ""
         lines.append(f"{paged}{slots:>12,}")

@@ -1,0 +1,87 @@
+"""`--json`: what a verb would print as a table, as one JSON document; and `headway doctor`."""
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from simulator.cli import doctor
+from simulator.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--set", "workload.num_prompts=20", "--set", "workload.output_len=5"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> object:
+    """What a command prints on standard output, read as JSON."""
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_prints_its_summary(tmp_path: Path, capsys) -> None:
+    found = printed(capsys, "run", "demo", *SMALL, "--out", str(tmp_path))
+    assert found == json.loads((tmp_path / "summary.json").read_text())
+    assert found["completed"] == 20
+
+
+def test_replications_print_their_intervals(tmp_path: Path, capsys) -> None:
+    words = ("run", "demo", *SMALL, "--replications", "2", "--out", str(tmp_path))
+    assert printed(capsys, *words)["replications"] == 2
+
+
+@pytest.mark.parametrize("verb", ["compare", "sweep"])
+def test_many_runs_print_a_row_each(tmp_path: Path, capsys, verb: str) -> None:
+    vary = ["--vary", "engine.max_num_seqs=1,8"]
+    rows = printed(capsys, verb, "demo", *SMALL, *vary, "--out", str(tmp_path))
+    assert [row["engine.max_num_seqs"] for row in rows] == [1, 8]
+    assert rows[0]["mean_ttft_ms"] > rows[1]["mean_ttft_ms"]
+
+
+def test_memory_prints_plain_numbers(capsys) -> None:
+    """The parts of the budget add up, and what fits is what they leave."""
+    found = printed(capsys, "memory", "--model", "llama-3-8b", "--gpu", "A100-80GB")
+    parts = ("weights_bytes", "activations_bytes", "context_bytes", "states_bytes")
+    left = found["usable_bytes"] - sum(found[part] for part in parts)
+    assert found["kv_cache_bytes"] == left
+    assert found["tokens"] == found["num_gpu_blocks"] * found["block_size"]
+    assert found["tokens"] == pytest.approx(left / found["kv_bytes_per_token"], rel=1e-3)
+    longest = found["concurrent"][str(found["max_model_len"])]
+    assert longest == (found["num_gpu_blocks"] - 1) // (found["max_model_len"] // 16)
+
+
+def test_lists_are_json(capsys) -> None:
+    rows = printed(capsys, "profile", "list")
+    assert {"profile", "gpu", "dtype", "p95_relative_error"} < rows[0].keys()
+    assert (
+        printed(capsys, "trace", "describe", str(ROOT / "scenarios/demo.yaml"))["requests"] == 2000
+    )
+
+
+def test_an_installation_that_is_whole(capsys) -> None:
+    found = printed(capsys, "doctor")
+    assert found["problems"] == []
+    assert found["run"]["requests"] == 20
+    assert found["required"]["numpy"] == metadata.version("numpy")
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.endswith("\nno problem found\n")
+
+
+def test_what_is_missing_or_old_is_told(monkeypatch, capsys) -> None:
+    """A package that is not there, one that is too old, and a folder that is none."""
+    wanted = ["numpy>=99", "no-such-package>=1", "pyarrow; extra == 'parquet'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: wanted)
+    monkeypatch.setenv("HEADWAY_DATA", "/no/such/folder")
+    assert main(["doctor"]) == 1
+    *_, old, missing, data = capsys.readouterr().out.splitlines()
+    assert old == f"numpy is {metadata.version('numpy')}: pip install 'numpy>=99'"
+    assert missing == "no-such-package is missing: pip install 'no-such-package>=1'"
+    assert data == "HEADWAY_DATA /no/such/folder: no such folder"
+
+
+def test_a_demo_that_cannot_run_is_told(monkeypatch, tmp_path: Path, capsys) -> None:
+    """The shipped one is meant, whatever is called so in the working directory."""
+    (tmp_path / "demo.yaml").write_text("model: no-such-model\n", "utf-8")
+    monkeypatch.setattr("simulator.scenario.load.FOLDERS", [tmp_path])
+    assert main(["doctor"]) == 1
+    assert f"a run of the demo fails: {tmp_path}" in capsys.readouterr().out
