@@ -43,7 +43,10 @@ def test_every_page_is_in_the_index() -> None:
     """docs/README.md leads to all pages of docs/."""
     index = ROOT / "docs" / "README.md"
     linked = {link.partition("#")[0] for link in LINK.findall(index.read_text("utf-8"))}
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages <= linked
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
+    assert pages <= set(re.findall(r"[\w-]+\.md", navigation))
 
 
 MODULE = rf"`((?:simulator|{'|'.join(ABOVE)}|tests)/[\w/]+\.py)`"
