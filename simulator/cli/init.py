@@ -4,11 +4,10 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -18,6 +17,7 @@ from simulator.util.errors import HeadwayError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simulator.scenario.scenario import Scenario
     from simulator.workload.workload import Workload
 
 MODEL, GPU, RATE, SLO = "llama-3-8b", "H100-80GB", "4", "p99_ttft_ms<=1000"
@@ -83,9 +83,8 @@ def init(
     if traffic is not None and traffic not in read:
         read[traffic] = _read(traffic, columns, chars_per_token)
     workload = None if traffic is None else read[traffic]
-    size = tensor_parallel_size or _fewest_gpus(model, gpu, _Load.of(workload, rate))
-    chosen = _Choices(model, gpu, size, traffic, columns, estimate, rate, levels)
-    cost = _try(_scenario(file, chosen, workload, str(traffic and traffic.absolute())), file)
+    chosen = _Choices(model, gpu, 1, traffic, columns, estimate, rate, levels)
+    chosen, cost = _sized(chosen, workload, file, tensor_parallel_size)
     place = traffic
     if traffic is not None and not traffic.is_absolute():
         place = Path(os.path.relpath(traffic, file.parent))
@@ -172,63 +171,6 @@ def _read(path: Path, columns: str | None, chars_per_token: float | None) -> "Wo
     return read_trace(path, columns=columns, chars_per_token=chars_per_token)
 
 
-class _Load(NamedTuple):
-    """What of the traffic the KV cache must hold, in tokens."""
-
-    longest: int  # of a request, prompt and answer
-    mean: float
-    output: float  # of a mean answer
-    rate: float  # requests/s
-
-    @classmethod
-    def of(cls, workload: "Workload | None", rate: float | None) -> "_Load":
-        """Take it from a trace, or from the lengths that the scenario gets where there is none."""
-        if workload is None:
-            most = 1 + RANGE_RATIO
-            longest = int(most * INPUT_LEN) + int(most * OUTPUT_LEN)
-            return cls(longest, INPUT_LEN + OUTPUT_LEN / 2, OUTPUT_LEN, rate or 0.0)
-        prompts, outputs = workload.prompt_tokens, workload.output_tokens
-        sent = [time for time in workload.arrival.tolist() if not isnan(time)]  # sessions
-        span = max(sent) - min(sent) if sent else 0.0
-        mean = float(prompts.mean() + outputs.mean() / 2)
-        per_second = len(sent) / span if span else 0.0
-        return cls(int((prompts + outputs).max()), mean, float(outputs.mean()), per_second)
-
-
-def _fewest_gpus(model: str, gpu: str, load: _Load) -> int:
-    """Return the least tensor parallelism, a power of two, whose KV cache holds the traffic.
-
-    It holds the longest request and, if eight GPUs can, what is there at once on average: at least
-    that much by Little's law, since no step is shorter than reading the weights takes.
-    """
-    from simulator.core.engine_config import EngineConfig
-    from simulator.models.gpus import find_gpu
-    from simulator.models.load import load_model
-    from simulator.scenario.assemble import memory_budget
-    from simulator.scenario.engines import with_defaults
-
-    found, device, why, holds_longest = load_model(model), find_gpu(gpu), "", 0
-    for size in (1, 2, 4, 8):
-        keys: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, model)
-        engine = EngineConfig(**keys)
-        try:
-            budget = memory_budget(engine, found, device)
-        except ValueError as error:
-            why = why or str(error)
-            continue
-        longest = min(load.longest, found.max_position_embeddings)
-        if budget.concurrent(longest) < 1:
-            why = f"its KV cache of {budget.tokens:,} tokens does not hold {longest:,}"
-            continue
-        holds_longest = holds_longest or size
-        step = found.weight_bytes(engine.weight_dtype) / size / device.bandwidth
-        if budget.tokens >= load.rate * load.output * step * load.mean:
-            return size
-    if not holds_longest:
-        raise HeadwayError(f"--gpu {gpu}: eight do not hold {model}: {why}")
-    return holds_longest
-
-
 @dataclass(frozen=True, slots=True)
 class _Choices:
     """What the scenario is to say."""
@@ -241,6 +183,40 @@ class _Choices:
     estimate: dict[str, float]  # of lengths from texts: chars_per_token, where it is given
     rate: float | None
     slo: list[str]
+    replicas: int = 1
+
+
+def _sized(
+    chosen: _Choices, workload: "Workload | None", file: Path, size: int | None
+) -> tuple[_Choices, str]:
+    """Take the least tensor parallelism, a power of two, under which all may hold that must.
+
+    Where eight GPUs cannot keep up with the load, the least that holds each request, and replicas.
+    Return the choices and the name of what times the steps.
+    """
+    from simulator.diagnosis.feasibility import obstacles
+
+    enough: tuple[_Choices, str] | None = None  # for each request, not for the load
+    why: list[str] = []
+    for tried in (1, 2, 4, 8) if size is None else (size,):
+        one = replace(chosen, tensor_parallel_size=tried)
+        place = str(chosen.traffic and chosen.traffic.absolute())
+        try:
+            scenario, cost = _try(_scenario(file, one, workload, place), file)
+        except HeadwayError as error:
+            why += error.messages
+            continue
+        found = obstacles(scenario, scenario.make_workload() if workload is None else workload)
+        why += [str(obstacle) for obstacle in found]
+        if size is not None or not found:
+            return one, cost
+        if enough is None and not any(obstacle.memory for obstacle in found):
+            replicas = max(obstacle.change.get("cluster.replicas", 1) for obstacle in found)
+            enough = replace(one, replicas=replicas), cost
+    if enough is None:
+        many = f"--gpu {chosen.gpu}: eight do not hold {chosen.model}: " if size is None else ""
+        raise HeadwayError(f"{many}{why[0]}")
+    return enough
 
 
 def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: str) -> str:
@@ -265,8 +241,10 @@ def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: 
         f"  # gpu_memory_utilization: {engine['gpu_memory_utilization']}",
         "  # enable_prefix_caching: true",
         "  # scheduling_policy: fcfs  # docs/schedulers.md has others",
-        "workload:",
     ]
+    if chosen.replicas > 1:
+        lines += ["cluster:", f"  replicas: {chosen.replicas}  # at least: one cannot keep up"]
+    lines.append("workload:")
     if workload is not None:
         more = "".join(f", {key}: {value:g}" for key, value in chosen.estimate.items())
         lines += [
@@ -292,8 +270,8 @@ def _lengths(workload: "Workload") -> str:
     return f"prompts of {prompts:,.0f} tokens on average, answers of {answers:,.0f}"
 
 
-def _try(text: str, file: Path) -> str:
-    """Check the scenario as if it were in its file; name what its steps are timed by."""
+def _try(text: str, file: Path) -> "tuple[Scenario, str]":
+    """Check the scenario as if it were in its file; return it, and what its steps are timed by."""
     from simulator.scenario.assemble import assemble
     from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import SourceMap, parse
@@ -305,4 +283,5 @@ def _try(text: str, file: Path) -> str:
     except HeadwayError as error:  # by its keys: the file is not there
         raise HeadwayError([re.sub(r"^.*?:\d+: ", "", text) for text in error.messages]) from None
     name = assemble(scenario).cost.name
-    return f"the profile {name}" if "." in name else f"a {name}: no profile of these was measured"
+    unmeasured = f"a {name}: no profile of these was measured"
+    return scenario, f"the profile {name}" if "." in name else unmeasured

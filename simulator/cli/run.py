@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from simulator.costs.cost_model import CostModel
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.result import Result
+    from simulator.workload.workload import Workload
 
 SAMPLING_INTERVAL = (
     15.0  # s, `simulator.views.prometheus.INTERVAL`, of which only --prometheus knows
@@ -129,7 +130,9 @@ def run(
         changed = scenario_costs(loaded)  # what it is not for is told before the run
     with run_progress(loaded.name, options.quiet) as progress:
         simulate = partial(_spread_run, backend, jobs, address) if spread else _run
-        result = simulate(loaded, stepwise=options.stepwise, progress=progress)
+        result = simulate(
+            loaded, stepwise=options.stepwise, progress=progress, workload=_requests(loaded)
+        )
     result.warmup, result.cooldown = trim
     if result.interrupted:
         return print_interrupted_run(result)
@@ -147,6 +150,15 @@ def run(
         print(run_table(result.summary()), *notes, sep="\n")
         _print_written(folder, [file.name for file in files])
     return 0
+
+
+def _requests(scenario: "Scenario") -> "Workload":
+    """Make a scenario's requests, and say what of them can never hold."""
+    from simulator.diagnosis.feasibility import warn_of_obstacles
+
+    workload = scenario.make_workload()
+    warn_of_obstacles(scenario, workload)
+    return workload
 
 
 def _run(scenario: "Scenario", **options: Any) -> "Result":
@@ -210,6 +222,7 @@ def _run_replications(scenario: "Scenario", folder: Path, count: int, options: R
     from simulator.util.files import write_together
 
     warmup, cooldown = options.trim()
+    _requests(scenario)
     with runs_progress("runs", options.quiet) as progress:
         runs = replications.replicate(
             [scenario], count, warmup=warmup, cooldown=cooldown, progress=progress

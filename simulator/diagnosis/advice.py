@@ -20,7 +20,8 @@ from simulator.results.breakdown import prompt_rows
 from simulator.results.metrics import percentiles
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Floats
-from simulator.scenario.assemble import EngineParts, memory_budget
+from simulator.scenario.assemble import EngineParts
+from simulator.scenario.kv_room import EIGHT_BITS, UTILIZATION, kv_blocks, least_change
 from simulator.scenario.policy_table import accepts
 from simulator.scenario.scenario import Scenario
 
@@ -33,9 +34,7 @@ FASTER = 1.5  # times as fast must prompts be in larger chunks, as decodes besid
 KEEPING_UP = 1.5  # times as fast as prompts come must smaller chunks be: many come at once
 PROMPTS_FIRST = ("fcfs-v0", "sglang", "tgi")
 """Policies that let prompts go before decodes: none lets them begin sooner."""
-UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
 KEPT_FREE = 0.1  # share of the blocks that admission keeps free: less is hardly a cause
-EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,12 +266,7 @@ class Advisor:
 
     def _blocks(self, **keys: Any) -> int:
         """Count the KV blocks that an engine with these keys has; 0: it does not fit."""
-        changed = self.engine.model_copy(update=keys)
-        try:
-            fit = memory_budget(changed, self.parts.model, self.parts.gpu).num_gpu_blocks
-        except ValueError:
-            return 0
-        return changed.num_gpu_blocks_override or fit
+        return kv_blocks(self.engine, self.parts.model, self.parts.gpu, **keys)
 
     def memory(self) -> list[Advice]:
         """More KV blocks, or fewer for each request; first what costs no GPU."""
@@ -293,13 +287,12 @@ class Advisor:
         offers = [*self._reservations(), *(one for one in self._override() if one.to >= needed)]
         if enough or offers or self.scenario.cost or engine.num_gpu_blocks_override is not None:
             return [*offers, *enough]
-        for times in (4, 8):
-            size = times * engine.tensor_parallel_size
-            if self._blocks(tensor_parallel_size=size) >= needed:
-                also = {self._key("count", "gpu"): times * self.scenario.gpu.count}
-                now = engine.tensor_parallel_size
-                return [turn(self._key("tensor_parallel_size"), now, size, also)]
-        return []
+        least = least_change(self.scenario, self.parts.model, self.parts.gpu, needed)
+        keys = {self._key(name, block): to for (block, name), to in _parted(least)}
+        if not keys:
+            return []
+        (first, to), *others = keys.items()
+        return [turn(first, getattr(engine, first.rpartition(".")[2]), to, dict(others))]
 
     @property
     def kept_free(self) -> dict[str, float]:
@@ -407,6 +400,11 @@ class Advisor:
         more = self.replicas()
         narrower = self.quantization() if cause in ("seats", "token budget") else []
         return [*free, *more, *narrower] if first else [*more, *free, *narrower]
+
+
+def _parted(change: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
+    """Give the block and the name of each dotted key of a replica's scenario, and its value."""
+    return ((key.split("."), to) for key, to in change.items())
 
 
 class AdvisedEvidence(Evidence):

@@ -240,8 +240,7 @@ def _too_big(budget: MemoryBudget, missing: float) -> str:
         f"gpu: {budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "
         f"{_gib(budget.weights)} of weights and {_gib(beside)} of "
         f"activations{each} exceed {budget.gpu_memory_utilization:g} of {_gib(budget.gpu.memory)} "
-        f"by {_gib(missing)}; take a larger GPU, a greater tensor_parallel_size, quantization, or "
-        "smaller max_num_batched_tokens and max_num_seqs"
+        f"by {_gib(missing)}"
     )
 
 

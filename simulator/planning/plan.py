@@ -11,6 +11,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
 from simulator.planning.design import (
     DesignPoint,
@@ -25,7 +26,7 @@ from simulator.planning.intervals import Estimate
 from simulator.planning.journal import Journal, scenario_key
 from simulator.planning.measure import measure_run
 from simulator.planning.problem import PlanProblem, is_random
-from simulator.planning.runs import MetricValues, Outcome, run_each
+from simulator.planning.runs import MetricValues, Outcome, requests_of, run_each
 from simulator.planning.search import (
     PlannedRun,
     Search,
@@ -61,6 +62,7 @@ class Candidate(DesignPoint):
     lower_loads: list[Trial] = field(default_factory=list)
     done: bool = False  # its search is over
     dearer: bool = False  # than one that holds the load, and so not tried
+    never: str = ""  # why it cannot hold, whatever a run would say: it costs none
     headroom: float | None = None  # by which the load may grow, relative to it
 
     @property
@@ -176,6 +178,7 @@ def find_best(
         need_known_values(candidates)
         need_runnable(candidates)
         _need_power(problem, candidates)
+        rule_out(problem, candidates)
         search = search_all if problem.key or problem.by_energy else search_by_price
         search(problem, candidates, runs)
     else:
@@ -185,6 +188,24 @@ def find_best(
         run_lower_loads(problem, candidates, runs)
     find_headroom(problem, candidates, runs)
     return candidates, best
+
+
+def rule_out(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
+    """Mark the candidates that can never hold: they cost no run."""
+    lost = max(slo.limit for slo in problem.criteria.slos if slo.metric == "completion")
+    for candidate in candidates:
+        if candidate.scenario is None:
+            continue
+        keys = problem.settings(candidate, PlannedRun(problem.high)) if problem.high else ()
+        try:
+            most = load_scenario(
+                problem.path, problem.overrides, vary=keys or candidate.varied.items()
+            )
+        except HeadwayError:
+            continue  # its run will tell
+        steady = problem.is_steady(most) and not problem.searches_rate
+        candidate.never = never_holds(most, requests_of(most), lost=lost, steady=steady)
+        candidate.done = bool(candidate.never)
 
 
 def _need_power(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
@@ -211,7 +232,7 @@ def search_all(
     shown, progress = candidates if shown is None else shown, runs.progress
     active: list[tuple[Candidate, Search, list[PlannedRun]]] = []
     for candidate in candidates:
-        if candidate.scenario is not None:
+        if candidate.scenario is not None and not candidate.never:
             search = problem.search(candidate.scenario, candidate.result.trials)
             active.append((candidate, search, next(search)))
     while active:
@@ -251,7 +272,7 @@ def search_by_price(problem: PlanProblem, candidates: Sequence[Candidate], runs:
     limit = inf
     for k in sorted(range(len(loaded)), key=lambda k: (_scales(loaded[k]), weights[k])):
         candidate = loaded[k]
-        if weights[k] > limit and not _scales(candidate):
+        if weights[k] > limit and not _scales(candidate) and not candidate.never:
             candidate.dearer = candidate.done = True
             continue
         search_all(problem, [candidate], runs, candidates)
@@ -393,7 +414,9 @@ def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     slos = problem.criteria.slos
     tried = [(c, trial) for c in candidates for trial in c.result.trials if not trial.superseded]
     if not tried:
-        return next(text for _, text in fold_errors(candidates))
+        return next((c.never for c in candidates if c.never), "") or next(
+            text for _, text in fold_errors(candidates)
+        )
     closest, trial = min(tried, key=lambda pair: (pair[1].violation(slos), pair[1].at))
     got = ", ".join(f"{slo.metric} {interval(trial.runs, slo.metric).mean:.4g}" for slo in slos)
     wanted = " and ".join(slo.text for slo in slos)
@@ -440,6 +463,7 @@ def search_by_optuna(problem: PlanProblem, trials: int, runs: Runs) -> list[Cand
                     problem.path, varied, problem.overrides, problem.seed, Candidate
                 )
                 _need_power(problem, [candidate])
+                rule_out(problem, [candidate])
                 tried[values] = candidate
                 fresh.append(candidate)
         search_all(problem, fresh, runs)
@@ -475,6 +499,7 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
         row |= dict.fromkeys(("capacity", "capacity_low", "capacity_high"))
     row["error"] = candidate.error or None
     row["not_tried"] = "costs more than one that holds" if candidate.dearer else None
+    row["never_holds"] = candidate.never or None
     beyond = candidate.result.beyond
     row["broke"] = (beyond.breaks if beyond is not None else "") or None
     row["reason"] = (beyond.reason if beyond is not None else "") or None

@@ -54,6 +54,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     for candidate in candidates:
         row = result_row(problem, candidate)
         said = "cannot run" if candidate.errors else "dearer" if candidate.dearer else "no"
+        said = "never fits" if candidate.never else said
         cells = [said, *[""] * (len(heads) - 2)]
         if row["holds"]:
             basis = row["looked_at"] + (", cut short" if row["cut_short"] else "")
@@ -63,6 +64,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
             cells[-1] = row["looked_at"]
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
     notes = [": ".join(pair) for pair in fold_errors(candidates)]
+    notes += [f"{c.label}: never fits: {c.never}" for c in candidates if c.never]
     if problem.key and any(candidate.result.best for candidate in candidates):
         step = "one step more load" if problem.searches_rate else "the next value"
         notes.insert(0, f"breaks: of a candidate that holds, what {step} breaks")

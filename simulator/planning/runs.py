@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from simulator.diagnosis.feasibility import warn_of_obstacles
 from simulator.results.metrics import PERCENTILES, summarize_record
 from simulator.results.record import Record
 from simulator.results.service_levels import Slo
@@ -100,19 +101,25 @@ _LAST_TRACE: dict[tuple[str, Path, int], Workload] = {}
 """What `run_point` read last in this process, by the block `workload`, the file and its time."""
 
 
-def run_point(scenario: Scenario, **options: Any) -> Result:
-    """Run one of many scenarios; a trace that the one before it was given is not read again."""
-    return run(scenario, workload=_read_trace(scenario), **options)
+def run_point(scenario: Scenario, *, tells: bool = False, **options: Any) -> Result:
+    """Run one of many scenarios; a trace that the one before it was given is not read again.
+
+    `tells` warns first of what can never hold.
+    """
+    workload = requests_of(scenario)
+    if tells:
+        warn_of_obstacles(scenario, workload)
+    return run(scenario, workload=workload, **options)
 
 
-def _read_trace(scenario: Scenario) -> Workload | None:
-    """Get the requests of a scenario with a trace; None where they are drawn, or are not there."""
+def requests_of(scenario: Scenario) -> Workload:
+    """Get the requests of a scenario; a trace that was read last is not read again."""
     block = scenario.workload
     if block.trace is None or block.model_extra:
-        return None
+        return scenario.make_workload()
     place = resolve(block.trace.path, scenario.folder)
     if not place.is_file():
-        return None
+        return scenario.make_workload()
     key = block.model_dump_json(), place, place.stat().st_mtime_ns
     if key not in _LAST_TRACE:
         _LAST_TRACE.clear()

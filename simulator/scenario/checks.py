@@ -5,9 +5,11 @@ from contextlib import suppress
 from typing import TypeVar
 
 from simulator.core.engine_config import EngineConfig
-from simulator.models.gpus import find_gpu
+from simulator.models.gpus import Gpu, find_gpu
+from simulator.models.kv_budget import MemoryBudget
 from simulator.models.load import load_model
 from simulator.models.power import gpu_power
+from simulator.models.spec import ModelSpec
 from simulator.scenario.assemble import MEMORY_KEYS, EngineParts, make_cost, memory_budget
 from simulator.scenario.assemble_scheduler import (
     can_cancel,
@@ -17,6 +19,7 @@ from simulator.scenario.assemble_scheduler import (
 )
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engines import ENGINES, release_of
+from simulator.scenario.kv_room import least_change, settings
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario, blamed_key
 from simulator.schedulers.vllm.rules import (
@@ -294,7 +297,7 @@ def _check_parts(scenario: Scenario) -> Generator[Conflict, None, EngineParts | 
         "gpu.power", "gpu.name", lambda: gpu_power(given.idle, given.max, gpu.max_power)
     )
     others = " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])
-    budget = yield from _attempt("gpu", others, lambda: memory_budget(engine, model, gpu))
+    budget = yield from _attempt("gpu", others, lambda: _budget(scenario, model, gpu))
     others = "cost host model gpu engine"
     cost = yield from _attempt("cost", others, lambda: make_cost(scenario, model, gpu))
     if too_small or not (found and cost and budget):
@@ -302,6 +305,17 @@ def _check_parts(scenario: Scenario) -> Generator[Conflict, None, EngineParts | 
     return EngineParts(
         model, gpu, cost, engine.num_gpu_blocks_override or budget.num_gpu_blocks, longest
     )
+
+
+def _budget(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
+    """Work out the memory; ValueError where there is too little, with what would be enough."""
+    try:
+        return memory_budget(scenario.engine, model, gpu)
+    except ValueError as error:
+        change = settings(least_change(scenario, model, gpu))
+        enough = f"{change} is enough" if change else "take a larger GPU"
+        fits = "does not fit" in str(error)
+        raise ValueError(f"{error}; {enough}" if fits else str(error)) from None
 
 
 def _check_cluster(scenario: Scenario) -> Iterator[Conflict]:

@@ -135,13 +135,14 @@ def spread_cluster(
     *,
     stepwise: bool = False,
     progress: Callable[[float, int, int], None] | None = None,
+    workload: Workload | None = None,
     jobs: int | None = None,
 ) -> Result:
     """Simulate a cluster by replica on joblib's active backend, with `jobs` workers.
 
     The result is that of `run_cluster`. Raises HeadwayError where the replicas are tied together.
     """
-    workload = scenario.make_workload()
+    workload = scenario.make_workload() if workload is None else workload
     if (why := find_coupling(scenario, workload)) is not None:
         raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
     what = scenario, workload, make_router(scenario), not stepwise

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.diagnosis.feasibility import obstacles
 from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.figures.film import record
@@ -124,6 +125,7 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     if len(load) > MOST_REQUESTS:
         text = f"{len(load):,} requests are more than {MOST_REQUESTS:,}, which the studio takes"
         raise HeadwayError(text)
+    never = [str(one) for one in obstacles(scenario, load)]
     shares = [1.0] if len(load) <= FEW else [1 / COARSE, 1.0]
     for share in shares:
         if stale():
@@ -134,6 +136,7 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         if result.interrupted or stale():
             raise Superseded
         found = view(scenario, Run.of(scenario.name, result), job.trace)
+        found["advice"] = never + found["advice"]
         found |= {"coarse": share < 1, "seconds": time.perf_counter() - begun}
         yield found | {"last": share == 1}
 

@@ -1,0 +1,74 @@
+"""Which keys of an engine give it more room for KV blocks, and the least change that is enough."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from simulator.core.engine_config import EngineConfig
+from simulator.models.gpus import Gpu
+from simulator.models.spec import ModelSpec
+from simulator.scenario.assemble import memory_budget
+from simulator.scenario.scenario import Scenario
+
+UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
+EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
+"""Dtypes of a KV cache that fp8 would not make narrower."""
+TIMES = (2, 4, 8)  # as many GPUs as there are
+ROOM = 4096  # tokens: of a request that there must be room for where nobody says how long they are
+
+
+def kv_blocks(engine: EngineConfig, model: ModelSpec, gpu: Gpu, **keys: Any) -> int:
+    """Count the KV blocks that an engine with these keys has; 0: it does not fit."""
+    changed = engine.model_copy(update=keys)
+    try:
+        fit = memory_budget(changed, model, gpu).num_gpu_blocks
+    except ValueError:
+        return 0
+    return changed.num_gpu_blocks_override or fit
+
+
+def _changes(own: Scenario, gpu: Gpu) -> Iterator[dict[str, Any]]:
+    """Yield keys of an engine that give it more KV blocks, the least change first.
+
+    What changes no answer comes first: more of the memory, more GPUs; then narrower numbers.
+    """
+    engine = own.engine
+    if engine.num_gpu_blocks_override is not None:
+        yield {"num_gpu_blocks_override": None}
+        return
+    if engine.gpu_memory_utilization < UTILIZATION:
+        yield {"gpu_memory_utilization": UTILIZATION}
+    narrower: list[dict[str, Any]] = []
+    if engine.cache_dtype not in EIGHT_BITS:
+        narrower.append({"kv_cache_dtype": "fp8"})
+    wider: list[dict[str, Any]] = []
+    if not own.cost or own.cost.get("kind") == "roofline":
+        wider = [{"tensor_parallel_size": n * engine.tensor_parallel_size} for n in TIMES]
+        if engine.quantization is None:
+            narrower.append({"quantization": "fp8" if gpu.fp8_flops else "int8"})
+    yield from wider
+    yield from narrower
+    yield from (one | other for other in narrower[1:] for one in wider)
+
+
+def least_change(
+    own: Scenario, model: ModelSpec, gpu: Gpu, needed: int | None = None
+) -> Mapping[str, Any]:
+    """Return the least change after which an engine has so many KV blocks, vLLM's null block
+    included, by dotted keys of its replica's scenario; {} if none is known. None: those of a
+    request of ROOM tokens.
+    """
+    if needed is None:
+        needed = ROOM // own.engine.block_size + 1
+    for keys in _changes(own, gpu):
+        if kv_blocks(own.engine, model, gpu, **keys) >= needed:
+            change = {f"engine.{name}": value for name, value in keys.items()}
+            if size := keys.get("tensor_parallel_size"):
+                times = size // own.engine.tensor_parallel_size
+                change["gpu.count"] = times * own.gpu.count
+            return change
+    return {}
+
+
+def settings(change: Mapping[str, Any]) -> str:
+    """Write a change as `--set` takes it: `engine.tensor_parallel_size=4 gpu.count=4`."""
+    return " ".join(f"{key}={'null' if to is None else to}" for key, to in change.items())
