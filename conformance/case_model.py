@@ -114,6 +114,11 @@ class CaseRequest(_Model):
     ] = 0
     segments: Any = None
     hash_ids: Any = None
+    max_tokens: Annotated[
+        int | None,
+        _checked(lambda v: v is None or _is_whole(v, 1), "a whole number >= 1, or null"),
+    ] = None
+    """What the client allows; more than `output_len`: the answer ends by a stop token."""
 
     def named_prompt(self, hash_id_tokens: int) -> Segments | None:
         """Name the prompt's tokens; ValueError is `key: what is wrong`."""

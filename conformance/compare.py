@@ -14,6 +14,7 @@ from typing import Any
 
 from conformance.case_model import Case, SglangCase
 from conformance.cases import parse_line, read_cases, read_lines, write_lines
+from conformance.live import LiveReplay, is_live, live_case
 from conformance.replay import Replay
 from conformance.sglang_replay import SglangReplay
 from simulator.schedulers.vllm.rules import (
@@ -22,6 +23,7 @@ from simulator.schedulers.vllm.rules import (
     families,
     family_of,
     read_release,
+    write_release,
 )
 from simulator.util.errors import HeadwayError
 
@@ -105,6 +107,8 @@ def conform(
     for source in (path, golden or default):
         if write is not None and write.exists() and source.exists() and write.samefile(source):
             raise HeadwayError(f"--write: {write} is read here: give another name")
+    if is_live(path):
+        return [_conform_live(path, golden, write)]
     cases = read_cases(path)
     goldens: list[Golden] | None = None
     try:
@@ -123,6 +127,17 @@ def conform(
         _compare(_replay(case, leap, one.release), one)
         for case, one in zip(cases, goldens, strict=True)
     ]
+
+
+def _conform_live(path: Path, golden: Path | None, write: Path | None) -> Outcome:
+    """Play a live server's record, which is case and recording in one."""
+    if golden is not None:
+        raise HeadwayError(f"--golden: {path} is a live server's record: it is its own recording")
+    live = live_case(path)
+    if write is not None:
+        write_lines(write, LiveReplay(live).log())
+    recording = Golden(path, {"vllm": write_release(live.release)}, 1, live.rows)
+    return _compare(LiveReplay(live), recording)
 
 
 def _replay(case: Case, leap: bool, release: Release | None) -> Replay:

@@ -9,7 +9,6 @@ and sleeps where it does, on a clock of this module's. Nothing of Headway's deci
 """
 
 import gzip
-import json
 import sys
 from collections import deque
 from collections.abc import Hashable, Iterator
@@ -22,12 +21,14 @@ from typing import Any
 
 from conformance.case_model import Case, CaseRequest
 from conformance.cases import read_cases
+from conformance.recorder import dump
+from conformance.step_recorder import RequestSeen, Row, StepRecorder
+from conformance.vllm_steps import VllmSteps, is_chunk
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.installed import start_vllm
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import write_atomic
 
-Values = dict[str, Any]
 OPTIONS = (
     *("policy", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling"),
     *("enable_chunked_prefill", "long_prefill_token_threshold", "watermark"),
@@ -45,10 +46,8 @@ class Batch:
 
     engine: "RecordedVllm"
     output: Any  # vLLM's SchedulerOutput
-    row: Values | None  # None: nothing was scheduled and nobody preempted
     getting: list[str]  # those who get a token
-    start: int = 0  # ns
-    end: int = 0
+    end: int = 0  # ns
 
     def result(self) -> Any:
         """Wait for the end of the batch; give its tokens."""
@@ -57,16 +56,27 @@ class Batch:
         return engine.model_output(self)
 
 
-@dataclass
-class RequestTimes:
-    """What is told of a request, times in ns."""
+class _CaseSteps(VllmSteps):
+    """Watches vLLM's scheduler on the clock of a case."""
 
-    first_scheduled: int | None = None
-    first_token: int | None = None
-    finish: int | None = None
-    cached: int | None = None
-    preemptions: int = 0
-    tokens: int = 0
+    def __init__(self, engine: "RecordedVllm", recorder: StepRecorder) -> None:
+        self._engine = engine
+        super().__init__(engine.vllm, recorder, lambda: engine.now, int)
+
+    def begin(self) -> int:
+        if self.recorder.steps == self._engine.case.max_steps:
+            raise StepLimitError
+        return super().begin()
+
+    def take_in(self, t: int, output: Any) -> None:
+        super().take_in(t, output)
+        self._engine.put_behind(output, self.recorder.newest())
+
+    def outcome_begins(self, output: Any) -> int:
+        engine = self._engine
+        getting = engine.batches.pop(id(output)).getting
+        self.recorder.count_tokens(engine.now, map(int, getting))
+        return engine.now
 
 
 @dataclass
@@ -76,7 +86,6 @@ class RecordedVllm:
     case: Case
     now: int = 0  # ns
     rows: list[str] = field(default_factory=list)
-    scheduled: int = 0  # rows so far, those without an outcome included
 
     def __post_init__(self) -> None:
         config = self.case.config
@@ -86,13 +95,14 @@ class RecordedVllm:
         self.vllm, self._new_request = start_vllm(
             options, blocks, config.enable_prefix_caching, config.kv_cache_groups
         )
-        self.times = {_name(request): RequestTimes() for request in self.case.requests}
+        self._recorder = StepRecorder(self.rows.append)
+        self._recorder.requests = {request.id: RequestSeen() for request in self.case.requests}
         self._numbers: dict[Hashable, int] = {}
-        self._evicted: list[str] = []
-        self._last: Batch | None = None
         self._gpu_free = 0  # ns, when the batches in flight are over
         self._arrivals = deque(sorted(self.case.requests, key=lambda r: (r.arrival_ns, r.id)))
-        self._listen()
+        self.batches: dict[int, Batch] = {}
+        self._last: Batch | None = None
+        _CaseSteps(self, self._recorder)
         self.core = self._make_core()
 
     def _make_core(self) -> Any:
@@ -129,85 +139,24 @@ class RecordedVllm:
         engine.step_fn = lambda: step(engine)
         return engine
 
-    def _listen(self) -> None:
-        """Hear of whom vLLM schedules and preempts, and of outcomes."""
-        vllm = self.vllm
-        schedule, preempt = vllm.schedule, vllm._preempt_request
-        update = vllm.update_from_output
-
-        def on_schedule(*given: Any) -> Any:
-            if self.scheduled == self.case.max_steps:
-                raise StepLimitError
-            self._evicted.clear()
-            output = schedule(*given)
-            self._last = self._take_in(output)
-            return output
-
-        def on_preempt(request: Any, *more: Any, **named: Any) -> None:
-            self._evicted.append(request.request_id)
-            preempt(request, *more, **named)
-
-        def on_update(output: Any, tokens: Any) -> Any:
-            live = {name: vllm.requests[name] for name in output.num_scheduled_tokens}
-            outcome = update(output, tokens)
-            self._write(output, [n for n, request in live.items() if request.is_finished()])
-            return outcome
-
-        vllm.schedule, vllm._preempt_request = on_schedule, on_preempt
-        vllm.update_from_output = on_update
-        self._batches: dict[int, Batch] = {}
-
-    def _take_in(self, output: Any) -> Batch:
-        """Take in what vLLM has just scheduled, and put it behind the batches in flight."""
-        vllm, pool = self.vllm, self.vllm.kv_cache_manager.block_pool
-        tokens: dict[str, int] = output.num_scheduled_tokens
-        starts = {n: vllm.requests[n].num_computed_tokens - count for n, count in tokens.items()}
-        context = sum(starts[n] + count for n, count in tokens.items())
-        fresh = [new.req_id for new in output.scheduled_new_reqs]
-        back = [n for n in tokens if n in output.scheduled_cached_reqs.resumed_req_ids]
-        again = [n for n in fresh if self.times[n].first_scheduled is not None]
-        fresh = [n for n in fresh if n not in again]
-        back = [n for n in tokens if n in {*back, *again}]
-        for name in self._evicted:
-            self.times[name].preemptions += 1
-        for name in fresh:
-            self.times[name].first_scheduled, self.times[name].cached = self.now, starts[name]
-        getting = [n for n in tokens if not vllm.requests[n].is_prefill_chunk]
-        batch = Batch(self, output, None, getting)
-        batch.start = batch.end = max(self.now, self._gpu_free)
-        if tokens:
-            times = self.case.step_time
-            batch.end += times.base_ns + times.per_token_ns * sum(tokens.values())
-            batch.end += times.per_context_token_ns * context
-            self._gpu_free = batch.end
-        if tokens or self._evicted:
-            empty = 0 if self.case.config.async_scheduling else self.case.step_time.empty_ns
-            waiting, running = [*vllm.waiting], [one.request_id for one in vllm.running]
-            batch.row = {
-                "t": self.now,
-                "dur": batch.end - batch.start if tokens else empty,
-                "tokens": sum(tokens.values()),
-                "context": context,
-                "sched": [[int(n), tokens[n], starts[n]] for n in running if n in tokens],
-                "new": [[int(n), starts[n]] for n in fresh],
-                "resumed": [[int(n), starts[n]] for n in back],
-                "preempted": [int(n) for n in self._evicted],
-                "finished": [],
-                "free": pool.get_num_free_blocks(),
-                "free_end": 0,
-                "hashed": len(pool.cached_block_hash_to_block),
-                "running": len(running),
-                "waiting": len(waiting),
-                "head": int(waiting[0].request_id) if waiting else None,
-            }
-            if self.case.config.async_scheduling:
-                batch.row["start"] = batch.start
-            self.scheduled += 1
-        self._batches[id(output)] = batch
-        return batch
+    def put_behind(self, output: Any, row: Row | None) -> None:
+        """Put what vLLM has just scheduled behind the batches in flight."""
+        tokens = output.num_scheduled_tokens
+        getting = [name for name in tokens if not is_chunk(self.vllm.requests[name])]
+        start = end = max(self.now, self._gpu_free)
+        times, asynchronous = self.case.step_time, self.case.config.async_scheduling
+        if row is not None:
+            if tokens:
+                end += times.base_ns + times.per_token_ns * row["tokens"]
+                end += times.per_context_token_ns * row["context"]
+                self._gpu_free = end
+            row["dur"] = end - start if tokens or asynchronous else times.empty_ns
+            if asynchronous:
+                row["start"] = start
+        self._last = self.batches[id(output)] = Batch(self, output, getting, end)
 
     def _execute(self, output: Any, non_block: bool = False) -> Batch:
-        return self._batches[id(output)]
+        return self.batches[id(output)]
 
     def model_output(self, batch: Batch) -> Any:
         """Make the tokens of a batch: numbers that name request and place."""
@@ -226,21 +175,6 @@ class RecordedVllm:
             prompt_logprobs_dict={},
             pooler_output=[],
         )
-
-    def _write(self, output: Any, finished: list[str]) -> None:
-        """Write down the outcome of a batch."""
-        batch = self._batches.pop(id(output))
-        for name in batch.getting:
-            seen = self.times[name]
-            seen.tokens += 1
-            if seen.first_token is None:
-                seen.first_token = self.now
-        for name in finished:
-            self.times[name].finish = self.now
-        if batch.row is not None:
-            batch.row["finished"] = [int(name) for name in finished]
-            batch.row["free_end"] = self.vllm.kv_cache_manager.block_pool.get_num_free_blocks()
-            self.rows.append(_dump({"type": "step", "step": len(self.rows), **batch.row}))
 
     def _token(self, name: Hashable, place: int) -> int:
         return (self._numbers.setdefault(name, len(self._numbers)) << 32) + place
@@ -275,35 +209,27 @@ class RecordedVllm:
             pass
         finally:
             core.time = real
-        steps = self.scheduled
-        done = all(seen.finish is not None for seen in self.times.values())
-        self.rows += [self._request_row(request) for request in self.case.requests]
-        return [*self.rows, _dump({"type": "end", "steps": steps, "complete": done})]
+        done = all(seen.finish is not None for seen in self._recorder.requests.values())
+        self._recorder.end(map(self._request_row, self.case.requests), complete=done)
+        return self.rows
 
-    def _request_row(self, request: CaseRequest) -> str:
-        seen = self.times[_name(request)]
-        return _dump(
-            {
-                "type": "request",
-                "id": request.id,
-                "arrival": request.arrival_ns,
-                "first_scheduled": seen.first_scheduled,
-                "first_token": seen.first_token,
-                "finish": seen.finish,
-                "output_tokens": seen.tokens,
-                "cached": seen.cached,
-                "preemptions": seen.preemptions,
-            }
-        )
+    def _request_row(self, request: CaseRequest) -> Row:
+        seen = self._recorder.requests[request.id]
+        return {
+            "id": request.id,
+            "arrival": request.arrival_ns,
+            "first_scheduled": seen.first_scheduled,
+            "first_token": seen.first_token,
+            "finish": seen.finish,
+            "output_tokens": seen.tokens,
+            "cached": seen.cached,
+            "preemptions": seen.thrown_out,
+        }
 
 
 def _name(request: CaseRequest) -> str:
     """Name a request for vLLM, which compares names as strings."""
     return f"{request.id:012d}"
-
-
-def _dump(row: Values) -> str:
-    return json.dumps(row, separators=(",", ":"))
 
 
 def record(case: Case) -> list[str]:
@@ -318,7 +244,7 @@ def record(case: Case) -> list[str]:
         "step_time": case.step_time.model_dump(),
         "requests": len(case.requests),
     }
-    return [_dump(header), *RecordedVllm(case).run()]
+    return [dump(header), *RecordedVllm(case).run()]
 
 
 def main(arguments: list[str]) -> int:

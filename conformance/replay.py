@@ -13,6 +13,7 @@ from conformance.case_model import Case, StepTime
 from conformance.recorder import Recorder, StepLimit, dump
 from simulator.core.alarm import Alarm
 from simulator.core.decode_set import DecodeSet
+from simulator.core.executor import Executor
 from simulator.core.request import Request, Step
 from simulator.engine.core import ScheduledStep
 from simulator.engine.loop import EngineLoop, InFlight
@@ -202,6 +203,10 @@ class Replay:
     newest known; options that it lacks have no effect.
     """
 
+    schedulers: tuple[type[RecordedScheduler], ...] = (RecordedScheduler, RecordedAsyncScheduler)
+    replicas: tuple[type[RecordedReplica], ...] = (RecordedReplica, RecordedAsyncReplica)
+    """Synchronous and asynchronous."""
+
     def __init__(
         self,
         case: Case,
@@ -215,7 +220,10 @@ class Replay:
         config = case.config
         named = [r.named_prompt(config.hash_id_tokens) for r in case.requests]
         self.requests = [
-            Request(r.id, r.arrival_ns, r.prompt_len, r.output_len, "", r.priority or 0, prompt)
+            Request(
+                *(r.id, r.arrival_ns, r.prompt_len, r.output_len, "", r.priority or 0, prompt),
+                max_tokens=r.max_tokens,
+            )
             for r, prompt in zip(case.requests, named, strict=True)
         ]
         self._env = simpy.Environment()
@@ -223,13 +231,16 @@ class Replay:
         self._recorder = recorder = Recorder(
             self._env, asynchronous=asynchronous, max_steps=case.max_steps
         )
-        scheduler = self._make_scheduler(installed)
+        self._scheduler = scheduler = self._make_scheduler(installed)
         scheduler.recorder, recorder.scheduler = recorder, scheduler
-        replica = RecordedAsyncReplica if asynchronous else RecordedReplica
-        clock, empty = RecordedClock(recorder, case.step_time), case.step_time.empty_ns
+        replica, empty = self.replicas[asynchronous], case.step_time.empty_ns
+        clock = self._make_clock()
         self._engine = replica(self._env, scheduler, clock, leap=leap, empty_step_seconds=empty)
         self._engine.recorder = recorder
         self._await_arrivals()
+
+    def _make_clock(self) -> Executor:
+        return RecordedClock(self._recorder, self.case.step_time)
 
     def _await_arrivals(self) -> None:
         self._arrivals = deque(sorted(self.requests, key=lambda r: (r.arrival, r.id)))
@@ -265,8 +276,7 @@ class Replay:
         else:
             blocks = RecordedCounter(*size)
         blocks.recorder = self._recorder
-        kind = RecordedAsyncScheduler if config.async_scheduling else RecordedScheduler
-        return kind(
+        return self.schedulers[config.async_scheduling](
             blocks,
             policy=Priority() if config.policy == "priority" else None,
             rules=rules_of(self.release),

@@ -32,14 +32,13 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from conformance.case_model import SglangCase, SglangRequest
-from conformance.recorder import dump
+from conformance.step_recorder import RequestSeen, Row, StepRecorder
 from headway_sglang.plugin import hook
 from headway_sglang.policy import check_sglang
 from headway_vllm.policy import VARIABLE
 from simulator.schedulers.vllm.installed import MODEL
 from simulator.util.errors import HeadwayError, one_line
 
-Row = dict[str, Any]
 ENVIRONMENT = ("init_new_token_ratio", "min_new_token_ratio_factor", "new_token_ratio_decay_steps",
                "retract_decode_steps")  # fmt: skip
 """Settings of a case that SGLang takes from variables."""
@@ -261,18 +260,15 @@ class _Recording:
         self._coming = deque(sorted(case.requests, key=lambda one: one.arrival_ns))
         self._clock = 0
         self._busy_until = 0
-        self._open: deque[Row] = deque()  # steps without outcome yet
         self._news: Row = {}
         self._forget_news()
         self._entries: dict[int, int] = {}  # by request, when it queued up last, as a number
         self._count = 0
         self._idle = 0
-        self._steps = 0
         self._lines: list[str] = []
-        self._seen: dict[int, Row] = {
-            one.id: {"first_scheduled": None, "cached": None, "retractions": 0, "req": None}
-            for one in case.requests
-        }
+        self._recorder = StepRecorder(self._lines.append)
+        self._recorder.requests = {one.id: RequestSeen() for one in case.requests}
+        self._here: dict[int, Any] = {}  # SGLang's requests, by id
         recording = self
 
         class Recorded(scheduler.Scheduler):
@@ -328,17 +324,13 @@ class _Recording:
 
     def play(self) -> list[str]:
         """Play the case; return the lines of the recording."""
-        self._write(self._header())
+        self._recorder.write(self._header())
         with suppress(_Over):
             self.sglang.run_event_loop()
-        for request in self._requests:
-            self._write(self._request_row(request))
-        done = all(one["req"] is not None and one["req"].finished() for one in self._seen.values())
-        self._write({"type": "end", "steps": self._steps, "complete": done})
+        here = self._here
+        done = all(one.id in here and here[one.id].finished() for one in self._requests)
+        self._recorder.end(map(self._request_row, self._requests), complete=done)
         return self._lines
-
-    def _write(self, row: Row) -> None:
-        self._lines.append(dump(row))
 
     def _header(self) -> Row:
         config = self.case.config.model_dump()
@@ -427,13 +419,12 @@ class _Recording:
         name = int(req.rid)
         self._count += 1
         self._entries[name] = self._count
-        seen = self._seen[name]
-        if seen["req"] is None:
-            seen["req"] = req
+        if name not in self._here:
+            self._here[name] = req
             if self.case.config.scheduling_policy is not None:
                 req.time_stats.wait_queue_entry_time = float(self._requests[name].arrival_ns)
         else:
-            seen["retractions"] += 1
+            self._recorder.requests[name].thrown_out += 1
             self._news["retracted" if is_retracted else "preempted"].append(name)
 
     def aborted(self, req: Any) -> None:
@@ -480,10 +471,8 @@ class _Recording:
         if self.case.config.scheduling_policy is not None:  # whose order nobody knows beforehand
             waiting = sorted(waiting, key=lambda req: self._entries[int(req.rid)])
         ratio = scheduler.new_token_ratio_tracker.current
-        self._open.append(
+        self._recorder.schedule(
             {
-                "type": "step",
-                "step": self._steps,
                 "t": self._clock,
                 "start": start,
                 "dur": duration,
@@ -510,9 +499,8 @@ class _Recording:
                 "spins": self._news["spins"],
             }
         )
-        self._steps += 1
         self._forget_news()
-        if self.sglang.enable_overlap and len(self._open) == 1:
+        if self.sglang.enable_overlap and self._recorder.in_flight == 1:
             self._clock = start
 
     def _rows(self, batch: Any) -> list[list[int]]:
@@ -528,60 +516,51 @@ class _Recording:
 
     def _admitted(self, batch: Any, start: int) -> tuple[list[list[int]], list[list[int]]]:
         """List [id, tokens found in the cache] of those who are new in a batch, or are back."""
-        fresh: list[list[int]] = []
-        resumed: list[list[int]] = []
-        if batch.forward_mode.is_decode():
-            return fresh, resumed
-        decoding = {req.rid for req in batch.decoding_reqs or ()}
-        for req, prefix in zip(batch.reqs, batch.prefix_lens, strict=True):
-            name = int(req.rid)
-            if req.rid in decoding or self._entries[name] < 0:
-                continue
-            self._entries[name] = -1
-            seen = self._seen[name]
-            if seen["retractions"]:
-                resumed.append([name, prefix])
-            else:
-                fresh.append([name, prefix])
-                seen["first_scheduled"], seen["cached"] = start, prefix
-        return fresh, resumed
+        starts: list[tuple[int, int]] = []
+        if not batch.forward_mode.is_decode():
+            decoding = {req.rid for req in batch.decoding_reqs or ()}
+            for req, prefix in zip(batch.reqs, batch.prefix_lens, strict=True):
+                name = int(req.rid)
+                if req.rid not in decoding and self._entries[name] >= 0:
+                    self._entries[name] = -1
+                    starts.append((name, prefix))
+        return self._recorder.admit(start, starts)
 
     def computed(self) -> None:
         """Hear that the oldest batch in flight is over."""
-        row = self._open[0]
+        row = self._recorder.oldest()
+        assert row is not None
         self._clock = row["start"] + row["dur"]
 
     def processed(self, batch: Any) -> None:
         """Hear that its outcome has been taken in."""
-        row = self._open.popleft()
+        finished, tokens = [], []
         for req in batch.reqs:
-            seen = self._seen[int(req.rid)]
-            if req.output_ids and "first_token" not in seen:
-                seen["first_token"] = self._clock
-            if req.finished() and "finish" not in seen:
-                seen["finish"] = self._clock
-                row["finished"].append(int(req.rid))
-        row["free_end"], row["evictable_end"] = self._memory()
-        self._write(row)
+            name = int(req.rid)
+            seen = self._recorder.requests[name]
+            if req.output_ids and seen.first_token is None:
+                tokens.append(name)
+            if req.finished() and seen.finish is None:
+                finished.append(name)
+        self._recorder.count_tokens(self._clock, tokens)
+        self._recorder.finish(self._clock, finished)
+        free, evictable = self._memory()
+        self._recorder.outcome({"finished": finished, "free_end": free, "evictable_end": evictable})
         most = self.case.max_steps
-        if most is not None and self._steps > most:
+        if most is not None and self._recorder.steps > most:
             raise _Over
 
     def _request_row(self, request: SglangRequest) -> Row:
-        seen = self._seen[request.id]
-        req = seen["req"]
-        reason = None
-        if "finish" in seen:
-            reason = type(req.finished_reason).__name__
+        seen = self._recorder.requests[request.id]
+        req = self._here.get(request.id)
         return {
-            "type": "request",
             "id": request.id,
             "arrival": request.arrival_ns,
-            "first_scheduled": seen["first_scheduled"],
-            "first_token": seen.get("first_token"),
-            "finish": seen.get("finish"),
+            "first_scheduled": seen.first_scheduled,
+            "first_token": seen.first_token,
+            "finish": seen.finish,
             "output_tokens": 0 if req is None else len(req.output_ids),
-            "cached": seen["cached"],
-            "retractions": seen["retractions"],
-            "reason": reason,
+            "cached": seen.cached,
+            "retractions": seen.thrown_out,
+            "reason": None if seen.finish is None else type(req.finished_reason).__name__,
         }

@@ -2,20 +2,27 @@
 
     HEADWAY_POLICY='{"policy": "sjf", "by": "hint", "ageing": 20}' \\
         vllm serve MODEL --scheduler-cls headway_vllm.HeadwayScheduler
+    HEADWAY_STEPS=steps.jsonl vllm serve MODEL --scheduler-cls headway_vllm.RecordedScheduler
 
-Nothing of vLLM is imported before one of its classes is asked for. It may import `simulator`, which
-does not know it. Start with `scheduler.py`.
+Nothing of vLLM is imported before one of its classes is asked for, and a record needs none of the
+packages that a policy needs. It may import `simulator`, which does not know it, and `conformance`.
+Start with `scheduler.py`.
 """
 
 from typing import Any
 
-from headway_vllm.policy import CLASSES
-
 
 def __getattr__(name: str) -> Any:
     """Return a scheduler class; HeadwayError where there is no vLLM that it fits."""
-    if name not in CLASSES:
-        raise AttributeError(f"module 'headway_vllm' has no attribute {name!r}")
-    from headway_vllm.scheduler import scheduler_class
+    if name == "RecordedScheduler":
+        from headway_vllm.recorded import RecordedScheduler
 
-    return scheduler_class(name)
+        return RecordedScheduler
+    if not name.startswith("_"):
+        from headway_vllm.policy import CLASSES
+
+        if name in CLASSES:
+            from headway_vllm.scheduler import scheduler_class
+
+            return scheduler_class(name)
+    raise AttributeError(f"module 'headway_vllm' has no attribute {name!r}")

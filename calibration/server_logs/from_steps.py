@@ -22,6 +22,7 @@ from calibration.engine_steps.steps_file import Row, read_chunks
 from calibration.errors import MAX_HELD_OUT_ERROR
 from calibration.profile_yaml import how_to_use, scenario_profile
 from calibration.text_files import read_json, read_rows
+from conformance.live import LiveRecord, is_live, read_live
 from simulator.scenario.assemble import assemble
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -114,11 +115,13 @@ def calibrate_from_profile(source: Path, scenario: Scenario | None, out: Path) -
 def read_steps(path: Path) -> list[Row]:
     """Read a log of steps in order; HeadwayError tells file, line and what is wrong.
 
-    Columns: `decodes` (sequences that advance by a token), `context` (tokens in their KV caches
+    It is what `headway_vllm.RecordedScheduler` writes on a server, or a table. Columns:
+    `decodes` (sequences that advance by a token), `context` (tokens in their KV caches
     in all), `chunks` (pieces of prompts, `cached+new` with blanks between them) or
     `prefill_tokens` (one piece without history), and the step's time, `duration_s` or `_ms`.
     """
-    cells = read_rows(path)
+    live = is_live(path)
+    cells = [*_live_cells(read_live(path))] if live else read_rows(path)
     known = list(cells[0]) if cells else []
     times = [(w + s, unit) for w in DURATIONS for s, unit in UNITS.items() if w + s in known]
     prompts = next((name for name in ("chunks", "prefill_tokens") if name in known), None)
@@ -138,6 +141,26 @@ def read_steps(path: Path) -> list[Row]:
         _row(f"{path}:{number + 2}", number, cell, times[0], prompts)
         for number, cell in enumerate(cells)
     ]
+
+
+def _live_cells(record: LiveRecord) -> Iterator[dict[str, str]]:
+    """Yield the steps of a live server's record as rows of such a table."""
+    prompts = [row["prompt_len"] for row in record.arrivals]
+    for row in record.steps:
+        decodes = context = 0
+        chunks = []
+        for number, tokens, before in row["sched"]:
+            if tokens == 1 and before >= prompts[number]:
+                decodes, context = decodes + 1, context + before + 1
+            else:
+                chunks.append(f"{before}+{tokens}")
+        if row["sched"]:
+            yield {
+                "decodes": f"{decodes}",
+                "context": f"{context}",
+                "chunks": " ".join(chunks),
+                "duration_s": f"{row['dur'] / 1e9!r}",
+            }
 
 
 def _row(

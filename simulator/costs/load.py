@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.core.engine_config import UNIFORM, EngineConfig, HostConfig
 from simulator.costs.cost_model import CostModel
-from simulator.costs.linear import Fitted
+from simulator.costs.linear import LinearCost
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import (
     HOST_KEYS,
@@ -22,6 +22,7 @@ from simulator.costs.overhead import (
     host_terms,
     samples_truncated,
 )
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import FORMS, find_profile, make_form, read_profile
 from simulator.models.gpus import HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
@@ -30,7 +31,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.from_mapping import prefix_keys, short_repr
 
 if TYPE_CHECKING:
-    from simulator.costs.pipeline import PipelineCost, Stage
+    from simulator.costs.pipeline import AnyCost, PipelineCost, Stage
 
 
 def load_cost(
@@ -77,7 +78,9 @@ def load_cost(
     return _with_copies(cost, model, gpu, engine)
 
 
-def _load(spec: Mapping[str, object], base: Path | None, target: "_Target") -> Fitted:
+def _load(
+    spec: Mapping[str, object], base: Path | None, target: "_Target"
+) -> LinearCost | PiecewiseCost:
     """Make what a mapping says, for all layers or those of the target's stage."""
     terms = {key: value for key, value in spec.items() if key != "residuals"}
     if "profile" in terms:
@@ -90,7 +93,7 @@ def _load(spec: Mapping[str, object], base: Path | None, target: "_Target") -> F
 
 
 def _make_pipeline(
-    whole: Fitted,
+    whole: LinearCost | PiecewiseCost,
     spec: Mapping[str, object],
     base: Path | None,
     target: "_Target",
@@ -132,7 +135,7 @@ class _Target(NamedTuple):
         version = self.engine.version if self.engine is not None else None
         return find_overhead(version, asynchronous=self.overlapped, gpu=self.gpu)
 
-    def add_overhead(self, overhead: Overhead, kernels: Fitted) -> Fitted:
+    def add_overhead(self, overhead: Overhead, kernels: PiecewiseCost) -> PiecewiseCost:
         """Put an overhead on a cost of kernels alone."""
         engine, stage = self.engine or EngineConfig(), self.stage
         sampled = samples_truncated(self.model, engine.generation_config)
@@ -148,20 +151,22 @@ class _Target(NamedTuple):
             layers=None if stage is None else stage.layers,
         )
 
-    def part(self, cost: Fitted) -> Fitted:
+    def part(self, cost: "AnyCost") -> "AnyCost":
         """Return the share of a stage of a cost of all layers."""
         return cost if self.stage is None else self.stage.part(cost)
 
 
 def with_overhead(
-    kernels: Fitted, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
-) -> Fitted:
+    kernels: PiecewiseCost, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
+) -> PiecewiseCost:
     """Put what the engine adds on a cost of kernels alone, by its version and its scheduling."""
     target = _Target(model, gpu, engine)
     return target.add_overhead(target.overhead, kernels)
 
 
-def _load_profile(spec: Mapping[str, object], base: Path | None, target: _Target) -> Fitted:
+def _load_profile(
+    spec: Mapping[str, object], base: Path | None, target: _Target
+) -> LinearCost | PiecewiseCost:
     """Load what `{profile: name or path}` names, and warn where it is of something else."""
     if extra := [key for key in spec if key not in {"profile", "overhead"}]:
         raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
@@ -177,23 +182,25 @@ def _load_profile(spec: Mapping[str, object], base: Path | None, target: _Target
             stacklevel=2,
         )
     cost = profile.cost if target.engine is None else profile.routed(target.engine)
-    if overhead is None:
+    if overhead is None or not isinstance(cost, PiecewiseCost):
         return _with_host(target.part(cost), target.host)
     return target.add_overhead(overhead, cost)
 
 
-def _with_host(cost: Fitted, host: HostConfig | None) -> Fitted:
+def _with_host(
+    cost: LinearCost | PiecewiseCost, host: HostConfig | None
+) -> LinearCost | PiecewiseCost:
     """Put a server's own host into a cost that has its engine's overhead within."""
     if host is None:
         return cost
-    told = {key: value for key, value in host_terms(host).items() if key != "step"}
-    changed = cost.with_host(**told)
+    if not isinstance(cost, PiecewiseCost):
+        raise ValueError("host: a linear cost knows no host")
     if host.launch_gap is not None:
         raise ValueError(f"host.launch_gap: {cost.name} has it within its terms")
-    return changed
+    return replace(cost, **host_terms(host))
 
 
-def _make_roofline(spec: Mapping[str, object], target: _Target) -> Fitted:
+def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost:
     """Make a roofline of the scenario's model, GPU and precision.
 
     Experts that are spread over data-parallel ranks come on top (`data_parallel.py`).
@@ -220,7 +227,7 @@ def _make_roofline(spec: Mapping[str, object], target: _Target) -> Fitted:
     return target.add_overhead(overhead, kernels)
 
 
-def _make_form(spec: Mapping[str, object], target: _Target) -> Fitted:
+def _make_form(spec: Mapping[str, object], target: _Target) -> LinearCost | PiecewiseCost:
     """Make a form whose terms are all given."""
     kind = spec.get("kind")
     if kind not in FORMS:
@@ -242,14 +249,16 @@ def _refuse_two_hosts(spec: Mapping[str, object], host: HostConfig | None) -> No
             raise ValueError(f"host.{key}: cost.overhead.{HOST_KEYS[key]} says it, too")
 
 
-def _with_residuals(cost: Fitted, raw: object) -> Fitted:
+def _with_residuals(cost: LinearCost | PiecewiseCost, raw: object) -> LinearCost | PiecewiseCost:
     try:
         return replace(cost, residuals=check_residuals(raw))
     except ValueError as error:
         raise prefix_keys("residuals", error) from None
 
 
-def _with_copies(cost: Fitted, model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> Fitted:
+def _with_copies(
+    cost: LinearCost | PiecewiseCost, model: ModelSpec, gpu: Gpu, engine: EngineConfig
+) -> LinearCost | PiecewiseCost:
     """Charge for copies to the host by the given bandwidth, else by the cost model's terms.
 
     Where it has none, by the bus. Loads from the host tier take what swaps back do, unless told.

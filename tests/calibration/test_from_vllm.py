@@ -3,14 +3,11 @@ torch's profiler. Where vLLM is installed, its own classes stand behind both."""
 
 import csv
 import gzip
-import importlib
 import json
-import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +23,6 @@ from simulator.simulation.run import run
 from simulator.util.yaml_lines import SourceMap
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-RECORDER = "calibration.server_logs.vllm_step_recorder"
 SCENARIO = {
     "name": "s",
     "model": "llama-3-8b",
@@ -37,80 +33,17 @@ SCENARIO = {
 }
 
 
-class FakeScheduler:
-    """What the recorder asks of vLLM's: requests of 6 tokens in chunks of 4, then their answers."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_rank=0))
-        self.requests = {
-            name: SimpleNamespace(num_computed_tokens=0, num_prompt_tokens=6) for name in names
-        }
-
-    def schedule(self) -> SimpleNamespace:
-        tokens = {}
-        for name, request in self.requests.items():
-            left = request.num_prompt_tokens - request.num_computed_tokens
-            tokens[name] = min(left, 4) if left > 0 else 1
-            request.num_computed_tokens += tokens[name]
-        return SimpleNamespace(num_scheduled_tokens=tokens)
-
-    def update_from_output(self, scheduler_output: object, model_output: str) -> str:
-        return model_output
-
-
-@pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
-    """The plug-in over stand-ins of vLLM's classes, writing to steps.csv; a clock that we set."""
-    for path, name in (("async_scheduler", "AsyncScheduler"), ("scheduler", "Scheduler")):
-        module = ModuleType(path)
-        setattr(module, name, type(name, (FakeScheduler,), {}))
-        monkeypatch.setitem(sys.modules, f"vllm.v1.core.sched.{path}", module)
-    for path in ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
-        monkeypatch.setitem(sys.modules, path, ModuleType(path))
-    monkeypatch.setenv("HEADWAY_STEPS", str(tmp_path / "steps.csv"))
-    monkeypatch.delitem(sys.modules, RECORDER, raising=False)
-    yield importlib.import_module(RECORDER)
-    sys.modules.pop(RECORDER, None)
-
-
-def test_the_recorder_writes_what_steps_computed_and_took(
-    recorder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Chunks, then decodes; a step scheduled ahead begins when the one before is over."""
-    now = [0.0]
-    monkeypatch.setattr(recorder.time, "perf_counter", lambda: now[0])
-    scheduler = recorder.RecordedAsyncScheduler(["a", "b"])
-
-    def at(seconds: float, call: object, *given: object) -> object:
-        now[0] = seconds
-        return call(*given)
-
-    first = at(1.0, scheduler.schedule)
-    second = at(1.1, scheduler.schedule)
-    assert at(1.5, scheduler.update_from_output, first, "tokens") == "tokens"
-    third = at(1.6, scheduler.schedule)
-    at(2.25, scheduler.update_from_output, second, "tokens")
-    at(3.25, scheduler.update_from_output, third, "tokens")
-    assert (tmp_path / "steps.csv").read_text() == (
-        "decodes,context,chunks,duration_s\n"
-        "0,0,0+4 0+4,0.5000000\n"
-        "0,0,4+2 4+2,0.7500000\n"
-        "2,14,,1.0000000\n"
-    )
-
-
 @needs_vllm
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_recorder_sees_vllms_own_steps(
     ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lines are the steps of the run, and `--from-steps` reads them."""
-    monkeypatch.setenv("HEADWAY_STEPS", str(tmp_path / "steps.csv"))
-    name = f"{RECORDER}.Recorded{'Async' * ahead}Scheduler"
-    engine = {**SCENARIO["engine"], "scheduler": "vllm", "scheduler_cls": name}
-    engine["async_scheduling"] = ahead
+    """Its rows are the steps of the run, and `--from-steps` reads them."""
+    monkeypatch.setenv("HEADWAY_STEPS", str(tmp_path / "steps.jsonl"))
+    engine = {**SCENARIO["engine"], "scheduler": "vllm"}
+    engine |= {"scheduler_cls": "headway_vllm.RecordedScheduler", "async_scheduling": ahead}
     steps = run(check_scenario(SCENARIO | {"engine": engine}, SourceMap("s", {}))).logs[0].steps
-    rows = read_steps(tmp_path / "steps.csv")
+    rows = read_steps(tmp_path / "steps.jsonl")
     assert len(rows) > 200
     assert [row.decodes for row in rows] == steps["decodes"].tolist()
     assert [row.context for row in rows] == steps["context"].tolist()

@@ -1,0 +1,79 @@
+"""What Headway uses of vLLM's own scheduler, and what of it changed from release to release.
+
+That interface is private to vLLM. It was looked up in the wheel of every release named here. What
+runs in vLLM or beside it (`installed.py`, the recorder, `headway_vllm`) asks here, and nowhere
+else: a release that is not known is refused.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from simulator.schedulers.vllm.rules import NEWEST, Release, newest_up_to, write_release
+from simulator.schedulers.vllm.rules import read_release as read
+from simulator.util.errors import HeadwayError
+
+OLDEST = (0, 11)
+
+SINCE: dict[str, Release] = {
+    "block_size": (0, 11, 1),  # an argument of Scheduler; also SchedulerConfig.is_encoder_decoder,
+    # get_scheduler_cls, Request.num_preemptions, and a module vllm.utils.hashing
+    "_preempt_request": (0, 12, 0),  # before, its body stands in `schedule`, twice
+    "is_prefill_chunk": (0, 16, 0),  # of a request; before, computed < known + on their way
+    "no_eos_token_id": (0, 17, 0),  # before, an argument of Request that must be given
+    "skipped_waiting": (0, 18, 0),  # a queue of those passed over; until "one_queue"
+    "scheduler_reserve_full_isl": (0, 19, 0),
+    "can_fit_full_sequence": (0, 19, 0),  # of KVCacheManager; until "full_sequence_must_fit"
+    "full_sequence_must_fit": (0, 21, 0),  # an argument of `allocate_slots`
+    "watermark": (0, 24, 0),  # also KVCacheManager.watermark_blocks
+    "shared_prefix_boundary": (0, 26, 0),  # third of what `get_computed_blocks` returns
+    "num_stale_output_tokens": (0, 27, 0),  # of a request; before, `num_output_placeholders` is
+    # left to drain. Also the argument `drop_stale_output` of `_preempt_request`
+    "_request_blocks_can_be_freed": (0, 30, 0),
+    "one_queue": (0, 31, 0),  # also `max_num_active_reqs`, the adaptive cap on long prompts
+    "prefill_interval": (0, 33, 0),  # `prefill_schedule_interval` for one engine
+    "one_update_with_output": (0, 33, 0),  # before, AsyncScheduler has an
+    # `_update_request_with_output` of its own, which wants that tokens were on their way
+}
+"""The first release with each part of the interface."""
+
+BLOCKS_TO_ALLOCATE: dict[str, Release] = {
+    "total_computed_tokens": (0, 14, 0),
+    "num_tokens_main_model": (0, 15, 0),
+    "apply_admission_cap": (0, 20, 2),
+    "num_local_computed_tokens": (0, 26, 0),
+    "prefill_end": (0, 31, 0),
+}
+"""The first release with each argument of the coordinator's `get_num_blocks_to_allocate`, beside
+request_id, num_tokens, new_computed_blocks and num_encoder_tokens, which all have."""
+
+
+def check_vllm(who: str) -> Release:
+    """Return the release of the vLLM that is installed; HeadwayError where it is not known.
+
+    `who` asks: it begins the message.
+    """
+    try:
+        found = version("vllm")
+    except PackageNotFoundError:
+        raise HeadwayError(f"{who}: vLLM is not installed in this Python") from None
+    release = read(found.partition("+")[0])
+    if release is None or not OLDEST <= release[:2] <= NEWEST or release != newest_up_to(release):
+        raise HeadwayError(
+            f"{who}: fits vLLM {write_release(OLDEST)} to {write_release(NEWEST)}, and {found} is "
+            "installed: the interface of its scheduler is private and changes"
+        )
+    return release
+
+
+def has(release: Release, name: str) -> bool:
+    """Say whether a release has a part of SINCE."""
+    return release >= SINCE[name]
+
+
+def blocks_to_allocate(release: Release, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Keep the arguments that a release's `get_num_blocks_to_allocate` takes."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if release >= BLOCKS_TO_ALLOCATE.get(name, release)
+    }
