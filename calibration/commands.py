@@ -20,6 +20,7 @@ from simulator.cli.options import (
 )
 from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
 from simulator.simulation.write import check_folder
 from simulator.util.errors import HeadwayError
 
@@ -67,8 +68,6 @@ def calibrate(
     """
     from calibration.engine_steps.calibrate import calibrate as measure_and_fit
     from calibration.engine_steps.refit import refit
-    from calibration.server_logs.from_requests import calibrate_from_requests
-    from calibration.server_logs.from_steps import calibrate_from_profile, calibrate_from_steps
 
     refuse_own_code(no_own_code)
     sources = {
@@ -94,17 +93,35 @@ def calibrate(
         measure_and_fit(setup, out or Path("out") / name, partial(print, flush=True))
         return 0
     loaded = load_scenario(scenario, set_ or []) if scenario is not None else None
-    log = from_requests or from_steps or from_torch_profile
+    return _calibrate_from_log(
+        loaded, out, columns, requests=from_requests, steps=from_steps, profile=from_torch_profile
+    )
+
+
+def _calibrate_from_log(
+    loaded: Scenario | None,
+    out: Path | None,
+    columns: str | None,
+    *,
+    requests: Path | None,
+    steps: Path | None,
+    profile: Path | None,
+) -> int:
+    """Fit to a server's log, one of the three; return the exit code."""
+    from calibration.server_logs.from_requests import calibrate_from_requests
+    from calibration.server_logs.from_steps import calibrate_from_profile, calibrate_from_steps
+
+    log = requests or steps or profile
     assert log is not None  # else there is no source
     name = loaded.name if loaded is not None else log.name.split(".")[0]
     folder = check_folder(out or Path("out") / f"calibrate-{name}")
-    if from_torch_profile is not None:
-        told, whole = calibrate_from_profile(from_torch_profile, loaded, folder)
+    if profile is not None:
+        told, whole = calibrate_from_profile(profile, loaded, folder)
         print(told)
         return int(not whole)
     assert loaded is not None
-    if from_requests is not None:
-        print(calibrate_from_requests(from_requests, loaded, folder, columns))
+    if requests is not None:
+        print(calibrate_from_requests(requests, loaded, folder, columns))
     else:
         print(calibrate_from_steps(log, loaded, folder))
     return 0

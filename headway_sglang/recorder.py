@@ -213,6 +213,61 @@ class _Worker:
         return MagicMock(name=name)
 
 
+def _recorded_scheduler(recording: "_Recording", arguments: Any) -> Any:
+    """Make the class of SGLang's scheduler that tells a recording what it does."""
+    from sglang.srt.managers import scheduler
+
+    class Recorded(scheduler.Scheduler):
+        """SGLang's scheduler, that tells what it does."""
+
+        def init_tp_model_worker(self) -> None:
+            self.tp_worker = _Worker(recording.case, arguments, self.model_config)
+            self.tp_worker.forward = recording.compute
+
+        def init_memory_pools(self) -> None:
+            """Leave that to the worker."""
+
+        def init_all_attention_backends(self) -> None:
+            """Have none."""
+
+        def init_all_cuda_graphs(self) -> None:
+            """Have none."""
+
+        def publish_load_snapshot(self, force: bool = False) -> None:
+            """Tell no router."""
+
+        def maybe_sleep_on_idle(self) -> None:
+            """Lose no time."""
+
+        def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
+            self.process_input_requests(recording.arrivals())
+            return []
+
+        def send_abort_output(self, abort_req: Any, req: Any) -> None:
+            recording.aborted(req)
+
+        def get_next_batch_to_run(self, *given: Any, **named: Any) -> Any:
+            plan = super().get_next_batch_to_run(*given, **named)
+            recording.chosen(plan)
+            return plan
+
+        def process_batch_result(self, batch: Any, result: Any) -> Any:
+            recording.computed()
+            done = super().process_batch_result(batch, result)
+            recording.processed(batch)
+            return done
+
+        def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+            super()._add_request_to_queue(req, is_retracted)
+            recording.queued(req, is_retracted=is_retracted)
+
+        def on_idle(self) -> None:
+            super().on_idle()
+            recording.idle()
+
+    return Recorded
+
+
 class _Recording:
     """One case, played by SGLang in this process."""
 
@@ -269,57 +324,7 @@ class _Recording:
         self._recorder = StepRecorder(self._lines.append)
         self._recorder.requests = {one.id: RequestSeen() for one in case.requests}
         self._here: dict[int, Any] = {}  # SGLang's requests, by id
-        recording = self
-
-        class Recorded(scheduler.Scheduler):
-            """SGLang's scheduler, that tells what it does."""
-
-            def init_tp_model_worker(self) -> None:
-                self.tp_worker = _Worker(case, arguments, self.model_config)
-                self.tp_worker.forward = recording.compute
-
-            def init_memory_pools(self) -> None:
-                """Leave that to the worker."""
-
-            def init_all_attention_backends(self) -> None:
-                """Have none."""
-
-            def init_all_cuda_graphs(self) -> None:
-                """Have none."""
-
-            def publish_load_snapshot(self, force: bool = False) -> None:
-                """Tell no router."""
-
-            def maybe_sleep_on_idle(self) -> None:
-                """Lose no time."""
-
-            def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
-                self.process_input_requests(recording.arrivals())
-                return []
-
-            def send_abort_output(self, abort_req: Any, req: Any) -> None:
-                recording.aborted(req)
-
-            def get_next_batch_to_run(self, *given: Any, **named: Any) -> Any:
-                plan = super().get_next_batch_to_run(*given, **named)
-                recording.chosen(plan)
-                return plan
-
-            def process_batch_result(self, batch: Any, result: Any) -> Any:
-                recording.computed()
-                done = super().process_batch_result(batch, result)
-                recording.processed(batch)
-                return done
-
-            def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
-                super()._add_request_to_queue(req, is_retracted)
-                recording.queued(req, is_retracted=is_retracted)
-
-            def on_idle(self) -> None:
-                super().on_idle()
-                recording.idle()
-
-        self.sglang: Any = Recorded(arguments, ports)
+        self.sglang: Any = _recorded_scheduler(self, arguments)(arguments, ports)
         self.sglang.load_publisher = MagicMock()
 
     def play(self) -> list[str]:

@@ -103,21 +103,13 @@ def run(
     trim = options.trim()
     at_least_one(jobs=jobs)
     spread = jobs is not None or backend is not None or address is not None
+    others = {"jobs": spread, "timeline": timeline, "deploy": deploy, "sensitivity": sensitivity}
+    others["prometheus"] = prometheus
     if no_tables:
-        given: dict[str, object] = {
-            "replications": options.replications,
-            "jobs": spread,
-            "timeline": timeline,
-            "deploy": deploy,
-            "sensitivity": sensitivity,
-        }
-        given |= {"prometheus": prometheus, "format": options.format != "csv"}
-        given |= {"warmup": options.warmup, "cooldown": options.cooldown}
-        if refused := [name for name, value in given.items() if value]:
-            raise HeadwayError(f"--no-tables: goes without --{refused[0]}")
+        _refuse_beside_no_tables(others, options)
         return _run_without_tables(loaded, folder, options)
     if options.replications is not None:
-        if timeline or prometheus or deploy or spread or sensitivity:
+        if any(others.values()):
             raise HeadwayError(
                 "--replications: goes without --timeline, --prometheus, --deploy, --sensitivity "
                 "and --jobs"
@@ -150,6 +142,14 @@ def run(
         print(run_table(result.summary()), *notes, sep="\n")
         _print_written(folder, [file.name for file in files])
     return 0
+
+
+def _refuse_beside_no_tables(others: "Mapping[str, object]", options: RunOptions) -> None:
+    """Refuse options that need a table of the requests, each by its name."""
+    given = {"replications": options.replications, **others, "format": options.format != "csv"}
+    given |= {"warmup": options.warmup, "cooldown": options.cooldown}
+    if refused := [name for name, value in given.items() if value]:
+        raise HeadwayError(f"--no-tables: goes without --{refused[0]}")
 
 
 def _requests(scenario: "Scenario") -> "Workload":

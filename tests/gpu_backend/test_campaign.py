@@ -17,11 +17,11 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'headwa
 import torch
 
 from calibration.engine_steps.steps_file import read_rows
-from gpu_backend.campaign.__main__ import main as campaign_main
-from gpu_backend.campaign.plan import SETUPS, Part, plan, scaled
-from gpu_backend.campaign.report import write_report
-from gpu_backend.campaign.runner import Campaign, Outcome, run_part, unpack_archive, write_archive
 from tests.gpu_backend.preflight.faults import child_processes
+from tools.campaign.__main__ import main as campaign_main
+from tools.campaign.plan import SETUPS, Part, plan, scaled
+from tools.campaign.report import write_report
+from tools.campaign.runner import Campaign, Outcome, run_part, unpack_archive, write_archive
 
 PYTHON = sys.executable
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_a_failing_part_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts that fail, hang or cannot be started are written down, and the next one begins."""
-    monkeypatch.setattr("gpu_backend.campaign.runner.GRACE_SECONDS", 0.5)  # where SIGINT is ignored
+    monkeypatch.setattr("tools.campaign.runner.GRACE_SECONDS", 0.5)  # where SIGINT is ignored
     parts = [
         say("bad", "raise ValueError('no luck')"),
         say("slow", "import time; time.sleep(60)", most=1.0),
@@ -92,7 +92,7 @@ def test_a_part_whose_module_is_not_installed_is_no_failure(
         monkeypatch.setenv(name, os.environ.get(name, ""))
     for parts, code in (([part], 1), ([part, say("good", "pass")], 0)):
         monkeypatch.setattr(
-            "gpu_backend.campaign.__main__.plan",
+            "tools.campaign.__main__.plan",
             lambda *_, parts=parts: [
                 replace(one, name=name)
                 for one, name in zip(parts, ("checks", "timings"), strict=False)
@@ -144,7 +144,7 @@ def test_a_campaign_goes_on_with_what_it_was_of(
     """Its device and model come from the archive; another one is refused."""
     for name in ("HEADWAY_COMMIT", "TRITON_INTERPRET"):  # a campaign sets them, for its parts
         monkeypatch.setenv(name, os.environ.get(name, ""))
-    monkeypatch.setattr("gpu_backend.campaign.__main__.plan", lambda *_: [])
+    monkeypatch.setattr("tools.campaign.__main__.plan", lambda *_: [])
     folder, archive = tmp_path / "first", tmp_path / "a.tgz"
     folder.mkdir()
     about = {"device": "cpu", "model": "tiny-test"}
@@ -164,7 +164,7 @@ def test_a_part_that_had_done_its_work_when_its_time_was_over_is_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends well once it is told to, or had left its result; else it is a timeout."""
-    monkeypatch.setattr("gpu_backend.campaign.runner.GRACE_SECONDS", 10.0)
+    monkeypatch.setattr("tools.campaign.runner.GRACE_SECONDS", 10.0)
     sleep = "import time, sys, pathlib\ntry: {}time.sleep(90)\nexcept KeyboardInterrupt: {}"
     written = f"pathlib.Path({str(tmp_path / 'live.json')!r}).touch(); "
     parts = [
@@ -256,8 +256,8 @@ while True:
 CAMPAIGN = """\
 import sys
 from pathlib import Path
-from gpu_backend.campaign.plan import Part
-from gpu_backend.campaign.runner import Campaign
+from tools.campaign.plan import Part
+from tools.campaign.runner import Campaign
 
 folder = Path(sys.argv[1])
 part = Part("calibration", (sys.executable, "-c", sys.argv[3], str(folder)), 60.0)
@@ -373,7 +373,7 @@ def test_rehearsal_of_the_whole(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["--device", "cpu", "--budget-s", "500", "--out", str(out)]
     done = subprocess.run(
-        [PYTHON, "-m", "gpu_backend.campaign", *words],
+        [PYTHON, "-m", "tools.campaign", *words],
         cwd=ROOT, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

@@ -36,7 +36,7 @@ def python(*words: str, interpret: bool) -> list[dict[str, object]]:
 
 def test_kernels_agree_with_plain_torch() -> None:
     """Attention, norm, activation and whole texts on the kernels are those of the reference."""
-    planned, *rows = python("gpu_backend.campaign.checks", interpret=True)
+    planned, *rows = python("tools.campaign.checks", interpret=True)
     assert planned == {"planned": 10}
     assert len(rows) == 10
     assert [row for row in rows if not row["ok"]] == []
@@ -46,7 +46,7 @@ def test_kernels_agree_with_plain_torch() -> None:
 def test_kernels_compile_for_hopper(model: str) -> None:
     """Nothing spills, every pointer and stride is known to divide by 16, and data come in ahead."""
     words = ("--capability", "90", "--layers", model, "--no-sweep", "--describe", "--jobs", "2")
-    kernels = python("gpu_backend.campaign.precompile", *words, interpret=False)
+    kernels = python("tools.campaign.precompile", *words, interpret=False)
     assert {k["name"] for k in kernels} == {
         "rope_store", "decode_split", "decode_combine", "prefill_tile", "add_rmsnorm", "silu_mul",
     }  # fmt: skip

@@ -99,12 +99,9 @@ class SgLang(ContinuousBatching):
         enable_chunked_prefill: bool = True,
         policy: Any = None,
     ) -> None:
+        # A statement for each of SGLang's arguments: that is what makes it long.
+        self._check_names(blocks, order, retraction_policy, radix_eviction_policy)
         raise_if(
-            (
-                order not in ORDERS,
-                f"order: must be {', '.join(ORDERS)}, or a policy as in {{policy: sjf}}, "
-                f"not {order!r}",
-            ),
             check_range("schedule_conservativeness", schedule_conservativeness, 0, 1000),
             check_least("max_prefill_tokens", max_prefill_tokens, 1),
             check_least("prefill_max_requests", prefill_max_requests or 1, 1),
@@ -115,30 +112,12 @@ class SgLang(ContinuousBatching):
             check_range("init_new_token_ratio", init_new_token_ratio, 0, 1),
             check_range("min_new_token_ratio_factor", min_new_token_ratio_factor, 0, 1),
             (
-                retraction_policy not in RETRACTION_POLICIES,
-                f"retraction_policy: must be length or priority, not {retraction_policy!r}",
-            ),
-            (
-                radix_eviction_policy not in EVICTION_POLICIES,
-                f"radix_eviction_policy: must be {', '.join(EVICTION_POLICIES)}, "
-                f"not {radix_eviction_policy!r}",
-            ),
-            (
                 policy is not None and (order != "fcfs" or enable_priority_scheduling),
                 "order: a policy of Headway's goes with order fcfs, without priorities",
             ),
             (
                 enable_priority_scheduling and order not in WITH_PRIORITIES,
                 f"enable_priority_scheduling: goes with order fcfs and lof, not {order}",
-            ),
-            (
-                order == "shortest-prefill-first" and not blocks.prefix_caching,
-                "order: shortest-prefill-first wants a prefix cache",
-            ),
-            (
-                isinstance(blocks, UnsharedRadixCache)
-                and not self.serves_unshared(order, radix_eviction_policy),
-                "UnsharedRadixCache has the policy lru, and does not serve orders by the tree",
             ),
         )
         super().__init__(
@@ -194,6 +173,40 @@ class SgLang(ContinuousBatching):
         self._stale_tokens = 0  # of the prefill that the running batch began as
         self.aborted: list[Request] = []  # since the last commit
         self.in_flight: deque[Any] = deque()  # batches, where they overlap: see overlap.py
+
+    def _check_names(
+        self,
+        blocks: BlockCounter,
+        order: str,
+        retraction_policy: str,
+        radix_eviction_policy: str,
+    ) -> None:
+        """Refuse names that SGLang does not know, and orders that lack what they go by."""
+        raise_if(
+            (
+                order not in ORDERS,
+                f"order: must be {', '.join(ORDERS)}, or a policy as in {{policy: sjf}}, "
+                f"not {order!r}",
+            ),
+            (
+                retraction_policy not in RETRACTION_POLICIES,
+                f"retraction_policy: must be length or priority, not {retraction_policy!r}",
+            ),
+            (
+                radix_eviction_policy not in EVICTION_POLICIES,
+                f"radix_eviction_policy: must be {', '.join(EVICTION_POLICIES)}, "
+                f"not {radix_eviction_policy!r}",
+            ),
+            (
+                order == "shortest-prefill-first" and not blocks.prefix_caching,
+                "order: shortest-prefill-first wants a prefix cache",
+            ),
+            (
+                isinstance(blocks, UnsharedRadixCache)
+                and not self.serves_unshared(order, radix_eviction_policy),
+                "UnsharedRadixCache has the policy lru, and does not serve orders by the tree",
+            ),
+        )
 
     def _make_queue(self, policy: Any) -> PolicyQueue:
         """Make the queue of one of Headway's policies, and a batch that tells its books."""

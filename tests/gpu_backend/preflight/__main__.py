@@ -64,7 +64,7 @@ def compiled(capabilities: Sequence[int], jobs: int) -> Iterator[str]:
     """Compile the kernels of the models and read what became of them."""
     if find_spec("triton") is None:
         raise NotHereError("triton is not installed")
-    from gpu_backend.campaign.precompile import LAYERS, SHARED_BYTES, launches, precompile
+    from tools.campaign.precompile import LAYERS, SHARED_BYTES, launches, precompile
 
     layers = [name for name, layer in LAYERS.items() if layer.dtype == "bfloat16"]
     for capability in capabilities:

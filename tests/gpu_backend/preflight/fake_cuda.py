@@ -360,7 +360,7 @@ def check_timings() -> list[str]:
     """Time steps as on the day: each launched one by one also behind work that hides launches."""
     seen = Seen()
     with faked(seen):
-        from gpu_backend.campaign import timings
+        from tools.campaign import timings
 
         bench = SimpleNamespace(cuda=True, device="cuda")
         spec = replace(load_model("llama-3.2-1b"), num_hidden_layers=2)

@@ -17,9 +17,9 @@ from unittest.mock import patch
 import torch
 
 from gpu_backend import sensors
-from gpu_backend.campaign.plan import Part
-from gpu_backend.campaign.runner import MAX_BYTES, Campaign, unpack_archive
 from simulator.util.errors import HeadwayError
+from tools.campaign.plan import Part
+from tools.campaign.runner import MAX_BYTES, Campaign, unpack_archive
 
 ROWS_SECONDS = 60.0  # in which a calibration on a CPU must have left its first rows
 PARTS = "calibration,refit,live-light,validate-light"
@@ -153,7 +153,7 @@ def _killed(out: Path, archive: Path, resume: Path | None, seconds: float) -> bo
 
     False where it was over before.
     """
-    words = [sys.executable, "-m", "gpu_backend.campaign", "--device", "cpu", "--out", str(out)]
+    words = [sys.executable, "-m", "tools.campaign", "--device", "cpu", "--out", str(out)]
     words += ["--archive", str(archive), "--parts", PARTS]
     words += ["--resume", str(resume)] if resume is not None else []
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

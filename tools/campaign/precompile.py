@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_backend.campaign.kernel_timings import DECODE_SWEEP, PREFILL_SWEEP
-from gpu_backend.campaign.runner import die_with
 from gpu_backend.cuda import ops
 from gpu_backend.input_batch import prefill_tiles
+from tools.campaign.kernel_timings import DECODE_SWEEP, PREFILL_SWEEP
+from tools.campaign.runner import die_with
 
 Found = dict[str, Any]
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -234,7 +234,7 @@ def precompile(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Compile; the exit code is 1 where a kernel cannot be."""
-    parser = argparse.ArgumentParser(prog="gpu_backend.campaign.precompile", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools.campaign.precompile", description=__doc__)
     parser.add_argument("--capability", type=int, default=0, help="90 for an H100 [default: here]")
     parser.add_argument("--layers", default=",".join(LAYERS), help="names, with commas")
     parser.add_argument("--no-sweep", action="store_true", help="without what timings compare")

@@ -1,6 +1,6 @@
 """Kernel timings and whole steps of a model, written to a CSV row by row as they are measured.
 
-`python -m gpu_backend.campaign.timings --device cuda --out FOLDER` leaves `kernels.csv`,
+`python -m tools.campaign.timings --device cuda --out FOLDER` leaves `kernels.csv`,
 `device.json` and `graph-tokens.txt` there, which is up to how many tokens CUDA graphs of steps with
 prompts win. A section that fails becomes a row that says so, and the next one begins.
 """
@@ -22,7 +22,13 @@ from statistics import median
 import numpy as np
 import torch
 
-from gpu_backend.campaign.kernel_timings import (
+from gpu_backend.cuda.graphs import MIXED_SIZES
+from gpu_backend.engine import Engine
+from simulator.core.request import Chunk, Request
+from simulator.models.config_json import read_config
+from simulator.models.load import MODELS
+from simulator.util.files import write_atomic
+from tools.campaign.kernel_timings import (
     LLAMA_8B,
     TINY,
     Bench,
@@ -34,13 +40,7 @@ from gpu_backend.campaign.kernel_timings import (
     matmuls,
     prefills,
 )
-from gpu_backend.campaign.runner import GRAPH_TOKENS
-from gpu_backend.cuda.graphs import MIXED_SIZES
-from gpu_backend.engine import Engine
-from simulator.core.request import Chunk, Request
-from simulator.models.config_json import read_config
-from simulator.models.load import MODELS
-from simulator.util.files import write_atomic
+from tools.campaign.runner import GRAPH_TOKENS
 
 COLUMNS = (
     "kernel", "rows", "context", "tokens", "variant", "us", "gb_s", "tflop_s", "host_us",

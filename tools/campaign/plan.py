@@ -132,7 +132,7 @@ def plan(folder: Path, device: str, model: str, gpu: str = "") -> list[Part]:
         [
             Part(
                 "precompile",
-                (*PYTHON, "gpu_backend.campaign.precompile"),
+                (*PYTHON, "tools.campaign.precompile"),
                 times["precompile"],
                 module=TRITON,
             )
@@ -142,11 +142,11 @@ def plan(folder: Path, device: str, model: str, gpu: str = "") -> list[Part]:
     )  # fmt: skip; the interpreter compiles nothing
     parts += [
         Part(
-            "checks", (*PYTHON, "gpu_backend.campaign.checks", *on), times["checks"], module=TRITON
+            "checks", (*PYTHON, "tools.campaign.checks", *on), times["checks"], module=TRITON
         ),
         Part(
             "timings",
-            (*PYTHON, "gpu_backend.campaign.timings", *on, "--model", model,
+            (*PYTHON, "tools.campaign.timings", *on, "--model", model,
              "--out", str(folder), "--budget-s", "{budget}"),
             times["timings"], retry=no_graphs,
         ),

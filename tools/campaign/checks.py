@@ -1,7 +1,7 @@
 """All checks of what an engine on CUDA computes, those of the models' own shapes first.
 
 An engine on the Triton kernels and graphs is held against one in plain torch: the same texts,
-whatever is padded, shared, preempted or swapped. `python -m gpu_backend.campaign.checks` prints a
+whatever is padded, shared, preempted or swapped. `python -m tools.campaign.checks` prints a
 line of JSON per check; on a machine without CUDA it wants TRITON_INTERPRET=1.
 """
 
@@ -16,7 +16,15 @@ from itertools import chain
 import numpy as np
 import torch
 
-from gpu_backend.campaign.kernel_checks import (
+from gpu_backend.cuda import ops
+from gpu_backend.cuda.graphs import MIXED_SIZES
+from gpu_backend.engine import Engine
+from gpu_backend.executor import TorchExecutor
+from simulator.core.request import Chunk, Request
+from simulator.kv_cache.block_manager import BlockManager
+from simulator.models.spec import ModelSpec
+from simulator.schedulers.vllm.scheduler import Scheduler
+from tools.campaign.kernel_checks import (
     PAGE,
     AttentionShape,
     Row,
@@ -26,14 +34,6 @@ from gpu_backend.campaign.kernel_checks import (
     error,
     make_row,
 )
-from gpu_backend.cuda import ops
-from gpu_backend.cuda.graphs import MIXED_SIZES
-from gpu_backend.engine import Engine
-from gpu_backend.executor import TorchExecutor
-from simulator.core.request import Chunk, Request
-from simulator.kv_cache.block_manager import BlockManager
-from simulator.models.spec import ModelSpec
-from simulator.schedulers.vllm.scheduler import Scheduler
 
 SMALL = ModelSpec("small", 2, 64, 4, 2, 32, 96, 256, max_position_embeddings=512)
 NORMED = ModelSpec("normed", 2, 64, 4, 2, 32, 96, 256, qk_norm=True, max_position_embeddings=512)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gpu_backend.campaign.runner import GRAPH_TOKENS
+from tools.campaign.runner import GRAPH_TOKENS
 
 Line = tuple[str, str, str]  # what, found, wanted
 MIN_BANDWIDTH_SHARE = 0.7  # of the copy rate: what decode attention is to reach

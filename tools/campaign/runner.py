@@ -21,9 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpu_backend.campaign.plan import Part
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
+from tools.campaign.plan import Part
 
 IMPORT_SECONDS = 20.0  # seconds that a part takes to import torch on a machine just started
 FIT_SECONDS = 15.0  # seconds that a part is left for what follows its measuring

@@ -1,6 +1,6 @@
 """Everything that wants a GPU, in one command of at most nine minutes.
 
-`python -m gpu_backend.campaign --out FOLDER` compiles and checks the kernels, times them against
+`python -m tools.campaign --out FOLDER` compiles and checks the kernels, times them against
 the roofline, calibrates a model, replays two workloads live and compares them with the simulation.
 All is in FOLDER, and in FOLDER.tgz, as soon as it is known; a table comes last. With
 `--device cpu` it is a rehearsal.
@@ -17,9 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpu_backend.campaign.plan import SETUPS, plan, scaled
-from gpu_backend.campaign.report import write_report
-from gpu_backend.campaign.runner import (
+from simulator.models.gpus import find_gpu_of_driver
+from simulator.models.load import load_model
+from simulator.util.environment import source_commit
+from simulator.util.errors import HeadwayError
+from tools.campaign.plan import SETUPS, plan, scaled
+from tools.campaign.report import write_report
+from tools.campaign.runner import (
     RECORD,
     Campaign,
     read_outcomes,
@@ -27,10 +31,6 @@ from gpu_backend.campaign.runner import (
     set_aside,
     unpack_archive,
 )
-from simulator.models.gpus import find_gpu_of_driver
-from simulator.models.load import load_model
-from simulator.util.environment import source_commit
-from simulator.util.errors import HeadwayError
 
 COUNT_GPUS = """\
 from ctypes import CDLL, byref, c_int
@@ -140,7 +140,7 @@ def _begin(folder: Path, resume: Path | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpu_backend.campaign", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools.campaign", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder, new or empty")
     parser.add_argument("--archive", type=Path, help="file that keeps it all [default: OUT.tgz]")
     parser.add_argument("--resume", type=Path, help="archive of a campaign to go on with")
