@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.errors import Errors
-from simulator.costs.linear import LinearCost
-from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.linear import Fitted
 from simulator.costs.profile import FORMS, RESERVED_FIELDS, settings_of
 from simulator.scenario.assemble import assemble
 from simulator.scenario.scenario import Scenario
@@ -81,7 +80,7 @@ def error_lines(errors: Errors, indent: str) -> Iterator[str]:
     yield f"{indent}p95_relative_error: {errors.p95:.4f}"
 
 
-def cost_block(cost: LinearCost | PiecewiseCost) -> dict[str, Any]:
+def cost_block(cost: Fitted) -> dict[str, Any]:
     """Return the `cost` of a scenario or profile that stands for a cost model."""
     kind = next(kind for kind, form in FORMS.items() if form is type(cost))
     names = [
@@ -108,7 +107,7 @@ def how_to_use(path: Path, scenario: Scenario) -> str:
 
 def scenario_profile(
     scenario: Scenario,
-    cost: LinearCost | PiecewiseCost,
+    cost: Fitted,
     residuals: Mapping[str, float],
     fit: Mapping[str, Any],
     sources: Sequence[str],

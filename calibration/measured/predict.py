@@ -27,7 +27,6 @@ from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.load import with_overhead
 from simulator.costs.overhead import find_overhead
-from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import shipped_profiles
 from simulator.engine.pipeline import make_replica
 from simulator.models.gpus import Gpu
@@ -203,17 +202,8 @@ def with_terms(
     parts: EngineParts, engine: EngineConfig, step: float, per_sequence: float
 ) -> EngineParts:
     """Put other seconds to wait in each step, and for each sequence in it, on the kernels."""
-    cost = parts.cost
-    if not isinstance(cost, PiecewiseCost):
-        return parts
     usual = find_overhead(engine.version, asynchronous=engine.async_scheduling, gpu=parts.gpu)
-    changed = replace(
-        cost,
-        overhead=max(0.0, cost.overhead + step - usual.step),
-        overhead_per_sequence=max(
-            0.0, cost.overhead_per_sequence + per_sequence - usual.per_sequence
-        ),
-    )
+    changed = parts.cost.with_waits(step - usual.step, per_sequence - usual.per_sequence)
     return replace(parts, cost=changed)
 
 

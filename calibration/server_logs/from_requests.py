@@ -38,8 +38,7 @@ from calibration.measured.workload import read_config, replay
 from calibration.profile_yaml import how_to_use, rounded, scenario_profile
 from calibration.server_logs.response_surface import Flags, Intervals, Prior, Surface, grid
 from calibration.text_files import read_rows
-from simulator.costs.linear import LinearCost
-from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.linear import Fitted
 from simulator.results.request_table import gather_requests
 from simulator.scenario.assemble import assemble
 from simulator.scenario.scenario import Scenario
@@ -49,8 +48,6 @@ from simulator.util.files import write_together
 from simulator.util.workers import WorkerDied, parallel_map
 from simulator.workload.traces.fields import SPANS, UNITS, find_fields
 from simulator.workload.workload import Workload
-
-Cost = LinearCost | PiecewiseCost
 
 BLOCKS = 20  # of time
 FEWEST = 3 * BLOCKS  # requests
@@ -85,14 +82,6 @@ HIDDEN_SCALES = {
     "client": TermScale(1e-3, 10.0, 0.0, 1.0),
 }
 """Where the host is hidden: a term more, in a sharper valley."""
-
-
-def fields_of(cost: Cost) -> dict[str, str]:
-    """Say where a cost model has the terms that are sought by simulation."""
-    if isinstance(cost, LinearCost):
-        return {"step": "base", "per_sequence": "per_sequence"}
-    hidden = {"host": "host"} if cost.overlapped else {}
-    return {"step": "overhead", **hidden, "per_sequence": "host_per_sequence"}
 
 
 MEANINGS = {
@@ -156,7 +145,7 @@ class RequestLog:
     requests: Requests
     workload: Workload
     scenario: Scenario
-    cost: Cost
+    cost: Fitted
     block: npt.NDArray[np.int64]  # of each request, by time
     simulated: dict[bytes, dict[str, Floats]] = field(default_factory=dict)
 
@@ -211,7 +200,7 @@ class RequestLog:
     @property
     def names(self) -> tuple[str, ...]:
         """Name the terms that are fitted."""
-        return (*fields_of(self.cost), "client")
+        return (*self.cost.fitted_terms, "client")
 
     @property
     def prior(self) -> Prior | None:
@@ -240,7 +229,7 @@ class Term:
 class LogFit:
     """The fitted terms, and the errors on requests that another fit had not seen."""
 
-    cost: Cost
+    cost: Fitted
     terms: list[Term]
     errors: dict[str, tuple[float, float]]  # by metric: median |relative error| before, after
     means: dict[str, tuple[float, float]]  # relative error of the mean, before and after
@@ -267,7 +256,7 @@ def read_log(path: Path, scenario: Scenario, columns: str | None = None) -> Requ
     run = Run({"run_id": path.name}, {}, {})
     workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     cost = assemble(scenario).cost
-    if not isinstance(cost, LinearCost | PiecewiseCost):
+    if not isinstance(cost, Fitted) or not cost.fitted_terms:
         raise HeadwayError(f"cost {cost.name}: has no terms to fit")
     block = np.arange(len(requests)) * BLOCKS // len(requests)
     return RequestLog(requests, workload, scenario, cost, block)
@@ -296,14 +285,14 @@ def _check_misspelt(path: Path, requests: Requests) -> None:
             )
 
 
-def terms_of(cost: Cost, client: float = 0.0) -> Floats:
+def terms_of(cost: Fitted, client: float = 0.0) -> Floats:
     """Return a cost model's terms."""
-    return np.array([*(getattr(cost, field) for field in fields_of(cost).values()), client])
+    return np.array([*(getattr(cost, field) for field in cost.fitted_terms.values()), client])
 
 
-def with_terms(cost: Cost, terms: Floats) -> Cost:
+def with_terms(cost: Fitted, terms: Floats) -> Fitted:
     """Put terms into a cost model."""
-    fields = fields_of(cost).values()
+    fields = cost.fitted_terms.values()
     changed: dict[str, Any] = dict(zip(fields, map(float, terms[:-1]), strict=True))
     return replace(cost, **changed)
 
@@ -343,8 +332,8 @@ def fit_log(log: RequestLog) -> LogFit:
     left = _residuals(log, half, unseen)
     cost = with_terms(log.cost, found)
     hosts = [term.interval or () for term in terms if term.name == "host"]
-    if isinstance(cost, PiecewiseCost) and hosts:
-        cost = replace(cost, host_interval=hosts[0])
+    if hosts:
+        cost = cost.with_host(host_interval=hosts[0])
     return LogFit(cost, terms, errors, means, left, len(unseen), int(unseen.sum()))
 
 
@@ -486,12 +475,12 @@ def _profile(fit: LogFit, scenario: Scenario, source: Path) -> str:
 
 def _host(fit: LogFit) -> str:
     """Get a scenario's `host` that says the same; "" where the host's part is not known apart."""
-    cost, terms = fit.cost, {term.name: term for term in fit.terms}
-    if not isinstance(cost, PiecewiseCost) or "host" not in terms or cost.engine_overhead is None:
+    work, terms = fit.cost.host_work, {term.name: term for term in fit.terms}
+    if "host" not in terms or work is None or work.launch_gap is None:
         return ""
     step = terms["step"]
-    gap = max(0.0, cost.engine_overhead + step.value - step.before)
-    text = f"{{per_step: {cost.host:.4g}, per_sequence: {cost.host_per_sequence:.4g}, "
+    gap = max(0.0, work.launch_gap + step.value - step.before)
+    text = f"{{per_step: {work.per_step:.4g}, per_sequence: {work.per_sequence:.4g}, "
     text += f"launch_gap: {gap:.4g}"
     if interval := terms["host"].interval:
         text += ", per_step_interval: [{:.4g}, {:.4g}]".format(*interval)

@@ -22,7 +22,7 @@ import simpy
 
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.costs.data_parallel import JointStep
+from simulator.costs.joint_step import JointStep
 from simulator.engine.core import EngineCore, ScheduledStep
 from simulator.engine.loop import EngineLoop, InFlight, Timer
 from simulator.schedulers.vllm.scheduler import Scheduler

@@ -20,7 +20,7 @@ from simulator.core.alarm import LATE, Alarm, FastEnvironment
 from simulator.core.executor import Executor
 from simulator.core.log import Log
 from simulator.core.request import Request
-from simulator.costs.data_parallel import JointStep
+from simulator.costs.joint_step import JointStep
 from simulator.engine.core import EngineCore
 from simulator.engine.loop import EngineLoop
 from simulator.engine.pipeline import make_replica

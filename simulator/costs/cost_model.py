@@ -3,9 +3,9 @@
 A cost model is an executor that computes seconds instead of spending them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,28 @@ import numpy.typing as npt
 from simulator.core.executor import CanLeap
 from simulator.core.request import Step
 from simulator.core.speculative_config import DraftConfig
+from simulator.costs.joint_step import JointStep
 
 Counts = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class HostWork:
+    """What the host does for each step, s."""
+
+    per_step: float
+    per_sequence: float
+    interval: Sequence[float]  # 95 % interval of `per_step`; (): none is known
+    hidden: bool  # behind the kernels: a step takes the longer of the two
+    launch_gap: float | None  # that a step waits for besides; None: nobody knows
+
+
 class CostModel(CanLeap, Protocol):
     """An executor that computes what a step takes, and knows how far it can be trusted."""
+
+    reads_longest: bool = False
+    """What a step takes depends on its longest sequence (`Step.longest`)."""
 
     @property
     def name(self) -> str:
@@ -51,13 +66,61 @@ class CostModel(CanLeap, Protocol):
         One value for each step, which computes so many chunks of prompts, sequences (these
         included) and tokens of prompts. What a step notes in `host_waits` comes on top.
         """
+        return None
 
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, which logged steps lie outside the fitted range."""
 
+    @property
+    def host_work(self) -> HostWork | None:
+        """What the host does for each step; None: that is not told apart."""
+        return None
+
+    def with_host(self, **terms: Any) -> Self:
+        """Return the cost with other terms of the host; ValueError: it has none."""
+        raise ValueError("host: goes with a piecewise cost")
+
+    def without_host(self) -> "CostModel":
+        """Return what the kernels of a step take, and the waits that nothing hides."""
+        return self
+
+    def host_step_seconds(self, step: Step) -> float:
+        """Return the seconds of the host's work for a step, hidden or not."""
+        return 0.0
+
+    def with_waits(self, step: float, per_sequence: float) -> "CostModel":
+        """Return the cost with so many more seconds in every step, and for each sequence in it.
+
+        As it was, where it does not tell the engine's waits from its other terms.
+        """
+        return self
+
+    @property
+    def fitted_terms(self) -> Mapping[str, str]:
+        """Fields of the terms `step`, `host` and `per_sequence` that a server's log can tell."""
+        return {}
+
+    @property
+    def rank_cost(self) -> "CostModel":
+        """What one data-parallel rank takes for itself."""
+        return self
+
+    @property
+    def joint(self) -> JointStep | None:
+        """How the steps of ranks make one of all; None: each goes its own way."""
+        return None
+
+    def change_rank(self, change: "Callable[[CostModel], CostModel]") -> "CostModel":
+        """Change what a rank does for itself."""
+        return change(self)
+
+    def replace_rank(self, given: "CostModel") -> "CostModel":
+        """Put a given cost in place of a rank's own."""
+        return given
+
 
 @dataclass(frozen=True)
-class CostDecorator:
+class CostDecorator(CostModel):
     """A cost model around another, `inner`, which answers whatever a subclass does not.
 
     Subclasses have `execute` and `leap`; what they change of decodes, `decode_seconds` must tell.
@@ -94,6 +157,13 @@ class CostDecorator:
 
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         return self.inner.range_warnings(steps)
+
+    @property
+    def host_work(self) -> HostWork | None:
+        return self.inner.host_work
+
+    def with_host(self, **terms: Any) -> Self:
+        return replace(self, inner=self.inner.with_host(**terms))
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ each layer with experts the hidden states are gathered from all ranks and the ou
 and scattered again (vLLM's `allgather_reducescatter`): as many bytes as an all-reduce passes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.executor import CanLeap, Executor
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
+from simulator.costs.joint_step import JointStep
 from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import Gpu
 from simulator.models.spec import HALF, ModelSpec
@@ -24,44 +24,6 @@ from simulator.models.spec import HALF, ModelSpec
 MAX_PADDED_TOKENS = 512
 """Tokens up to which a step runs as a CUDA graph (vLLM's default), where all ranks are padded to
 the one with the most (`coordinate_batch_across_dp`)."""
-
-
-def no_shared_work(tokens: Sequence[int]) -> float:
-    """Let ranks share no work: a step takes as long as that of the slowest."""
-    return 0.0
-
-
-@dataclass(frozen=True)
-class JointStep:
-    """How the steps of ranks make one of all: the slowest rank's own part, then the shared one.
-
-    Where the host's work is hidden behind the kernels (asynchronous scheduling) it hides behind
-    those of `shared`, too: `kernels` then prices a rank's step without it.
-    """
-
-    shared: Callable[[Sequence[int]], float] = no_shared_work
-    """Seconds of what all ranks compute together, by the tokens of each; 0: a dummy batch."""
-    kernels: CanLeap | None = None
-
-    def seconds(
-        self, own: Executor, steps: Sequence[Step], tokens: Sequence[int], repeats: int
-    ) -> list[float]:
-        """Return the seconds of the ranks' steps, so often; `tokens` has those of all ranks."""
-        together = self.shared(tokens)
-        alone = _slowest(own, steps, repeats)
-        if self.kernels is None:
-            return [seconds + together for seconds in alone]
-        kernels = _slowest(self.kernels, steps, repeats)
-        pairs = zip(kernels, alone, strict=True)
-        return [max(seconds + together, least) for seconds, least in pairs]
-
-
-def _slowest(executor: Executor, steps: Sequence[Step], repeats: int) -> Iterable[float]:
-    """Return the seconds of the slowest of some steps, and of each repeat."""
-    if repeats == 1:
-        return [max(map(executor.execute, steps))]
-    assert isinstance(executor, CanLeap)
-    return map(max, zip(*(executor.leap(step, repeats) for step in steps), strict=True))
 
 
 @dataclass(frozen=True)
@@ -122,9 +84,22 @@ class DataParallelCost(CostDecorator):
         return self.experts.seconds(every)
 
     @property
+    def rank_cost(self) -> CostModel:
+        return self.inner
+
+    @property
     def joint(self) -> JointStep:
         """How the steps of ranks make one of all."""
         return JointStep(self.shared, self.kernels)
+
+    def change_rank(self, change: Callable[[CostModel], CostModel]) -> CostModel:
+        """Change what a rank does for itself; what ranks do together stays as it is."""
+        kernels = None if self.kernels is None else change(self.kernels)
+        return replace(self, inner=change(self.inner), kernels=kernels)
+
+    def replace_rank(self, given: CostModel) -> CostModel:
+        """Put a given cost in place of a rank's own; the ranks still go in lock-step."""
+        return DataParallelCost(given, self.ranks, None)
 
     def execute(self, step: Step) -> float:
         return self.leap(step, 1)[0]
@@ -158,23 +133,3 @@ class DataParallelCost(CostDecorator):
             f"{self.ranks} ranks, and their exchange, are not in it"
         )
         return [self.experts.note if self.experts else note, *self.inner.range_warnings(steps)]
-
-
-def split_ranks(cost: CostModel) -> tuple[CostModel, JointStep | None]:
-    """Return what a rank does for itself, and what makes one step of all; None: nothing does."""
-    return (cost.inner, cost.joint) if isinstance(cost, DataParallelCost) else (cost, None)
-
-
-def change_rank_cost(cost: CostModel, change: Callable[[CostModel], CostModel]) -> CostModel:
-    """Change what a rank does for itself; what ranks do together stays as it is."""
-    if not isinstance(cost, DataParallelCost):
-        return change(cost)
-    kernels = None if cost.kernels is None else change(cost.kernels)
-    return replace(cost, inner=change(cost.inner), kernels=kernels)
-
-
-def replace_rank_cost(cost: CostModel, given: CostModel) -> CostModel:
-    """Put a given cost in place of another; ranks that go in lock-step still do."""
-    if isinstance(cost, DataParallelCost):
-        return DataParallelCost(given, cost.ranks, None)
-    return given

@@ -4,14 +4,15 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Step
-from simulator.costs.cost_model import Counts, Seconds
+from simulator.costs.cost_model import CostModel, Counts, Seconds
 from simulator.util.from_mapping import raise_if, short_repr
 
 QUANTITIES = ("tokens", "sequences", "context", "pairs")
@@ -40,7 +41,7 @@ def quantities(steps: npt.NDArray[np.void]) -> dict[str, Counts]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted:
+class Fitted(CostModel):
     """A cost model's name and the range of steps that it was fitted to."""
 
     name: str = field(default="", compare=False)
@@ -54,6 +55,11 @@ class Fitted:
     load: float = 0.0  # per request whose prefix comes from the host tier
     load_per_block: float = 0.0
     swap_overlap: bool = False  # copies run beside the compute of their step
+
+    whole_terms: ClassVar[tuple[str, ...]] = ()
+    """Numbers that a stage of a pipeline has in full: those that are not of its layers."""
+    last_terms: ClassVar[tuple[str, ...]] = ()
+    """Seconds of the last stage alone."""
 
     def swap_seconds(self, step: Step) -> float:
         if step.copies is None:
@@ -73,9 +79,28 @@ class Fitted:
             + self.swap_in_per_block * swaps["blocks_in"]
         )
 
-    def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
-        """Return None: nobody can tell the host's part of a step from the GPU's."""
-        return None
+    def with_engine(self, *, step: float, sort: float, prompts: float, **terms: Any) -> Self:
+        """Put on a cost of kernels alone what an engine adds, s.
+
+        That is to each step, to sort logits, and to a step with prompts; `terms` are others by
+        their names. ValueError: the cost has no place for them.
+        """
+        raise ValueError("overhead: goes with a piecewise cost")
+
+    def with_experts(self, table: Sequence[Sequence[float]]) -> Self:
+        """Add the time of experts, rows of (tokens, seconds)."""
+        raise ValueError("goes with a piecewise cost")
+
+    def part(self, share: float, *, last: bool) -> Self:
+        """Return what a pipeline stage takes that has a share of the layers; `last`: the head."""
+        values: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not one.init or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if one.name not in self.whole_terms:
+                values[one.name] = value * (last if one.name in self.last_terms else share)
+        return replace(self, **values)
 
     def with_copies(self, seconds: float, step: Step) -> float:
         """Return the time of a step whose compute takes so many seconds, and note that of swaps.
@@ -169,6 +194,10 @@ class LinearCost(Fitted):
         fixed = self.base + self.per_token * count + self.per_sequence * count
         slope = self.per_context
         return [fixed + slope * read for read in range(first, first + repeats * count, count)]
+
+    @property
+    def fitted_terms(self) -> Mapping[str, str]:
+        return {"step": "base", "per_sequence": "per_sequence"}
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         fixed = self.base + self.per_token * counts + self.per_sequence * counts

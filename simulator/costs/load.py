@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.core.engine_config import UNIFORM, EngineConfig, HostConfig
 from simulator.costs.cost_model import CostModel
-from simulator.costs.linear import LinearCost
+from simulator.costs.linear import Fitted
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import (
     HOST_KEYS,
@@ -22,7 +22,6 @@ from simulator.costs.overhead import (
     host_terms,
     samples_truncated,
 )
-from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import FORMS, find_profile, make_form, read_profile
 from simulator.models.gpus import HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
@@ -31,7 +30,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.from_mapping import prefix_keys, short_repr
 
 if TYPE_CHECKING:
-    from simulator.costs.pipeline import AnyCost, PipelineCost, Stage
+    from simulator.costs.pipeline import PipelineCost, Stage
 
 
 def load_cost(
@@ -78,9 +77,7 @@ def load_cost(
     return _with_copies(cost, model, gpu, engine)
 
 
-def _load(
-    spec: Mapping[str, object], base: Path | None, target: "_Target"
-) -> LinearCost | PiecewiseCost:
+def _load(spec: Mapping[str, object], base: Path | None, target: "_Target") -> Fitted:
     """Make what a mapping says, for all layers or those of the target's stage."""
     terms = {key: value for key, value in spec.items() if key != "residuals"}
     if "profile" in terms:
@@ -93,7 +90,7 @@ def _load(
 
 
 def _make_pipeline(
-    whole: LinearCost | PiecewiseCost,
+    whole: Fitted,
     spec: Mapping[str, object],
     base: Path | None,
     target: "_Target",
@@ -135,7 +132,7 @@ class _Target(NamedTuple):
         version = self.engine.version if self.engine is not None else None
         return find_overhead(version, asynchronous=self.overlapped, gpu=self.gpu)
 
-    def add_overhead(self, overhead: Overhead, kernels: PiecewiseCost) -> PiecewiseCost:
+    def add_overhead(self, overhead: Overhead, kernels: Fitted) -> Fitted:
         """Put an overhead on a cost of kernels alone."""
         engine, stage = self.engine or EngineConfig(), self.stage
         sampled = samples_truncated(self.model, engine.generation_config)
@@ -151,22 +148,20 @@ class _Target(NamedTuple):
             layers=None if stage is None else stage.layers,
         )
 
-    def part(self, cost: "AnyCost") -> "AnyCost":
+    def part(self, cost: Fitted) -> Fitted:
         """Return the share of a stage of a cost of all layers."""
         return cost if self.stage is None else self.stage.part(cost)
 
 
 def with_overhead(
-    kernels: PiecewiseCost, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
-) -> PiecewiseCost:
+    kernels: Fitted, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
+) -> Fitted:
     """Put what the engine adds on a cost of kernels alone, by its version and its scheduling."""
     target = _Target(model, gpu, engine)
     return target.add_overhead(target.overhead, kernels)
 
 
-def _load_profile(
-    spec: Mapping[str, object], base: Path | None, target: _Target
-) -> LinearCost | PiecewiseCost:
+def _load_profile(spec: Mapping[str, object], base: Path | None, target: _Target) -> Fitted:
     """Load what `{profile: name or path}` names, and warn where it is of something else."""
     if extra := [key for key in spec if key not in {"profile", "overhead"}]:
         raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
@@ -182,25 +177,23 @@ def _load_profile(
             stacklevel=2,
         )
     cost = profile.cost if target.engine is None else profile.routed(target.engine)
-    if overhead is None or not isinstance(cost, PiecewiseCost):
+    if overhead is None:
         return _with_host(target.part(cost), target.host)
     return target.add_overhead(overhead, cost)
 
 
-def _with_host(
-    cost: LinearCost | PiecewiseCost, host: HostConfig | None
-) -> LinearCost | PiecewiseCost:
+def _with_host(cost: Fitted, host: HostConfig | None) -> Fitted:
     """Put a server's own host into a cost that has its engine's overhead within."""
     if host is None:
         return cost
-    if not isinstance(cost, PiecewiseCost):
-        raise ValueError("host: a linear cost knows no host")
+    told = {key: value for key, value in host_terms(host).items() if key != "step"}
+    changed = cost.with_host(**told)
     if host.launch_gap is not None:
         raise ValueError(f"host.launch_gap: {cost.name} has it within its terms")
-    return replace(cost, **host_terms(host))
+    return changed
 
 
-def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost:
+def _make_roofline(spec: Mapping[str, object], target: _Target) -> Fitted:
     """Make a roofline of the scenario's model, GPU and precision.
 
     Experts that are spread over data-parallel ranks come on top (`data_parallel.py`).
@@ -227,7 +220,7 @@ def _make_roofline(spec: Mapping[str, object], target: _Target) -> PiecewiseCost
     return target.add_overhead(overhead, kernels)
 
 
-def _make_form(spec: Mapping[str, object], target: _Target) -> LinearCost | PiecewiseCost:
+def _make_form(spec: Mapping[str, object], target: _Target) -> Fitted:
     """Make a form whose terms are all given."""
     kind = spec.get("kind")
     if kind not in FORMS:
@@ -249,16 +242,14 @@ def _refuse_two_hosts(spec: Mapping[str, object], host: HostConfig | None) -> No
             raise ValueError(f"host.{key}: cost.overhead.{HOST_KEYS[key]} says it, too")
 
 
-def _with_residuals(cost: LinearCost | PiecewiseCost, raw: object) -> LinearCost | PiecewiseCost:
+def _with_residuals(cost: Fitted, raw: object) -> Fitted:
     try:
         return replace(cost, residuals=check_residuals(raw))
     except ValueError as error:
         raise prefix_keys("residuals", error) from None
 
 
-def _with_copies(
-    cost: LinearCost | PiecewiseCost, model: ModelSpec, gpu: Gpu, engine: EngineConfig
-) -> LinearCost | PiecewiseCost:
+def _with_copies(cost: Fitted, model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> Fitted:
     """Charge for copies to the host by the given bandwidth, else by the cost model's terms.
 
     Where it has none, by the bus. Loads from the host tier take what swaps back do, unless told.

@@ -73,8 +73,8 @@ class ScaledCost(CostDecorator):
     prompts: float
 
     @property
-    def reads_longest(self) -> bool:
-        return getattr(self.inner, "reads_longest", False)
+    def reads_longest(self) -> bool:  # type: ignore[override]
+        return self.inner.reads_longest
 
     def execute(self, step: Step) -> float:
         factor = self.prompts if step.prefills else self.decode

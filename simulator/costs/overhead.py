@@ -26,12 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import HostConfig
-from simulator.costs.cost_model import CostModel
-from simulator.costs.linear import check_terms
+from simulator.costs.linear import Fitted, check_terms
 from simulator.costs.piecewise import (
     HOST_TERMS,
     MAX_TABLE_TOKENS,
-    PiecewiseCost,
     check_interval,
 )
 from simulator.models.gpus import Gpu
@@ -120,7 +118,7 @@ class Overhead:
 
     def add_to(
         self,
-        cost: PiecewiseCost,
+        cost: Fitted,
         *,
         overlapped: bool,
         model: ModelSpec | None = None,
@@ -128,23 +126,21 @@ class Overhead:
         sampled: bool = False,
         tensor_parallel_size: int = 1,
         layers: int | None = None,
-    ) -> PiecewiseCost:
+    ) -> Fitted:
         """Put it on top of a cost of kernels alone; terms per layer where the model is known.
 
         `sampled` says that requests are sampled with top-p or top-k; `layers` are those of the cost
-        if not all of the model's.
+        if not all of the model's. ValueError: the cost has no place for it.
         """
         if layers is None:
             layers = model.num_hidden_layers if model else 0
         sort = self.sort if sampled else 0.0
         logits = model.vocab_size * self.sort_bytes if sampled and model else 0.0
-        whole = replace(
-            cost,
-            overhead=cost.overhead + self.step + sort,
+        whole = cost.with_engine(
+            step=self.step,
+            sort=sort,
+            prompts=self.prompt_per_layer * layers,
             overhead_per_sequence=self.per_sequence + (logits / gpu.bandwidth if gpu else 0.0),
-            prefill=cost.prefill + self.prompt_per_layer * layers,
-            engine_overhead=self.step,
-            engine_prefill=self.prompt_per_layer * layers,
             host=self.host,
             host_per_sequence=self.host_per_sequence,
             host_per_prefill=self.host_per_prefill,
@@ -170,14 +166,6 @@ def host_terms(host: HostConfig) -> dict[str, Any]:
     """Return the terms of an overhead that a scenario's `host` sets."""
     terms = {HOST_KEYS[key]: value for key, value in host.model_dump(exclude_none=True).items()}
     return {"host_interval": ()} | terms if "host" in terms else terms
-
-
-def without_host(cost: CostModel) -> CostModel:
-    """Return what the kernels of a step take, and the waits that nothing hides."""
-    if not isinstance(cost, PiecewiseCost):
-        return cost
-    nothing: dict[str, Any] = dict.fromkeys(HOST_TERMS, 0.0)
-    return replace(cost, **nothing)
 
 
 def samples_truncated(model: ModelSpec | None, generation_config: str) -> bool:

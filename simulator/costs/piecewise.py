@@ -45,18 +45,18 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Real
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from simulator.core.executor import MIXED_GRAPH_PROMPTS
 from simulator.core.request import Step
-from simulator.costs.cost_model import Counts, Seconds
+from simulator.costs.cost_model import Counts, HostWork, Seconds
 from simulator.costs.linear import LONGEST_TERM, SWAP_TERMS, Fitted, check_terms
 from simulator.models.sliding_window import window_pairs
 from simulator.util.from_mapping import raise_if
@@ -152,7 +152,11 @@ class PiecewiseCost(Fitted):
     """By sequences: of pure decodes what does not depend on the context, the floor of attention,
     and `hidden`, infinity also where launches may take longer."""
 
-    reads_longest = False
+    whole_terms: ClassVar[tuple[str, ...]] = (
+        *("overhead", "overhead_per_sequence", *HOST_TERMS),
+        *("window", "engine_overhead", "engine_prefill"),
+    )
+    last_terms: ClassVar[tuple[str, ...]] = ("head", "head_per_sequence")
 
     def __post_init__(self) -> None:
         others = ("overhead_per_sequence", "state_per_sequence")
@@ -356,12 +360,7 @@ class PiecewiseCost(Fitted):
         self, step: Step, kernels: float, sequences: int, prompts: int = 0, new: int = 0
     ) -> float:
         """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing."""
-        host = (
-            self.host
-            + self.host_per_sequence * sequences
-            + self.host_per_prefill * prompts
-            + self.host_per_prefill_token * new
-        )
+        host = self._host_seconds(sequences, prompts, new)
         if not self.overlapped:
             return kernels + host
         least = self.overhead + self.overhead_per_sequence * sequences + host
@@ -369,6 +368,14 @@ class PiecewiseCost(Fitted):
             return kernels
         step.host_waits = [least - kernels]
         return least
+
+    def _host_seconds(self, sequences: int, prompts: int, new: int) -> float:
+        return (
+            self.host
+            + self.host_per_sequence * sequences
+            + self.host_per_prefill * prompts
+            + self.host_per_prefill_token * new
+        )
 
     def _decodes_with_host(self, step: Step, kernels: list[float], sequences: int) -> list[float]:
         """Do the same for a step of decodes and its repeats, which do not get shorter."""
@@ -439,6 +446,59 @@ class PiecewiseCost(Fitted):
         least = self.overhead + waits + host
         shown = np.maximum(seconds, least) if self.overlapped else seconds + host
         return np.asarray(shown)
+
+    @property
+    def host_work(self) -> HostWork | None:
+        if not (self.has_host_work or self.host_interval):
+            return None
+        return HostWork(
+            self.host,
+            self.host_per_sequence,
+            self.host_interval,
+            self.overlapped,
+            self.engine_overhead,
+        )
+
+    def with_host(self, **terms: Any) -> Self:
+        return replace(self, **terms)
+
+    def without_host(self) -> Self:
+        nothing: dict[str, Any] = dict.fromkeys(HOST_TERMS, 0.0)
+        return replace(self, **nothing)
+
+    def host_step_seconds(self, step: Step) -> float:
+        prompts = step.prefills
+        new = sum(chunk.tokens for chunk in prompts)
+        return self._host_seconds(step.decodes + len(prompts), len(prompts), new)
+
+    def with_waits(self, step: float, per_sequence: float) -> Self:
+        each = max(0.0, self.overhead_per_sequence + per_sequence)
+        return replace(self, overhead=max(0.0, self.overhead + step), overhead_per_sequence=each)
+
+    @property
+    def fitted_terms(self) -> Mapping[str, str]:
+        hidden = {"host": "host"} if self.overlapped else {}
+        return {"step": "overhead", **hidden, "per_sequence": "host_per_sequence"}
+
+    def with_engine(self, *, step: float, sort: float, prompts: float, **terms: Any) -> Self:
+        return replace(
+            self,
+            overhead=self.overhead + step + sort,
+            prefill=self.prefill + prompts,
+            engine_overhead=step,
+            engine_prefill=prompts,
+            **terms,
+        )
+
+    def with_experts(self, table: Table) -> Self:
+        return replace(self, dense=add_tables(self.dense, table))
+
+    def part(self, share: float, *, last: bool) -> Self:
+        tables: dict[str, Any] = {
+            name: [[tokens, seconds * share] for tokens, seconds in getattr(self, name)]
+            for name in ("dense", "graph_dense", "graph_mixed")
+        }
+        return replace(super().part(share, last=last), **tables)
 
 
 def add_tables(one: Table, two: Table) -> Table:

@@ -9,29 +9,19 @@ time, while the stages compute others. No pipeline was measured: the layers are 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
-from simulator.costs.linear import LinearCost
-from simulator.costs.overhead import without_host
-from simulator.costs.piecewise import HOST_TERMS, PiecewiseCost
+from simulator.costs.linear import Fitted
 from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import Gpu
 from simulator.models.spec import HALF, ModelSpec
 
-AnyCost = TypeVar("AnyCost", bound=LinearCost | PiecewiseCost)
 SENT = 2
 """Hidden states of a token that a stage sends to the next."""
-ENGINE_TERMS = ("overhead", "overhead_per_sequence", *HOST_TERMS)
-"""Terms that every stage has in full."""
-LAST_TERMS = ("head", "head_per_sequence")
-"""Terms of the last stage alone."""
-OTHERS = ("window", "engine_overhead", "engine_prefill")
-"""Numbers that are no seconds of layers."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +32,9 @@ class Stage:
     share: float  # of the model's layers
     last: bool
 
-    def part(self, cost: AnyCost) -> AnyCost:
+    def part(self, cost: Fitted) -> Fitted:
         """Return what a stage takes of what the whole model takes."""
-        values: dict[str, Any] = {}
-        for field in fields(cost):
-            value = getattr(cost, field.name)
-            if not field.init or not _is_number(value) or field.name in OTHERS:
-                continue
-            if field.name in LAST_TERMS:
-                values[field.name] = value * self.last
-            elif field.name not in ENGINE_TERMS:
-                values[field.name] = value * self.share
-        if isinstance(cost, PiecewiseCost):
-            for name in ("dense", "graph_dense", "graph_mixed"):
-                table = getattr(cost, name)
-                values[name] = [[tokens, seconds * self.share] for tokens, seconds in table]
-        return replace(cost, **values)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        return cost.part(self.share, last=self.last)
 
 
 def stages_of(model: ModelSpec, pipeline_parallel_size: int) -> list[Stage]:
@@ -79,14 +52,14 @@ class PipelineCost(CostDecorator):
     the slowest stage, which is the pace of a full one.
     """
 
-    inner: PiecewiseCost | LinearCost
+    inner: Fitted
     stages: Sequence[CostModel]
     send: float = 0.0  # s, between two stages
     send_per_token: float = 0.0
 
     @property
-    def reads_longest(self) -> bool:
-        return getattr(self.inner, "reads_longest", False)
+    def reads_longest(self) -> bool:  # type: ignore[override]
+        return self.inner.reads_longest
 
     @property
     def unmeasured(self) -> str:
@@ -96,12 +69,7 @@ class PipelineCost(CostDecorator):
 
     def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
         """Say what a step takes, in s: of the host, of each stage, and from stage to stage."""
-        host = 0.0
-        if isinstance(self.inner, PiecewiseCost):
-            inner, prompts = self.inner, step.prefills
-            host = inner.host + inner.host_per_sequence * (step.decodes + len(prompts))
-            host += inner.host_per_prefill * len(prompts)
-            host += inner.host_per_prefill_token * sum(chunk.tokens for chunk in prompts)
+        host = self.inner.host_step_seconds(step)
         send = self.send + self.send_per_token * step.tokens
         return host, [stage.execute(step) for stage in self.stages], send
 
@@ -126,8 +94,8 @@ class PipelineCost(CostDecorator):
 
 
 def make_pipeline(
-    whole: LinearCost | PiecewiseCost,
-    stages: Sequence[LinearCost | PiecewiseCost],
+    whole: Fitted,
+    stages: Sequence[Fitted],
     model: ModelSpec,
     gpu: Gpu,
     bandwidth: float | None = None,
@@ -137,7 +105,7 @@ def make_pipeline(
     rate = gpu.link_bandwidth * share.link if bandwidth is None else bandwidth
     return PipelineCost(
         whole,
-        tuple(map(without_host, stages)),
+        tuple(stage.without_host() for stage in stages),
         share.link_latency,
         SENT * model.hidden_size * HALF / rate,
     )

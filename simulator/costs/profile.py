@@ -9,15 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from simulator.core.engine_config import UNIFORM, EngineConfig
-from simulator.costs.linear import QUANTITIES, Limits, LinearCost
+from simulator.costs.linear import QUANTITIES, Fitted, Limits
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import unknown_overhead
-from simulator.costs.piecewise import (
-    PiecewiseCost,
-    Table,
-    add_tables,
-    check_table,
-)
+from simulator.costs.piecewise import Table, check_table
 from simulator.models.gpus import Gpu
 from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import HALF, ModelSpec, bytes_of
@@ -48,7 +43,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 FP8_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
-FORMS: Imported[type[LinearCost] | type[PiecewiseCost]] = Imported(
+FORMS: Imported[type[Fitted]] = Imported(
     {
         "linear": "simulator.costs.linear:LinearCost",
         "piecewise": "simulator.costs.piecewise:PiecewiseCost",
@@ -82,15 +77,15 @@ RESERVED_FIELDS = (
 class Profile:
     """A fitted cost model, and what it was fitted to."""
 
-    cost: LinearCost | PiecewiseCost
+    cost: Fitted
     model: str | None
     hardware: Mapping[str, object]  # gpu, tensor_parallel_size, dtype, kv_cache_dtype
     overhead: str | None = None  # the engine whose overhead comes on top; None: it is inside
-    dense: Table = ()  # without experts, where these have tables; `cost` has those chosen evenly
+    bare: Fitted | None = None  # without experts, where these have tables; `cost` has even ones
     experts: Mapping[str, Table] = field(default_factory=dict)  # by routing, slices on each GPU
     expert_parallel: Mapping[str, Table] = field(default_factory=dict)  # whole ones
 
-    def routed(self, engine: EngineConfig) -> LinearCost | PiecewiseCost:
+    def routed(self, engine: EngineConfig) -> Fitted:
         """Return the cost with experts as an engine has and chooses them; ValueError by key."""
         routing, whole = engine.expert_routing, engine.enable_expert_parallel
         whole = whole and engine.tensor_parallel_size > 1
@@ -100,8 +95,8 @@ class Profile:
         if routing not in tables:
             key = "enable_expert_parallel" if whole and not tables else "expert_routing"
             raise ValueError(f"engine.{key}: {self.cost.name} has no times of such experts")
-        assert isinstance(self.cost, PiecewiseCost)
-        return replace(self.cost, dense=add_tables(self.dense, tables[routing]))
+        assert self.bare is not None
+        return self.bare.with_experts(tables[routing])
 
     def differences(
         self, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
@@ -248,16 +243,15 @@ def _parse_profile(path: Path, text: str) -> Profile:
     cost = section("cost", lambda spec: make_form(spec, _name(path, raw)))
     experts = section("experts", _expert_tables, {})
     whole = section("expert_parallel", _expert_tables, {})
-    if experts and not isinstance(cost, PiecewiseCost):
-        wrong.append((("experts",), "goes with a piecewise cost"))
-    if wrong or cost is None:
+    even = cost
+    if cost is not None and experts:
+        even = section("experts", lambda _: cost.with_experts(experts[UNIFORM]))
+    if wrong or cost is None or even is None:
         raise HeadwayError(map(source_map.message, wrong))
-    cost = replace(cost, limits=limits, residuals=residuals)
+    bare = replace(cost, limits=limits, residuals=residuals)
+    even = replace(even, limits=limits, residuals=residuals)
     named = raw.get("model"), raw.get("hardware", {}), raw.get("overhead")
-    if not experts or not isinstance(cost, PiecewiseCost):
-        return Profile(cost, *named)
-    even = replace(cost, dense=add_tables(cost.dense, experts[UNIFORM]))
-    return Profile(even, *named, cost.dense, experts, whole or {})
+    return Profile(even, *named, bare, experts or {}, whole or {})
 
 
 def _expert_tables(raw: object) -> Mapping[str, Table]:
@@ -283,7 +277,7 @@ def _name(path: Path, raw: Mapping[object, object]) -> str:
     return f"{name} (in part scaled roofline)" if raw.get("fallback") else name
 
 
-def make_form(spec: object, name: str) -> LinearCost | PiecewiseCost:
+def make_form(spec: object, name: str) -> Fitted:
     """Make a cost model of a mapping with `kind` and the form's terms; ValueError by key."""
     if not isinstance(spec, Mapping):
         raise ValueError(": must be a mapping with `kind` and the terms of that form")

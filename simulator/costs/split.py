@@ -33,6 +33,7 @@ class SplitCost(PiecewiseCost):
     multiprocessors: int = 1
 
     reads_longest = True
+    whole_terms = (*PiecewiseCost.whole_terms, "kv_heads", "multiprocessors")
 
     def __post_init__(self) -> None:
         PiecewiseCost.__post_init__(self)

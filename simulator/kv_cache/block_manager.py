@@ -274,6 +274,10 @@ class BlockManager(BlockCounter):
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
         """Give a new request the blocks it hit and those for `tokens` tokens in all."""
+        self.hold(request, hits, tokens)
+        self._register_known(request, tokens)
+
+    def hold(self, request: Request, hits: Sequence[int], tokens: int) -> None:
         for block in hits:
             if block in self._idle:
                 del self._idle[block]
@@ -284,12 +288,8 @@ class BlockManager(BlockCounter):
         self._hashed[request] = len(hits)
         request.blocks = list(hits)
         request.computed = len(hits) * self.block_size
-        self.extend(request, tokens)
-
-    def hold(self, request: Request, hits: Sequence[int], tokens: int) -> None:
-        caching, self.prefix_caching = self.prefix_caching, False
-        self.admit(request, hits, tokens)
-        self.prefix_caching = caching
+        self._append(request, self.taken(request, tokens))
+        request.computed = tokens
 
     def publish(self, request: Request) -> None:
         for index in range(request.computed // self.block_size if self.prefix_caching else 0):
@@ -298,6 +298,13 @@ class BlockManager(BlockCounter):
     def extend(self, request: Request, tokens: int) -> None:
         self._append(request, self.taken(request, tokens))
         request.computed = tokens
+        self._register_known(request, tokens)
+
+    def _register_known(self, request: Request, tokens: int) -> None:
+        """Let others find a request's full blocks of its first tokens, as far as these are known.
+
+        Tokens of steps in flight are not.
+        """
         if self.prefix_caching:
             known = min(tokens, request.known - request.unknown)
             self._register(request, known // self.block_size)

@@ -180,7 +180,7 @@ class HybridManager(BlockManager):
         self._in_flight = self._scheduled if in_flight else {}
         self._scheduled = {}
 
-    def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
+    def hold(self, request: Request, hits: Sequence[int], tokens: int) -> None:
         assert isinstance(hits, GroupHits)
         for table in hits.tables:
             for block in table:
@@ -202,6 +202,7 @@ class HybridManager(BlockManager):
     def extend(self, request: Request, tokens: int) -> None:
         self.recycle(request)
         self._compute(request, tokens)
+        self._register_known(request, tokens)
 
     def _compute(self, request: Request, tokens: int) -> None:
         self._grow(request, -(-tokens // self.block_size))
@@ -209,8 +210,6 @@ class HybridManager(BlockManager):
             self._scheduled[request] = request.computed
         self._fresh[request] = 1 + self.delay
         request.computed = tokens
-        if self.prefix_caching:
-            self._register(request, min(tokens, request.known - request.unknown) // self.block_size)
 
     def recycle(self, request: Request) -> None:
         """Take back what has left the window of a request that is about to be scheduled."""

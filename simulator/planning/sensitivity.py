@@ -17,7 +17,7 @@ would move the metric is no part of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import hypot, log, sqrt
 from typing import Any
@@ -25,10 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simulator.costs.cost_model import CostDecorator, CostModel
-from simulator.costs.data_parallel import DataParallelCost
+from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
-from simulator.costs.piecewise import PiecewiseCost
 from simulator.planning.runs import MetricValues, metric_values, run_all, run_point
 from simulator.results.steady_state import measurement_window
 from simulator.scenario.assemble import assemble
@@ -79,7 +77,7 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
 
     Raises HeadwayError for ranks in lock-step, whose parts are priced apart.
     """
-    if isinstance(cost, DataParallelCost):
+    if cost.joint is not None:
         raise HeadwayError("--sensitivity: not for data-parallel ranks of experts")
     found: dict[str, CostModel] = {STEPS: ScaledCost(cost, LONGER, LONGER)}
     sd = cost.residuals or {}
@@ -88,25 +86,11 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
             found[f"decode {end}"] = Noise(sign, 0.0).apply(cost)
         if sd.get("prompts"):
             found[f"prompts {end}"] = Noise(0.0, sign).apply(cost)
-    ends = _innermost(cost).host_interval
+    ends = cost.host_work.interval if cost.host_work else ()
     return found | {
-        f"host {end}": _with_host(cost, host)
+        f"host {end}": cost.with_host(host=host)
         for end, host in zip(("low", "high"), ends, strict=False)
     }
-
-
-def _innermost(cost: CostModel) -> PiecewiseCost:
-    """Return the piecewise cost within; one without a host where there is none."""
-    while isinstance(cost, CostDecorator):
-        cost = cost.inner
-    return cost if isinstance(cost, PiecewiseCost) else PiecewiseCost([[1, 1.0]])
-
-
-def _with_host(cost: CostModel, host: float) -> CostModel:
-    if isinstance(cost, CostDecorator):
-        return replace(cost, inner=_with_host(cost.inner, host))
-    assert isinstance(cost, PiecewiseCost)
-    return replace(cost, host=host)
 
 
 def sensitivities(

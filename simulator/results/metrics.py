@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
-from simulator.costs.cost_model import CostDecorator, CostModel
+from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import describe_cost
-from simulator.costs.piecewise import PiecewiseCost
 from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.engine_metrics import EngineMetrics, energy_summary, share
 from simulator.results.fairness import (
@@ -449,15 +448,14 @@ def _engines(scenario: Scenario) -> list[Summary]:
 
 def _host(cost: CostModel) -> Summary:
     """Return the host's part of a cost model, s; nothing where it has none of its own."""
-    while isinstance(cost, CostDecorator):
-        cost = cost.inner
-    if not isinstance(cost, PiecewiseCost) or not cost.has_host_work:
+    work = cost.host_work
+    if work is None:
         return {}
     host = {
-        "per_step_s": cost.host,
-        "per_sequence_s": cost.host_per_sequence,
-        "per_step_interval_s": [*cost.host_interval] or None,
-        "hidden": cost.overlapped,
+        "per_step_s": work.per_step,
+        "per_sequence_s": work.per_sequence,
+        "per_step_interval_s": [*work.interval] or None,
+        "hidden": work.hidden,
     }
     return {"host": host}
 

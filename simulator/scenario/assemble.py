@@ -11,7 +11,7 @@ from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.load import load_cost
 from simulator.costs.noise import describe_cost
-from simulator.costs.overhead import VLLM, read_version, without_host
+from simulator.costs.overhead import VLLM, read_version
 from simulator.costs.profile import settings_of, shipped_profile, shipped_profiles
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.kv_budget import MemoryBudget, kv_budget
@@ -124,7 +124,7 @@ def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
     if spec.get("kind") == "roofline":
         sizes = engine.tensor_parallel_size, engine.data_parallel_size
         experts = Experts(model, gpu, engine.weight_dtype, *sizes)
-    kernels = without_host(cost) if engine.async_scheduling else None
+    kernels = cost.without_host() if engine.async_scheduling else None
     return DataParallelCost(cost, engine.data_parallel_size, experts, kernels)
 
 

@@ -18,7 +18,6 @@ from simulator.core.alarm import FastEnvironment
 from simulator.core.log import PAUSE, REJECTED, RUN, STEP, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
-from simulator.costs.data_parallel import split_ranks
 from simulator.costs.noise import Errors
 from simulator.engine.client import Client, StreamClient
 from simulator.engine.drive import drive
@@ -183,8 +182,8 @@ def add_replicas(
                 target = fleet.add(name, make()[0], parts.cost, leap=leap)
             else:
                 balancer = _balancer(own, len(fleet.targets))
-                own_cost, joint = split_ranks(parts.cost)
-                target = fleet.add_server(name, make(), own_cost, balancer, leap=leap, joint=joint)
+                rank, joint = parts.cost.rank_cost, parts.cost.joint
+                target = fleet.add_server(name, make(), rank, balancer, leap=leap, joint=joint)
             makers.append(make)
             every += [parts] * ranks
             if number < group.replicas:

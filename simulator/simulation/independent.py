@@ -22,7 +22,6 @@ from simulator.core.executor import Executor
 from simulator.core.log import REQUEST, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
-from simulator.costs.data_parallel import change_rank_cost, replace_rank_cost
 from simulator.costs.noise import Errors
 from simulator.engine.client import RequestReader
 from simulator.engine.drive import no_garbage_collection
@@ -269,8 +268,8 @@ def with_cost(
     parts: EngineParts, cost: CostModel | None, noise: Errors | None = None
 ) -> EngineParts:
     """Put a given cost, if there is one, in place of the scenario's, and let `noise` change it."""
-    found = parts.cost if cost is None else replace_rank_cost(parts.cost, cost)
-    return replace(parts, cost=found if noise is None else change_rank_cost(found, noise))
+    found = parts.cost if cost is None else parts.cost.replace_rank(cost)
+    return replace(parts, cost=found if noise is None else found.change_rank(noise))
 
 
 def _route(

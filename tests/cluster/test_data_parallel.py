@@ -15,7 +15,7 @@ from simulator.cluster.config import FailuresConfig, OutageConfig
 from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import Least, PowerOfTwo, RoundRobin
-from simulator.costs.data_parallel import JointStep
+from simulator.costs.joint_step import JointStep
 from simulator.engine.client import Client
 from simulator.policies.predictor import Noisy
 from simulator.scenario.load import load_scenario

@@ -20,7 +20,7 @@ from simulator.cluster.gateway import Gateway, TokenBucket
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.routers import Least
 from simulator.core.log import REASONS, Log, pack_run
-from simulator.costs.data_parallel import JointStep
+from simulator.costs.joint_step import JointStep
 from simulator.engine.client import Client
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy

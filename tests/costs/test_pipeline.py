@@ -7,7 +7,7 @@ import pytest
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.load import load_cost
-from simulator.costs.overhead import find_overhead, without_host
+from simulator.costs.overhead import find_overhead
 from simulator.costs.pipeline import PipelineCost, stages_of
 from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import GPUS
@@ -57,7 +57,7 @@ def test_the_kernels_of_all_stages_are_those_of_the_model(tmp_path: Path, step: 
     cost = piped(tmp_path)
     assert isinstance(cost, PipelineCost)
     host, stages, send = cost.stage_seconds(step)
-    whole = without_host(cost.inner).execute(step)
+    whole = cost.inner.without_host().execute(step)
     overhead = find_overhead(asynchronous=True, gpu=H100)
     sequences = step.decodes + len(step.prefills)
     waits = overhead.step + overhead.per_sequence * sequences
