@@ -38,11 +38,11 @@ class KvTransferConfig(Config):
         description="GB/s (10^9 bytes) at which each GPU of a producer sends; 50 is a network card "
         "of 400 Gb/s for each",
     )
-    latency: Amount = Field(0.0, description="ms that a transfer takes beside its bytes")
+    latency: Amount = Field(0.0, description="ms of each transfer besides its bytes")
     router: RouterSpec | None = Field(
         None,
-        description="to the consumers, as cluster.router, which is to the producers; null: "
-        "the same",
+        description="the router to the consumers; null: as cluster.router, which is that to "
+        "the producers",
     )
 
 
@@ -50,12 +50,12 @@ class AdmissionConfig(Config):
     """What the cluster refuses at its door."""
 
     max_outstanding: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="requests let in and not ended, at most, per open replica"
+        None, description="most requests let in and not ended, per open replica"
     )
     shed_from: PositiveShare = Field(
         1.0,
-        description="share of max_outstanding from which on requests of priority 1 and more are "
-        "refused",
+        description="from this share of max_outstanding on, requests of priority 1 and more "
+        "are refused",
     )
     rate: PositiveFloat | None = Field(
         None, description="requests/s of one client, by a token bucket; null: no limit"
@@ -67,26 +67,26 @@ class ClientConfig(Config):
     """What clients do when they are refused or have to wait."""
 
     timeout: PositiveFloat | None = Field(
-        None, description="s from a try to its last token, then it is cancelled"
+        None, description="longest s from sending to the last token; then the request is cancelled"
     )
     ttft_timeout: PositiveFloat | None = Field(
-        None, description="s from a try to its first token, then it is cancelled"
+        None, description="longest s from sending to the first token; then the request is cancelled"
     )
     max_retries: Annotated[int, Field(ge=0, le=1000)] = Field(
-        0, description="tries after the first that was refused or timed out"
+        0, description="how often a client tries again after a refusal or timeout"
     )
     backoff: NonNegativeFloat = Field(1.0, description="s before the first retry")
     backoff_factor: Annotated[float, Field(ge=1)] = Field(
-        2.0, description="by which each further wait is longer"
+        2.0, description="factor by which each further wait is longer"
     )
-    jitter: Share = Field(0.0, description="share of a wait that chance adds to it, at most")
+    jitter: Share = Field(0.0, description="a wait is longer by a random share, up to this one")
 
 
 class OutageConfig(Config):
     """One failure of one replica."""
 
     replica: NonNegativeInt = Field(
-        description="its number from 0 on, in the order of the groups; all its ranks fail"
+        description="number of the replica, from 0, in the order of the groups; all its ranks fail"
     )
     start: NonNegativeFloat = Field(description="s")
     duration: PositiveFloat | None = Field(
@@ -107,23 +107,29 @@ class FailuresConfig(Config):
 class AutoscalingConfig(Config):
     """Replicas by need: one group grows and shrinks."""
 
-    group: str | None = Field(None, description="which; null: the only one")
+    group: str | None = Field(None, description="the group to scale; null: the only one")
     metric: Literal["queue_depth", "kv_usage", "slo_attainment"] = Field(
         "queue_depth",
-        description="waiting requests per replica; share of the KV cache in use; share of the "
-        "requests ended since the last look that kept the scenario's goodput",
+        description="queue_depth: waiting requests per replica; kv_usage: share of the KV "
+        "cache in use; slo_attainment: share of the requests ended since the last look "
+        "that kept the scenario's goodput",
     )
     target: PositiveFloat = Field(
-        2.0, description="of the metric; the replicas are scaled by their quotient"
+        2.0, description="target of the metric; replicas are scaled by metric / target"
     )
-    min_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(1, description="at least")
-    max_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(8, description="at most")
+    min_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(
+        1, description="fewest replicas"
+    )
+    max_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(
+        8, description="most replicas"
+    )
     interval: float = Field(15.0, ge=LEAST_S, description="s between two looks")
     cooldown: NonNegativeFloat = Field(
-        300.0, description="s after a change in which none are taken away"
+        300.0, description="s after a change in which no replica is taken away"
     )
     startup_delay: NonNegativeFloat = Field(
-        120.0, description="s from the order of a replica, which is paid from then on, to its start"
+        120.0,
+        description="s from the order of a replica to its start; it is paid for from its order on",
     )
 
     @model_validator(mode="after")

@@ -70,10 +70,10 @@ class PowerConfig(Config):
     """Readings of your own, as of nvidia-smi."""
 
     idle: Amount | None = Field(
-        None, description="W of a GPU with a model in memory and nothing to do; null: 17 % of max"
+        None, description="W of an idle GPU with a model in memory; null: 17 % of max"
     )
     max: PositiveAmount | None = Field(
-        None, description="W of a GPU at its most, or at its power cap; null: of its data sheet"
+        None, description="W of a GPU at most, or its power cap; null: by its data sheet"
     )
 
 
@@ -86,8 +86,9 @@ class GpuConfig(Config):
     )
     count: Count = Field(
         1,
-        description="GPUs of one engine: engine.tensor_parallel_size x pipeline_parallel_size x "
-        "data_parallel_size, which is also the default; alone it sets tensor_parallel_size",
+        description="GPUs of one engine: tensor_parallel_size x pipeline_parallel_size x "
+        "data_parallel_size; left out, their product; given alone, it sets "
+        "tensor_parallel_size",
     )
     power: PowerConfig = Field(
         PowerConfig.model_construct(), description="what a GPU draws: see metrics.md"
@@ -113,20 +114,20 @@ class HostConfig(Config):
 
     per_step: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="s of the host's work in each step; hidden behind the kernels, as far as they "
-        "last, where the engine schedules asynchronously, else added; null: by `engine.version`",
+        description="s of the host's work in each step; asynchronous scheduling hides it "
+        "behind the kernels, otherwise it is added; null: by `engine.version`",
     )
     per_sequence: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="s more for each sequence in the step; null: by `engine.version`"
     )
     launch_gap: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="s of each step that nothing hides: launches; null: by `engine.version`",
+        description="s of each step that nothing hides (launches); null: by `engine.version`",
     )
     per_step_interval: Annotated[tuple[float, float] | None, BeforeValidator(_interval)] = Field(
         None,
-        description="[low, high]: where per_step lies with 95 %; "
-        "null: by `engine.version`, none where per_step is given",
+        description="[low, high]: the 95 % interval of per_step; null: by `engine.version`, or "
+        "none if per_step is given",
     )
 
 
@@ -145,20 +146,20 @@ class EngineConfig(Config):
         "hf",
     ] = Field(
         "vllm",
-        description="keys left out are as that engine has them, see engines.md; `engine: sglang` "
-        "is short for that alone. This table has those of vllm",
+        description="the engine whose defaults hold for keys left out, see engines.md; "
+        "`engine: sglang` is short for that alone. Defaults shown here are those of vllm",
     )
     version: Annotated[str | None, BeforeValidator(version_text)] = Field(
         None,
-        description="a release of vLLM, such as 0.11.2 (0.11: the last of it): whose rules the "
-        "scheduler follows (see conformance.md), what the engine adds to its kernels (see "
-        "cost-models.md) and, with name vllm, its defaults; null: the newest known, 0.33",
+        description="a release of vLLM, such as 0.11.2 (0.11: its last). It selects the "
+        "scheduler's rules (see conformance.md), what the engine adds to its kernels (see "
+        "cost-models.md) and, with name vllm, the defaults; null: the newest known, 0.33",
     )
     generation_config: Literal["auto", "vllm"] = Field(
         "auto",
-        description="how requests are sampled that do not say; auto: as the model's "
-        "generation_config.json has it, where top_p or top_k makes vLLM before 0.17, but for 0.9 "
-        "to 0.11.0, sort the logits of each step; vllm: without either",
+        description="how requests are sampled by default; auto: as the model's "
+        "generation_config.json says (top_p or top_k there makes vLLM before 0.17, except "
+        "0.9 to 0.11.0, sort the logits of each step); vllm: without top_p and top_k",
     )
     scheduling_policy: Annotated[
         str | dict[str, Any], BeforeValidator(check_name_under("policy", "module:Class"))
@@ -169,21 +170,22 @@ class EngineConfig(Config):
     )
     scheduler: Literal["headway", "vllm"] = Field(
         "headway",
-        description="vllm: the scheduler of the vLLM that is installed decides (slow; see "
-        "conformance.md)",
+        description="vllm: the installed vLLM's scheduler decides (slow; see conformance.md)",
     )
     scheduler_cls: str | None = Field(
-        None, description="with scheduler vllm: your own, as package.module.Class; null: vLLM's"
+        None,
+        description="with scheduler vllm: your own scheduler, as package.module.Class; "
+        "null: vLLM's",
     )
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         256,
-        description="requests that run at once, at most; left out, vllm's by the GPU: 256, from 70 "
-        "GiB on, but on an A100, 1024",
+        description="most requests that run at once; left out, by the GPU: 256; 1024 from 70 "
+        "GiB on, except A100",
     )
     max_num_batched_tokens: Count = Field(
         2048,
-        description="tokens that one step computes, at most; >= max_num_seqs; left out, vllm's by "
-        "the GPU: 2048, from 70 GiB on, but on an A100, 8192, from 160 GiB on 16384",
+        description="most tokens that one step computes; >= max_num_seqs; left out, by the "
+        "GPU: 2048; 8192 from 70 GiB on, except A100; 16384 from 160 GiB on",
     )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
@@ -199,8 +201,9 @@ class EngineConfig(Config):
     )
     prefix_cache: Literal["hash", "radix"] = Field(
         "hash",
-        description="how such prompts are found: hash: by chained hashes of blocks, as vLLM; "
-        "radix: in a tree whose leaves are evicted, as SGLang; policy sglang always has the tree",
+        description="how such prompts are found; hash: by chained hashes of blocks, as vLLM; "
+        "radix: in a tree whose leaves are evicted, as SGLang (always, under the policy "
+        "sglang)",
     )
     kv_offloading_size: PositiveAmount | None = Field(
         None,
@@ -208,41 +211,41 @@ class EngineConfig(Config):
         "null: none",
     )
     kv_offloading_bandwidth: PositiveAmount | None = Field(
-        None, description="GB/s (10^9 bytes) at which they come back to each GPU; null: as swap"
+        None, description="GB/s (10^9 bytes) at which blocks come back to each GPU; null: as swap"
     )
     kv_offloading_latency: Amount = Field(
-        0.0, description="ms before the first of a prompt's blocks comes back"
+        0.0, description="ms until the first of a prompt's blocks comes back"
     )
     enable_chunked_prefill: bool = Field(
         True,
         description="split prompts over steps; false: max_num_batched_tokens >= max_model_len",
     )
     max_model_len: Count | None = Field(
-        None, description="tokens of prompt and answer, at most; null: the model's"
+        None, description="most tokens of prompt and answer together; null: the model's"
     )
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype)] = (
         Field(
             "auto",
-            description="numbers of weights and activations; auto: the model's; bf16, fp16, "
-            "half, fp32 and float are taken too",
+            description="type of weights and activations; auto: the model's; bf16, fp16, half, "
+            "fp32 and float are known, too",
         )
     )
     quantization: Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"] | None = Field(
         None,
-        description="of the weights: fp8, int8, int4, nvfp4, or mxfp4 (of experts alone); null: as "
-        "the model's config.json says",
+        description="type of the weights; mxfp4: of experts alone; null: as the model's "
+        "config.json says",
     )
     kv_cache_dtype: Annotated[
         Literal[
             "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
         ],
         BeforeValidator(_dtype),
-    ] = Field("auto", description="numbers in the KV cache; auto: as dtype; short names likewise")
+    ] = Field("auto", description="type of the KV cache; auto: as dtype; short names as there")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
-        description="stages of so many layers each, on tensor_parallel_size GPUs of their own; "
-        "as many batches are in flight, see engines.md",
+        description="pipeline stages, each on tensor_parallel_size GPUs; as many batches are "
+        "in flight, see engines.md",
     )
     pipeline_parallel_bandwidth: PositiveAmount | None = Field(
         None,
@@ -254,39 +257,39 @@ class EngineConfig(Config):
     )
     expert_routing: Literal["uniform", "power_law_1.01", "power_law_1.2"] = Field(
         UNIFORM,
-        description="how unevenly tokens choose experts: each by itself and evenly, or so that the "
-        "experts' loads are drawn from a power law; see cost-models.md",
+        description="how unevenly tokens choose experts; uniform: each by itself and evenly; "
+        "power_law: the experts' loads follow a power law; see cost-models.md",
     )
     data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
         description="engine cores of one server behind vLLM's internal load balancer, each on "
-        "tensor_parallel_size GPUs of its own, see fleet.md; all sizes here are those of one",
+        "tensor_parallel_size GPUs, see fleet.md; all sizes here are of one core",
     )
     api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
-        description="front ends of such a server, which balance each by itself; null: "
+        description="front ends of such a server; each balances by itself; null: "
         "data_parallel_size, as vLLM",
     )
     long_prefill_token_threshold: WholeNumber = Field(
-        0, description="tokens of one prompt that a step computes, at most; 0: no such limit"
+        0, description="most tokens of one prompt that a step computes; 0: no such limit"
     )
     long_prefill_token_threshold_adaptive: bool = Field(
         False,
         description="raise that limit to max_num_batched_tokens divided by the requests present",
     )
     prefill_schedule_interval: Count = Field(
-        1, description="steps from one that computes prompts to the next, while decodes run"
+        1, description="while decodes run, every how many steps prompts are computed"
     )
     async_scheduling: bool = Field(
         True,
-        description="decide a step while the one before it runs; left out, false where that is not "
-        "simulated: drafts, swap, a radix tree, schedulers that need the last step",
+        description="decide a step while the one before it runs; left out, false where that is "
+        "not simulated (drafts, swap, a radix tree, schedulers that need the last step)",
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
-        description="true: every layer keeps the KV of all tokens; false: those with a sliding "
-        "window keep that alone; left out, false under vllm where the model has windows and that "
-        "is simulated, see memory.md",
+        description="true: every layer keeps the KV of all tokens; false: layers with a "
+        "sliding window keep the window alone; left out, false under vllm if the model has "
+        "windows and that is simulated, see memory.md",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding, see below; null: none"
@@ -304,21 +307,21 @@ class EngineConfig(Config):
     )
     min_decode_blocks_scope: Literal["running", "newcomer"] = Field(
         "running",
-        description="whose they are: running: so many for each request that runs, newcomer: so "
-        "many in all, for the one to be admitted",
+        description="running: min_decode_blocks for each running request; newcomer: "
+        "min_decode_blocks in all",
     )
     reserve_output_tokens: Annotated[
         int | Literal["max_tokens", "max_model_len"] | None, BeforeValidator(_reservation)
     ] = Field(
         None,
-        description="admit a request only if prompt and so many tokens of answer fit beside all "
-        "that is reserved for the running; max_tokens: what it may generate, max_model_len: as "
-        "much as anybody may; null: reserve no answer",
+        description="admit a request only if its prompt and so many tokens of answer fit "
+        "beside all that is reserved; max_tokens: what it may generate; max_model_len: "
+        "what any request may; null: reserve no answer",
     )
     preemption_mode: Literal["recompute", "swap", "auto"] = Field(
         "recompute",
-        description="swap: copy a preempted request's KV blocks to the host and back, as vLLM did "
-        "before V1; auto: whichever is expected to cost less",
+        description="recompute: compute a preempted request again; swap: copy its KV blocks to "
+        "the host and back, as vLLM before V1; auto: what is expected to cost less",
     )
     swap_space: Amount = Field(
         4.0,
@@ -332,8 +335,8 @@ class EngineConfig(Config):
     )
     swap_overlap: bool = Field(
         False,
-        description="copies to and from the host run beside the compute of their step: it takes "
-        "the longer of the two, not their sum",
+        description="copies to and from the host run beside compute: the step takes the longer "
+        "of the two, not their sum",
     )
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"

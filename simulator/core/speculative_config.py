@@ -20,14 +20,16 @@ Seconds = Annotated[float, Field(ge=0, le=1e6)]
 class DraftConfig(Config):
     """What drafting takes, beside the target's own step: the sum of the terms given."""
 
-    seconds: Seconds = Field(0.0, description="of each of the num_speculative_tokens draft steps")
+    seconds: Seconds = Field(
+        0.0, description="s of each draft step; there are num_speculative_tokens of them"
+    )
     seconds_per_sequence: Seconds = Field(
-        0.0, description="more for each sequence in each draft step"
+        0.0, description="s more for each sequence in each draft step"
     )
     fraction: Share = Field(
         0.0,
-        description="of the target: the first draft step takes this share of the step that was "
-        "verified, prompts included, each other one this share of a decode of one token a sequence",
+        description="the first draft step takes this share of the verified step, prompts "
+        "included; each other one this share of a plain decode step",
     )
 
 
@@ -49,14 +51,14 @@ class SpeculativeConfig(Config):
     method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"] | None = Field(
         None,
         description="who drafts; all but ngram hold KV slots for their drafts ahead; null: "
-        "draft_model where `draft` is given, else ngram",
+        "draft_model if `draft` is given, else ngram",
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
         description="draft tokens that a step verifies for each sequence that decodes"
     )
     acceptance: Annotated[Share | list[Share], BeforeValidator(_acceptance)] = Field(
-        description="probability that a draft token is accepted, given that those before it were: "
-        "one for all, or a list with one for each position"
+        description="probability that a draft token is accepted, given that those before it "
+        "were: one number, or one for each position"
     )
     draft: DraftConfig | None = Field(
         None, description="what drafting costs; null: nothing, for ngram alone"

@@ -35,8 +35,8 @@ class GroupConfig(Config):
     )
     kv_role: Literal["kv_producer", "kv_consumer"] | None = Field(
         None,
-        description="kv_producer: computes prompts, for kv_consumer to decode; every group has one "
-        "or none; null: both at once",
+        description="kv_producer: computes prompts; kv_consumer: decodes them; all groups have "
+        "a role or none has; null: both at once",
     )
     dollars_per_hour: NonNegativeFloat | None = Field(
         None, description="price of one replica; null: that of its GPUs in the table of hardware"
@@ -47,7 +47,7 @@ class ClusterConfig(Config):
     """Replicas and their router."""
 
     replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
-        None, description="servers that are all as the scenario says; null: 1, or see groups"
+        None, description="equal servers; null: 1, or by groups"
     )
     router: RouterSpec = Field(
         "round_robin",
@@ -55,16 +55,22 @@ class ClusterConfig(Config):
         "{router: name, argument: value}",
     )
     groups: dict[str, GroupConfig] = Field(
-        {}, description="in place of replicas: groups of different ones, by names of your own"
+        {}, description="in place of replicas: groups of different servers, by names of your own"
     )
 
     kv_transfer: KvTransferConfig | None = Field(
-        None, description="with groups that have a kv_role: the links between them"
+        None, description="the links between groups that have a kv_role"
     )
-    admission: AdmissionConfig | None = Field(None, description="null: everybody is let in")
-    client: ClientConfig | None = Field(None, description="null: clients wait for ever")
-    failures: FailuresConfig | None = Field(None, description="null: no replica fails")
-    autoscaling: AutoscalingConfig | None = Field(None, description="null: always all replicas")
+    admission: AdmissionConfig | None = Field(
+        None, description="limits on requests; null: everybody is let in"
+    )
+    client: ClientConfig | None = Field(
+        None, description="clients that give up and try again; null: clients wait for ever"
+    )
+    failures: FailuresConfig | None = Field(None, description="replicas that fail; null: none")
+    autoscaling: AutoscalingConfig | None = Field(
+        None, description="replicas that come and go; null: always all"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "ClusterConfig":

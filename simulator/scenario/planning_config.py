@@ -53,14 +53,14 @@ class RandomConfig(Config):
 
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = Field(description="points")
     keys: Annotated[dict[str, SpreadConfig], Field(min_length=1)] = Field(
-        description="by dotted key: {low, high, log} or {choice: [...]}"
+        description="{dotted.key: {low, high, log} or {choice: [...]}}"
     )
 
 
 class SweepConfig(Config):
     """Points to run; where several of these are given, every combination of them."""
 
-    grid: dict[str, Values] = Field({}, description="by dotted key a list: all combinations")
+    grid: dict[str, Values] = Field({}, description="{dotted.key: [values]}: all combinations")
     points: list[dict[str, Any]] = Field([], description="a list of {dotted.key: value, ...}")
     random: RandomConfig | None = Field(None, description="points drawn at random")
 
@@ -70,34 +70,35 @@ class PlanConfig(Config):
 
     slo: list[str] = Field([], description="bounds, as p99_ttft_ms<=1000 or goodput>=0.95")
     vary: dict[str, Values] = Field(
-        {}, description="by dotted key a list of values: every combination is a candidate"
+        {}, description="{dotted.key: [values]}: every combination is a candidate"
     )
     fewest: dict[str, str] = Field(
         {}, description="{dotted.key: LOW..HIGH}: find the least whole number that holds the load"
     )
     cheapest: bool = Field(False, description="find the cheapest candidate that holds the load")
     objective: Literal["cost", "energy"] = Field(
-        "cost", description="which candidate is best: by dollars (GPUs without prices), or by watts"
+        "cost",
+        description="the best candidate is that with the lowest cost (without prices: "
+        "the fewest GPUs), or the fewest watts",
     )
     replications: Annotated[int, Field(ge=1, le=1000)] = Field(
-        3, description="runs of a place under other seeds, where one cannot tell"
+        3, description="runs under other seeds, where one run cannot decide"
     )
     most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
-        96, description="and at most, doubled as long as the confidence interval cannot tell"
+        96,
+        description="most such runs; they are doubled while the confidence interval cannot decide",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="of the interval over batches of requests and replications"
+        0.95, description="confidence of the interval over batches of requests and replications"
     )
-    tolerance: PositiveShare = Field(0.05, description="of the largest rate, relative")
+    tolerance: PositiveShare = Field(0.05, description="relative tolerance of the largest rate")
     min_duration: PositiveSeconds = Field(
-        600.0, description="s of load in each run that a verdict stands on, at least"
+        600.0, description="least s of load in each run that a verdict stands on"
     )
     min_e2els: Annotated[float, Field(ge=0)] = Field(
-        20.0, description="and at least so many times the P99 E2EL"
+        20.0, description="and least multiple of the P99 E2EL"
     )
-    max_duration: PositiveSeconds = Field(
-        2400.0, description="s of load in the longest run, however open the verdict is"
-    )
+    max_duration: PositiveSeconds = Field(2400.0, description="s of load in the longest run")
 
     @model_validator(mode="after")
     def _check(self) -> "PlanConfig":

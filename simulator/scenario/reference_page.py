@@ -5,7 +5,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -29,14 +29,15 @@ from simulator.workload.workload import FRONTENDS
 
 PAGE_HEAD = """# Scenario reference
 
-A scenario is one YAML file; `headway run FILE` simulates it. Every key may be left out. An unknown
-key or a wrong value is refused with its line. `--set dotted.key=value` overrides a key. Relative
-paths are looked up beside the scenario file, then in the folder that the environment variable
-`HEADWAY_DATA` names. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported.
-A scenario may name code (`module:Class`): do not run a stranger's
-([SECURITY.md](../SECURITY.md)).
+This page has every key of a scenario file with its default, its type and its meaning. It is made
+by `python -m simulator.scenario.reference_page`.
 
-This page is made by `python -m simulator.scenario.reference_page`.
+A scenario is one YAML file; `headway run FILE` simulates it. You may leave out every key that is
+not required. An unknown key or a wrong value is refused with its line. `--set dotted.key=value`
+overrides a key. Relative paths are looked up beside the scenario file, then in the folder that the
+environment variable `HEADWAY_DATA` names. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not
+supported. A scenario may name code (`module:Class`): do not run a stranger's
+([SECURITY.md](../SECURITY.md)).
 """
 GENERATOR_KEYS = {
     "request_rate": "requests (with sessions: sessions) per second; inf: all at once",
@@ -45,10 +46,10 @@ GENERATOR_KEYS = {
     "ramp_up_strategy": "linear or exponential; in place of request_rate",
     "ramp_up_start_rps": "rate at the beginning, requests per second",
     "ramp_up_end_rps": "rate at the end, requests per second",
-    "diurnal": "{period: s, amplitude: share}: a load that swings about request_rate, from its "
-    "lowest at the start; period 86400 and amplitude 0.5 if left out",
+    "diurnal": "{period: s, amplitude: share}: the load swings about request_rate and starts "
+    "at its lowest; 86400 and 0.5 if left out",
     "num_prompts": "requests; with sessions, their turns",
-    "max_concurrency": "requests sent and unfinished, at most; null: no limit; also beside trace",
+    "max_concurrency": "most requests sent and unfinished; null: no limit; also beside trace",
     "input_len": "tokens of a prompt: a number or a distribution; null: 1024",
     "output_len": "tokens of an answer: a number or a distribution; null: 128",
     "range_ratio": "r makes a length n uniform from n (1 - r) to n (1 + r); a number, or "
@@ -57,16 +58,17 @@ GENERATOR_KEYS = {
     "prefix_len": "tokens that all prompts begin with, before input_len",
     "prefix_groups": "prompts that begin with one of a few prefixes, see below",
     "sessions": "conversations of several turns, see below",
-    "clients": "how many clients, or a list with the weight of each; null: nobody is named; also "
+    "clients": "how many clients, or a list with the weight of each; null: no names; also "
     "beside trace",
     "priorities": "a whole number for each client, the smaller the more urgent; also beside trace",
-    "max_tokens": "output tokens that each request's client allows, tokens or a distribution: the "
-    "answer is cut there, with finish_reason length; null: nobody says; also beside trace",
+    "max_tokens": "output tokens that each request's client allows, a number or a "
+    "distribution: longer answers are cut there, with finish_reason length; null: no "
+    "limit; also beside trace",
 }
 PREFIX_GROUP_KEYS = {
-    "num_prefixes": "prefixes that there are",
+    "num_prefixes": "number of prefixes",
     "prefix_len": "tokens of a prefix: a number or a distribution",
-    "zipf": "popularity of the k-th is k ** -zipf; 0: all alike",
+    "zipf": "the k-th prefix has popularity k ** -zipf; 0: all alike",
 }
 SESSION_KEYS = {
     "turns": "turns of a session: a number or a distribution",
@@ -81,27 +83,28 @@ POLICY_TEXTS = {
     "fcfs": "First come, first served; a preempted request goes to the front.",
     "preemptive": "As priority, but a waiting request displaces a running one whose number is "
     "larger by more than `threshold`; numbers fall by `ageing` per second since the arrival.",
-    "deadline": "Earliest deadline first: token n is due `ttft` + n `tpot` ms after the arrival; "
-    "`clients` gives some their own, {name: {ttft: 200, tpot: 30}}. A waiting request displaces a "
-    "running one whose next token is due more than `slack` ms later than its own.",
-    "srpt": "The shortest remaining predicted length first; displaces a running request with more "
-    "than `margin` tokens more to go, unless that has said `limit` times its prediction.",
+    "deadline": "Earliest deadline first: token n is due `ttft` + n `tpot` ms after the "
+    "arrival; `clients` may have their own, {name: {ttft: 200, tpot: 30}}. A waiting "
+    "request displaces a running one whose next token is due more than `slack` ms later.",
+    "srpt": "The shortest remaining predicted length first. It displaces a running request "
+    "with more than `margin` more tokens to go, unless that has already said `limit` times "
+    "its prediction.",
     "hrrn": "The highest response ratio, (waited + size) / size, first; `by` as in sjf.",
-    "mlfq": "Skip-join feedback queues: level l has a quantum of `quantum` `ratio` ** l steps, "
-    "`prefill_rate` prompt tokens count as one; displaces running requests of lower levels; who "
-    "has waited `starvation` seconds goes to the highest.",
-    "boost": "First come, first served by arrival times that are earlier for small requests, "
-    "which bounds the tail: `by` as in sjf, `token_time` seconds per token, a large `gamma` (1/s) "
-    "is close to fcfs.",
+    "mlfq": "Skip-join feedback queues: level l has a quantum of `quantum` `ratio` ** l steps; "
+    "`prefill_rate` prompt tokens count as one. It displaces running requests of lower "
+    "levels. A request that has waited `starvation` seconds goes to the highest level.",
+    "boost": "First come, first served by arrival times that are moved forward for small "
+    "requests, which bounds the tail; `by` as in sjf, `token_time` seconds per token; a "
+    "large `gamma` (1/s) is close to fcfs.",
     "priority": "The smaller priority of the trace first, among equals the earlier arrival.",
-    "sjf": "The shortest first, by its prompt, `by: hint` its predicted answer, `by: total` both; "
-    "a second of waiting counts as `ageing` tokens less.",
-    "static": "Static batching: a batch starts when `batch_size` requests wait (null: "
-    "max_num_seqs, which is also the most), or `timeout` seconds after the oldest of them came, "
-    "and runs until its longest member ends. `deliver: each` gives an answer as it is computed, "
-    "`batch` whole when the batch is over: then TTFT is E2EL.",
-    "hf-static": "Hugging Face `generate` in a loop: static batching, 8 at a time if "
-    "null, without a timeout, each batch of prompts in one pass; `deliver` as for static.",
+    "sjf": "The shortest first: by its prompt, its predicted answer (`by: hint`) or both (`by: "
+    "total`). A second of waiting counts as `ageing` tokens less.",
+    "static": "Static batching: a batch starts when `batch_size` requests wait (null, and at "
+    "most: max_num_seqs), or `timeout` seconds after the oldest of them came, and runs "
+    "until its longest member ends. `deliver: each` streams answers; `batch` gives all "
+    "when the batch is over: then TTFT is E2EL.",
+    "hf-static": "Hugging Face `generate` in a loop: static batching without a timeout, each "
+    "batch of prompts in one pass; `batch_size` null is 8; `deliver` as for static.",
     "orca": "Orca: whole prompts and decodes in one step, without a token budget; memory reserved "
     "for the longest answer.",
     "fcfs-v0": "vLLM 0.4 to 0.6: steps of whole prompts before steps of decodes, a swapped queue.",
@@ -113,14 +116,15 @@ POLICY_TEXTS = {
     "trtllm": "TensorRT-LLM: GUARANTEED_NO_EVICT, MAX_UTILIZATION or STATIC_BATCH.",
     "tgi": "Text Generation Inference 2: prompts interrupt decodes by the waiting-served ratio.",
     "fastgen": "DeepSpeed-FastGen: Dynamic SplitFuse.",
-    "fair": "Virtual Token Counter: the client that has received the fewest tokens first. A token "
-    "of a prompt counts `input_weight`, one of an answer `output_weight`, divided by the client's "
-    "weight: {policy: fair, weights: {a: 2, b: 1}}; it is 1 for clients not named.",
+    "fair": "Virtual Token Counter: the client that has received the fewest tokens first. A "
+    "prompt token counts `input_weight`, an answer token `output_weight`, divided by the "
+    "client's weight: {policy: fair, weights: {a: 2, b: 1}}; other clients have weight 1.",
     "wfq": "Weighted fair queueing: the smallest virtual finish time first, `boost` tokens sooner "
     "for each second of waiting; weights as for fair.",
-    "virtual-finish-time": "Weighted fair queueing with each request by itself: the smallest "
-    "virtual time + remaining tokens / weight first, of which up to the share `starvation_boost` "
-    "does not count for who waits; the largest of those who run is preempted. Weights as for fair.",
+    "virtual-finish-time": "Weighted fair queueing of single requests: the smallest virtual "
+    "time + remaining tokens / weight first. For a waiting request a share of its tokens, "
+    "up to `starvation_boost`, does not count. The largest running request is preempted. "
+    "Weights as for fair.",
     "drr": "Deficit round robin: in each round a client may spend `quantum` tokens times its "
     "weight; weights as for fair.",
 }
@@ -135,14 +139,14 @@ GENERATOR_HEAD = """Without `trace` the requests are generated, with the words a
 """
 INTRODUCTIONS = {
     "workload.trace": """\
-A trace whose columns no format knows is read by `workload.columns`, beside `trace`: which column
+For a trace whose columns no format knows, `workload.columns`, beside `trace`, says which column
 holds `arrival`, `prompt`, `output` and the like, as a mapping or `arrival=t:ms,prompt=n,output=m`
-([workloads.md](workloads.md)).""",
+([workloads.md](workloads.md)).
+""",
     "workload.frontend": """\
-What a request passes before the scheduler, with or without `trace`; by default (null)
-nothing. `frontend: client` is what vLLM's clients see, `frontend: server` what the server's own
-clock does ([accuracy.md](accuracy.md)). `client_latency`, in seconds, in place of `frontend` is its
-`latency` alone.
+The delay of a request before the scheduler, with or without `trace`; by default (null) none.
+`frontend: client` is that of vLLM's clients, `frontend: server` that on the server's own clock
+([accuracy.md](accuracy.md)). `client_latency`, in seconds, is its `latency` alone.
 """,
     "cluster": """\
 Several replicas of the engine, see [fleet.md](fleet.md).
@@ -154,24 +158,24 @@ What each takes besides `router`, with the default in brackets:
 """
 COSTS_HEAD = """## cost
 
-`{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. What the engine adds to
-its kernels comes on top (`simulator/costs/overheads.yaml`, by `engine.version`);
-`overhead: vllm` beside it adds that to a profile that does not ask for it,
-`overhead: {host_per_sequence: 2e-5}` changes terms of it. `{kind: ...}` writes the
-cost model down, its terms in seconds; defaults are in brackets. T is the number of tokens in a
-step, n that of its sequences, S the cached tokens that its decodes read.
+`{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. What the engine adds to its
+kernels (`simulator/costs/overheads.yaml`, by `engine.version`) comes on top. `overhead: vllm` adds
+that to a profile that does not ask for it; `overhead: {host_per_sequence: 2e-5}` changes its terms.
+`{kind: ...}` defines a cost model by its terms, in seconds; defaults are in brackets. T is the
+number of tokens in a step, n that of its sequences, S the cached tokens that its decodes read.
 """
 COST_TEXTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
-    "piecewise": "The form of the shipped profiles, explained in `simulator/costs/piecewise.py`; "
-    "`dense` is a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches "
-    "that have a CUDA graph: a step that only decodes costs what the next of them costs. A step "
-    "with prompts costs what the next row of `graph_mixed`, by tokens, does, where there is one.",
-    "piecewise-split": "Beside the terms of `piecewise`: every step that decodes waits `per_key` "
-    "for each key of its longest sequence or, of few sequences, for a share of all keys, "
-    "explained in `simulator/costs/piecewise.py`: B200 from vLLM 0.14 on.",
-    "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency that "
-    "kernels were measured to reach there, or reach elsewhere.",
+    "piecewise": "The form of the shipped profiles, explained in "
+    "`simulator/costs/piecewise.py`. `dense` is a list of [tokens, seconds]. "
+    "`cudagraph_capture_sizes` lists the batches that have a CUDA graph: a step of decodes "
+    "costs what the next of them costs. A step with prompts costs what the next row of "
+    "`graph_mixed` costs, by tokens, if there is one.",
+    "piecewise-split": "Besides the terms of `piecewise`: a step that decodes waits `per_key` "
+    "for each key of its longest sequence or, with few sequences, for an even share of all "
+    "keys, explained in `simulator/costs/split.py`: B200 from vLLM 0.14 on.",
+    "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency "
+    "that kernels reach on it, or else on another GPU.",
 }
 DISTRIBUTIONS_HEAD = """## Distributions
 
@@ -187,21 +191,21 @@ def page() -> str:
     """Make the page."""
     parts = [
         PAGE_HEAD,
-        _table("Top level", _block_rows(())),
-        _block_tables("gpu", "gpu.power", "engine"),
-        _block_tables("engine.speculative_config", "engine.speculative_config.draft", "host"),
+        _section("Top level", _block_keys(())),
+        _blocks("gpu", "gpu.power", "engine"),
+        _blocks("engine.speculative_config", "engine.speculative_config.draft", "host"),
         _list(POLICIES_HEAD, _policies()),
         _list(PREDICTORS_HEAD, _kinds(PREDICTORS)),
-        _block_tables("goodput", "workload.trace"),
-        _table("workload", _dataclass_rows(Generator, GENERATOR_KEYS), GENERATOR_HEAD),
-        _block_tables("workload.frontend"),
-        _table("workload.prefix_groups", _dataclass_rows(PrefixGroups, PREFIX_GROUP_KEYS)),
-        _table("workload.sessions", _dataclass_rows(Sessions, SESSION_KEYS)),
-        _block_tables("cluster", "cluster.groups.NAME", "cluster.kv_transfer", "cluster.admission"),
-        _block_tables("cluster.client", "cluster.failures", "cluster.failures.outages"),
-        _block_tables("cluster.autoscaling"),
+        _blocks("goodput", "workload.trace"),
+        _section("workload", _dataclass_keys(Generator, GENERATOR_KEYS), GENERATOR_HEAD),
+        _blocks("workload.frontend"),
+        _section("workload.prefix_groups", _dataclass_keys(PrefixGroups, PREFIX_GROUP_KEYS)),
+        _section("workload.sessions", _dataclass_keys(Sessions, SESSION_KEYS)),
+        _blocks("cluster", "cluster.groups.NAME", "cluster.kv_transfer", "cluster.admission"),
+        _blocks("cluster.client", "cluster.failures", "cluster.failures.outages"),
+        _blocks("cluster.autoscaling"),
         _list(ROUTERS_HEAD, _routers()),
-        _block_tables("plan", "sweep", "sweep.random", "sweep.random.keys"),
+        _blocks("plan", "sweep", "sweep.random", "sweep.random.keys"),
         _list(COSTS_HEAD, _costs()),
         _list(DISTRIBUTIONS_HEAD, _kinds(KINDS)),
         _list(UNSUPPORTED_HEAD, (f"- `{name}`: {why}" for name, why in UNSUPPORTED_KEYS.items())),
@@ -213,34 +217,35 @@ def _list(head: str, items: Iterator[str]) -> str:
     return "\n".join([head, *items, ""])
 
 
-def _table(title: str, rows: Iterator[tuple[str, ...]], words: str = "") -> str:
-    head = [f"## {title}", "", *([words] if words else [])]
-    lines = ["| key | values | default | meaning |", "|---|---|---|---|"]
-    return "\n".join([*head, *lines, *(f"| {' | '.join(row)} |" for row in rows), ""])
+def _section(title: str, keys: Iterator[str], words: str = "") -> str:
+    return "\n".join([f"## {title}", "", *([words] if words else []), *keys, ""])
 
 
-def _block_tables(*names: str) -> str:
-    """Make the tables of blocks; of one item, where there is a list or a mapping of them."""
+def _blocks(*names: str) -> str:
+    """List the keys of blocks; of one item, where there is a list or a mapping of them."""
     return "\n".join(
-        _table(name, _block_rows(tuple(name.split("."))), INTRODUCTIONS.get(name, ""))
+        _section(name, _block_keys(tuple(name.split("."))), INTRODUCTIONS.get(name, ""))
         for name in names
     )
 
 
-def _block_rows(key: Key) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the block at a key: key, values, default, meaning."""
+def _block_keys(key: Key) -> Iterator[str]:
+    """List the keys of the block at a key."""
     block = block_class(key) or block_class((*key, "each"))
     assert block is not None
     for name, field in block.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield f"`{name}`", "mapping", "", "see below"
+            yield f"- `{name}` (mapping): see below"
             continue
-        bounds = [text for item in field.metadata if (text := _bound(item))]
-        values = ", ".join([_values(kind), *bounds])
-        missing = field.default is PydanticUndefined
-        default = "required" if missing else f"`{_yaml(field.default)}`"
-        yield f"`{name}`", values, default, (field.description or "").replace("|", r"\|")
+        values = ", ".join(filter(None, [_values(kind), _bounds(field.metadata)]))
+        yield _key(name, field.default, PydanticUndefined, values, field.description or "")
+
+
+def _key(name: str, default: object, missing: object, values: str, meaning: str) -> str:
+    """Show a key as YAML has it, with its default, and what it takes and means."""
+    shown = f"{name}" if default is missing else f"{name}: {_yaml(default)}"
+    return f"- `{shown}` ({values}{', required' if default is missing else ''}): {meaning}"
 
 
 def _values(kind: Any) -> str:
@@ -254,28 +259,27 @@ def _values(kind: Any) -> str:
         return "list"
     if hasattr(kind, "__metadata__"):
         items = (part for item in kind.__metadata__ for part in getattr(item, "metadata", [item]))
-        bounds = [text for item in items if (text := _bound(item))]
-        return ", ".join([_values(kind.__origin__), *bounds])
-    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+        return ", ".join(filter(None, [_values(kind.__origin__), _bounds(items)]))
+    words = {int: "integer", float: "number", str: "text", bool: "true or false"}
     return words.get(kind, "mapping")
 
 
-def _bound(item: Any) -> str:
-    """Write down a bound, unless it is only there to fit a machine's integers."""
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    for name, sign in signs.items():
-        limit = getattr(item, name, None)
-        if limit is not None and limit < 2**31 - 1:
-            return f"{sign} {limit:,}"
-    return ""
+def _bounds(items: Iterable[Any]) -> str:
+    """Write down the bounds, but for those that are only there to fit a machine's integers."""
+    names = ("ge", "gt", "le", "lt")
+    limits = {name: getattr(item, name) for item in items for name in names if hasattr(item, name)}
+    at = {name: f"{limit:,}" for name, limit in limits.items() if limit < 2**31 - 1}
+    if "ge" in at and "le" in at:
+        return f"{at['ge']} to {at['le']}".replace(".0", "")
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return ", ".join(f"{words[name]} {limit}" for name, limit in at.items())
 
 
-def _dataclass_rows(cls: type, meanings: dict[str, str]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a dataclass: key, values, default, meaning."""
+def _dataclass_keys(cls: type, meanings: dict[str, str]) -> Iterator[str]:
+    """List the fields of a dataclass as keys."""
     for field in dataclasses.fields(cls):
-        missing = field.default is dataclasses.MISSING
-        default = "required" if missing else f"`{_yaml(field.default)}`"
-        yield f"`{field.name}`", _values(field.type), default, meanings[field.name]
+        meaning = meanings[field.name]
+        yield _key(field.name, field.default, dataclasses.MISSING, _values(field.type), meaning)
 
 
 def _policies() -> Iterator[str]:

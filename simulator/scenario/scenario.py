@@ -38,9 +38,9 @@ def _predictor(value: object) -> object:
 class GoodputConfig(Config):
     """The service level that a request must meet to count as goodput; null: not asked."""
 
-    ttft: PositiveFloat | None = Field(None, description="time to first token, ms, at most")
-    tpot: PositiveFloat | None = Field(None, description="time per output token, ms, at most")
-    e2el: PositiveFloat | None = Field(None, description="time to last token, ms, at most")
+    ttft: PositiveFloat | None = Field(None, description="longest time to first token, ms")
+    tpot: PositiveFloat | None = Field(None, description="longest time per output token, ms")
+    e2el: PositiveFloat | None = Field(None, description="longest time to last token, ms")
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -52,7 +52,7 @@ class Scenario(Config):
     """One run: a model on a GPU under a workload."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w .,+=-]*$", max_length=100)] = Field(
-        "scenario", description="names the output folder; default: the file's name"
+        "scenario", description="name of the output folder; left out, the file's name"
     )
     description: str = Field("", description="a line for reports")
     model: str = Field(
@@ -62,8 +62,8 @@ class Scenario(Config):
     engine: EngineConfig = EngineConfig.model_construct()
     host: HostConfig | None = Field(
         None,
-        description="the server's CPU, where it differs from what the engine's version says or was "
-        "measured (`headway calibrate --from-requests`); null: by `engine.version`",
+        description="the server's CPU, if it differs from that of `engine.version` (measure it "
+        "by `headway calibrate --from-requests`); null: by `engine.version`",
     )
     cost: dict[str, Any] | None = Field(
         None,
@@ -75,25 +75,25 @@ class Scenario(Config):
     )
     predictor: Annotated[dict[str, Any], BeforeValidator(_predictor)] | None = Field(
         None,
-        description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts the lengths of "
-        "answers for the policies that want them, see below; null: nobody does",
+        description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts the lengths "
+        "of answers for policies, see below; null: no predictions",
     )
     workload: WorkloadConfig = Field(default_factory=WorkloadConfig)
     goodput: GoodputConfig = GoodputConfig.model_construct()
     slo: list[str] = Field(
         [],
-        description="service levels that runs are judged by, as p99_ttft_ms<=1000 or "
-        "goodput>=0.95; empty: 99 % of goodput, where that has bounds. Of `headway plan`, too, "
-        "where its own block has none",
+        description="service levels of runs, as p99_ttft_ms<=1000 or goodput>=0.95; empty: 99 "
+        "% of goodput, if that has bounds. `headway plan` uses them, too, if its own block "
+        "has none",
     )
     sweep: SweepConfig | None = Field(
-        None, description="what `headway sweep` varies; other commands take no notice of it"
+        None, description="what `headway sweep` varies; other commands ignore it"
     )
     plan: PlanConfig = Field(
         default_factory=PlanConfig.model_construct,
         description="what `headway plan` finds out; other commands take no notice of it",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of all random numbers")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random numbers")
     _folder: Path = PrivateAttr(default=Path())
     _source_map: SourceMap | None = PrivateAttr(default=None)
 

@@ -44,14 +44,18 @@ class TraceConfig(Config):
             "custom",
         ]
         | None
-    ) = Field(None, description="null: as its beginning tells")
-    start_s: NonNegativeFloat | None = Field(None, description="leave out what arrives before, s")
-    end_s: PositiveFloat | None = Field(None, description="leave out what arrives from then on, s")
-    skip: WholeNumber = Field(0, description="first requests to leave out")
-    limit: Count | None = Field(None, description="requests, at most")
+    ) = Field(None, description="null: told by how the file begins")
+    start_s: NonNegativeFloat | None = Field(
+        None, description="leave out requests that arrive before, s"
+    )
+    end_s: PositiveFloat | None = Field(
+        None, description="leave out requests that arrive from then on, s"
+    )
+    skip: WholeNumber = Field(0, description="number of first requests to leave out")
+    limit: Count | None = Field(None, description="most requests")
     rate_scale: PositiveFloat = Field(1.0, description="2: requests come twice as fast")
     repeat: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
-        1, description="times to play it, end to end"
+        1, description="how often to play it, end to end"
     )
     max_input_len: Count | None = Field(None, description="leave out longer prompts, tokens")
     max_output_len: Count | None = Field(None, description="leave out longer answers, tokens")
@@ -62,15 +66,16 @@ class TraceConfig(Config):
         None, description="tokens that a hash id stands for; null: 512, timed_trace: 16"
     )
     session_turns: Literal["delta", "whole"] | None = Field(
-        None, description="a later turn tells what it adds (null: delta) or its whole prompt"
+        None, description="whether a later turn has what it adds (null: delta) or its whole prompt"
     )
     chars_per_token: PositiveFloat | None = Field(
-        None, description="to estimate the lengths of the texts of custom and sharegpt"
+        None, description="estimates lengths from the texts of custom and sharegpt"
     )
     lanes: Count | None = Field(
         None,
-        description="of dynamo, weka, agentic_mooncake: agents' plays side by side; the next "
-        "of each lane begins when the one before has ended. null: each at its time",
+        description="for dynamo, weka, agentic_mooncake: how many agents' plays run side by "
+        "side; a lane's next play begins when the one before has ended. null: each at its "
+        "time",
     )
 
     @model_validator(mode="after")
@@ -83,9 +88,11 @@ class TraceConfig(Config):
 class FrontendConfig(Config):
     """Network, HTTP and tokenizer; a name stands for one that was measured."""
 
-    latency: Milliseconds = Field(0.0, description="ms that each request takes, whatever others do")
-    per_request: Milliseconds = Field(0.0, description="ms that each holds up those behind it")
-    per_token: Milliseconds = Field(0.0, description="likewise for each token of its prompt, ms")
+    latency: Milliseconds = Field(0.0, description="ms for each request, whatever others do")
+    per_request: Milliseconds = Field(
+        0.0, description="ms by which each request holds up those behind it"
+    )
+    per_token: Milliseconds = Field(0.0, description="ms likewise for each token of its prompt")
 
     @model_validator(mode="before")
     @classmethod
