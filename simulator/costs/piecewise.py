@@ -353,7 +353,10 @@ class PiecewiseCost(Fitted):
             work += self.mixed_per_window * min(context, self.window * count)
         work = max(work, self.serial_per_token * context / count)
         seconds = self._decode_seconds(count + step.drafts) + work
-        seconds += self.overhead_per_sequence * count
+        waits = self.overhead_per_sequence * count
+        seconds += waits
+        if self.launch and count + step.drafts > self._largest_graph:
+            seconds = max(seconds, self.overhead + waits + self.launch)
         return self._with_host(step, seconds, count) if self.has_host_work else seconds
 
     def _with_host(

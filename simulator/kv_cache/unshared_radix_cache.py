@@ -42,9 +42,8 @@ class UnsharedRadixCache(EvictingCounter):
         self._chains: dict[Request, _Chain] = {}  # of those who run or may come back
         # Of those who have ended, in that order: (when, the blocks of each node).
         self._ended: deque[tuple[int, list[int]]] = deque()
-        self._idle: list[tuple[int, int, _Chain]] = []  # (stamp of the leaf, number, chain), a heap
+        self._idle: list[tuple[int, _Chain]] = []  # (stamp of the leaf, chain), a heap
         self._clock = 0
-        self._pushed = 0
         self._blocks_in_tree = 0
 
     @property
@@ -98,19 +97,14 @@ class UnsharedRadixCache(EvictingCounter):
             self._blocks_in_tree += blocks
             chain.locked, chain.blocks = 1, blocks
             return
-        self._use_locked(chain)
-        found = self._follow(chain, chain.locked, chain.blocks, blocks)
+        found = self._follow(chain, 0, 0, blocks)
         if found < blocks:
             self._clock += 1
             chain.nodes.append(blocks - found)
             chain.stamps.append(self._clock)
             self._blocks_in_tree += blocks - found
         if 0 < prompt < blocks:  # the prompt is a node of its own, and used once more
-            if chain.blocks <= prompt:
-                self._use_locked(chain)
-                self._follow(chain, chain.locked, chain.blocks, prompt)
-            else:
-                self._follow(chain, 0, 0, prompt)
+            self._follow(chain, 0, 0, prompt)
         self._pool += found - chain.blocks  # they were there, and have been computed once more
         self._lock(chain, blocks)
 
@@ -164,7 +158,7 @@ class UnsharedRadixCache(EvictingCounter):
                 if not nodes:
                     ended.popleft()
             elif idle:
-                stamp, _, chain = heappop(idle)
+                stamp, chain = heappop(idle)
                 chain.offered = False
                 if len(chain.nodes) == chain.locked:
                     continue  # in use, or gone
@@ -186,8 +180,7 @@ class UnsharedRadixCache(EvictingCounter):
         """Let the leaf of a chain be evicted."""
         if not chain.offered:
             chain.offered = True
-            self._pushed += 1
-            heappush(self._idle, (chain.stamps[-1], self._pushed, chain))
+            heappush(self._idle, (chain.stamps[-1], chain))  # no two stamps are alike
 
     def _lock(self, chain: _Chain, blocks: int) -> None:
         """Let the running request hold the first blocks of its chain, which end with a node."""
@@ -198,12 +191,6 @@ class UnsharedRadixCache(EvictingCounter):
             left -= node
             count += 1
         chain.locked, chain.blocks = count, blocks
-
-    def _use_locked(self, chain: _Chain) -> None:
-        """Use what the running request holds."""
-        self._clock += chain.locked
-        for number in range(chain.locked):
-            chain.stamps[number] = self._clock - chain.locked + 1 + number
 
     def _follow(self, chain: _Chain, number: int, there: int, blocks: int) -> int:
         """Use a chain from a node on, with `there` blocks before it, up to so many blocks.

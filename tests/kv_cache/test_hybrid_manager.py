@@ -1,11 +1,24 @@
 """Block tables of groups of layers, by hand; what vLLM does: `tests/conformance`."""
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from simulator.core.request import Request
+from simulator.core.decode_set import DecodeSet
+from simulator.core.request import Request, Segments, by_admission
+from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.hybrid_manager import GroupHits, HybridManager
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
+from tests.kv_cache.test_block_manager import ask, contents
 from tests.support.engines import play, workload
 
 
@@ -34,6 +47,14 @@ def test_with_a_step_in_flight_a_block_leaves_one_step_later() -> None:
     log, _ = play(workload((0, 8, 10)), AsyncScheduler(blocks))
     assert log.steps["blocks_used"].tolist()[:6] == [2, 3, 3, 3, 3, 3]
     assert blocks.free == 49
+
+
+def test_a_prompt_in_flight_keeps_its_blocks_for_one_step() -> None:
+    """24 tokens in 6 blocks, a window of 8: 4 leave before the 25th token; if it is in flight as
+    yet, before the 26th."""
+    for kind, used in ((Scheduler, [6, 3, 3, 3]), (AsyncScheduler, [6, 7, 3, 3])):
+        log, _ = play(workload((0, 24, 4)), kind(hybrid(50, [8])))
+        assert log.steps["blocks_used"].tolist() == used
 
 
 def test_groups_hold_what_each_of_them_needs() -> None:
@@ -87,3 +108,119 @@ def test_a_long_prefix_is_found_where_a_shorter_one_is_not() -> None:
 def test_windows_are_of_one_length(windows: list[int]) -> None:
     with pytest.raises(ValueError, match="windows: must be 0 or one length, not"):
         hybrid(20, windows)
+
+
+class Alike(RuleBasedStateMachine):
+    """The same calls, with decodes as a set and one by one; a window that nothing leaves is none.
+
+    So a third has no windows at all where they are that wide.
+    """
+
+    @initialize(
+        usable=st.integers(12, 40),
+        size=st.sampled_from([1, 2, 4]),
+        windows=st.sampled_from([[5], [0, 5], [7, 0, 7], [1000], [1000]]),
+        splits=st.booleans(),
+    )
+    def start(self, usable: int, size: int, windows: list[int], splits: bool) -> None:
+        limits = {"windows": windows, "max_in_flight": 64, "max_model_len": 900}
+        self.books: list[BlockManager] = [
+            HybridManager(usable + 1, size, True, **limits) for _ in range(2)
+        ]
+        if windows == [1000]:
+            self.books.append(BlockManager(usable + 1, size, True))
+        for book in self.books:
+            book.splits_free_list = splits
+        self.decodes = [DecodeSet(size, by_phase=True), None, DecodeSet(size, by_phase=True)]
+        self.size, self.groups, self.ids = size, len(windows), 0
+        self.running: list[list[Request]] = []
+        self.decoding: list[list[Request]] = []
+        self.gone: list[list[Request]] = []
+
+    @rule(segments=contents(), chunk=st.integers(1, 20), again=st.booleans())
+    def enter(self, segments: Segments, chunk: int, again: bool) -> None:
+        if again and self.gone:
+            alike = self.gone.pop()
+        else:
+            alike = [ask(*segments, id=self.ids) for _ in self.books]
+            self.ids += 1
+        hits = [book.match(r) for book, r in zip(self.books, alike, strict=True)]
+        assert len({len(found) for found in hits}) == 1
+        tokens = min(alike[0].known, len(hits[0]) * self.size + chunk)
+        need = {book.missing(tokens, found) for book, found in zip(self.books, hits, strict=True)}
+        assert len(need) == 1
+        if max(need) > self.books[0].free:
+            self.gone.append(alike)
+            return
+        for book, request, found in zip(self.books, alike, hits, strict=True):
+            book.admit(request, found, tokens)
+        self.running.append(alike)
+        self._settle(alike)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 9), chunk=st.integers(1, 20))
+    def go_on(self, which: int, chunk: int) -> None:
+        alike = self.running[which % len(self.running)]
+        tokens = min(alike[0].known, alike[0].computed + chunk)
+        if alike in self.decoding or self.books[0].taken(alike[0], tokens) > self.books[0].free:
+            return
+        for book, request in zip(self.books, alike, strict=True):
+            book.extend(request, tokens)
+        self._settle(alike)
+
+    def _settle(self, alike: list[Request]) -> None:
+        if alike[0].pending:
+            return
+        self.decoding.append(alike)
+        for decodes, request in zip(self.decodes, alike, strict=False):
+            request.generated += 1
+            if decodes is not None:
+                decodes.join(request, 1000)
+
+    @precondition(lambda self: self.decoding)
+    @rule(ticks=st.integers(1, 9))
+    def decode(self, ticks: int) -> None:
+        for _ in range(ticks):
+            if len(self.decoding) * self.groups > self.books[0].free:
+                return
+            for book, decodes in zip(self.books, self.decodes, strict=False):
+                if decodes is not None:
+                    book.take_ticks(decodes, 1)
+                    decodes.advance(1)
+            for request in sorted((alike[1] for alike in self.decoding), key=by_admission):
+                self.books[1].extend(request, request.computed + 1)
+                request.generated += 1
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 9), back=st.booleans())
+    def leave(self, which: int, back: bool) -> None:
+        alike = self.running.pop(which % len(self.running))
+        for book, decodes, request in zip(self.books, self.decodes, alike, strict=False):
+            if decodes is not None and request.joined >= 0:
+                request.generated += decodes.leave(request)
+            book.release(request)
+            assert request.computed == 0
+        if alike in self.decoding:
+            self.decoding.remove(alike)
+        if back:
+            self.gone.append(alike)
+
+    @invariant()
+    def they_are_alike(self) -> None:
+        """The free list in its order, what the prefix cache lists, and all block tables."""
+        one, *others = self.books
+        for other in others:
+            assert (one.free, one.shared, one._blank) == (other.free, other.shared, other._blank)
+            assert list(one._idle.items()) == list(other._idle.items())
+            assert (one._block_of, one._others_of) == (other._block_of, other._others_of)
+        for first, second, *third in self.running:
+            tables = self.books[0]._tables[first]
+            assert tables == self.books[1]._tables[second]
+            assert not third or tables == [third[0].blocks]
+
+
+def test_a_set_of_decodes_is_its_members_and_a_wide_window_is_none() -> None:
+    """Blocks with the same names, given out and found in the same order."""
+    run_state_machine_as_test(
+        Alike, settings=settings(max_examples=80, stateful_step_count=40, deadline=None)
+    )

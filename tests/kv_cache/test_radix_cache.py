@@ -145,6 +145,52 @@ def test_who_runs_cannot_be_evicted_from() -> None:
     assert len(tree.match(ask(3, ("s", 4), ("x", 1)))) == 4
 
 
+def test_leaves_go_in_the_order_of_their_use_whoever_left_first() -> None:
+    """12 blocks, of which a has 4 and b 3; b leaves before a. Who takes 6 gets the 4 of a."""
+    tree = RadixCache(13, 1)
+    one, two = ask(0, ("a", 4)), ask(1, ("b", 3))
+    for request in (one, two):
+        tree.admit(request, tree.match(request), request.known)
+        tree.cache(request)
+    tree.release(two)
+    tree.release(one)
+    other = ask(2, ("c", 6))
+    tree.admit(other, tree.match(other), 6)
+    assert tree.hashed == 3
+    assert len(tree.match(ask(3, ("b", 3), ("x", 1)))) == 3
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_prompt_counts_for_one_priority_more_than_its_answer(chunked: bool) -> None:
+    """a and its answer have 4 blocks each, b, of priority 1, has 3: first the answer goes, of the
+    others, which are of one priority, a, which was used before."""
+    tree = RadixCache(13, 1)
+    tree.eviction_policy = "priority"
+    one, two = ask(0, ("a", 4)), ask(1, ("b", 3))
+    two.priority = 1
+    tree.admit(one, tree.match(one), 4)
+    if chunked:
+        tree.cache(one)
+    one.generated = 5
+    tree.extend(one, 8)
+    one.finish = 1.0
+    tree.release(one)
+    serve(tree, two)
+    found = []
+    for blocks in (2, 6):
+        tree.make_room(blocks)
+        found.append((tree.hashed, len(tree.match(ask(2, ("b", 3), ("x", 1))))))
+    assert found == [(7, 3), (3, 3)]
+
+
+def test_an_answer_goes_without_its_prompt_though_that_is_one_block() -> None:
+    tree = RadixCache(6, 1)
+    serve(tree, ask(0, ("a", 1)), output=4)
+    assert tree.hashed == 4
+    tree.make_room(2)
+    assert tree.hashed == 1
+
+
 class Naive:
     """SGLang's tree of single tokens, as plain as can be: nodes are paths, an edge a set of them.
 

@@ -214,7 +214,7 @@ class Twins(RuleBasedStateMachine):
             if request.joined >= 0:
                 request.generated += decodes.leave(request)
             request.unknown = 0
-            request.finish = -1.0 if back else 1.0
+            request.finish = -1.0 if back else 0.0
             blocks.release(request)
         if back:
             self.waiting.append(pair)

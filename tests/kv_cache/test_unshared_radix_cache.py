@@ -5,6 +5,14 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from simulator.core.request import Request
 from simulator.kv_cache.radix_cache import RadixCache
@@ -15,6 +23,7 @@ from tests.engine.test_laws import assert_same_steps, clocks, workloads
 from tests.support.engines import play
 
 ROWS = ("request_rows", "pause_rows")
+WHICH = st.integers(0, 3)
 Cache = type[RadixCache] | type[UnsharedRadixCache]
 
 
@@ -33,6 +42,103 @@ def test_a_retracted_request_finds_its_prompt_until_that_is_evicted() -> None:
     assert (blocks.free, blocks.hashed, len(blocks.match(first))) == (10, 4, 4)
     blocks.admit(second, blocks.match(second), 8)
     assert (blocks.free, blocks.hashed, len(blocks.match(first))) == (2, 0, 0)
+
+
+class Twins(RuleBasedStateMachine):
+    """The same calls to the tree and to the count of it."""
+
+    @initialize(usable=st.integers(8, 24), size=st.sampled_from([1, 2, 4]))
+    def start(self, usable: int, size: int) -> None:
+        self.size = size
+        self.trees = RadixCache(usable + 1, size), UnsharedRadixCache(usable + 1, size)
+        self.running: list[tuple[Request, Request]] = []
+        self.waiting: list[tuple[Request, Request]] = []
+        self.count = 0
+
+    @precondition(lambda self: len(self.running) + len(self.waiting) < 4)
+    @rule(tokens=st.integers(1, 20))
+    def arrive(self, tokens: int) -> None:
+        self.waiting.append(
+            (Request(self.count, 0.0, tokens, 99), Request(self.count, 0.0, tokens, 99))
+        )
+        self.count += 1
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=WHICH, chunk=st.integers(1, 20), done=st.booleans())
+    def enter(self, which: int, chunk: int, done: bool) -> None:
+        pair = self.waiting[which % len(self.waiting)]
+        hits = [tree.match(request) for tree, request in zip(self.trees, pair, strict=True)]
+        assert len(hits[0]) == len(hits[1])
+        tokens = min(pair[0].known, len(hits[0]) * self.size + chunk)
+        need = {tree.missing(tokens, own) for tree, own in zip(self.trees, hits, strict=True)}
+        assert len(need) == 1
+        if max(need) > self.trees[0].free:
+            return  # who was compared with a path has used it
+        for tree, request, own in zip(self.trees, pair, hits, strict=True):
+            tree.admit(request, own, tokens)
+            if done:
+                tree.cache(request)
+        self.waiting.remove(pair)
+        self.running.append(pair)
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=WHICH, tokens=st.integers(0, 30))
+    def look(self, which: int, tokens: int) -> None:
+        """Compare what a waiting request begins with, as orders of the queue do."""
+        pair = self.waiting[which % len(self.waiting)]
+        blocks, _ = self.trees[0].find(pair[0], tokens)
+        assert self.trees[1].find(pair[1], tokens) == blocks
+
+    @precondition(lambda self: self.running)
+    @rule(which=WHICH, chunk=st.integers(0, 9), answer=st.integers(0, 3), done=st.booleans())
+    def go_on(self, which: int, chunk: int, answer: int, done: bool) -> None:
+        pair = self.running[which % len(self.running)]
+        for request in pair:
+            request.generated += answer if not request.pending else 0
+        tokens = min(pair[0].known, pair[0].computed + chunk)
+        if -(-tokens // self.size) - -(-pair[0].computed // self.size) > self.trees[0].free:
+            return
+        for tree, request in zip(self.trees, pair, strict=True):
+            tree.extend(request, tokens)
+            if done:
+                tree.cache(request)
+
+    @precondition(lambda self: self.running)
+    @rule(which=WHICH, tokens=st.integers(0, 20))
+    def insert(self, which: int, tokens: int) -> None:
+        """Put the first tokens into the tree, as when a later chunk is under way."""
+        pair = self.running[which % len(self.running)]
+        there = self.trees[0]._held[pair[0]].blocks * self.size
+        for tree, request in zip(self.trees, pair, strict=True):
+            tree.insert(request, min(there + tokens, request.computed))
+
+    @precondition(lambda self: self.running)
+    @rule(which=WHICH, back=st.sampled_from([True, True, False]))
+    def leave(self, which: int, back: bool) -> None:
+        pair = self.running.pop(which % len(self.running))
+        for tree, request in zip(self.trees, pair, strict=True):
+            request.finish = -1.0 if back else 0.0
+            tree.release(request)
+            assert request.computed == 0
+        if back:
+            self.waiting.append(pair)
+
+    @rule(count=st.integers(1, 9))
+    def make_room(self, count: int) -> None:
+        for tree in self.trees:
+            tree.make_room(count)
+
+    @invariant()
+    def as_much_is_free_and_in_the_tree(self) -> None:
+        one, two = self.trees
+        assert (one.free, one.hashed, one._pool) == (two.free, two.hashed, two._pool)
+
+
+def test_the_same_calls_have_the_same_outcome() -> None:
+    """Requests board, go on, are put into the tree, retracted and evicted from, in any order."""
+    run_state_machine_as_test(
+        Twins, settings=settings(max_examples=80, stateful_step_count=50, deadline=None)
+    )
 
 
 @st.composite
@@ -59,7 +165,7 @@ def trees(draw: st.DrawFn) -> Callable[[Cache], SgLang]:
 
 
 @given(workloads(), trees(), clocks, st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_runs_are_those_with_the_tree_to_the_last_bit(load, make, clock, leap) -> None:
     """The same steps, requests and retractions, and as much in the tree after each."""
     load.segments = None

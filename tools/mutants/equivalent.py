@@ -1,3 +1,34 @@
 """Mutants that no test can kill, as they change nothing that anybody sees, and why."""
 
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+KV_CACHE = {
+    ("block_hashes.py", "key = 0", "key = 1"): "any number may begin a chain of hashes",
+    (
+        "radix_cache.py",
+        "self._root = Node(None, [], 0, locks=1)",
+        "self._root = Node(None, [], 1, locks=1)",
+    ): "nobody reads the blocks of the root: every walk stops there",
+    (
+        "unshared_prefix_cache.py",
+        "if count > self.free - self._cached:",
+        "if count >= self.free - self._cached:",
+    ): "`take` does the same, by a call, where there are just enough",
+    (
+        "unshared_radix_cache.py",
+        "if ended and chain.locked == len(chain.nodes) and (chain.blocks >= prompt > 0):",
+        "if ended and chain.locked == len(chain.nodes) and (chain.blocks > prompt > 0):",
+    ): "`insert` does the same with more work where the prompt is just what is locked",
+    (
+        "unshared_radix_cache.py",
+        "chain.runs, chain.locked, chain.blocks = (False, 0, 0)",
+        "chain.runs, chain.locked, chain.blocks = (True, 0, 0)",
+    ): "a chain without nodes finds nothing, whether it is deleted or not",
+    (
+        "unshared_radix_cache.py",
+        "self._clock += 1",
+        "self._clock += 2",
+    ): "the order of stamps counts",
+}
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (f"simulator/kv_cache/{file}", old, new): reason
+    for (file, old, new), reason in KV_CACHE.items()
+}

@@ -1,7 +1,8 @@
 """Draw faults for the bodies of functions: a comparison, a constant, a statement, two arguments."""
 
 import ast
-import random
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +77,14 @@ def _of_statement(
             yield "comparison", statement, block, at, node
         elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
             yield "constant", statement, block, at, node
-        elif isinstance(node, ast.Call) and len({ast.dump(one) for one in node.args[:2]}) == 2:
+        elif isinstance(node, ast.Call) and _ordered(node):
             yield "swapped argument", statement, block, at, node
+
+
+def _ordered(call: ast.Call) -> bool:
+    """Say whether a call has two arguments whose order may matter."""
+    alike = isinstance(call.func, ast.Name) and call.func.id in {"min", "max"}
+    return not alike and len({ast.dump(one) for one in call.args[:2]}) == 2
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
@@ -110,17 +117,21 @@ def _shown(statement: ast.stmt) -> str:
 def draw(
     root: Path, packages: list[str], reached: dict[str, set[int]], seed: int, count: int
 ) -> list[Mutant]:
-    """Draw `count` mutants on lines of `packages`; `reached` are those that some test runs."""
-    found = []
+    """Draw `count` mutants on lines of `packages`; `reached` are those that some test runs.
+
+    Each draws its own lot, by what it changes: a change of other code leaves the sample as it is.
+    """
+    lots = []
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
-            name = str(path.relative_to(root))
+            name, seen = str(path.relative_to(root)), Counter[str]()
             for place, fault in enumerate(_faults(ast.parse(path.read_text("utf-8")))):
-                line = (fault[4] or fault[1]).lineno
-                if line in reached.get(name, ()):
-                    found.append((name, place))
-    chosen = random.Random(seed).sample(found, min(count, len(found)))
-    return [_mutant(root, name, place) for name, place in chosen]
+                text = f"{seed} {name} {fault[0]} {_shown(fault[1])}"
+                seen[text] += 1
+                if (fault[4] or fault[1]).lineno in reached.get(name, ()):
+                    lot = hashlib.sha256(f"{text} {seen[text]}".encode()).hexdigest()
+                    lots.append((lot, name, place))
+    return [_mutant(root, name, place) for _, name, place in sorted(lots)[:count]]
 
 
 def _mutant(root: Path, name: str, place: int) -> Mutant:

@@ -19,6 +19,8 @@ from tools.mutants.mutate import Mutant, install
 Reach = dict[str, dict[str, list[int]]]
 """By file and line, the tests that run it, by number."""
 WORKERS = 2
+FEW = 10
+"""Examples that a property test draws while its lines are noted."""
 GRACE = 10.0  # seconds for one test, and so many times what it took, before it counts as endless
 
 
@@ -69,11 +71,13 @@ class Session:
         cov = coverage.Coverage(data_file=None, source=[str(self.root / p) for p in packages])
         numbers = range(worker, len(self.items), WORKERS)
         took: dict[int, float] = {}
+        asked: dict[Any, int] = {}
         cov.start()
         for number in numbers:
             cov.switch_context(str(number))
+            share = _draw_few(self.items[number], asked)
             if self.run(number, number + WORKERS if number + WORKERS < len(self.items) else None):
-                took[number] = self.took
+                took[number] = self.took / share
         cov.stop()
         data, lines = cov.get_data(), dict[str, Any]()
         for file in data.measured_files():
@@ -109,6 +113,22 @@ class Session:
             if not self.run(number, tests[at + 1][0] if at + 1 < len(tests) else None):
                 return 1
         return 0
+
+
+def _draw_few(item: pytest.Item, asked: dict[Any, int]) -> float:
+    """Let a property test draw few examples, enough for its lines; return their share.
+
+    `asked` has how many each test had before.
+    """
+    test: Any = getattr(item, "obj", None)
+    drawn = getattr(test, "_hypothesis_internal_use_settings", None)
+    if drawn is None:
+        return 1.0
+    test._hypothesis_internal_use_settings = settings(
+        drawn, max_examples=min(drawn.max_examples, FEW)
+    )
+    most = asked.setdefault(test, drawn.max_examples)
+    return min(FEW / most, 1.0)
 
 
 def _forked(jobs: Sequence[Callable[[], int]], limits: Sequence[float]) -> list[str]:

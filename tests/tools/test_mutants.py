@@ -1,0 +1,51 @@
+"""Which faults are drawn for the tests to find."""
+
+import ast
+from pathlib import Path
+
+from tools.mutants.equivalent import EQUIVALENT
+from tools.mutants.mutate import Mutant, draw
+
+CODE = """
+def least(one, two):
+    \"\"\"Nothing is done to words for people.\"\"\"
+    assert one > 0
+    found = min(one, two)
+    return found if found < 7 else f(one, two)
+"""
+ROOT = Path(__file__).parents[2]
+
+
+def drawn(root: Path, code: str, count: int, seed: int = 0) -> list[Mutant]:
+    (root / "some").mkdir(exist_ok=True)
+    (root / "some" / "file.py").write_text(code)
+    lines = set(range(1, code.count("\n") + 1))
+    return draw(root, ["some"], {"some/file.py": lines}, seed, count)
+
+
+def test_comparisons_constants_statements_and_arguments_are_changed(tmp_path: Path) -> None:
+    """Not what people read, nor the order of what `min` takes."""
+    assert {mutant.new for mutant in drawn(tmp_path, CODE, 99)} == {
+        "pass",
+        "return found if found <= 7 else f(one, two)",
+        "return found if found < 8 else f(one, two)",
+        "return found if found < 7 else f(two, one)",
+    }
+
+
+def test_a_sample_stays_what_it_is_where_other_code_changes(tmp_path: Path) -> None:
+    """More faults to draw from put some in the place of others, and leave the rest alone."""
+    before = {mutant.key() for mutant in drawn(tmp_path, CODE, 3)}
+    more = "def g(x):\n    return x + 1\n\n\ndef h(x):\n    return x < 2\n"
+    after = {mutant.key() for mutant in drawn(tmp_path, more + CODE, 3)}
+    assert len(before) == len(after) == 3
+    assert {key for key in after if "return x" not in key[1]} <= before
+    assert {mutant.key() for mutant in drawn(tmp_path, CODE, 3, seed=1)} != before
+
+
+def test_what_is_called_equivalent_is_code_that_is_there() -> None:
+    """An entry whose line has gone goes, too."""
+    for path, old, _ in EQUIVALENT:
+        tree = ast.parse((ROOT / path).read_text("utf-8"))
+        statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+        assert old in {ast.unparse(one).splitlines()[0] for one in statements}, (path, old)
