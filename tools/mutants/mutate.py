@@ -21,6 +21,8 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.NotIn: ast.In,
 }
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+SYMMETRIC = {"min", "max", "minimum", "maximum", "raise_if"}
+"""Calls that do the same with their arguments in another order."""
 DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Continue, ast.Break)
 
 
@@ -47,21 +49,17 @@ def _faults(
     tree: ast.Module,
 ) -> Iterator[tuple[str, ast.stmt, list[ast.stmt], int, ast.expr | None]]:
     """Walk through all places: kind, statement, the block it stands in, where, and expression."""
-    for function in ast.walk(tree):
-        if not isinstance(function, FUNCTION) or _inside(tree, function):
-            continue
+    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTION)]
+    inner = {one for outer in functions for one in ast.walk(outer) if one is not outer}
+    for function in functions:
+        if function in inner:
+            continue  # it stands in another, with which it is walked
         for node in ast.walk(function):
             for name in ("body", "orelse", "finalbody"):
                 block = getattr(node, name, None)
                 if isinstance(block, list):
                     for at, statement in enumerate(block):
                         yield from _of_statement(statement, block, at)
-
-
-def _inside(tree: ast.Module, function: ast.AST) -> bool:
-    """Say whether a function stands in another, with which it is walked."""
-    outer = [n for n in ast.walk(tree) if isinstance(n, FUNCTION) and n is not function]
-    return any(function in ast.walk(one) for one in outer)
 
 
 def _of_statement(
@@ -83,8 +81,8 @@ def _of_statement(
 
 def _ordered(call: ast.Call) -> bool:
     """Say whether a call has two arguments whose order may matter."""
-    alike = isinstance(call.func, ast.Name) and call.func.id in {"min", "max"}
-    return not alike and len({ast.dump(one) for one in call.args[:2]}) == 2
+    name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+    return name not in SYMMETRIC and len({ast.dump(one) for one in call.args[:2]}) == 2
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
