@@ -3,10 +3,12 @@
 The command line loads this module only for them: it is all that reaches from it to torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
+from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -17,12 +19,16 @@ from simulator.cli.options import (
     Quiet,
     Settings,
     refuse_own_code,
+    silent,
 )
 from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.write import check_folder
 from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from gpu_backend.live import LiveRun
 
 Device = Annotated[str, Parameter(help="cpu or cuda")]
 DEFAULT_SETUP = Setup()
@@ -52,9 +58,20 @@ def calibrate(
         Path | None,
         Parameter(help="steps and kernels of this trace of vLLM's, and a profile of them"),
     ] = None,
+    server: Annotated[
+        str | None,
+        Parameter(help="drive this running vLLM (http://HOST:PORT), and write its scenario"),
+    ] = None,
+    minutes: Annotated[float | None, silent("with --server: time to drive it [default: 5]")] = None,
+    max_rate: Annotated[
+        float | None, silent("with --server: requests/s at most [default: to the knee]")
+    ] = None,
+    steps: Annotated[
+        Path | None, silent("with --server: the file that its step recorder writes")
+    ] = None,
     scenario: Annotated[
         Path | None,
-        Parameter(help="for a log: model, GPU, engine and cost"),
+        Parameter(help="for a log or server: model, GPU, engine and cost"),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -76,14 +93,29 @@ def calibrate(
         "--from-requests": from_requests,
         "--from-steps": from_steps,
         "--from-torch-profile": from_torch_profile,
+        "--server": server,
     }
     measuring = {
         "--device": setup.device != DEFAULT_SETUP.device,
         "--budget-s": setup.budget_s != DEFAULT_SETUP.budget_s,
         "--no-graphs": setup.no_graphs,
     }
-    beside = {"--scenario": scenario, "--columns": columns, "--set": set_}
+    beside: dict[str, object] = {"--scenario": scenario, "--columns": columns, "--set": set_}
+    beside |= {"--minutes": minutes, "--max-rate": max_rate, "--steps": steps}
     _check_source(sources, beside, [option for option, given in measuring.items() if given])
+    if server is not None:
+        from calibration.running_server.calibrate import calibrate_server
+
+        return calibrate_server(
+            server,
+            check_folder(out or Path("out") / "calibrate-server"),
+            minutes=5.0 if minutes is None else minutes,
+            max_rate=inf if max_rate is None else max_rate,
+            steps=steps,
+            scenario=scenario,
+            overrides=set_ or [],
+            echo=partial(print, flush=True),
+        )
     if from_ is not None:
         refit(from_, out or from_.parent)
         return 0
@@ -136,14 +168,14 @@ def _check_source(
     of a measurement.
     """
     named = [option for option, value in sources.items() if value is not None]
-    others = [option for option, value in beside.items() if value]
+    others = [option for option, value in beside.items() if value not in (None, [])]
     wrong: list[str] = []
     if not named:
         wrong += [f"{option}: goes with {SOURCES_OF[option]}" for option in others]
         if not wrong:
             wrong = [
                 "--model: say which model to measure, or what to fit: --from what was measured, "
-                "--from-requests, --from-steps or --from-torch-profile a server's log"
+                "--from-requests, --from-steps or --from-torch-profile a server's log, or --server"
             ]
     elif len(named) > 1:
         wrong = [f"{named[1]}: goes without {named[0]}"]
@@ -167,9 +199,10 @@ def _check_source(
 LOGS = ("--from-requests", "--from-steps")
 TRACE = "--from-torch-profile"
 SOURCES_OF = {
-    "--scenario": f"{', '.join(LOGS)} or {TRACE}",
-    "--set": f"{', '.join(LOGS)} or {TRACE}",
+    "--scenario": f"{', '.join(LOGS)}, {TRACE} or --server",
+    "--set": f"{', '.join(LOGS)}, {TRACE} or --server",
     "--columns": "--from-requests",
+    **dict.fromkeys(("--minutes", "--max-rate", "--steps"), "--server"),
 }
 """What is fitted where an option beside it has a meaning."""
 
@@ -178,6 +211,10 @@ def live(
     scenario: Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")],
     /,
     *,
+    engine: Annotated[
+        Literal["headway", "vllm"],
+        Parameter(help="Headway's own in torch, or the vLLM that is installed in this Python"),
+    ] = "headway",
     device: Device = "cpu",
     clock: Annotated[
         Literal["exec", "wall", "model"],
@@ -191,27 +228,29 @@ def live(
     no_graphs: NoGraphs = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run a scenario on a real engine; print its report, write its files."""
+    """Run a scenario on a real engine; print its report, write its files.
+
+    With vLLM the simulation of the same scenario is put beside it.
+    """
     from calibration.engine_steps.live_folder import RERUN_PATTERN, write_live
-    from calibration.engine_steps.refit import describe_engine
-    from gpu_backend.live import build_engine, run_live
     from simulator.cli.console import print_interrupted_run
     from simulator.cli.progress import run_progress
     from simulator.views.report import run_table
 
     if reruns < 0:
         raise HeadwayError(f"--reruns {reruns}: must be at least 0")
+    if engine == "vllm":
+        _check_vllm(device, clock)
     loaded = load_scenario(scenario, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{loaded.name}-live")
     if there := [*folder.glob("live.json"), *folder.glob(RERUN_PATTERN)]:
         raise HeadwayError(
             f"--out {folder}: holds a live run already ({there[0].name}); give another folder"
         )
-    engine = build_engine(loaded, assemble(loaded), device, graphs=not no_graphs)
-    about = describe_engine(engine) | {"seed": loaded.seed}
+    play, about = _start_engine(engine, loaded, device, clock, graphs=not no_graphs)
     for number in range(reruns + 1):
         with run_progress(f"{loaded.name} live {number}", quiet) as progress:
-            done = run_live(loaded, device, clock, engine=engine, progress=progress)
+            done = play(progress)
         if done.result.interrupted:
             return print_interrupted_run(done.result)
         place = folder / f"rerun-{number}" if number else folder
@@ -221,7 +260,44 @@ def live(
             if not number:
                 print(report)
             print(f"written to {place}: {', '.join(file.name for file in files)}", flush=True)
+    if engine == "vllm":
+        return validate(folder, quiet=quiet)
     return 0
+
+
+def _check_vllm(device: str, clock: str) -> None:
+    """Refuse what does not go with vLLM, and vLLM where it is not installed."""
+    if (device, clock) != ("cpu", "exec"):
+        raise HeadwayError(
+            "--engine vllm: goes without --device and --clock: it has its own device"
+        )
+    if find_spec("vllm") is None:
+        raise HeadwayError(
+            "--engine vllm: vLLM is not installed in this Python; install Headway into the "
+            "environment that has it"
+        )
+
+
+def _start_engine(
+    engine: str, scenario: Scenario, device: str, clock: Any, *, graphs: bool
+) -> "tuple[Callable[[Any], LiveRun], dict[str, object]]":
+    """Return what runs the scenario on an engine, once for each call, and what is told of it."""
+    if engine == "vllm":
+        from gpu_backend.vllm_engine import VllmEngine, run_vllm
+
+        vllm = VllmEngine(scenario, assemble(scenario))
+        return (
+            lambda progress: run_vllm(scenario, engine=vllm, progress=progress),
+            vllm.describe() | {"seed": scenario.seed},
+        )
+    from calibration.engine_steps.refit import describe_engine
+    from gpu_backend.live import build_engine, run_live
+
+    own = build_engine(scenario, assemble(scenario), device, graphs=graphs)
+    return (
+        lambda progress: run_live(scenario, device, clock, engine=own, progress=progress),
+        describe_engine(own) | {"seed": scenario.seed},
+    )
 
 
 def validate(

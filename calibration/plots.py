@@ -67,7 +67,13 @@ def plot_live(
     encode(figure, file)
 
 
-def plot_run(title: str, latencies: Groups, gauges: Mapping[str, Series], file: BinaryIO) -> None:
+def plot_run(
+    title: str,
+    latencies: Groups,
+    gauges: Mapping[str, Series],
+    file: BinaryIO,
+    kind: str = "png",
+) -> None:
     """Draw the distributions of requests' latencies (ms) and, by axis label, gauges over time."""
     panels = 3 + len(gauges)
     with sheet(1, panels, 3.6, width=3.2 * panels) as figure:
@@ -88,7 +94,7 @@ def plot_run(title: str, latencies: Groups, gauges: Mapping[str, Series], file: 
             grid(ax)
         legend_below(figure, axes[0])
         figure.suptitle(title, fontsize=11)
-    encode(figure, file)
+    encode(figure, file, kind)
 
 
 def plot_metrics(metrics: Mapping[str, Groups], file: BinaryIO) -> None:

@@ -88,13 +88,15 @@ def replay(
     *,
     timeout: float = 600.0,
     prompt_seed: int | None = None,
+    vocab_size: int = LAST_TOKEN,
 ) -> Replayed:
     """Send every request at its time to an OpenAI-compatible server; wait for all, or for Ctrl-C.
 
     `timeout` is the longest that a request may take, s. The same `prompt_seed` draws the same
     prompts; None: others each time, which no server has in its prefix cache. A server that wants a
-    key gets that of the environment variable OPENAI_API_KEY, as from `vllm bench serve`. Raises
-    HeadwayError where the server cannot be reached, or names no model.
+    key gets that of the environment variable OPENAI_API_KEY, as from `vllm bench serve`. No token
+    of a prompt is beyond `vocab_size`. Raises HeadwayError where the server cannot be reached, or
+    names no model.
     """
     seed = secrets.randbelow(2**31) if prompt_seed is None else prompt_seed
     need_package("replay", "serve", "aiohttp")
@@ -109,7 +111,9 @@ def replay(
             timeout=limits, connector=connector, headers=head
         ) as session:
             try:
-                return await _Replay(session, workload, url.rstrip("/"), model, seed).run()
+                last = min(vocab_size, LAST_TOKEN)
+                sender = _Replay(session, workload, url.rstrip("/"), model, seed, last_token=last)
+                return await sender.run()
             except aiohttp.ClientError as error:
                 raise HeadwayError(f"--url: {url}: {error}") from None
 
@@ -120,8 +124,16 @@ class _Replay:
     """One workload on its way."""
 
     def __init__(
-        self, session: Any, workload: Workload, url: str, model: str | None, seed: int
+        self,
+        session: Any,
+        workload: Workload,
+        url: str,
+        model: str | None,
+        seed: int,
+        *,
+        last_token: int,
     ) -> None:
+        self.last_token = last_token
         self.session, self.workload, self.seed = session, workload, seed
         self.root = url.removesuffix("/v1")
         self.model = model
@@ -165,7 +177,7 @@ class _Replay:
                     "set OPENAI_API_KEY"
                 )
             try:
-                model: str = (await response.json())["data"][0]["id"]
+                model: str = (await response.json(content_type=None))["data"][0]["id"]
             except (ValueError, LookupError, TypeError):
                 raise HeadwayError(f"--url: {self.root}/v1/models: names no model") from None
             return model
@@ -239,7 +251,7 @@ class _Replay:
             length = min(length, int(load.max_tokens[number]))
         body: dict[str, Any] = {
             "model": self.model,
-            "prompt": prompt_of(load, number, self.seed),
+            "prompt": prompt_of(load, number, self.seed, self.last_token),
             "max_tokens": length,
             "ignore_eos": True,
             "temperature": 0.0,
@@ -297,21 +309,25 @@ def _plain(error: Exception) -> str:
     return f"{what}: {error}"[:200]
 
 
-def prompt_of(workload: Workload, number: int, seed: int = 0) -> list[int]:
+def prompt_of(
+    workload: Workload, number: int, seed: int = 0, last_token: int = LAST_TOKEN
+) -> list[int]:
     """Return a prompt's tokens: equal where the workload says that they are, else drawn."""
     size = int(workload.prompt_tokens[number])
     segments: Segments | None = None if workload.segments is None else workload.segments[number]
     tokens: list[int] = []
     for name, count in segments or ((("in", number), size),):
-        tokens += _tokens(repr(name), count, seed)
+        tokens += _tokens(repr(name), count, seed, last_token)
     return tokens
 
 
 @lru_cache(CACHED)
-def _tokens(name: str, count: int, seed: int) -> list[int]:
+def _tokens(name: str, count: int, seed: int, last_token: int) -> list[int]:
     """Draw a segment's tokens; the first of a longer one are those of a shorter one."""
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    found: list[int] = random.integers(FIRST_TOKEN, LAST_TOKEN, count).tolist()
+    found: list[int] = random.integers(
+        min(FIRST_TOKEN, last_token // 2), last_token, count
+    ).tolist()
     return found
 
 

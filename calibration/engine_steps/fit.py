@@ -154,7 +154,17 @@ def fit_rows(
     cost = replace(cost, swap_out=out[0], swap_out_per_block=out[1])
     cost = replace(cost, swap_in=back[0], swap_in_per_block=back[1])
     trained, left = judge(cost, samples), _residuals(judged, unseen)
-    return StepFit(cost, _limits(samples), samples, trained, held_out, judged, left)
+    limits = limits_of([sample.row for sample in samples])
+    return StepFit(cost, limits, samples, trained, held_out, judged, left)
+
+
+def with_buckets(rows: Iterable[Row], sizes: Sequence[int]) -> list[Row]:
+    """Say of decodes to which of the CUDA graphs' sizes, ascending, a server has padded them."""
+    found = []
+    for row in rows:
+        size = next((n for n in sizes if n >= row.decodes), 0) if not row.chunks else 0
+        found.append(replace(row, bucket=size) if size else row)
+    return found
 
 
 def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float]:
@@ -241,7 +251,7 @@ def _fit(
     used = sorted({sample.row.bucket for sample in graphs})
     mixed = sorted({s.row.bucket for s in samples if s.row.bucket and s.row.chunks})
     most = max([_dense_tokens(sample.row) for sample in others], default=1)
-    form = Form(_linear_pieces(most))
+    form = Form(linear_pieces(most))
     if used and len(others) >= FEWEST:
         form = min((form, Form(_step_pieces(most))), key=partial(_held_out_loss, others))
     if launched and others:
@@ -253,7 +263,7 @@ def _fit(
         form = replace(form, sizes=used, keys=best.keys, reads=best.reads)
     form = replace(form, mixed=mixed)
     found, _ = _fit_form(samples, samples, form)
-    return replace(_cost(found, form, host), cudagraph_capture_sizes=sizes)
+    return replace(cost_of(found, form, host), cudagraph_capture_sizes=sizes)
 
 
 def _some(samples: Sequence[Sample]) -> Sequence[Sample]:
@@ -271,7 +281,7 @@ def _with_floor(samples: Sequence[Sample], form: Form) -> Form:
     return best[1]
 
 
-def _linear_pieces(most: int) -> Pieces:
+def linear_pieces(most: int) -> Pieces:
     """Let dense grow evenly between knots."""
     knots = [knot for knot in KNOTS if knot < most]
     return list(pairwise([*knots, max(most, 2)]))
@@ -299,12 +309,12 @@ def _fit_form(seen: Sequence[Sample], judged: Sequence[Sample], form: Form) -> t
     """Fit coefficients to some samples; also give the weighted squared error of others."""
 
     def table(samples: Sequence[Sample]) -> tuple[Floats, Floats, Floats]:
-        rows = [_features(sample.row, form) for sample in samples]
+        rows = [features_of(sample.row, form) for sample in samples]
         floors = np.array([0.0 if sample.row.bucket else form.floor for sample in samples])
         return np.array(rows), np.array([sample.seconds for sample in samples]), floors
 
     features, measured, floors = table(seen)
-    found = _solve(features, measured, _weights(seen), floors)
+    found = solve(features, measured, _weights(seen), floors)
     if judged is not seen:
         features, measured, floors = table(judged)
     off = np.maximum(features @ found, floors) / measured - 1.0
@@ -334,7 +344,7 @@ TERMS = (
 """What is fitted beside the dense table; the coefficients follow those of the knots."""
 
 
-def _features(row: Row, form: Form) -> list[float]:
+def features_of(row: Row, form: Form) -> list[float]:
     """Return what each coefficient is multiplied by: tables of either path, then the terms."""
     tokens, graph = _dense_tokens(row), bool(row.bucket)
     dense = [0.0 if graph else 1.0]
@@ -355,7 +365,7 @@ def _features(row: Row, form: Form) -> list[float]:
     return [*dense, *map(float, work)]
 
 
-def _solve(table: Floats, measured: Floats, weights: Floats, floors: Floats) -> Floats:
+def solve(table: Floats, measured: Floats, weights: Floats, floors: Floats) -> Floats:
     """Find the non-negative coefficients of least relative error.
 
     Rows that take no longer than their floor say nothing but that. Which ones these are, their
@@ -384,7 +394,7 @@ def _solve(table: Floats, measured: Floats, weights: Floats, floors: Floats) -> 
     return found
 
 
-def _cost(found: Floats, form: Form, host: float) -> PiecewiseCost:
+def cost_of(found: Floats, form: Form, host: float) -> PiecewiseCost:
     """Write coefficients as a cost model. The host's time is told apart where it can be."""
     count = 1 + len(form.pieces)
     ends = count + len(form.sizes), count + len(form.sizes) + len(form.mixed)
@@ -424,12 +434,12 @@ def _round(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _limits(samples: Sequence[Sample]) -> Limits:
+def limits_of(rows: Sequence[Row]) -> Limits:
     """Return the range of the steps fitted to."""
     found = {}
     for name in QUANTITIES:
         column = "decodes" if name == "sequences" else name
-        values = [getattr(sample.row, column) for sample in samples]
+        values = [getattr(row, column) for row in rows]
         if positive := [value for value in values if value > 0]:
             found[name] = min(positive), max(positive)
     return found

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.engine_steps.fit import HELD_OUT_PREFIX, fit_rows, with_name
+from calibration.engine_steps.fit import HELD_OUT_PREFIX, fit_rows, with_buckets, with_name
 from calibration.engine_steps.steps_file import Row, read_chunks
 from calibration.errors import MAX_HELD_OUT_ERROR
 from calibration.profile_yaml import how_to_use, scenario_profile
@@ -59,7 +59,7 @@ def calibrate_from_steps(source: Path, scenario: Scenario, out: Path) -> str:
     cost = assemble(scenario).cost
     sizes = getattr(cost, "cudagraph_capture_sizes", ())
     rows = read_steps(source)
-    fit = with_name(fit_rows(rows, "wall", sizes), scenario.name)
+    fit = with_name(fit_rows(with_buckets(rows, sizes), "wall", sizes), scenario.name)
     path = out / f"{scenario.name}-steps.yaml"
     about = {
         "steps": len(rows),

@@ -32,7 +32,7 @@ from simulator.costs.piecewise import (
     MAX_TABLE_TOKENS,
     check_interval,
 )
-from simulator.models.gpus import Gpu
+from simulator.models.gpus import CPU, Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if
 from simulator.util.yaml_lines import parse
@@ -195,6 +195,8 @@ def find_overhead(
     terms = max(((v, t) for v, t in _entries() if v <= wanted), key=lambda entry: entry[0])[1]
     kind = terms["asynchronous" if asynchronous else "synchronous"]
     own = terms["gpus"].get(gpu.name, {}) if gpu else {}
+    if gpu is CPU:
+        own = {"captured": 0}  # no CUDA, no graphs of it
     plain = {key: value for key, value in terms.items() if key not in BY_CASE}
     return Overhead(**plain | kind | own)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from simulator.core.engine_config import TEXTBOOK, EngineConfig
 from simulator.costs.overhead import VLLM
-from simulator.models.gpus import GIB, Gpu, find_gpu
+from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.kv_budget import FractionOf
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
@@ -178,7 +178,8 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
             defaults["async_scheduling"] = False
     if engine.get("enable_prefix_caching") is False:
         defaults.pop("prefix_cache", None)  # SGLang's --disable-radix-cache
-    if not _overlaps(name, engine, model):
+    on_cpu = name == VLLM and found is CPU  # where vLLM decides one step after another
+    if on_cpu or not _overlaps(name, engine, model):
         defaults["async_scheduling"] = False
     block = defaults | engine
     if name == VLLM:
