@@ -46,7 +46,7 @@ class Sent:
     load: Load
     replayed: Replayed
     rate: float  # requests/s that were answered
-    steps: tuple[int, int] = (0, 0)  # lines of the server's step log, where there is one
+    steps: tuple[int, int] = (0, 0)  # of the server's step log, where there is one
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Drive:
 
     def _send(self, name: str, workload: Workload, held_out: bool) -> bool:
         """Send a load and keep what came of it; False: that was the last."""
-        root, begin, lines = self.server.url, look(self.server.url), self._lines()
+        root, begin, first = self.server.url, look(self.server.url), self._steps()
         found = replay(
             workload, root, self.server.model, timeout=PATIENCE, vocab_size=self.vocab_size
         )
@@ -176,7 +176,7 @@ class Drive:
         errors = [one.error for one in found.requests if one.error] if not found.stopped else []
         if good.any():
             load = _measured(name, workload, found, held_out=held_out)
-            self._keep(load, found, (lines, self._lines()))
+            self._keep(load, found, (first, self._steps()))
         if found.stopped:
             return False
         if errors:
@@ -212,15 +212,17 @@ class Drive:
             f"{told['mean_e2el_ms']:>9.1f} ms   {left:>4.0f} s left"
         )
 
-    def _lines(self) -> int:
-        """Count the lines of the server's step log so far."""
+    def _steps(self) -> int:
+        """Count the steps that the server's recorder has written so far."""
         if self.steps is None:
             return 0
         try:
-            with self.steps.open("rb") as file:
-                return sum(1 for _ in file)
+            lines = self.steps.read_bytes().splitlines()
         except OSError as error:
             raise HeadwayError(f"--steps {self.steps}: cannot read: {error.strerror}") from None
+        if not lines or not lines[0].startswith(b"{"):
+            return max(len(lines) - 1, 0)  # a table with its head
+        return sum(b'"type":"step"' in line and b'"sched":[]' not in line for line in lines)
 
 
 def _measured(name: str, workload: Workload, found: Replayed, *, held_out: bool) -> Load:

@@ -89,10 +89,9 @@ def _rows(sent: Sequence[Sent], path: Path) -> list[Row]:
     rows = read_steps(path)
     found = []
     for one in sent:
-        first, last = (max(line - 1, 0) for line in one.steps)  # a line is the head
         prefix = HELD_OUT_PREFIX if one.load.held_out else "load"
         name = f"{prefix}-{one.load.name}"
-        found += [replace(row, run=name) for row in rows[first:last]]
+        found += [replace(row, run=name) for row in rows[slice(*one.steps)]]
     if len(found) < FEWEST:
         raise HeadwayError(
             f"--steps {path}: {len(found)} steps were written while loads were sent, fewer than "

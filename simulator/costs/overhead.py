@@ -194,9 +194,7 @@ def find_overhead(
     wanted = read_version(version or "") or NEWEST
     terms = max(((v, t) for v, t in _entries() if v <= wanted), key=lambda entry: entry[0])[1]
     kind = terms["asynchronous" if asynchronous else "synchronous"]
-    own = terms["gpus"].get(gpu.name, {}) if gpu else {}
-    if gpu is CPU:
-        own = {"captured": 0}  # no CUDA, no graphs of it
+    own = {"captured": 0} if gpu is CPU else terms["gpus"].get(gpu.name, {}) if gpu else {}
     plain = {key: value for key, value in terms.items() if key not in BY_CASE}
     return Overhead(**plain | kind | own)
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,10 +19,11 @@ import yaml
 
 pytest.importorskip("aiohttp")
 
-from calibration.engine_steps.steps_file import make_step
-from calibration.running_server.ask import ask, scenario_of
+from calibration.engine_steps.steps_file import make_step, write_chunks
+from calibration.running_server.ask import Server, ask, scenario_of
 from calibration.running_server.calibrate import calibrate_server
-from calibration.running_server.judge import compare
+from calibration.running_server.drive import Drive, Sent
+from calibration.running_server.judge import compare, fit_sent
 from calibration.server_logs.from_loads import Load, fit_latency, fit_loads, play_load
 from simulator.cli.main import main
 from simulator.costs.piecewise import PiecewiseCost
@@ -32,6 +34,7 @@ from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
 from tests.support.commands import ROOT
 from tests.support.twins import twin
+from twin.replay import Replayed
 
 SCENARIO = """
 name: truth
@@ -349,3 +352,43 @@ def test_a_server_on_a_cpu_decides_one_step_after_another() -> None:
     assert not scenario.engine.async_scheduling
     assert assemble(scenario).cost.cudagraph_capture_sizes == ()
     assert assemble(load_scenario({"model": "tiny-test"})).cost.cudagraph_capture_sizes
+
+
+def test_steps_of_a_load_are_those_written_meanwhile(tmp_path: Path) -> None:
+    server = Server("http://x", "0.32.0", "m", "m", 1024, {})
+    drive = Drive(server, 1000, 8, 60.0)
+    assert drive._steps() == 0
+    table, record = tmp_path / "steps.csv", tmp_path / "steps.jsonl"
+    table.write_text("decodes,context,chunks,duration_s\n1,5,,0.1\n1,6,,0.1\n")
+    record.write_text(
+        '{"type":"case","name":"live"}\n{"type":"arrival","id":0}\n'
+        '{"type":"step","sched":[[0,5,0]]}\n{"type":"step","sched":[]}\n{"type":"empty","t":1}\n'
+    )
+    counts = []
+    for drive.steps in (table, record):
+        counts.append(drive._steps())
+    assert counts == [2, 1]
+    drive.steps = tmp_path / "none"
+    with pytest.raises(HeadwayError, match=r"--steps .*none: cannot read"):
+        drive._steps()
+
+
+def test_steps_that_were_logged_are_fitted(scenario: Scenario, tmp_path: Path) -> None:
+    """Each load has its own rows of the log; those held out are judged."""
+    path, sent, lines = tmp_path / "steps.csv", [], ["decodes,context,chunks,duration_s"]
+    for number, load in enumerate(loads(scenario, 0.01)):
+        played = play_load(scenario, assemble(scenario), TRUTH, load.workload)
+        first = len(lines) - 1
+        lines += [
+            f"{row.decodes},{row.context},{write_chunks(row.chunks)},{row.wall_s}"
+            for row in played.rows
+        ]
+        held = replace(load, held_out=number in {4, 6})
+        sent.append(Sent(held, Replayed("m", "", []), 1.0, (first, len(lines) - 1)))
+    path.write_text("\n".join(lines) + "\n")
+    outcome = fit_sent(scenario, sent, path)
+    assert outcome.by_steps is not None
+    assert outcome.by_steps.median < 0.02
+    assert outcome.held_out
+    assert outcome.fit.latency == pytest.approx(0.004, abs=5e-4)
+    assert all(abs(one.error("e2el")) < 0.05 for one in outcome.compared)
