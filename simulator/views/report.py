@@ -421,7 +421,7 @@ def costs_of(gauges: Summary) -> list[str]:
 
 
 def step_errors(gauges: Summary) -> list[str]:
-    """Say where step times lie with 95 %, and what of them nobody has measured."""
+    """Say where step times lie with 95 %, and of what there are no measurements."""
     known = gauges.get("step_times") or {}  # not in the files of earlier versions
     told = []
     if ends := known.get("interval_95"):
@@ -434,7 +434,8 @@ def step_errors(gauges: Summary) -> list[str]:
         each = [f"{span} ({regime})" if regime else span for regime, span in spans.items()]
         told.append(f"95 % of steps within {', '.join(each)}")
     if known.get("unmeasured"):
-        told.append(f"not measured: {known['unmeasured']}")
+        lacking = known["unmeasured"].replace("; ", " or of ")
+        told.append(f"Headway has no measurements of {lacking}")
     return told
 
 
@@ -452,7 +453,7 @@ def cost_lines(labels: Sequence[str], gauges: Sequence[Summary]) -> list[str]:
         more = len(names) - COSTS_NAMED
         first = printable(", ".join(names[:COSTS_NAMED]))
         of = f" of {first}{f' and {more} more' if more > 0 else ''}"
-        text = f"Cost{'' if len(names) == len(labels) else of}: {said}"
+        text = f"Step times{'' if len(names) == len(labels) else of}: {said}"
         kept = wrap(text.replace(" %", "\xa0%"), TEXT_WIDTH, subsequent_indent="  ")
         lines += [line.replace("\xa0", " ") for line in kept]
     return lines

@@ -111,7 +111,7 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
     ]
     if guessed and len({cost.get("profile") for cost in costs}) > 1:
         lines.append(
-            f"Step times that nobody measured: {', '.join(guessed)}. A difference that is "
-            "smaller than their error (see Cost) says nothing."
+            f"Step times without measurements: {', '.join(guessed)}. A difference that is "
+            "smaller than their error (see Step times) says nothing."
         )
     return [*lines, "One run of each: --replications 5 tells differences from chance."]

@@ -344,11 +344,11 @@ workload: {num_prompts: 4, request_rate: 4, input_len: 10, output_len: 3}
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ([], "roofline; 95 % of steps within -44 to +80 %; not measured: kernels of llama-3-8b"),
+        ([], "roofline; 95 % of steps within -44 to +80 %; Headway has no measurements of kernels"),
         (["gpu.name=H100-80GB"], "llama-3-8b.h100.bf16; 95 % of steps within -6 to +6 % (decode)"),
         (
             ["gpu.name=H100-80GB", "engine.pipeline_parallel_size=2"],
-            "not measured: the split into 2 stages",
+            "Headway has no measurements of the split into 2 stages",
         ),
         (["cost={kind: linear, base: 0.1}"], None),
         (["cost={kind: linear, base: 0.1, residuals: {decode: 0.1}}"], "within -18 to +22 % (dec"),
@@ -379,10 +379,10 @@ def test_of_several_runs_each_cost_is_told_once(tmp_path, capsys):
         assert main(["compare", str(path), *vary, *more]) == 0
         text = " ".join(capsys.readouterr().out.split())
         assert text.count("95 % of steps within") == 2
-        assert "Cost of MI300X: roofline;" in text
-        assert "Cost of L4: roofline scaled to L40S kernels;" in text
+        assert "Step times of MI300X: roofline;" in text
+        assert "Step times of L4: roofline scaled to L40S kernels;" in text
     vary[1] = "engine.max_num_seqs=1,2"
     assert main(["compare", str(path), *vary]) == 0
-    assert " ".join(capsys.readouterr().out.split()).count("Cost: roofline; 95 %") == 1
+    assert " ".join(capsys.readouterr().out.split()).count("Step times: roofline; 95 %") == 1
     assert main(["sweep", str(path), *vary]) == 0
-    assert " ".join(capsys.readouterr().out.split()).count("Cost: roofline; 95 %") == 1
+    assert " ".join(capsys.readouterr().out.split()).count("Step times: roofline; 95 %") == 1
