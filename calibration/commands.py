@@ -49,14 +49,14 @@ def calibrate(
         Path | None, Parameter(help="fit overheads to this log of a server's requests")
     ] = None,
     columns: Annotated[
-        str | None, Parameter(help="which column of that log holds what, as of headway trace")
+        str | None, Parameter(help="which column of that log holds what, as for headway trace")
     ] = None,
     from_steps: Annotated[
         Path | None, Parameter(help="fit a whole profile to this log of a server's steps")
     ] = None,
     from_torch_profile: Annotated[
         Path | None,
-        Parameter(help="steps and kernels of this trace of vLLM's, and a profile of them"),
+        Parameter(help="take steps and kernels from this trace of vLLM's, and fit a profile"),
     ] = None,
     server: Annotated[
         str | None,
@@ -323,7 +323,9 @@ def validate(
     ] = None,
     sensitivity: Annotated[
         bool,
-        Parameter(negative="", help="with --measured: how far each moves with its cost model"),
+        Parameter(
+            negative="", help="with --measured: how far each prediction moves with its cost model"
+        ),
     ] = False,
     profile: Annotated[
         str | None, Parameter(help="cost profile, in place of the run's: name or path")

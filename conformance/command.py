@@ -23,7 +23,7 @@ def conform(
     write: Annotated[
         Path | None, Parameter(help="write Headway's own schedule, packed if it ends in .gz")
     ] = None,
-    leap: Annotated[bool, silent("equal steps at once, as in a run")] = False,
+    leap: Annotated[bool, silent("take equal steps at once, as in a run")] = False,
     families: Annotated[
         bool, silent("tell which versions of vLLM the schedule agrees with")
     ] = False,

@@ -43,12 +43,10 @@ def serve(
     startup_delay: Annotated[
         float, Parameter(help="simulated s until replicas are up; /health says 503")
     ] = 0.0,
-    admin: Annotated[
-        bool, silent("POST /admin/...: replicas that are slow, hang, are killed; failures")
-    ] = False,
+    admin: Annotated[bool, silent("POST /admin/...: make replicas slow, hang or fail")] = False,
     kv_events_config: Annotated[
         str | None,
-        silent("vLLM's JSON: tell over ZMQ what the prefix cache holds [default: do not]"),
+        silent("vLLM's JSON: publish prefix cache events over ZMQ [default: do not]"),
     ] = None,
     out: Annotated[Path | None, silent("folder for the files of the run, at its end")] = None,
     set_: SetKeys = None,
@@ -117,7 +115,7 @@ def tokenizer(
     folder: Annotated[Path, Parameter(name="DIR", help="folder to write")],
     /,
     *,
-    vocab_size: Annotated[int, Parameter(help="tokens, at most")] = 4000,
+    vocab_size: Annotated[int, Parameter(help="most tokens")] = 4000,
 ) -> int:
     """Write a byte-level BPE that `headway serve` and its clients can both count with."""
     from twin.tokenizers import train
@@ -147,7 +145,7 @@ def replay(
     model: Annotated[
         str | None, Parameter(show_default=False, help="model's name [default: the server's first]")
     ] = None,
-    timeout: Annotated[float, Parameter(help="longest that a request may take, s")] = 600.0,
+    timeout: Annotated[float, Parameter(help="longest time of a request, s")] = 600.0,
     prompt_seed: Annotated[
         int | None,
         Parameter(show_default=False, help="seed of the prompts [default: others each time]"),
@@ -201,14 +199,14 @@ def shadow(
     *,
     url: Annotated[str, Parameter(help="address of a vLLM server, or of its /metrics")],
     scenario: Annotated[
-        Path, Parameter(help="scenario file (YAML), or a shipped one's name: what it should be")
+        Path, Parameter(help="scenario file (YAML) of that server, or a shipped one's name")
     ],
     duration: Annotated[
         float, Parameter(show_default=False, help="time to watch, s [default: until Ctrl-C]")
     ] = inf,
     interval: Annotated[float, Parameter(help="time between two polls, s")] = 1.0,
-    window: Annotated[float, Parameter(help="time that is compared as one, s")] = 10.0,
-    tolerance: Annotated[float, Parameter(help="difference that is none, relative")] = 0.2,
+    window: Annotated[float, Parameter(help="length of a window that is compared, s")] = 10.0,
+    tolerance: Annotated[float, Parameter(help="relative difference that is ignored")] = 0.2,
     settings: Settings = DEFAULT_SETTINGS,
 ) -> int:
     """Compare a live server with the simulation of its own traffic.

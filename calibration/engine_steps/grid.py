@@ -44,15 +44,15 @@ class Setup:
     budget_s: Annotated[float, Parameter(help="time to measure, seconds")] = 480.0
     num_blocks: Annotated[int, Parameter(help="KV blocks of the engine")] = 4096
     block_size: Annotated[int, Parameter(help="tokens in a block")] = 16
-    max_num_seqs: Annotated[int, Parameter(help="sequences in a step, at most")] = 64
-    max_num_batched_tokens: Annotated[int, Parameter(help="tokens in a step, at most")] = 512
+    max_num_seqs: Annotated[int, Parameter(help="most sequences in a step")] = 64
+    max_num_batched_tokens: Annotated[int, Parameter(help="most tokens in a step")] = 512
     max_model_len: Annotated[
         int | None,
         Parameter(help=f"longest context, tokens [default: {LONGEST}, or the model's positions]"),
     ] = None
-    seed: Annotated[int, Parameter(help="of order, weights and workloads")] = 0
+    seed: Annotated[int, Parameter(help="seed of order, weights and workloads")] = 0
     graph_tokens: Annotated[
-        int, Parameter(help="most tokens of a step with prompts that is a CUDA graph, 0: none is")
+        int, Parameter(help="most tokens of a step with prompts that runs as a CUDA graph; 0: none")
     ] = GRAPH_TOKENS
     no_graphs: NoGraphs = False
 

@@ -33,7 +33,7 @@ def compare(
         silent("a run by name, 'NAME: dotted.key=value, ...' (repeated, in place of --vary)"),
     ] = None,
     all_: Annotated[
-        bool, silent("show rows that hardly differ, or by chance, too", "--all")
+        bool, silent("also show rows that hardly differ, or may differ by chance", "--all")
     ] = False,
     settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME-compare]")] = None,

@@ -50,7 +50,7 @@ def init(
     slo: Annotated[
         list[str] | None, silent(f"service level (repeatable) [default: '{SLO}']")
     ] = None,
-    yes: Annotated[bool, silent("ask nothing: defaults for all that is not given")] = False,
+    yes: Annotated[bool, silent("ask nothing; options left out have their defaults")] = False,
 ) -> int:
     """Write a commented scenario that runs; ask for what no option gives."""
     from simulator.util.files import check_new, write_atomic

@@ -20,13 +20,13 @@ class EngineOptions:
         int, Parameter(alias=["--pp", "-pp"], help="stages of layers")
     ] = 1
     gpu_memory_utilization: Annotated[float, Parameter(help="share, 0 to 1")] = 0.92
-    dtype: Annotated[str, Parameter(help="of the weights; auto: the model's")] = "auto"
-    quantization: Annotated[str | None, Parameter(help="of the weights: fp8, int8, int4")] = None
-    kv_cache_dtype: Annotated[str, Parameter(help="of the KV cache; auto: as dtype")] = "auto"
+    dtype: Annotated[str, Parameter(help="type of the weights; auto: the model's")] = "auto"
+    quantization: Annotated[str | None, Parameter(help="type of weights: fp8, int8, int4")] = None
+    kv_cache_dtype: Annotated[str, Parameter(help="type of the KV cache; auto: as dtype")] = "auto"
     block_size: Annotated[int, Parameter(help="tokens in a block of the KV cache")] = 16
     max_model_len: Annotated[int | None, Parameter(help="tokens [default: the model's]")] = None
-    max_num_seqs: Annotated[int, Parameter(help="requests at once, at most")] = 256
-    max_num_batched_tokens: Annotated[int, Parameter(help="tokens of a step, at most")] = 2048
+    max_num_seqs: Annotated[int, Parameter(help="most requests at once")] = 256
+    max_num_batched_tokens: Annotated[int, Parameter(help="most tokens of a step")] = 2048
 
 
 DEFAULT_ENGINE = EngineOptions()

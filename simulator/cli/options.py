@@ -33,7 +33,7 @@ Quiet = Annotated[bool, silent("print errors and warnings only")]
 Json = Annotated[bool, silent("print JSON in place of tables", "--json")]
 Slo = Annotated[
     list[str] | None,
-    silent("bound to judge by, as 'p99_ttft_ms<=1000' (repeatable) [default: the scenario's slo]"),
+    silent("service level, as 'p99_ttft_ms<=1000' (repeatable) [default: the scenario's slo]"),
 ]
 NoOwnCode = Annotated[bool, silent("refuse a scenario that names code of its own", "--no-own-code")]
 
@@ -83,15 +83,15 @@ class RunOptions:
     """How run and compare simulate, measure and report."""
 
     slo: Slo = None
-    stepwise: Annotated[bool, silent("every step by itself: same result, slower")] = False
-    format: Annotated[Literal["csv", "parquet"], Parameter(help="of the tables")] = "csv"
+    stepwise: Annotated[bool, silent("no leaps: single steps, same result, slower")] = False
+    format: Annotated[Literal["csv", "parquet"], Parameter(help="format of the tables")] = "csv"
     quiet: Quiet = False
     json_: Json = False
     replications: Annotated[
         int | None,
         silent("runs with other arrivals, lengths and errors of the cost model; intervals"),
     ] = None
-    warmup: Annotated[float, silent("seconds from the first request on to leave out")] = 0.0
+    warmup: Annotated[float, silent("seconds after the first request to leave out")] = 0.0
     cooldown: Annotated[float, silent("seconds before the last request to leave out")] = 0.0
 
     def trim(self) -> tuple[float, float]:

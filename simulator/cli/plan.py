@@ -25,7 +25,9 @@ def plan(
     scenario: ScenarioFile,
     /,
     *,
-    slo: Annotated[list[str] | None, silent("bound, as 'p99_ttft_ms<=1000' (repeatable)")] = None,
+    slo: Annotated[
+        list[str] | None, silent("service level, as 'p99_ttft_ms<=1000' (repeatable)")
+    ] = None,
     vary: Vary = None,
     fewest: Annotated[
         str | None, silent("dotted.key=LOW..HIGH: the least that holds the load")
@@ -33,17 +35,17 @@ def plan(
     cheapest: Annotated[bool, silent("the cheapest that holds the load")] = False,
     objective: Annotated[
         Literal["cost", "energy"] | None,
-        Parameter(help="what the best candidate has least of [default: cost]"),
+        Parameter(help="what the best candidate is lowest in [default: cost]"),
     ] = None,
     settings: Settings = DEFAULT_SETTINGS,
     replications: Annotated[
-        int | None, Parameter(help="runs of a place near the edge [default: 3]")
+        int | None, Parameter(help="runs of a load too close to decide [default: 3]")
     ] = None,
     tolerance: Annotated[
-        float | None, Parameter(help="of the largest rate, relative [default: 0.05]")
+        float | None, Parameter(help="relative tolerance of the largest rate [default: 0.05]")
     ] = None,
     min_duration: Annotated[
-        float | None, Parameter(help="s of load that a verdict stands on [default: 600]")
+        float | None, Parameter(help="least s of load of a verdict [default: 600]")
     ] = None,
     max_duration: Annotated[
         float | None, Parameter(help="s of load in the longest run [default: 2400]")

@@ -37,8 +37,8 @@ def plot(
         Parameter(
             name="OUT_DIR",
             negative="",
-            help="of run or compare; of sweep for latency, pareto and chunk (pareto: of plan, "
-            "too); of live for steps",
+            help="folder of run or compare; latency, pareto and chunk: of sweep (pareto: or "
+            "plan); steps: of live",
         ),
     ],
     /,
@@ -48,13 +48,13 @@ def plot(
         silent("picture, .png or .svg; film: .html, .svg or .gif [default: OUT_DIR/KIND.png]"),
     ] = None,
     start: Annotated[
-        float | None, Parameter(help="s, of occupancy [default: so that the middle is shown]")
+        float | None, Parameter(help="occupancy: from this second on [default: around the middle]")
     ] = None,
     seconds: Annotated[
         float | None,
-        Parameter(help="s that occupancy shows [default: all of up to 100 requests, else 60]"),
+        Parameter(help="occupancy: seconds to show [default: all of up to 100 requests, else 60]"),
     ] = None,
-    requests: Annotated[int, Parameter(help="that film shows, the first")] = 12,
+    requests: Annotated[int, Parameter(help="film: how many of the first requests to show")] = 12,
 ) -> int:
     """Draw a picture of what run, compare, sweep, plan or live wrote."""
     from simulator import figures

@@ -52,20 +52,20 @@ def run(
     settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME]")] = None,
     timeline: Annotated[
-        Path | None, Parameter(help="trace for ui.perfetto.dev (JSON), packed if it ends in .gz")
+        Path | None, Parameter(help="trace for ui.perfetto.dev (JSON); gzipped if it ends in .gz")
     ] = None,
     prometheus: Annotated[
-        Path | None, Parameter(help="metrics under vLLM's names and times, as OpenMetrics")
+        Path | None, Parameter(help="metrics over time under vLLM's names, as OpenMetrics")
     ] = None,
     prometheus_interval: Annotated[
         float, silent("s between two samples of --prometheus")
     ] = SAMPLING_INTERVAL,
     prometheus_start: Annotated[
-        str | None, silent("when its run begins: a date, or s since 1970 [default: 1970]")
+        str | None, silent("start of that run: a date, or s since 1970 [default: 1970]")
     ] = None,
     deploy: Annotated[
         Path | None,
-        silent("folder for files that deploy the like: Kubernetes, Helm values, vllm serve"),
+        silent("folder for files that deploy this: Kubernetes, Helm values, vllm serve"),
     ] = None,
     sensitivity: Annotated[
         bool, silent("how far results move for 1 % of step time and by the profile's uncertainty")
@@ -73,12 +73,16 @@ def run(
     options: RunOptions = DEFAULT_RUN,
     jobs: Annotated[
         int | None,
-        silent("run a cluster's replicas on so many workers; its router must look at none"),
+        silent(
+            "run a cluster's replicas on so many workers; only for routers that look at no replica"
+        ),
     ] = None,
     backend: Annotated[
-        Literal["loky", "dask", "ray"] | None, Parameter(help="who runs these workers")
+        Literal["loky", "dask", "ray"] | None, Parameter(help="what runs the workers")
     ] = None,
-    address: Annotated[str | None, silent("of a Dask scheduler or Ray cluster, host:port")] = None,
+    address: Annotated[
+        str | None, silent("address of a Dask scheduler or Ray cluster, host:port")
+    ] = None,
     no_tables: Annotated[
         bool,
         silent(

@@ -33,7 +33,7 @@ def sweep(
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME-sweep]")] = None,
     jobs: Workers = None,
     backend: Annotated[
-        Literal["loky", "dask", "ray"], Parameter(help="who runs the workers")
+        Literal["loky", "dask", "ray"], Parameter(help="what runs the workers")
     ] = "loky",
     address: Annotated[
         str | None,
