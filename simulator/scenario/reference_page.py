@@ -238,7 +238,7 @@ def _block_keys(key: Key) -> Iterator[str]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield f"- `{name}` (mapping): see below"
             continue
-        values = ", ".join(filter(None, [_values(kind), _bounds(field.metadata)]))
+        values = " ".join(filter(None, [_values(kind), _bounds(field.metadata)]))
         yield _key(name, field.default, PydanticUndefined, values, field.description or "")
 
 
@@ -259,8 +259,8 @@ def _values(kind: Any) -> str:
         return "list"
     if hasattr(kind, "__metadata__"):
         items = (part for item in kind.__metadata__ for part in getattr(item, "metadata", [item]))
-        return ", ".join(filter(None, [_values(kind.__origin__), _bounds(items)]))
-    words = {int: "integer", float: "number", str: "text", bool: "true or false"}
+        return " ".join(filter(None, [_values(kind.__origin__), _bounds(items)]))
+    words = {int: "integer", float: "number", str: "text", bool: "boolean"}
     return words.get(kind, "mapping")
 
 
@@ -271,8 +271,8 @@ def _bounds(items: Iterable[Any]) -> str:
     at = {name: f"{limit:,}" for name, limit in limits.items() if limit < 2**31 - 1}
     if "ge" in at and "le" in at:
         return f"{at['ge']} to {at['le']}".replace(".0", "")
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    return ", ".join(f"{words[name]} {limit}" for name, limit in at.items())
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return ", ".join(f"{signs[name]} {limit}" for name, limit in at.items())
 
 
 def _dataclass_keys(cls: type, meanings: dict[str, str]) -> Iterator[str]:
