@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet
 
-.PHONY: demo test test-clients test-engine lint mutants bench notebooks test-notebooks docs clean preflight
+.PHONY: demo test test-clients test-engine lint mutants bench notebooks test-notebooks docs lock clean preflight
 
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --out out/demo
@@ -71,6 +71,12 @@ docs: $(VENV)/installed-docs
 $(VENV)/installed-docs: $(VENV)/bin/python pyproject.toml
 	$(PIP) --no-compile --editable ".[docs]"
 	touch $@
+
+# The versions that CI installs; `pip install uv` first.
+lock:
+	uv pip compile pyproject.toml --extra test --extra dev --extra docs --universal --python-version 3.11 \
+		--upgrade --no-annotate --no-emit-index-url --no-emit-find-links --no-header --quiet \
+		--output-file .github/constraints.txt
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Headway needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

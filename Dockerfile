@@ -1,0 +1,18 @@
+# docker build -t headway . && docker run --rm -v "$PWD:/work" headway run demo
+FROM python:3.13-slim
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY simulator simulator
+COPY calibration calibration
+COPY conformance conformance
+COPY deploy deploy
+COPY gpu_backend gpu_backend
+COPY headway_sglang headway_sglang
+COPY headway_vllm headway_vllm
+COPY scenarios scenarios
+COPY twin twin
+RUN pip install --no-cache-dir ".[serve,parquet]" && rm -rf /src/*
+WORKDIR /work
+EXPOSE 8000
+ENTRYPOINT ["headway"]
+CMD ["--help"]
