@@ -567,5 +567,7 @@ class _Recording:
             "output_tokens": 0 if req is None else len(req.output_ids),
             "cached": seen.cached,
             "retractions": seen.thrown_out,
-            "reason": None if seen.finish is None else type(req.finished_reason).__name__,
+            "reason": None
+            if seen.finish is None or req is None
+            else type(req.finished_reason).__name__,
         }
