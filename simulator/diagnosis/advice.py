@@ -403,7 +403,7 @@ class Advisor:
 
 
 def _parted(change: Mapping[str, Any]) -> Iterator[tuple[list[str], Any]]:
-    """Give the block and the name of each dotted key of a replica's scenario, and its value."""
+    """Return the parts of each dotted key of a replica's scenario, and its value."""
     return ((key.split("."), to) for key, to in change.items())
 
 

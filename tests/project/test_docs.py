@@ -39,6 +39,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_merges_are_done(page: Path) -> None:
+    """No page has the marks that git leaves where two changes meet."""
+    assert not re.search(r"^(<{7}|>{7}) ", page.read_text("utf-8"), re.M)
+
+
 def test_every_page_is_in_the_index() -> None:
     """docs/README.md leads to all pages of docs/."""
     index = ROOT / "docs" / "README.md"
