@@ -52,7 +52,7 @@ def test_the_life_of_a_request_names_each_file_once() -> None:
 
 
 def test_the_page_says_where_to_make_at_least_ten_changes() -> None:
-    wishes = re.findall(r"(?m)^\| an? \*\*(\w[\w ]*)\*\*", section("Where do I change ...?"))
+    wishes = re.findall(r"(?m)^- an? \*\*(\w[\w ]*)\*\*", section("Where do I change ...?"))
     assert {
         "policy", "engine", "cost term", "trace format", "metric", "knob", "plot", "router",
         "finding", "verb",
