@@ -4,33 +4,19 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from simulator.core.request import Request, Segments
 from simulator.workload.traces.format import name_problem
+from twin.bodies import BadRequestError, Body, ChatBody, CompletionBody, StreamOptions, read_types
 from twin.tokenizers import TokenCounter
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the context
 MOST_TOKENS = 2**31 - 1
 LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
-RANGES = {
-    "temperature": "[0, 2]",
-    "top_p": "(0, 1]",
-    "min_p": "[0, 1]",
-    "presence_penalty": "[-2, 2]",
-    "frequency_penalty": "[-2, 2]",
-    "repetition_penalty": "(0, inf)",
-}
-"""What vLLM takes of keys that change no length (SamplingParams._verify_args)."""
-WHOLE_RANGES = {
-    "top_k": (-1, MOST_TOKENS),
-    "seed": (-(2**63), 2**63 - 1),
-    "top_logprobs": (0, 20),
-    "prompt_logprobs": (0, 20),
-    "stream_interval": (1, MOST_TOKENS),
-}
-"""The same of whole numbers; 20 is the default of vLLM's --max-logprobs."""
+MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 NOT_SIMULATED = (
     *("stop", "stop_token_ids", "logprobs", "prompt_logprobs", "echo", "suffix", "tools"),
     *("response_format", "structured_outputs", "use_beam_search", "truncate_prompt_tokens"),
@@ -42,24 +28,10 @@ USUAL = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "be
 """The same of keys that have a value by which nothing changes."""
 
 
-class BadRequestError(Exception):
-    """What the client has asked for cannot be."""
-
-    def __init__(
-        self,
-        why: str,
-        status: int = 400,
-        kind: str = "BadRequestError",
-        param: str | None = None,
-    ) -> None:
-        super().__init__(why)
-        self.status, self.kind, self.param = status, kind, param
-
-
 def error_body(message: str, kind: str, status: int, param: str | None = None) -> bytes:
     """Return an error as vLLM words it; `param`: the key of the body that is wrong."""
     error = {"message": message, "type": kind, "param": param, "code": status}
-    return json.dumps({"error": error}).encode()
+    return _compact({"error": error})
 
 
 @dataclass(slots=True)
@@ -95,75 +67,78 @@ def read_body(
 
     Ids of tokens are below `vocab_size`.
     """
-    if not isinstance(body, Mapping):
-        raise BadRequestError("the body is not a JSON object")
-    if (asked := body.get("model")) not in (None, "", model):
-        why = f"The model `{asked}` does not exist."
+    asked = read_types(body, ChatBody if chat else CompletionBody)
+    assert isinstance(body, Mapping)
+    if asked.model not in (None, "", model):
+        why = f"The model `{asked.model}` does not exist. Valid aliases: {model}."
         raise BadRequestError(why, 404, "NotFoundError", "model")
-    if (_whole(body, "n") or 1) > 1:
-        raise BadRequestError("n: only 1 answer is simulated", param="n")
-    _check_sampling(body, chat)
-    if chat:
-        tokens = _chat_tokens(body, counter)
-    else:
-        tokens = _prompt_tokens(body.get("prompt"), counter, vocab_size)
-    if not tokens:
-        key, what = ("messages", "text") if chat else ("prompt", "tokens")
-        raise BadRequestError(f"{key}: no {what}", param=key)
-    if len(tokens) >= max_model_len:
+    limit = asked.max_tokens
+    if chat and asked.max_completion_tokens is not None:
+        limit = asked.max_completion_tokens
+    elif not chat and limit is None:
+        limit = DEFAULT_MAX_TOKENS
+    if asked.cache_salt == "":
+        why = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise BadRequestError(why, parameter="cache_salt")
+    if asked.stream_options is not None and not asked.stream:
+        why = "Stream options can only be defined when `stream=True`."
+        raise BadRequestError(why, parameter="stream_options")
+    if chat and asked.top_logprobs and not asked.logprobs:
+        why = "when using `top_logprobs`, `logprobs` must be set to true."
+        raise BadRequestError(why, parameter="top_logprobs")
+    if (limit or 0) > max_model_len:
+        key = "max_completion_tokens" if chat and asked.max_completion_tokens else "max_tokens"
         raise BadRequestError(
-            f"This model's maximum context length is {max_model_len} tokens. However, your request "
-            f"has {len(tokens)} input tokens. Please reduce the length of the input messages.",
-            param="messages" if chat else "prompt",
+            f"{key}={limit} cannot be greater than max_model_len={max_model_len}. Please request "
+            "fewer output tokens.",
+            parameter=key,
+            value=limit,
+        )
+    if chat:
+        tokens = _chat_tokens(asked.messages, counter)
+    else:
+        tokens = _prompt_tokens(asked.prompt, counter, vocab_size)
+    if len(tokens) > max_model_len:
+        raise BadRequestError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
+            f"contains {len(tokens)} input tokens, which exceeds this limit even without any "
+            "output tokens. Please reduce the length of the input prompt.",
+            parameter="input_tokens",
+            value=len(tokens),
         )
     room = max_model_len - len(tokens)
-    limit = _whole(body, "max_completion_tokens")
-    limit = _whole(body, "max_tokens") if limit is None else limit
-    if limit is None:
-        limit = room if chat else DEFAULT_MAX_TOKENS
-    if limit > room and (body.get("max_tokens") or body.get("max_completion_tokens")):
-        raise BadRequestError(
-            f"'max_tokens' or 'max_completion_tokens' is too large: {limit}. This model's maximum "
-            f"context length is {max_model_len} tokens and your request has {len(tokens)} input "
-            f"tokens ({limit} > {max_model_len} - {len(tokens)}).",
-            param="max_tokens",
-        )
-    if body.get("cache_salt") == "":
-        why = "Parameter 'cache_salt' must be a non-empty string if provided."
-        raise BadRequestError(why, param="cache_salt")
-    options, more = _mapping(body, "stream_options"), _mapping(body, "vllm_xargs")
-    stream = _flag(body, "stream")
-    if options and not stream:
-        why = "Stream options can only be defined when `stream=True`."
-        raise BadRequestError(why, param="stream_options")
-    usage = _flag(options, "include_usage")
-    least = _whole(body, "min_tokens", 0) or 0
-    if least > limit:
-        why = f"min_tokens must be less than or equal to max_tokens={limit}, got {least}."
-        raise BadRequestError(why, param="min_tokens")
+    limit = room if limit is None else min(limit, room)  # without a word, as vLLM
+    _check_sampling(asked, limit)
+    if (asked.n or 1) > 1:
+        raise BadRequestError("n: only 1 answer is simulated", param="n")
+    options, more = asked.stream_options or StreamOptions(), asked.vllm_xargs or {}
+    usage = bool(options.include_usage)
     return Wanted(
         tokens,
-        min(limit, room),
-        least,
-        _flag(body, "ignore_eos"),
-        stream,
+        limit,
+        asked.min_tokens,
+        asked.ignore_eos,
+        bool(asked.stream),
         usage,
-        _flag(options, "continuous_usage_stats") and usage,  # as in vLLM
-        client_name(body.get("user") or more.get("client") or ""),
-        _whole(body, "priority", -MOST_PRIORITY, MOST_PRIORITY) or 0,
-        _whole(more, "predicted_output_tokens"),
-        _text(body, "request_id"),
-        _text(body, "cache_salt"),
+        bool(options.continuous_usage_stats) and usage,  # as in vLLM
+        client_name(asked.user or more.get("client") or ""),
+        max(-MOST_PRIORITY, min(asked.priority, MOST_PRIORITY)),
+        _predicted(more.get("predicted_output_tokens")),
+        asked.request_id or "",
+        asked.cache_salt or "",
         [name for name in NOT_SIMULATED if body.get(name)]
         + [name for name, usual in USUAL.items() if body.get(name, usual) not in (None, usual)],
     )
 
 
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise BadRequestError(f"{name}: {json.dumps(value)[:40]} is not text", param=name)
-    return value or ""
+def _predicted(value: object) -> int | None:
+    """Read a prediction of output tokens, which may come as text."""
+    if value is None:
+        return None
+    if str(value).isdigit() and 0 < int(str(value)) <= MOST_TOKENS:
+        return int(str(value))
+    key = "predicted_output_tokens"
+    raise BadRequestError(f"{key}: {str(value)[:40]!r} is no number of tokens", param=key)
 
 
 def client_name(name: object, key: str = "user") -> str:
@@ -174,115 +149,105 @@ def client_name(name: object, key: str = "user") -> str:
     return name
 
 
-def _mapping(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = {} if body.get(name) is None else body[name]
-    if not isinstance(value, Mapping):
-        raise BadRequestError(f"{name}: not an object", param=name)
-    return value
+def _check_sampling(asked: Body, limit: int) -> None:
+    """Refuse what vLLM's SamplingParams refuse (`_verify_args`), of which most is not simulated."""
+    n, least = asked.n, asked.min_tokens
+    temperature, top_p, min_p = asked.temperature, asked.top_p, asked.min_p
+    penalty, top_k, interval = asked.repetition_penalty, asked.top_k, asked.stream_interval
+    what = "non-negative" if (temperature or 0) < 0 else "in [0, 2]"
+    broken: list[tuple[bool, str, object, bool]] = [  # whether; what; its value; is it named
+        (n is not None and n < 1, "n must be at least 1", n, False),
+        *(
+            (value is not None and not -2 <= value <= 2, f"{name} must be in [-2, 2]", value, False)
+            for name in ("presence_penalty", "frequency_penalty")
+            for value in (getattr(asked, name),)
+        ),
+        (penalty is not None and not penalty < inf, "repetition_penalty must be a finite number",
+         penalty, False),
+        (penalty is not None and penalty <= 0, "repetition_penalty must be greater than zero",
+         penalty, False),
+        (temperature is not None and not 0 <= temperature <= 2, f"temperature must be {what}",
+         temperature, True),
+        (top_p is not None and not 0 < top_p <= 1, "top_p must be in (0, 1]", top_p, True),
+        (top_k is not None and top_k < -1, "top_k must be 0 (disable), or at least 1",
+         top_k, False),
+        (min_p is not None and not 0 <= min_p <= 1, "min_p must be in [0, 1]", min_p, False),
+        (limit < 1, "max_tokens must be at least 1", limit, True),
+        (least < 0, "min_tokens must be greater than or equal to 0", least, False),
+        (least > limit, f"min_tokens must be less than or equal to max_tokens={limit}",
+         least, False),
+        (interval is not None and interval < 1, "stream_interval must be at least 1",
+         interval, True),
+    ]  # fmt: skip
+    for is_broken, why, value, named in broken:
+        if is_broken:
+            known = {"parameter": why.partition(" ")[0], "value": value} if named else {}
+            raise BadRequestError(f"{why}, got {value}.", **known)  # type: ignore[arg-type]
+    asked_logprobs = asked.top_logprobs if isinstance(asked, ChatBody) else asked.logprobs  # type: ignore[attr-defined]
+    for name, count in (("logprobs", asked_logprobs), ("prompt_logprobs", asked.prompt_logprobs)):
+        _check_logprobs(name, count)
 
 
-def _check_sampling(body: Mapping[str, Any], chat: bool) -> None:
-    """Refuse what vLLM refuses of keys that are not simulated."""
-    for name, bounds in RANGES.items():
-        value = body.get(name)
-        if isinstance(value, str):  # as pydantic reads numbers
-            value = _float(value)
-        if value is None:
-            continue
-        least, most = (float(bound) for bound in bounds[1:-1].split(", "))
-        closed = [least] * (bounds[0] == "[") + [most] * (bounds[-1] == "]")
-        if not isinstance(value, int | float):
-            why = f"{name}: {json.dumps(value)[:40]} is not a number"
-        elif least < value < most or value in closed:
-            continue
-        elif name == "temperature" and value < 0:
-            why = f"temperature must be non-negative, got {float(value)}."
-        else:
-            why = f"{name} must be in {bounds}, got {value}."
-        raise BadRequestError(why, param=name)
-    for name, limits in WHOLE_RANGES.items():
-        _whole(body, name, *limits)
-    if not chat:
-        _whole(body, "logprobs", 0, 20)
-    elif _whole(body, "top_logprobs", 0) and not body.get("logprobs"):
-        why = "when using `top_logprobs`, `logprobs` must be set to true."
-        raise BadRequestError(why, param="top_logprobs")
+def _check_logprobs(name: str, count: int | None) -> None:
+    """Refuse more of them than vLLM gives; -1 is all."""
+    if count is None or count == -1 or 0 <= count <= MOST_LOGPROBS:
+        return
+    kind = "sample" if name == "logprobs" else "prompt"
+    why = (
+        f"Requested {kind} logprobs of {count}, which is greater than max allowed: {MOST_LOGPROBS}"
+    )
+    if count < 0:
+        why = f"{name} must be non-negative or -1, got {count}."
+    raise BadRequestError(why, parameter=name, value=count)
 
 
-def _float(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    """Read true or false, which may come as 1 or 0."""
-    value = body.get(name)
-    if value not in (None, False, True):
-        raise BadRequestError(f"{name}: {json.dumps(value)[:40]} is not true or false", param=name)
-    return bool(value)
-
-
-def _whole(
-    body: Mapping[str, Any], name: str, least: int = 1, most: int = MOST_TOKENS
-) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 12:
-        value = int(value)  # vllm_xargs may come as text
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        why = f"{name}: {json.dumps(value)[:40]} is not a whole number"
-    elif value < least:
-        why = f"{name} must be at least {least}, got {value}."
-    elif value > most:
-        why = f"{name} must be at most {most}, got {str(value)[:40]}."
-    else:
-        return value
-    raise BadRequestError(why, param=name)
-
-
-def _prompt_tokens(prompt: object, counter: TokenCounter, vocab_size: int) -> Sequence[int]:
+def _prompt_tokens(prompt: Any, counter: TokenCounter, vocab_size: int) -> Sequence[int]:
+    if prompt is None or prompt == "":
+        why = "Either prompt or prompt_embeds must be provided and non-empty."
+        raise BadRequestError(why, parameter="prompt")
+    if prompt == []:
+        raise BadRequestError("You must pass at least one prompt")
     if isinstance(prompt, str):
-        return counter.encode(prompt)
-    if isinstance(prompt, list):
-        if all(isinstance(one, int) and not isinstance(one, bool) for one in prompt):
-            for edge in (min(prompt), max(prompt)) if prompt else ():
-                if not 0 <= edge < vocab_size:
-                    why = f"Token id {str(edge)[:40]} is out of vocabulary"
-                    raise BadRequestError(why, param="prompt")
-            return prompt
-        only = prompt[0]
-        batch = isinstance(only, list) and only and not isinstance(only[0], int)
-        if len(prompt) == 1 and not batch:
-            return _prompt_tokens(only, counter, vocab_size)
-        raise BadRequestError("prompt: only one at a time is simulated", param="prompt")
-    raise BadRequestError("prompt: neither text nor a list of tokens", param="prompt")
+        if not (tokens := counter.encode(prompt)):
+            raise BadRequestError("prompt: no tokens", param="prompt")
+        return tokens
+    if not isinstance(prompt[0], int):
+        if len(prompt) > 1:
+            raise BadRequestError("prompt: only one at a time is simulated", param="prompt")
+        return _prompt_tokens(prompt[0], counter, vocab_size)
+    if (most := max(prompt)) >= vocab_size:
+        raise BadRequestError(f"Token id {str(most)[:40]} is out of vocabulary")
+    found: Sequence[int] = prompt
+    return found
 
 
-def _chat_tokens(body: Mapping[str, Any], counter: TokenCounter) -> Sequence[int]:
+def _chat_tokens(messages: Sequence[Any], counter: TokenCounter) -> Sequence[int]:
     """Tokenize each message by itself, so that what one turn has said is what the next repeats."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadRequestError("messages: not a list of at least one", param="messages")
+    if not messages:
+        raise BadRequestError(
+            "Cannot apply chat template to an empty conversation. Provide at least one message."
+        )
     tokens: list[int] = []
     for message in messages:
         if not isinstance(message, Mapping):
-            raise BadRequestError("messages: one is not an object", param="messages")
+            raise _wrong_message("one is not an object")
         if not isinstance(message.get("role"), str):
-            raise BadRequestError("messages: one has no role", param="messages")
+            raise _wrong_message("one has no role")
         content = message.get("content")
         if isinstance(content, list):
             parts = [part.get("text") for part in content if isinstance(part, Mapping)]
             content = "".join(part for part in parts if isinstance(part, str))
         if content is not None and not isinstance(content, str):
-            why = "messages: a content is neither text nor a list of parts"
-            raise BadRequestError(why, param="messages")
+            raise _wrong_message("a content is neither text nor a list of parts")
         tokens += counter.encode(content or "")
+    if not tokens:
+        raise BadRequestError("messages: no text", param="messages")
     return tokens
+
+
+def _wrong_message(why: str) -> BadRequestError:
+    """Refuse a message; vLLM tells of each kind that it could have been, which is not done here."""
+    return BadRequestError(f"messages: {why}", kind="Bad Request", param="body.messages")
 
 
 def name_blocks(tokens: Sequence[int], size: int, salt: str = "") -> Segments:
@@ -297,11 +262,34 @@ def name_blocks(tokens: Sequence[int], size: int, salt: str = "") -> Segments:
     return tuple((name, len(piece)) for name, piece in zip(names, pieces, strict=True))
 
 
+NO_MESSAGE = ("refusal", "annotations", "audio", "function_call", "reasoning")
+NO_TOKEN_IDS = (("prompt_token_ids", "token_ids"), ("token_ids",))
+NO_CHOICE = (
+    ("token_ids", "prompt_logprobs", "prompt_token_ids", "routed_experts"),
+    ("token_ids", "routed_experts"),
+)
+NO_ANSWER = (
+    ("kv_transfer_params", "ec_transfer_params", "metrics"),
+    (
+        *("prompt_logprobs", "prompt_token_ids", "prompt_text"),
+        *("kv_transfer_params", "ec_transfer_params", "metrics"),
+    ),
+)
+"""Keys of vLLM's answers that are null; where there are two, of completions and of chats."""
+
+
 class Answer:
     """What goes back to a client: chunks of a stream, or all at once."""
 
     def __init__(
-        self, wanted: Wanted, chat: bool, model: str, serial: int, words: list[str]
+        self,
+        wanted: Wanted,
+        chat: bool,
+        model: str,
+        serial: int,
+        words: list[str],
+        *,
+        fingerprint: str = "",
     ) -> None:
         self.wanted, self.chat = wanted, chat
         self.words, self.offset = words, serial * 7919
@@ -315,20 +303,34 @@ class Answer:
         }
         if chat and wanted.stream:
             self.head["object"] += ".chunk"
+        self.fingerprint = {"system_fingerprint": fingerprint}
         text = self._chunk({"content": "@@"} if chat else "@@")
         self._before, self._after = text.rsplit(b"@@", 1)  # a request's id may hold one
         self._frames: dict[int, bytes] = {}  # what comes before a word, by its length
         self._end = self._after + b"\r\n"
 
-    def _chunk(self, said: object, count: int | None = None, reason: str | None = None) -> bytes:
+    def _chunk(
+        self,
+        said: object,
+        count: int | None = None,
+        reason: str | None = None,
+        *,
+        is_role: bool = False,
+    ) -> bytes:
         """Write a chunk; of a token's the `count` so far, and the `reason` where it is the last."""
         key = "delta" if self.chat else "text"
         choice = {"index": 0, key: said, "logprobs": None, "finish_reason": reason}
         if reason is not None or not self.chat:
             choice["stop_reason"] = None
+        choice |= {} if is_role else dict.fromkeys(NO_TOKEN_IDS[self.chat])
         chunk = self.head | {"choices": [choice]}
         if count is not None and self.wanted.continuous_usage:
             chunk["usage"] = self._usage(count)
+            chunk["usage"] |= {"completion_tokens_details": None} if self.chat else {}
+        if is_role:
+            chunk |= {"prompt_token_ids": None, "prompt_text": None}
+        elif reason is not None and not self.wanted.usage:
+            chunk |= self.fingerprint  # of the last chunk
         return b"data: " + _compact(chunk) + b"\n\n"
 
     def text(self, first: int, last: int) -> str:
@@ -343,7 +345,7 @@ class Answer:
         """
         role = b""
         if new == count and self.chat:
-            role = self._chunk({"role": "assistant", "content": ""}, 0)
+            role = self._chunk({"role": "assistant", "content": ""}, 0, is_role=True)
         text = self.text(count - new, count)
         if count >= self._last:
             reason = "stop" if self.wanted.length <= self.wanted.max_tokens else "length"
@@ -374,7 +376,8 @@ class Answer:
         """Return what comes after the last token."""
         out = b""
         if self.wanted.usage:
-            end = self.head | {"choices": [], "usage": self._usage(request.generated, request)}
+            usage = self._usage(request.generated, request)
+            end = self.head | {"choices": [], "usage": usage} | self.fingerprint
             out = b"data: " + _compact(end) + b"\n\n"
         return out + b"data: [DONE]\n\n"
 
@@ -386,11 +389,23 @@ class Answer:
     def whole(self, request: Request, reason: str) -> bytes:
         """Return the whole answer at once."""
         text = self.text(0, request.generated)
-        said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        message = {"role": "assistant", "content": text, **dict.fromkeys(NO_MESSAGE)}
+        said = {"message": message} if self.chat else {"text": text}
         why = {"finish_reason": reason, "stop_reason": None}
-        choice = {"index": 0, **said, "logprobs": None, **why}
-        usage = self._usage(request.generated, request)
-        return _compact(self.head | {"choices": [choice], "usage": usage})
+        choice = {
+            "index": 0,
+            **said,
+            "logprobs": None,
+            **why,
+            **dict.fromkeys(NO_CHOICE[self.chat]),
+        }
+        usage = self._usage(request.generated, request) | {"completion_tokens_details": None}
+        usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
+        return _compact(
+            self.head
+            | {"choices": [choice], "service_tier": None, **self.fingerprint, "usage": usage}
+            | dict.fromkeys(NO_ANSWER[self.chat])
+        )
 
     def _usage(self, count: int, request: Request | None = None) -> dict[str, Any]:
         asked = len(self.wanted.tokens)

@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from simulator.util.environment import need_package
-from twin.openai import BadRequestError, error_body
+from twin.bodies import BadRequestError
+from twin.openai import error_body
 
 __all__ = ["error_response", "refusals_in_json", "refuse", "web"]
 
@@ -27,12 +28,12 @@ def refuse(error: BadRequestError) -> web.Response:
 async def refusals_in_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Put aiohttp's own refusals (no such address, no such method) in vLLM's form."""
+    """Put aiohttp's own refusals (no such address, no such method) in the form of vLLM's server."""
     try:
         return await handler(request)
     except web.HTTPClientError as error:
         phrase = HTTPStatus(error.status).phrase
-        response = error_response(phrase, phrase, error.status)
+        response = web.json_response({"detail": phrase}, status=error.status)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import io
-import json
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -24,18 +23,12 @@ from simulator.util.files import Writer
 from simulator.util.http_log import leave_out_bad_requests
 from simulator.workload.traces.write import write_timed_trace
 from twin.admin import admin_routes
+from twin.bodies import BadRequestError, parse_json
 from twin.fault_injection import FailureRates
 from twin.kv_events import KvEvents, KvEventsConfig
 from twin.live_engine import LOST, LiveEngine, Stream
 from twin.live_metrics import LiveMetrics
-from twin.openai import (
-    Answer,
-    BadRequestError,
-    Wanted,
-    client_name,
-    name_blocks,
-    read_body,
-)
+from twin.openai import Answer, Wanted, client_name, name_blocks, read_body
 from twin.responses import error_response, refusals_in_json, refuse, web
 from twin.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 
@@ -50,6 +43,21 @@ ANSWERED = ("stop", "length")
 UNAVAILABLE = "ServiceUnavailableError"
 REFUSED = "The request does not fit into the engine's KV cache, or was refused by the cluster."
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+PERMISSION = {
+    "id": "modelperm-headway",
+    "object": "model_permission",
+    "created": 0,
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
+"""What vLLM's list of models says of each."""
 LATE = 0.005  # s, P99 of the delays, beyond which clients' figures are off
 
 
@@ -77,6 +85,8 @@ class Server:
         )
         self.failures = FailureRates(scenario.seed)
         self.model = options.model or scenario.model
+        self.version = scenario.engine.version or VERSION
+        self.fingerprint = f"vllm-{self.version}-headway"
         self.metrics = LiveMetrics(self.engine, self.model)
         self._said: dict[int, tuple[Sequence[int], int]] = {}  # by id: prompt, first word
         if options.kv_events is not None:
@@ -173,14 +183,12 @@ class Server:
         _check_type(request)
         try:
             async with asyncio.timeout(READ_SECONDS):
-                body = json.loads(await request.read())
+                body = parse_json(await request.read())
         except TimeoutError:
             raise BadRequestError("the body did not come in time", 408) from None
         except web.HTTPRequestEntityTooLarge:
             text = f"the body has more than {MOST_BYTES:,} bytes"
             raise BadRequestError(text, 413) from None
-        except (ValueError, RecursionError):
-            raise BadRequestError("the body is not JSON") from None
         vocab_size = self.engine.parts.model.vocab_size
         wanted = read_body(
             body, chat, self.model, self.counter, self.max_model_len, vocab_size=vocab_size
@@ -198,7 +206,8 @@ class Server:
         except BadRequestError as error:
             return refuse(error)
         wanted.length = self._length(wanted)
-        answer = Answer(wanted, chat, self.model, self._serial, self.counter.words)
+        words = self.counter.words
+        answer = Answer(wanted, chat, self.model, self._serial, words, fingerprint=self.fingerprint)
         self._serial += 1
         self._open += 1
         number = self.engine.next_id
@@ -325,15 +334,12 @@ class Server:
     async def _tokenize(self, request: web.Request) -> web.Response:
         try:
             _check_type(request)
-            body = json.loads(await request.read())
+            body = parse_json(await request.read())
             chat = isinstance(body, dict) and "messages" in body
-            wanted = read_body(
-                {**body, "max_tokens": None}, chat, self.model, self.counter, 2**31 - 1
-            )
+            body = {**body, "max_tokens": None} if isinstance(body, dict) else body
+            wanted = read_body(body, chat, self.model, self.counter, 2**31 - 1)
         except BadRequestError as error:
             return refuse(error)
-        except (ValueError, TypeError, RecursionError):
-            return error_response("the body is not a JSON object", "BadRequestError", 400)
         found = {
             "count": len(wanted.tokens),
             "max_model_len": self.max_model_len,
@@ -343,7 +349,7 @@ class Server:
         return web.json_response(found, headers=_notes(wanted))
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": self.scenario.engine.version or VERSION})
+        return web.json_response({"version": self.version})
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {
@@ -354,6 +360,7 @@ class Server:
             "root": self.model,
             "parent": None,
             "max_model_len": self.max_model_len,
+            "permission": [PERMISSION | {"created": int(time.time())}],
         }
         return web.json_response({"object": "list", "data": [card]})
 
@@ -464,7 +471,8 @@ def _allow_open_files() -> None:
 def _check_type(request: web.Request) -> None:
     """Refuse a body that does not say that it is JSON, as vLLM does."""
     if request.content_type != "application/json":
-        raise BadRequestError("Unsupported Media Type: Only 'application/json' is allowed")
+        why = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise BadRequestError(why, kind="Bad Request")
 
 
 def _notes(wanted: Wanted) -> dict[str, str]:

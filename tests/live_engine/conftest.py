@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_vllm import CLIENT_CORE, engine_folder, write_model
+from tests.support.live_vllm import (
+    CLIENT_CORE,
+    LiveServer,
+    engine_folder,
+    live_server,
+    write_model,
+)
 
 HERE = Path(__file__).parent
 TABLES: list[str] = []
@@ -46,6 +52,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return write_model(folder / kind, kind)
 
     return model
+
+
+@pytest.fixture(scope="session")
+def live(
+    models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """The server that most tests share: the tiny Llama, by the name `tiny`."""
+    log = tmp_path_factory.mktemp("live") / "server.log"
+    flags = "--served-model-name", "tiny", "--enable-prompt-tokens-details"
+    with live_server(models("llama"), log, *flags) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,7 @@ def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
 def test_it_is_the_release_and_it_answers_and_it_ends(
     models: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    flags = "--max-num-seqs", "4", "--enforce-eager"
-    with live_server(models("llama"), tmp_path / "log", *flags) as server:
+    with live_server(models("llama"), tmp_path / "log", "--max-num-seqs", "4") as server:
         assert fetch(f"{server.url}/version") == {"version": RELEASE}
         (card,) = fetch(f"{server.url}/v1/models")["data"]
         assert card["max_model_len"] == 2048

@@ -49,7 +49,12 @@ def test_a_completion_has_as_many_tokens_as_were_asked_for(tokenizer: Path) -> N
             "prompt_tokens": asked,
             "total_tokens": asked + 30,
             "completion_tokens": 30,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {
+                "cached_tokens": 0,
+                "created_cache_tokens": None,
+                "multimodal_tokens": None,
+            },
+            "completion_tokens_details": None,
         }
         found = await (await client.post("/tokenize", json={"prompt": PROMPT})).json()
         assert found["count"] == asked
@@ -206,40 +211,44 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "told"),
     [
-        (b"{", 400, "not JSON"),
-        (b"[1]", 400, "not a JSON object"),
-        (b"[" * 100_000, 400, "not JSON"),
-        ({"prompt": 3}, 400, "prompt: neither text nor a list of tokens"),
-        ({"prompt": ""}, 400, "prompt: no tokens"),
+        (b"{", 400, "JSON decode error"),
+        (b"[1]", 400, "Input should be a valid dictionary or object to extract fields from"),
+        (b"[" * 100_000, 400, "error parsing the body"),
+        ({"prompt": 3}, 400, "4 validation errors"),
+        ({"prompt": ""}, 400, "Either prompt or prompt_embeds must be provided and non-empty."),
         ({"prompt": ["a", "b"]}, 400, "only one at a time"),
         ({"prompt": "a", "n": 2}, 400, "n: only 1"),
         ({"prompt": "a", "model": "gpt"}, 404, "`gpt` does not exist"),
         ({"prompt": "a", "n": 0}, 400, "n must be at least 1, got 0."),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
-        ({"prompt": "a", "max_tokens": 2.5}, 400, "max_tokens: 2.5 is not"),
+        ({"prompt": "a", "max_tokens": 2.5}, 400, "got a number with a fractional part"),
         ({"prompt": "a", "temperature": -4}, 400, "temperature must be non-negative, got -4.0."),
         ({"prompt": "a", "temperature": 2.0000001}, 400, "temperature must be in [0, 2]"),
         ({"prompt": "a", "temperature": math.nan}, 400, "temperature must be in [0, 2], got nan."),
-        ({"prompt": "a", "temperature": [1]}, 400, "temperature: [1] is not a number"),
+        ({"prompt": "a", "temperature": [1]}, 400, "Input should be a valid number"),
         ({"prompt": "a", "top_p": 0}, 400, "top_p must be in (0, 1], got 0."),
         ({"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty must be in [-2, 2]"),
-        ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty must be in (0, inf)"),
+        ({"prompt": "a", "repetition_penalty": 0}, 400, "must be greater than zero, got 0.0."),
         ({"prompt": "a", "min_p": 1.1}, 400, "min_p must be in [0, 1], got 1.1."),
-        ({"prompt": "a", "top_k": -2}, 400, "top_k must be at least -1, got -2."),
-        ({"prompt": "a", "logprobs": 21}, 400, "logprobs must be at most 20, got 21."),
-        ({"prompt": "a", "stream": "yes"}, 400, 'stream: "yes" is not true or false'),
+        ({"prompt": "a", "top_k": -2}, 400, "top_k must be 0 (disable), or at least 1, got -2."),
+        (
+            {"prompt": "a", "logprobs": 21},
+            400,
+            "logprobs of 21, which is greater than max allowed: 20",
+        ),
+        ({"prompt": "a", "stream": "maybe"}, 400, "Input should be a valid boolean"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "when `stream=True`"),
-        ({"prompt": "a", "max_tokens": 8192}, 400, "is too large: 8192"),
+        ({"prompt": "a", "max_tokens": 8193}, 400, "cannot be greater than max_model_len=8192"),
         ({"prompt": "a", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens must be"),
         ({"prompt": [1] * 9000}, 400, "maximum context length is 8192 tokens"),
         ({"prompt": "a", "user": "\ud800"}, 400, "user: not a name"),
-        ({"prompt": "a", "user": {"id": 1}}, 400, "user: not a name"),
-        ({"prompt": [5, -1]}, 400, "Token id -1 is out of vocabulary"),
+        ({"prompt": "a", "user": {"id": 1}}, 400, "<dict of 1 items>"),
+        ({"prompt": [5, -1]}, 400, "Input should be greater than or equal to 0"),
         ({"prompt": [[5, 128256]]}, 400, "Token id 128256 is out of vocabulary"),
-        ({"prompt": "a", "request_id": 3}, 400, "request_id: 3 is not text"),
+        ({"prompt": "a", "request_id": 3}, 400, "Input should be a valid string"),
         ({"prompt": "a", "cache_salt": ""}, 400, "must be a non-empty string"),
-        ({"prompt": "a", "stream_options": 3}, 400, "stream_options: not an object"),
-        ({"prompt": "a", "vllm_xargs": []}, 400, "vllm_xargs: not an object"),
+        ({"prompt": "a", "stream_options": 3}, 400, "Input should be a valid dictionary or object"),
+        ({"prompt": "a", "vllm_xargs": []}, 400, "Input should be a valid dictionary"),
         ({"prompt": "a" * 17_000_000}, 413, "more than"),
     ],
 )
@@ -263,7 +272,7 @@ def test_what_vllm_takes_is_taken() -> None:
         assert (wanted.stream, wanted.ignore_eos, wanted.notes) == (True, False, [])
 
 
-def test_refusals_that_are_not_ours_have_the_same_form() -> None:
+def test_refusals_that_are_not_ours_have_the_form_of_vllms_server() -> None:
     async def play(client: ClientSession, _: Server) -> None:
         for method, path, status, told in (
             ("GET", "/v1/nothing", 404, "Not Found"),
@@ -271,9 +280,7 @@ def test_refusals_that_are_not_ours_have_the_same_form() -> None:
             ("DELETE", "/metrics", 405, "Method Not Allowed"),
         ):
             response = await client.request(method, path)
-            error = (await response.json())["error"]
-            form = {"message": told, "type": told, "param": None, "code": status}
-            assert (response.status, error) == (status, form)
+            assert (response.status, await response.json()) == (status, {"detail": told})
         for path in ("/v1/completions", "/tokenize"):
             response = await client.post(path, data='{"prompt": "a"}')
             assert response.status == 400
@@ -308,7 +315,7 @@ def test_any_body_is_understood_or_refused(body: dict[str, object], chat: bool) 
         wanted = read_body(body, chat, "m", SplitAtSpaces(), 100)
     except BadRequestError:
         return
-    assert 1 <= len(wanted.tokens) < 100
+    assert 1 <= len(wanted.tokens) <= 100
     assert 1 <= wanted.max_tokens <= 100 - len(wanted.tokens)
     assert wanted.min_tokens <= wanted.max_tokens
 

@@ -1,0 +1,134 @@
+"""What servers are asked, right and wrong, and the forms of what they answer."""
+
+import json
+import re
+import urllib.request
+from typing import Any
+from urllib.error import HTTPError
+
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = [7, 8, 9, 10]
+SAID = [{"role": "user", "content": "abc abd abe"}]
+USAGE = {"include_usage": True}
+COUNTED = {"include_usage": True, "continuous_usage_stats": True}
+RIGHT: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "completion": (COMPLETION, {"prompt": PROMPT}),
+    "completion of a text": (COMPLETION, {"prompt": "abc abd abe"}),
+    "completion, stream": (COMPLETION, {"prompt": PROMPT, "stream": True}),
+    "completion, stream, usage": (
+        COMPLETION,
+        {"prompt": PROMPT, "stream": True, "stream_options": USAGE},
+    ),
+    "completion, stream, usage in each chunk": (
+        COMPLETION,
+        {"prompt": PROMPT, "stream": True, "stream_options": COUNTED},
+    ),
+    "chat": (CHAT, {"messages": SAID}),
+    "chat, stream": (CHAT, {"messages": SAID, "stream": True}),
+    "chat, stream, usage": (CHAT, {"messages": SAID, "stream": True, "stream_options": USAGE}),
+    "chat, stream, usage in each chunk": (
+        CHAT,
+        {"messages": SAID, "stream": True, "stream_options": COUNTED},
+    ),
+    "models": ("/v1/models", None),
+    "version": ("/version", None),
+    "tokenize": ("/tokenize", {"prompt": "abc abd abe"}),
+    "health": ("/health", None),
+    "ping": ("/ping", None),
+}
+"""By name: an address and a body, to which `ask` adds what all have; None: a GET."""
+LONG = [7] * 3000
+WRONG: dict[str, tuple[str, Any]] = {
+    "unknown model": (COMPLETION, {"prompt": PROMPT, "model": "other"}),
+    "unknown model of a chat": (CHAT, {"messages": SAID, "model": "other"}),
+    "prompt beyond the context": (COMPLETION, {"prompt": LONG}),
+    "text beyond the context": (COMPLETION, {"prompt": "abc " * 3000}),
+    "chat beyond the context": (CHAT, {"messages": [{"role": "user", "content": "abc " * 3000}]}),
+    "max_tokens beyond the context": (COMPLETION, {"prompt": PROMPT, "max_tokens": 5000}),
+    "max_tokens of a chat beyond the context": (CHAT, {"messages": SAID, "max_tokens": 5000}),
+    "max_tokens negative": (COMPLETION, {"prompt": PROMPT, "max_tokens": -1}),
+    "max_tokens zero": (COMPLETION, {"prompt": PROMPT, "max_tokens": 0}),
+    "max_tokens a word": (COMPLETION, {"prompt": PROMPT, "max_tokens": "many"}),
+    "max_tokens a fraction": (COMPLETION, {"prompt": PROMPT, "max_tokens": 2.5}),
+    "min_tokens above max_tokens": (COMPLETION, {"prompt": PROMPT, "min_tokens": 9}),
+    "min_tokens negative": (COMPLETION, {"prompt": PROMPT, "min_tokens": -1}),
+    "temperature negative": (COMPLETION, {"prompt": PROMPT, "temperature": -1}),
+    "temperature a word": (COMPLETION, {"prompt": PROMPT, "temperature": "hot"}),
+    "temperature of 3": (COMPLETION, {"prompt": PROMPT, "temperature": 3}),
+    "top_p of 2": (COMPLETION, {"prompt": PROMPT, "top_p": 2}),
+    "top_k of -5": (COMPLETION, {"prompt": PROMPT, "top_k": -5}),
+    "presence_penalty of 9": (COMPLETION, {"prompt": PROMPT, "presence_penalty": 9}),
+    "n of 0": (COMPLETION, {"prompt": PROMPT, "n": 0}),
+    "logprobs of 100": (COMPLETION, {"prompt": PROMPT, "logprobs": 100}),
+    "no prompt": (COMPLETION, {}),
+    "prompt empty": (COMPLETION, {"prompt": ""}),
+    "prompt an empty list": (COMPLETION, {"prompt": []}),
+    "prompt an object": (COMPLETION, {"prompt": {"text": "abc"}}),
+    "prompt a number": (COMPLETION, {"prompt": 7}),
+    "token beyond the vocabulary": (COMPLETION, {"prompt": [7, 999_999]}),
+    "token negative": (COMPLETION, {"prompt": [7, -3]}),
+    "stream a word": (COMPLETION, {"prompt": PROMPT, "stream": "maybe"}),
+    "stream_options without stream": (COMPLETION, {"prompt": PROMPT, "stream_options": USAGE}),
+    "stream_options a list": (COMPLETION, {"prompt": PROMPT, "stream": True, "stream_options": []}),
+    "priority a word": (COMPLETION, {"prompt": PROMPT, "priority": "high"}),
+    "cache_salt empty": (COMPLETION, {"prompt": PROMPT, "cache_salt": ""}),
+    "no messages": (CHAT, {}),
+    "messages empty": (CHAT, {"messages": []}),
+    "messages a text": (CHAT, {"messages": "abc"}),
+    "message without a role": (CHAT, {"messages": [{"content": "abc"}]}),
+    "content a number": (CHAT, {"messages": [{"role": "user", "content": 7}]}),
+    "top_logprobs without logprobs": (CHAT, {"messages": SAID, "top_logprobs": 3}),
+    "no JSON": (COMPLETION, b"{prompt"),
+    "a list": (COMPLETION, [1, 2]),
+    "not said to be JSON": (COMPLETION, "text/plain"),
+    "unknown address": ("/v1/nothing", {"prompt": PROMPT}),
+    "GET of a completion": (COMPLETION, None),
+    "POST of the models": ("/v1/models", {}),
+}
+"""The same of wrong ones; bytes are sent as they stand, a text is a content type."""
+
+
+def ask(url: str, model: str, where: str, what: Any) -> tuple[int, str, bytes]:
+    """Ask a server; give status, content type and body."""
+    kind = "application/json"
+    if isinstance(what, str):
+        kind, what = what, {"prompt": PROMPT}
+    if isinstance(what, dict):
+        own = {"model": model, "temperature": 0.0}
+        if where in {COMPLETION, CHAT}:
+            own |= {"max_tokens": 3, "ignore_eos": True}
+        what = own | what
+    data = what if what is None or isinstance(what, bytes) else json.dumps(what).encode()
+    request = urllib.request.Request(url + where, data, {"Content-Type": kind} if data else {})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, answer.headers.get_content_type(), answer.read()
+    except HTTPError as error:
+        return error.code, error.headers.get_content_type(), error.read()
+
+
+def chunks(body: bytes) -> list[Any]:
+    """Return the events of a stream, or the one object of an answer; none of an empty one."""
+    if not body.startswith(b"data: "):
+        return [json.loads(body)] if body.strip() else []
+    parts = [part.removeprefix("data: ") for part in body.decode().split("\n\n") if part]
+    return ["[DONE]" if part == "[DONE]" else json.loads(part) for part in parts]
+
+
+def shape(value: Any) -> Any:
+    """Return what a value is made of: keys and kinds; null stays null."""
+    if isinstance(value, dict):
+        return {key: shape(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [shape(one) for one in value[:1]]
+    return value if value is None or value == "[DONE]" else type(value).__name__
+
+
+def families(metrics: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """Return the kind and the labels of each family of a page of /metrics."""
+    kinds = dict(re.findall(r"(?m)^# TYPE (\S+) (\w+)$", metrics))
+    labels: dict[str, set[str]] = {name: set() for name in kinds}
+    for name, more in re.findall(r"(?m)^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? \S+$", metrics):
+        family = name if name in kinds else re.sub(r"_(bucket|sum|count|created|total)$", "", name)
+        labels.setdefault(family, set()).update(re.findall(r'(\w+)="', more or ""))
+    return {name: (kinds.get(name, ""), frozenset(found)) for name, found in labels.items()}

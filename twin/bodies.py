@@ -1,0 +1,148 @@
+"""The keys of a request's body with their types: checked by pydantic, and told as vLLM tells them.
+
+The classes have the keys of vLLM's `CompletionRequest` and `ChatCompletionRequest` that are read
+here, in its order and with its types, so the errors are word for word its own (0.32 and 0.33).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+INT64 = 2**63
+Seed = Annotated[int, Field(ge=-INT64, le=INT64 - 1)]
+Token = Annotated[int, Field(ge=0)]
+MOST_ERRORS, MOST_INPUT, MOST_TEXT = 10, 200, 1000
+"""Of errors that are told of a body, and of characters: a value's, an error's."""
+KEYS = ("type", "loc", "msg", "input", "ctx")
+BRANCHES = {"str", "int", "list", "dict", "none", "float", "bool"}
+"""Parts of a place that name a type, not a key."""
+
+
+class BadRequestError(Exception):
+    """What the client has asked for cannot be.
+
+    `parameter` and `value` are told in vLLM's words, `param` is the key that the answer names.
+    """
+
+    def __init__(
+        self,
+        why: str,
+        status: int = 400,
+        kind: str = "BadRequestError",
+        param: str | None = None,
+        *,
+        parameter: str | None = None,
+        value: object = None,
+    ) -> None:
+        more = [] if parameter is None else [f"parameter={parameter}"]
+        more += [] if value is None else [f"value={value}"]
+        super().__init__(f"{why} ({', '.join(more)})" if more else why)
+        self.status, self.kind, self.param = status, kind, parameter or param
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells beside its tokens."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class Body(BaseModel):
+    """What completions and chats have in common; other keys are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    frequency_penalty: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = 1
+    presence_penalty: float | None = None
+    seed: Seed | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    prompt_logprobs: int | None = None
+    priority: Seed = 0
+    request_id: str | None = None
+    cache_salt: str | None = None
+    stream_interval: int | None = None
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+
+
+class CompletionBody(Body):
+    """Of a completion."""
+
+    prompt: list[Token] | list[list[Token]] | str | list[str] | None = None
+    logprobs: int | None = None
+
+
+class ChatBody(Body):
+    """Of a chat."""
+
+    messages: list[Any]
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
+
+
+def parse_json(data: bytes) -> object:
+    """Read the JSON of a body; raise BadRequestError where it is none."""
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError as error:
+        found = {
+            "type": "json_invalid",
+            "loc": ("body", error.pos),
+            "msg": "JSON decode error",
+            "input": {},
+            "ctx": {"error": error.msg},
+        }
+        raise _refusal([found]) from None
+    except (ValueError, RecursionError):
+        raise BadRequestError("There was an error parsing the body") from None
+
+
+def read_types(body: object, kind: type[Body]) -> Any:
+    """Return a body with its types; raise BadRequestError with all that have another."""
+    try:
+        return kind.model_validate(body, from_attributes=True)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise _refusal([{**one, "loc": ("body", *one["loc"])} for one in errors]) from None
+
+
+def _refusal(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
+    """Word errors as vLLM's `validation_exception_handler`."""
+    label = "error" if len(errors) == 1 else "errors"
+    lines = [f"{len(errors)} validation {label}:"]
+    for one in errors[:MOST_ERRORS]:
+        told = {**one, "loc": _place(one["loc"]), "input": _shown(one["input"])}
+        text = str(
+            {key: told[key] for key in ("type", "loc", "msg", "input", "ctx") if key in told}
+        )
+        lines.append(f"  {text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + '...[truncated]'}")
+    if len(errors) > MOST_ERRORS:
+        lines.append(f"  ...and {len(errors) - MOST_ERRORS} more {label}")
+    return BadRequestError("\n".join(lines), kind="Bad Request", param=_place(errors[0]["loc"]))
+
+
+def _place(loc: Sequence[object]) -> str:
+    parts = [str(part) for part in loc]
+    return ".".join(p for p in parts if not re.search(r"[\[\]{}()]", p) and p not in BRANCHES)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | tuple | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    text = str(value)
+    return text if len(text) <= MOST_INPUT else text[:MOST_INPUT] + "...[truncated]"
