@@ -220,6 +220,7 @@ def test_a_prompt_moves_and_the_first_token_comes_from_the_consumer() -> None:
     seen = world(workload((0.0, 8, 3)))
     assert moved(seen) == [(1.0, 1.0, 1.0, 2.25, 2.25, 2, 0)]
     assert ended(seen) == [(3.25, 5.25)]
+    assert list(seen.fleet.cores[1].log.joined) == [2.25]  # it asked at once, and waits no more
     assert ended(world(workload((0.0, 8, 1)))) == [(3.25, 3.25)]
 
 
@@ -254,6 +255,7 @@ def test_a_full_batch_asks_for_nothing() -> None:
 
     seen = world(workload((0.0, 8, 6), (3.0, 8, 1)), make=one_seat)
     assert moved(seen)[1] == (4.0, 8.25, 8.25, 9.5, 9.5, 2, 0)
+    assert list(seen.fleet.cores[1].log.joined) == [2.25, 4.0, 9.5]
 
 
 def test_blocks_that_the_consumer_has_need_not_move() -> None:

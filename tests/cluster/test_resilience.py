@@ -230,6 +230,13 @@ def test_the_first_token_may_be_in_time_and_the_others_take_their_time() -> None
     assert seen.reasons() == ["stop", "timeout"]
 
 
+def test_a_first_token_counts_though_the_engine_has_leapt_past_it() -> None:
+    """It is out at 1.0; at 1.5, when the client looks, the engine is in a leap of decodes."""
+    client = ClientConfig(ttft_timeout=1.5)
+    seen = world(workload((0.0, 4, 9)), make=overlapping, client=client)
+    assert seen.reasons() == ["stop"]
+
+
 def test_a_retry_comes_after_its_back_off_and_begins_anew() -> None:
     """Tries at 0, 2 + 1 and 5 + 2: the third finds the seat free from 9 on."""
     load = workload((0.0, 4, 8), (0.5, 4, 2))
