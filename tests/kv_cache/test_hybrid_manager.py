@@ -104,6 +104,18 @@ def test_a_long_prefix_is_found_where_a_shorter_one_is_not() -> None:
     assert len(blocks.match(prompt(13, 3))) == 0
 
 
+def test_one_block_is_found_where_the_next_token_sees_no_other() -> None:
+    """A window of 5: the first block has left it and is somebody else's, the second is there."""
+    blocks = hybrid(5, [5])
+    first, other = prompt(12), Request(1, 0.0, 8, 1)
+    blocks.admit(first, blocks.match(first), 8)
+    blocks.extend(first, 12)
+    blocks.admit(other, blocks.match(other), 8)
+    assert blocks.free == 0
+    blocks.release(first)
+    assert [len(blocks.match(prompt(tokens, 2))) for tokens in (5, 9, 13)] == [0, 2, 3]
+
+
 @pytest.mark.parametrize("windows", [[0], [0, 8, 16]])
 def test_windows_are_of_one_length(windows: list[int]) -> None:
     with pytest.raises(ValueError, match="windows: must be 0 or one length, not"):

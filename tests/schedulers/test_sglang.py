@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simulator.core.request import Step
+from simulator.core.request import Request, Step
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.scheduler import SgLang
@@ -159,3 +159,18 @@ def test_sglang_shuffles_by_seed() -> None:
 
     assert order(1) == order(1) != order(2)
     assert sorted(order(1)) == list(range(9))
+
+
+def test_who_comes_back_to_a_whole_prompt_in_the_tree_goes_first_under_hrrn() -> None:
+    """Nothing of its prompt is left to compute: its ratio is endless, and not divided by 0."""
+    tree = RadixCache(50, 1)
+    scheduler = SgLang(tree, order="hrrn", max_model_len=50)
+    back, fresh = Request(0, 0.0, 4, 9), Request(1, 0.0, 4, 9)
+    tree.admit(back, tree.match(back), 4)
+    tree.cache(back)
+    back.generated = 3
+    tree.release(back)
+    for request in (fresh, back):
+        scheduler.queue.add(request)
+    scheduler.queue_order.sort(scheduler.queue, 0, 0.0)
+    assert list(scheduler.queue) == [back, fresh]

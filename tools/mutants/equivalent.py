@@ -28,7 +28,25 @@ KV_CACHE = {
         "self._clock += 2",
     ): "the order of stamps counts",
 }
+OTHERS = {
+    (
+        "engine/client.py",
+        "self._limit = workload.max_concurrency or len(workload) + 1",
+        "self._limit = workload.max_concurrency or len(workload) + 2",
+    ): "any number above that of all requests is no limit",
+    (
+        "cluster/gateway.py",
+        "self.log.request_rows += pack_request(-1.0, -1.0, now, request.id, 0, 0, 0, reason)",
+        "self.log.request_rows += pack_request(-1.0, -2.0, now, request.id, 0, 0, 0, reason)",
+    ): "any time before 0 says that there was none",
+    (
+        "policies/fair.py",
+        "account.entry = -1",
+        "account.entry = -2",
+    ): "any number below 0 says that no entry holds",
+}
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    (f"simulator/kv_cache/{file}", old, new): reason
-    for (file, old, new), reason in KV_CACHE.items()
+    (f"simulator/{folder}{file}", old, new): reason
+    for folder, table in (("kv_cache/", KV_CACHE), ("", OTHERS))
+    for (file, old, new), reason in table.items()
 }
