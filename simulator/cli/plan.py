@@ -19,6 +19,7 @@ from simulator.cli.options import (
     silent,
 )
 from simulator.cli.progress import search_progress
+from simulator.util.errors import HeadwayError
 
 
 def plan(
@@ -33,6 +34,15 @@ def plan(
         str | None, silent("dotted.key=LOW..HIGH: the least that holds the load")
     ] = None,
     cheapest: Annotated[bool, silent("the cheapest that holds the load")] = False,
+    buy: Annotated[
+        bool, silent("what to buy: which GPUs, how many and how set, for this model and traffic")
+    ] = False,
+    gpus: Annotated[
+        str | None, silent("of --buy: GPUs to choose from, as H100,L40S [default: all priced]")
+    ] = None,
+    precision: Annotated[
+        str | None, silent("of --buy: dtype of the weights, as bf16 or fp8 [default: any profiled]")
+    ] = None,
     objective: Annotated[
         Literal["cost", "energy"] | None,
         Parameter(help="what the best candidate is lowest in [default: cost]"),
@@ -66,8 +76,9 @@ def plan(
     99 % of the requests must keep the scenario's `goodput`. The same command goes on where an
     earlier one was stopped.
     """
+    from simulator.planning.buy_report import buying_problem, find_offers
     from simulator.planning.journal import open_journal
-    from simulator.planning.plan import JOURNAL, find_best
+    from simulator.planning.plan import JOURNAL, Runs, find_best
     from simulator.planning.plan_report import plan_table, write_plan
     from simulator.planning.problem import PlanOptions, make_problem
     from simulator.scenario.load import load_scenario
@@ -79,7 +90,16 @@ def plan(
         *(slo, vary, fewest, cheapest, replications, tolerance, min_duration, max_duration),
         objective,
     )
-    problem = make_problem(scenario, options, settings.overrides, settings.seed)
+    wanted = [name.strip() for name in gpus.split(",")] if gpus else []
+    if buy:
+        given = {"vary": vary, "fewest": fewest, "cheapest": cheapest, "optuna": optuna}
+        if wrong := [name for name, value in given.items() if value]:
+            raise HeadwayError(f"--{wrong[0]}: goes without --buy, which varies all that one buys")
+        problem = buying_problem(scenario, options, (settings.overrides, settings.seed), wanted)
+    elif gpus or precision:
+        raise HeadwayError(f"--{'gpus' if gpus else 'precision'}: goes with --buy")
+    else:
+        problem = make_problem(scenario, options, settings.overrides, settings.seed)
     folder = check_folder(out or Path("out") / f"{problem.name}-plan")
     if deploy is not None:
         check_folder(deploy, option="--deploy")
@@ -89,9 +109,16 @@ def plan(
             use_backend("loky", jobs),
             search_progress(quiet, problem.key, rising=not problem.searches_rate) as progress,
         ):
-            candidates, best = find_best(problem, optuna, jobs, progress, journal)
+            told: list[str] = []
+            if buy:
+                candidates, told = find_offers(
+                    problem, wanted, precision, Runs(jobs, progress, journal)
+                )
+                best = candidates[0]
+            else:
+                candidates, best = find_best(problem, optuna, jobs, progress, journal)
             journal.check()
-            files = write_plan(problem, candidates, best, folder)
+            files = write_plan(problem, candidates, best, folder, told)
             if deploy is not None:
                 files += import_module(DEPLOYMENT).write_deployment(
                     load_scenario(folder / "best.yaml"), deploy
@@ -99,7 +126,7 @@ def plan(
     except KeyboardInterrupt:
         return print_interrupted_runs(folder / JOURNAL)
     if not quiet:
-        print(plan_table(problem, candidates, best))
+        print("\n".join(told) or plan_table(problem, candidates, best))
         for where in (folder, *([deploy] if deploy is not None else [])):
             names = ", ".join(file.name for file in files if file.parent == where)
             print(f"written to {where}: {names}")

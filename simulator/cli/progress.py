@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
-    from simulator.planning.plan import Candidate
+    from simulator.planning.candidate import Candidate
 
 TYPICAL_RUNS = 15.0  # of a search, as long as nothing better is known
 SHOWN = 20  # candidates that a table has room for

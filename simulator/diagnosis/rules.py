@@ -33,10 +33,12 @@ from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
 from simulator.results.request_table import Floats
+from simulator.results.service_levels import Judged
 
 SHOWN = 4  # findings that a report prints
 NOTHING = "Nothing stands out: nothing needs turning."
 KEPT = "All service levels are kept: nothing needs turning."
+CLOSE = "All service levels are kept, but within the error of the step times: {}."
 
 TTFT, E2EL = "p99_ttft_ms", "p99_e2el_ms"
 
@@ -128,6 +130,9 @@ def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if (host := gauges.get("host_share") or 0.0) >= HOST:
         found.append((f"The GPU waits for the host in {host:.0%} of the steps' time.", ""))
+    judged = [Judged.of(one) for one in gauges.get("slo") or ()]
+    if close := [f"{one.slo.text} is {one}" for one in judged if kept and one.close]:
+        return [(CLOSE.format("; ".join(close)), ""), *found]
     return [(KEPT, ""), *found] if kept and found else found
 
 

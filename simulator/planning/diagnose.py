@@ -8,7 +8,8 @@ from typing import Any
 
 from simulator.diagnosis.advice import words
 from simulator.diagnosis.rules import NOTHING
-from simulator.planning.plan import Candidate, Runs, resources, search_all
+from simulator.planning.candidate import Candidate, resources
+from simulator.planning.plan import Runs, search_all
 from simulator.planning.problem import PlanOptions, make_problem, rate_key
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
 from simulator.planning.search import capacity

@@ -5,11 +5,12 @@ batches of them: the runs of a place are judged by these.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from simulator.core.log import REQUEST, UNFINISHED, Log
+from simulator.costs.noise import Noise
 from simulator.planning.runs import MetricValues, read_metric_values
 from simulator.planning.search import CERTAIN, WARMING_UP
 from simulator.results.request_table import (
@@ -29,19 +30,38 @@ from simulator.workload.workload import Workload
 BATCHES = 10  # of a run
 
 
+class Change(NamedTuple):
+    """Something about a problem that may be otherwise than one thinks."""
+
+    load: float = 1.0  # times as many requests/s
+    answers: float = 1.0  # times as long
+    steps: float = 0.0  # standard deviations of their error by which all steps take longer
+
+
+AS_IT_IS = Change()
+
+
 def measure_run(
-    scenario: Scenario, slos: Sequence[Slo], *, steady: bool, warmup: float | None = None
+    scenario: Scenario,
+    slos: Sequence[Slo],
+    *,
+    steady: bool,
+    warmup: float | None = None,
+    change: Change = AS_IT_IS,
 ) -> MetricValues:
     """Make a run and give its numbers.
 
     `steady` says that its load stays the same: what comes before a steady state is then left out
     (`warmup`, else what the run finds, `found_warmup_s`), growth is looked for, and the run ends as
     soon as it has broken a bound for certain. That bound is `broken`, what grows `growing`; both
-    are "" as a rule.
+    are "" as a rule. `change` is of the answers and the steps: the scenario has the load.
     """
     workload = scenario.make_workload()
+    if change.answers != 1.0:
+        workload.output_tokens = np.ceil(change.answers * workload.output_tokens).astype(np.int64)
+    noise = Noise(change.steps, change.steps).apply if change.steps else None
     stop = _Watch(workload, scenario, slos) if steady else None
-    result = run(scenario, workload=workload, stop=stop)
+    result = run(scenario, workload=workload, stop=stop, noise=noise)
     broken = growing = ""
     more: dict[str, float] = {}
     if result.interrupted:

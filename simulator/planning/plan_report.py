@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from simulator.planning.candidate import Candidate, looked_at, result_row
 from simulator.planning.design import axes_of, fold_errors
 from simulator.planning.journal import open_journal
-from simulator.planning.plan import JOURNAL, Candidate, find_best, looked_at, result_row
+from simulator.planning.plan import JOURNAL, find_best
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import encode_csv, scenario_cost_lines
 from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
@@ -136,6 +137,9 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
         parts.append(f"${row['dollars_per_million_output_tokens']:.3g}/M output tokens")
     yield f"* {best.label}: {'; '.join(parts)}"
     yield f"  looked at {row['looked_at']} of load"
+    told = [text for text in row["verdicts"] if not text.startswith("completion")]
+    if told and not problem.searches_rate:  # a largest rate is where a bound is just kept
+        yield f"  {'; '.join(told)}"
     yield from _caveats(problem, best, row)
 
 
@@ -217,16 +221,21 @@ def plan(
 
 
 def write_plan(
-    problem: PlanProblem, candidates: Sequence[Candidate], best: Candidate, out: Path
+    problem: PlanProblem,
+    candidates: Sequence[Candidate],
+    best: Candidate,
+    out: Path,
+    answer: Sequence[str] = (),
 ) -> list[Path]:
-    """Write the answer; all files or none."""
+    """Write the answer, and what is to be said of it beside the table; all files or none."""
     rows = [result_row(problem, candidate) for candidate in candidates]
+    flat = [{key: one for key, one in row.items() if key != "verdicts"} for row in rows]
     report = {
         "slo": [slo.text for slo in problem.criteria.slos],
         "searched": problem.key or None,
         "best": candidates.index(best),
         "candidates": rows,
-    }
+    } | ({"answer": [*answer]} if answer else {})
     settings = problem.settings(best, PlannedRun(best.best.at, seconds=best.best.seconds))
     chosen = load_scenario(problem.path, problem.overrides, vary=settings)
     warn_of_lost_policies(chosen)
@@ -234,7 +243,7 @@ def write_plan(
         out,
         {
             "plan.json": json.dumps(report, indent=2).encode() + b"\n",
-            "plan.csv": encode_csv(rows),
+            "plan.csv": encode_csv(flat),
             "runs.csv": encode_csv([*_runs(problem, candidates)]),
             "plan.png": partial(_draw, problem, candidates, best),
             "best.yaml": partial(write_scenario, chosen),

@@ -12,6 +12,7 @@ from simulator.planning.design import (
     refuse_overridden,
     split_values,
 )
+from simulator.planning.measure import AS_IT_IS, Change
 from simulator.planning.runs import MetricValues
 from simulator.planning.search import (
     Criteria,
@@ -60,6 +61,7 @@ class PlanProblem:
     high: int = 0  # ... to here; 0: a rate
     axes: Axes = ()  # every combination is a candidate
     name: str = ""  # of the scenario
+    change: Change = AS_IT_IS  # of the problem as it is given
     by_energy: bool = False  # the best is the one that draws least, not the cheapest
 
     @property
@@ -67,8 +69,17 @@ class PlanProblem:
         """Whether the largest load is asked for."""
         return bool(self.key) and not self.high
 
-    def search(self, scenario: Scenario, trials: list[Trial]) -> Search:
-        """Begin the search for one candidate; what is tried goes into `trials`."""
+    def search(
+        self,
+        scenario: Scenario,
+        trials: list[Trial],
+        within: tuple[int, int] | None = None,
+        start: int | None = None,
+    ) -> Search:
+        """Begin the search for one candidate; what is tried goes into `trials`.
+
+        Of a whole number it may be known `within` which bounds it lies, and where to begin.
+        """
         criteria = self.criteria
         if not is_random(scenario):
             criteria = replace(criteria, replications=1, most_replications=1)
@@ -76,6 +87,8 @@ class PlanProblem:
             criteria = replace(criteria, min_seconds=None)
         if not self.key:
             return as_configured(criteria, trials)
+        if within is not None:
+            return fewest(*within, criteria, trials, start)
         if not self.high:
             return self._largest_rate(scenario, criteria, trials)
         return self._fewest(scenario, criteria, trials)
@@ -126,7 +139,12 @@ class PlanProblem:
         elif wanted.seconds is not None:
             assert candidate.scenario is not None
             rate = wanted.at if searched else candidate.scenario.workload.generator.request_rate
+            rate *= self.change.load
             count = round(rate * wanted.seconds * _requests_per_arrival(candidate.scenario))
+        if self.change.load != 1.0:
+            assert candidate.scenario is not None
+            name, now = rate_key(candidate.scenario)
+            keys.append((name, repr(now * self.change.load)))
         if count or wanted.seconds is not None:
             keys.append(("workload.num_prompts", str(max(count, FEWEST_REQUESTS))))
         return keys
@@ -219,8 +237,8 @@ def make_problem(
         key = rate_key(base)[0]
     refuse_overridden([k for k, _ in axes], overrides, seed, searched=key)
     by_energy = (options.objective or block.objective) == "energy"
-    what = path, overrides, base.seed, criteria, key, low, high, axes, base.name, by_energy
-    return PlanProblem(*what)
+    what = path, overrides, base.seed, criteria, key, low, high, axes, base.name
+    return PlanProblem(*what, by_energy=by_energy)
 
 
 def _range(text: str) -> tuple[str, int, int]:

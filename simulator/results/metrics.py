@@ -41,7 +41,14 @@ from simulator.results.request_table import (
     gather_requests,
     partial_span,
 )
-from simulator.results.service_levels import keep_bounds, request_bounds, service_levels
+from simulator.results.service_levels import (
+    Slo,
+    by_clock,
+    keep_bounds,
+    request_bounds,
+    service_levels,
+    step_span,
+)
 from simulator.results.steady_state import SteadyState, Window, measurement_window
 from simulator.results.token_times import (
     GapDistribution,
@@ -158,6 +165,8 @@ class RunMetrics:
         self._bounds = request_bounds(self._goodput, self._slos)
         self._kept = dict.fromkeys(self._bounds, 0)  # requests that keep each bound
         self._kept_all = 0
+        self._span = step_span(self._costs)
+        self._good_at = [0, 0]  # requests that keep `goodput` at both ends of the step times
         self._retries = scenario.cluster is not None and scenario.cluster.may_retry
         self._start, self._end = inf, 0.0
         self._completed = self._failed = self._good = self._input = self._output = 0
@@ -215,6 +224,9 @@ class RunMetrics:
         self._input += int(table.workload.prompt_tokens[ended].sum())
         self._output += int(table.generated[ended].sum())
         self._good += int(keep_bounds(table, ended, self._goodput).sum()) if self._goodput else 0
+        for k, factor in enumerate(self._span or ()):
+            within = {name: bound / factor for name, bound in self._goodput.items()}
+            self._good_at[k] += int(keep_bounds(table, ended, within).sum())
         for name, bound in self._bounds.items():
             self._kept[name] += int(keep_bounds(table, ended, {name: bound}).sum())
         self._kept_all += int(keep_bounds(table, ended, self._bounds).sum()) if self._bounds else 0
@@ -357,10 +369,21 @@ class RunMetrics:
             met = [not nobody and s.met(found[s.metric]) for s in self._slos]
             own["slo"] = [
                 {"bound": s.text, "value": found[s.metric], "met": kept}
+                | self._at_ends(s, found[s.metric])
                 for s, kept in zip(self._slos, met, strict=True)
             ]
             own["slo_met"] = all(met)
         return own
+
+    def _at_ends(self, slo: Slo, value: float) -> Summary:
+        """Say what a value is at both ends of the step times' 95 %; nothing where none is known."""
+        if self._span is None:
+            return {}
+        ends = by_clock(slo, value, self._span)
+        if slo.metric == "goodput":
+            ended = self._completed + self._failed
+            ends = share(self._good_at[1], ended), share(self._good_at[0], ended)
+        return {"ends": [*ends], "step_times": [*self._span]}
 
     def _described(self, names: Sequence[str], percentiles: Sequence[float]) -> Summary:
         out: Summary = {}

@@ -1,11 +1,14 @@
 """Service levels: bounds on the numbers of a run, as `p99_ttft_ms<=1000` or `goodput>=0.95`."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from simulator.costs.cost_model import CostModel
+from simulator.costs.noise import QUANTILE
 from simulator.results.request_table import Flags, Floats, RequestTable
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
@@ -82,6 +85,84 @@ class Slo(NamedTuple):
         if self.met(value):
             return 0.0
         return abs(value - self.bound) / (abs(self.bound) or 1.0)
+
+
+MANY = 2.0  # times a bound: from there on not told in %
+Span = tuple[float, float]
+"""The least and the greatest."""
+
+
+def step_span(costs: Iterable[CostModel]) -> Span | None:
+    """Return measured / predicted of steps, 95 %, in the regime of steps that is least sure.
+
+    Of several cost models the widest; None where of one nobody knows.
+    """
+    sds = [max((cost.residuals or {}).values(), default=None) for cost in costs]
+    if not sds or None in sds:
+        return None
+    widest = QUANTILE * max(sd for sd in sds if sd is not None)
+    return exp(-widest), exp(widest)
+
+
+def by_clock(slo: Slo, value: float, span: Span) -> Span:
+    """Return what a value is where all steps take `span` times as long: in proportion, at least.
+
+    Latencies with it, rates against it; a share of requests must be counted, and is as it is.
+    """
+    low, high = span
+    if slo.metric in SHARES:
+        return value, value
+    return (value * low, value * high) if slo.at_most else (value / high, value / low)
+
+
+class Judged(NamedTuple):
+    """A value beside its bound, and beside the error of the clock."""
+
+    slo: Slo
+    value: float
+    ends: Span | None  # of the value, by the step times' 95 %; None: nobody knows
+    span: Span | None = None  # of these
+
+    @classmethod
+    def of(cls, one: Mapping[str, Any]) -> "Judged":
+        """Read it from a summary's `slo`; files of earlier versions have no ends."""
+        ends, span = one.get("ends"), one.get("step_times")
+        return cls(
+            parse_slo(one["bound"]),
+            one["value"],
+            None if ends is None else (ends[0], ends[1]),
+            None if span is None else (span[0], span[1]),
+        )
+
+    @property
+    def close(self) -> bool:
+        """Whether the clock's error covers the bound."""
+        return self.ends is not None and len({self.slo.met(end) for end in self.ends}) > 1
+
+    def __str__(self) -> str:
+        """Say it: `kept by 12 %`, `too close to tell (39.45 of 40 ms; ...)`, `broken by 3 %`."""
+        slo, value = self.slo, self.value
+        if self.close:
+            assert self.span is not None
+            share = slo.metric in SHARES
+            unit = " %" if share else " ms" if slo.metric.endswith("_ms") else ""
+            scale = 100.0 if share else 1.0
+            got = f"{scale * value:.4g} of {scale * slo.bound:g}{unit}"
+            return f"too close to tell ({got}; step times {span_text(self.span)})"
+        verb = "kept" if slo.met(value) else "broken"
+        if slo.metric in SHARES:
+            points = f"{100 * abs(value - slo.bound):.3g}"
+            return verb if points == "0" else f"{verb} by {points} points"
+        over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
+        if over >= MANY * under:
+            return f"{verb}, {over / under:.3g} times the bound" if slo.at_most and under else verb
+        return f"{verb} by {100 * abs(value - slo.bound) / slo.bound:.3g} %"
+
+
+def span_text(span: Span) -> str:
+    """Write how far off steps may be: `±3 %`, `-12 to +14 %`."""
+    low, high = (round(100 * (end - 1)) for end in span)
+    return f"±{high} %" if low == -high else f"{low:+d} to {high:+d} %"
 
 
 def parse_slo(text: str) -> Slo:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
+from simulator.results.service_levels import Judged
 from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.util.errors import printable
@@ -307,6 +308,11 @@ def _line(label: str, value: object) -> str:
     return f"{label + ':':<40} {text:<10}".rstrip()
 
 
+def _verdict(one: Mapping[str, Any], *, nobody: bool) -> str:
+    """Say whether a service level is kept, by how much, and whether the clock can tell."""
+    return "broken" if nobody else str(Judged.of(one))
+
+
 def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     """Say of each service level whether it is kept, and how many requests keep their bounds.
 
@@ -314,11 +320,11 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     """
     gauges, served = summary["headway"], summary["completed"]
     ended = served + summary.get("failed", 0)  # not in the files of others
-    of = f" by the {served:,} of {ended:,} served" if served < ended else ""
+    of = f", by the {served:,} of {ended:,} served" if served < ended else ""
     found = [
         (
             one["bound"],
-            f"{_short(one['value'])} {'kept' if one['met'] else 'missed'}"
+            f"{_short(one['value'])} {_verdict(one, nobody=not served)}"
             f"{of if '_ms' in one['bound'] else ''}",
         )
         for one in gauges.get("slo") or ()

@@ -3,7 +3,7 @@
 import re
 
 from simulator.cli.progress import run_progress, runs_progress, search_progress
-from simulator.planning.plan import Candidate
+from simulator.planning.candidate import Candidate
 from simulator.planning.search import SearchResult, Trial
 
 

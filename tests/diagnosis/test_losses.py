@@ -45,7 +45,7 @@ def test_a_level_says_of_how_many_requests_it_is(write: Any) -> None:
     summary, _ = findings(write)
     bound, text = slo_lines(summary)[0]
     assert bound == "p99_ttft_ms<=100000"
-    assert text.endswith(f" kept by the {summary['completed']} of 40 served")
+    assert text.endswith(f", by the {summary['completed']} of 40 served")
 
 
 def test_no_level_is_kept_where_nobody_was_served(write: Any) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
-from simulator.planning.plan import find_best, result_row
+from simulator.planning.candidate import result_row
+from simulator.planning.plan import find_best
 from simulator.planning.plan_report import plan_table
 from simulator.planning.problem import PlanOptions, make_problem
 from simulator.util.errors import HeadwayError, HeadwayWarning

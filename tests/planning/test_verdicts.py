@@ -14,8 +14,9 @@ from typing import NamedTuple
 import pytest
 
 from simulator import load_scenario
+from simulator.planning.candidate import Candidate
 from simulator.planning.measure import measure_run
-from simulator.planning.plan import Candidate, find_best
+from simulator.planning.plan import find_best
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 
 CASES = os.environ.get("HEADWAY_PLAN_CASES")

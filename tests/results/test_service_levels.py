@@ -4,7 +4,17 @@ from math import inf
 
 import pytest
 
-from simulator.results.service_levels import parse_slo, request_bounds, service_levels
+from simulator.costs.noise import ScaledCost
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.results.service_levels import (
+    Judged,
+    parse_slo,
+    request_bounds,
+    service_levels,
+    step_span,
+)
+from simulator.scenario.assemble import assemble
+from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
@@ -94,3 +104,39 @@ def test_the_loosest_percentile_bounds_requests_and_goodput_where_it_is_asked_fo
 def test_wrong_levels_are_refused(slo: str, message: str) -> None:
     with pytest.raises(HeadwayError, match=message):
         service_levels(scenario(slo=[slo]))
+
+
+def close_to(bound: str, **ends: object) -> str:
+    """Say how 39.45 lies beside a bound."""
+    return str(Judged.of({"bound": bound, "value": 39.45} | ends))
+
+
+def test_a_verdict_carries_the_error_of_the_clock() -> None:
+    """39.45 ms and 3 % are 38.3 to 40.6 ms: 40 lies between; 45 and 35 do not."""
+    known = {"ends": [38.3, 40.6], "step_times": [0.97, 1.03]}
+    told = "too close to tell (39.45 of 40 ms; step times ±3 %)"
+    assert close_to("p99_tpot_ms<=40", **known) == told
+    assert close_to("p99_tpot_ms<=45", **known) == "kept by 12.3 %"
+    assert close_to("p99_tpot_ms<=35", **known) == "broken by 12.7 %"
+    assert close_to("p99_tpot_ms<=40") == "kept by 1.37 %"
+    assert close_to("p99_tpot_ms<=4") == "broken, 9.86 times the bound"
+    share = {"bound": "goodput>=0.99", "value": 0.995, "step_times": [0.9, 1.12]}
+    assert str(Judged.of(share | {"ends": [0.985, 0.999]})) == (
+        "too close to tell (99.5 of 99 %; step times -10 to +12 %)"
+    )
+    assert str(Judged.of(share | {"ends": [0.991, 0.999]})) == "kept by 0.5 points"
+    assert str(Judged.of({"bound": "completion>=1", "value": 1.0})) == "kept"
+
+
+def test_the_ends_are_what_slower_and_faster_steps_give() -> None:
+    """Latencies of one request alone grow with its steps; goodput is counted again."""
+    keys = ["workload.num_prompts=40", "workload.request_rate=0.5", "goodput={e2el: 6000}"]
+    keys += ["slo=[p50_e2el_ms<=4000, goodput>=0.5]"]
+    demo = load_scenario("demo", keys)
+    cost = assemble(demo).cost
+    (low, high), found = step_span([cost]), run(demo).summary()["headway"]["slo"]
+    for end, factor in ((0, low), (1, high)):
+        slower = run(demo, cost=ScaledCost(cost, factor, factor)).summary()["headway"]["slo"]
+        assert found[0]["ends"][end] == pytest.approx(slower[0]["value"], rel=0.02)
+        assert found[1]["ends"][1 - end] == pytest.approx(slower[1]["value"], abs=0.03)
+    assert step_span([cost, PiecewiseCost([[1, 1e-3]])]) is None

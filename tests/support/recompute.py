@@ -162,6 +162,17 @@ def _bounds(run: Run) -> dict[str, float]:
     return bounds | (goodput if asked else {})
 
 
+def _step_span(run: Run) -> list[float]:
+    """Between what shares of their time steps lie with 95 %: the widest of all that is told."""
+    own = run.summary["headway"]
+    told = own["cluster"]["groups"].values() if "cluster" in own else [own]
+    each = [one["step_times"]["interval_95"] for one in told]
+    if None in each:
+        return []
+    spans = [span for one in each for span in one.values()]
+    return [min(low for low, _ in spans), max(high for _, high in spans)]
+
+
 def _service_levels(run: Run, summary: Values) -> Values:
     """How far the scenario's service levels are kept; latencies' percentiles are the summary's."""
     goodput = {k: v for k, v in run.scenario["goodput"].items() if v is not None}
@@ -192,6 +203,16 @@ def _service_levels(run: Run, summary: Values) -> Values:
         value = values[metric]
         met = bool(value <= float(bound) if sign == "<=" else value >= float(bound))
         verdicts.append({"bound": text, "value": value, "met": met})
+        if span := _step_span(run):
+            ends = [value * factor for factor in span]
+            if metric in ("goodput", "completion"):
+                ends = [value, value]
+            elif sign == ">=":
+                ends = [value / factor for factor in reversed(span)]
+            if metric == "goodput":
+                strict = [{k: v / f for k, v in goodput.items()} for f in reversed(span)]
+                ends = [share(_keep(done, within).sum(), count) for within in strict]
+            verdicts[-1] |= {"ends": ends, "step_times": span}
     met = all(one["met"] for one in verdicts)
     return own | {"slo": verdicts, "slo_met": met}
 

@@ -1,0 +1,362 @@
+"""What to buy: from a model, its traffic and service levels to GPUs, how many and how set.
+
+What a buyer varies is varied without being told: the GPU, tensor parallelism, the precision of
+weights and KV cache, seats and token budget, and how many replicas. Theory (`theory.py`) drops what
+cannot be best, with a reason. The rest is simulated, the cheapest first, each from as many replicas
+as theory says it takes at least; it ends when nothing that is left can be among the five cheapest.
+The best and the second are then judged as any plan judges. Last it is seen what would change the
+answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil, inf
+from typing import Any
+
+from simulator.cluster.config import MOST_REPLICAS
+from simulator.costs.noise import QUANTILE
+from simulator.costs.profile import shipped_profile
+from simulator.diagnosis.evidence import known_share
+from simulator.diagnosis.feasibility import Traffic, never_holds
+from simulator.models.gpus import GPUS, find_gpu
+from simulator.models.load import load_model
+from simulator.models.spec import ModelSpec
+from simulator.planning.candidate import Candidate
+from simulator.planning.design import DesignPoint, load_point
+from simulator.planning.measure import AS_IT_IS, Change
+from simulator.planning.plan import Runs, search_all
+from simulator.planning.problem import PlanProblem
+from simulator.planning.runs import requests_of
+from simulator.planning.theory import MARGIN, Replica, best_sizes, too_slow
+from simulator.results.service_levels import step_span
+from simulator.scenario.assemble import assemble
+from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayError
+
+SIZES = (1, 2, 4, 8)  # tensor parallelism
+PRECISIONS = ((None, "auto"), ("fp8", "auto"), ("fp8", "fp8"))  # of weights and KV cache
+TOLD = 5  # candidates that the answer has: the best, the second, and what three more cost
+AT_ONCE = 2  # candidates that are searched at a time
+WIDEST = 2  # times as many replicas as theory says at least, and two: then it is given up
+LOOK = 4000  # requests of a first look, about
+SHORTEST, LONGEST = 60.0, 300.0  # s of load in it
+CHANGED = 3  # candidates that are looked at again under a change
+DEARER = 1.2
+KNOWN = 0.1  # share of the prompt tokens from which on a router that keeps prefixes is tried
+REPLICAS = "cluster.replicas"
+
+
+@dataclass(slots=True)
+class Offer(Candidate):
+    """A candidate, with what theory says of it."""
+
+    gpu: str = ""
+    size: int = 1  # GPUs of a replica
+    fewest: int = 0  # replicas, by theory
+    price: float | None = None  # $/h of a replica
+
+    @property
+    def weight(self) -> float:
+        """What a replica costs: dollars an hour, or GPUs where one has no price."""
+        return self.size if self.price is None else self.price
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that hold the load."""
+        return int(self.best.at)
+
+    @property
+    def cost(self) -> float:
+        """What it takes to hold the load; inf where nothing was found that does."""
+        return inf if self.result.best is None else self.replicas * self.weight
+
+    @property
+    def label(self) -> str:
+        """Name it as one orders it."""
+        keys = {key.rpartition(".")[2]: value for key, value in self.varied.items()}
+        parts = [f"TP {self.size}"]
+        if (weights := keys.get("quantization", "null")) != "null":
+            parts.append(f"{weights} weights")
+        if (cache := keys.get("kv_cache_dtype", "auto")) != "auto":
+            parts.append(f"{cache} KV cache")
+        for key in ("max_num_seqs", "max_num_batched_tokens", "router"):
+            parts += [f"{key} {keys[key]}"] if key in keys else []
+        return f"{self.gpu} ({', '.join(parts)})"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What to buy, and what else was looked at."""
+
+    ranked: list[Offer]  # that hold the load, the cheapest first
+    offers: list[Offer]  # all, in order of what they cost at least
+    priced: bool  # dollars are counted, not GPUs
+    changes: list[str] = field(default_factory=list)  # what would change it, a line each
+
+
+def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: Runs) -> Answer:
+    """Find what to buy; HeadwayError where nothing holds the load."""
+    market = Market(problem, gpus, precision)
+    offers = market.offers()
+    live = [offer for offer in offers if not offer.never]
+    if not live:
+        raise HeadwayError(f"--buy: nothing can hold it: {offers[0].label}: {offers[0].never}")
+    _search(market.quick(), live, runs)
+    ranked = _ranked(live)
+    if not ranked:
+        tried = next(offer for offer in live if offer.result.trials)
+        reason = tried.result.trials[-1].reason
+        raise HeadwayError(f"--buy: nothing holds it; the closest, {tried.label}, breaks {reason}")
+    ranked = market.with_variants(ranked, runs)
+    ranked = _confirm(problem, ranked, runs)
+    answer = Answer(ranked, offers, market.priced)
+    answer.changes = [*_changes(problem, market, ranked, runs), *_dearer(ranked, market.priced)]
+    return answer
+
+
+@dataclass
+class Market:
+    """All that could be bought for one problem."""
+
+    problem: PlanProblem
+    gpus: Sequence[str]
+    precision: str | None
+
+    @cached_property
+    def base(self) -> Scenario:
+        """The scenario as it is given."""
+        return load_scenario(self.problem.path, self.problem.overrides)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """Its requests."""
+        return Traffic.of(self.base, requests_of(self.base))
+
+    @cached_property
+    def known(self) -> float:
+        """The share of the prompt tokens that a prefix cache could know."""
+        return known_share(self.traffic.workload, self.base.engine.block_size)
+
+    @property
+    def priced(self) -> bool:
+        """Whether each GPU has a price."""
+        return all(find_gpu(name).dollars_per_hour is not None for name in self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """The GPUs to choose from: those asked for, else those with a price."""
+        asked = [find_gpu(name).name for name in self.gpus]
+        return asked or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour is not None]
+
+    def offers(self) -> list[Offer]:
+        """Make every candidate, and drop by theory what cannot be best; the cheapest first."""
+        model = load_model(self.base.model, self.base.folder)
+        found = [
+            self._bounded(name, size, pair)
+            for name in self.names
+            for size in SIZES
+            for pair in self._precisions(model, name, size)
+        ]
+        return sorted(found, key=lambda one: (one.fewest * one.weight or inf, one.size, one.label))
+
+    def _precisions(
+        self, model: ModelSpec, gpu: str, size: int
+    ) -> Iterator[tuple[str | None, str]]:
+        """Yield the dtypes that have a profile; the model's own in any case."""
+        own = model.weight_dtype()
+        for weights, cache in PRECISIONS:
+            name = weights or own
+            if self.precision is not None and not name.startswith(self.precision):
+                continue
+            if weights == own:
+                continue  # it is published so
+            engine = self.base.engine.model_copy(
+                update={
+                    "tensor_parallel_size": size,
+                    "quantization": weights,
+                    "kv_cache_dtype": cache,
+                }
+            )
+            as_published = weights is None and cache == "auto"
+            if as_published or shipped_profile(model, find_gpu(gpu), engine) is not None:
+                yield weights, cache
+
+    def _keys(self, gpu: str, size: int, pair: tuple[str | None, str]) -> dict[str, str]:
+        keys = {"gpu.name": gpu, "gpu.count": str(size)}
+        keys["engine.tensor_parallel_size"] = str(size)
+        weights, cache = pair
+        return keys | {"engine.quantization": weights or "null", "engine.kv_cache_dtype": cache}
+
+    def _bounded(self, gpu: str, size: int, pair: tuple[str | None, str]) -> Offer:
+        """Make a candidate and say what it takes at least."""
+        keys, device = self._keys(gpu, size, pair), find_gpu(gpu)
+        price = device.dollars_per_hour
+        given = {"gpu": gpu, "size": size, "price": None if price is None else size * price}
+        offer = self._load(keys, given)
+        if offer.scenario is None:
+            offer.never = offer.error.rpartition("gpu: ")[2]
+            return offer
+        slos = self.problem.criteria.slos
+        lost = max(slo.limit for slo in slos if slo.metric == "completion")
+        never = never_holds(offer.scenario, self.traffic.workload, lost=lost, steady=False)
+        parts = assemble(offer.scenario)
+        replica = Replica(offer.scenario.engine, parts.model, parts.gpu, parts.cost)
+        known = self.known if replica.engine.enable_prefix_caching else 0.0
+        offer.never = never or too_slow(replica, self.traffic, slos, known)
+        if offer.never:
+            return offer
+        sizes = best_sizes(replica, self.traffic, slos, known)
+        if not sizes.rate:
+            offer.never = "no batch keeps the bounds on times between tokens"
+            return offer
+        engine = replica.engine
+        for name, now, to in (
+            ("max_num_batched_tokens", engine.max_num_batched_tokens, sizes.tokens),
+            ("max_num_seqs", engine.max_num_seqs, sizes.seats),
+        ):
+            if now != to:
+                keys = keys | {f"engine.{name}": str(to)}
+        offer = self._load(keys, given)
+        offer.fewest = max(ceil(self.traffic.rate / (MARGIN * sizes.rate)), 1)
+        if offer.fewest > MOST_REPLICAS:
+            offer.never = f"it takes {offer.fewest:,} replicas at least"
+        return offer
+
+    def _load(self, keys: dict[str, str], given: Mapping[str, Any]) -> Offer:
+        problem = self.problem
+        point = load_point(problem.path, keys, problem.overrides, problem.seed, DesignPoint)
+        return Offer(point.varied, point.scenario, point.errors, **given)
+
+    def quick(self, change: Change = AS_IT_IS) -> PlanProblem:
+        """Return the problem as it is looked at first: by one short run of each place."""
+        criteria, rate = self.problem.criteria, self.traffic.rate or 1.0
+        seconds = min(max(LOOK / rate, SHORTEST), LONGEST)
+        quick = replace(
+            criteria,
+            replications=1,
+            most_replications=1,
+            min_seconds=None if criteria.min_seconds is None else 2 * seconds,
+            max_seconds=seconds,
+        )
+        return replace(self.problem, criteria=quick, change=change)
+
+    def with_variants(self, ranked: list[Offer], runs: Runs) -> list[Offer]:
+        """Try on the best what the traffic may gain from, with one replica fewer.
+
+        XX"""
+        best = ranked[0]
+        if best.replicas < 2 or self.known < KNOWN:
+            return ranked
+        keys = best.varied | {"cluster.router": "prefix_aware"}
+        given = {"gpu": best.gpu, "size": best.size, "price": best.price}
+        other = self._load(keys, given)
+        other.within = max(best.replicas // 2, 1), best.replicas - 1
+        search_all(self.quick(), [other], runs)
+        return _ranked([*ranked, other])
+
+
+def _ranked(offers: Sequence[Offer]) -> list[Offer]:
+    """Return those that hold the load, the cheapest first, then those with most room."""
+    held = [offer for offer in offers if offer.result.best is not None]
+    return sorted(held, key=lambda one: (round(one.cost, 6), one.best.strain[1], one.label))
+
+
+def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs) -> None:
+    """Simulate offers in order until what is left costs more than the fifth that holds."""
+    for begin in range(0, len(offers), AT_ONCE):
+        found = _ranked(offers)
+        limit = found[TOLD - 1].cost if len(found) >= TOLD else inf
+        part = []
+        for offer in offers[begin : begin + AT_ONCE]:
+            least = offer.fewest * offer.weight
+            if least > limit:
+                offer.dearer = True
+                offer.never = f"costs {_money(offer, least)} at least, more than {TOLD} that hold"
+            else:
+                most = int(min(WIDEST * offer.fewest + 2, limit / offer.weight))
+                offer.within = offer.fewest, max(most, offer.fewest)
+                part.append(offer)
+        search_all(quick, part, runs, offers)
+
+
+def _money(offer: Offer, amount: float) -> str:
+    return f"{amount:.0f} GPUs" if offer.price is None else f"${amount:,.2f}/h"
+
+
+def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offer]:
+    """Judge the first two as a plan judges, with all its runs, and rank again.
+
+    One that took another number of replicas than at first sight may not be the first any more.
+    """
+    confirmed: list[Offer] = []
+    left = list(ranked)
+    while left and len(confirmed) < 2:
+        one = left.pop(0)
+        again = replace(one, result=type(one.result)(None, []), done=False)
+        again.within = max(one.replicas - 1, 1), one.replicas + 2
+        again.start = one.replicas
+        search_all(problem, [again], runs)
+        if again.result.best is None:
+            one.never = "did not hold when it was looked at for longer"
+            continue
+        confirmed.append(again)
+        confirmed = _ranked(confirmed)
+        if left and len(confirmed) == 2 and left[0].cost < confirmed[-1].cost:
+            confirmed = confirmed[:1] if confirmed[0].cost <= left[0].cost else []
+    return _ranked([*confirmed, *left])
+
+
+def _changes(
+    problem: PlanProblem, market: Market, ranked: Sequence[Offer], runs: Runs
+) -> Iterator[str]:
+    """Say what is best under more load, longer answers, and steps at both ends of their error."""
+    assert ranked[0].scenario is not None
+    span = step_span(assemble(own).cost for own in ranked[0].scenario.groups.values())
+    asked = [
+        ("10 % more load", Change(load=1.1)),
+        ("20 % longer answers", Change(answers=1.2)),
+    ]
+    if span is not None:
+        low, high = (f"{100 * abs(end - 1):.0f} %" for end in span)
+        asked += [
+            (f"steps {low} faster, the lower end of their 95 %", Change(steps=-QUANTILE)),
+            (f"steps {high} slower, the upper end", Change(steps=QUANTILE)),
+        ]
+    for words, change in asked:
+        again = []
+        for one in ranked[:CHANGED]:
+            other = replace(one, result=type(one.result)(None, []), done=False)
+            fewer = change.steps < 0  # all others only want more
+            least = max(one.replicas // 2, 1) if fewer else one.replicas
+            other.within = least, WIDEST * one.replicas + 2
+            other.start = one.replicas
+            again.append(other)
+        search_all(market.quick(change), again, runs)
+        found = _ranked(again)
+        if not found:
+            yield f"{words}: none of the first {len(again)} holds with twice as many"
+            continue
+        same = found[0].label == ranked[0].label and found[0].replicas == ranked[0].replicas
+        told = "the same" if same else line(found[0])
+        yield f"{words}: {told}"
+    if span is None:
+        yield "step times at both ends: of this cost model nobody knows its error"
+
+
+def _dearer(ranked: Sequence[Offer], priced: bool) -> Iterator[str]:
+    """Say whether a price that is a fifth higher changes the answer."""
+    best = ranked[0]
+    if not priced:
+        return
+    others = [one for one in ranked if one.gpu != best.gpu]
+    if others and others[0].cost < DEARER * best.cost:
+        yield f"{best.gpu} 20 % dearer: {line(others[0])}"
+    else:
+        yield f"{best.gpu} 20 % dearer, or any other: the same"
+
+
+def line(offer: Offer) -> str:
+    """Write what to order in one line."""
+    return f"{offer.replicas} x {offer.label}: {_money(offer, offer.cost)}"

@@ -1,0 +1,114 @@
+"""What to buy, in words: one line first, then what else there is and what was dropped, and why."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from simulator.cluster.config import MOST_REPLICAS
+from simulator.models.gpus import GPUS, find_gpu
+from simulator.planning.buy import REPLICAS, SIZES, TOLD, Answer, Offer, buy, line
+from simulator.planning.candidate import Candidate, looked_at, verdicts
+from simulator.planning.plan import Runs
+from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
+from simulator.planning.runs import scenario_cost_lines
+from simulator.scenario.load import Source, load_scenario
+from simulator.util.errors import HeadwayError
+
+Settings = tuple[Sequence[str], int | None]
+"""Overrides of the scenario, and its seed."""
+LABELS = 4  # candidates that are named of those dropped for one reason
+
+
+def buying_problem(
+    path: Source, options: PlanOptions, settings: Settings, gpus: Sequence[str]
+) -> PlanProblem:
+    """State the problem that `--buy` poses: the fewest replicas, on whatever GPUs.
+
+    Step times are by the profile of each, whatever the scenario's `cost` says of its own. Until a
+    GPU is chosen one stands for all on which the model fits.
+    """
+    overrides, seed = settings
+    names = gpus or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour is not None]
+    try:
+        names = sorted(names, key=lambda name: -find_gpu(name).memory)
+    except ValueError as error:
+        raise HeadwayError(f"--gpus: {error}") from None
+    keys, why = [*overrides, "cost=null"], None
+    for weights, size in product(("null", "fp8"), (1, SIZES[-1])):
+        base = [f"gpu={{name: {names[0]}, count: {size}}}", f"engine.quantization={weights}"]
+        keys = [*overrides, "cost=null", *base, f"engine.tensor_parallel_size={size}"]
+        try:
+            cluster = load_scenario(path, keys, seed).cluster
+        except HeadwayError as error:
+            why = why or error
+            continue
+        if cluster is not None and (cluster.groups or cluster.autoscaling):
+            what = "groups" if cluster.groups else "autoscaling"
+            raise HeadwayError(f"--buy: goes without cluster.{what}: it chooses all replicas")
+        count = f"{REPLICAS}=1..{MOST_REPLICAS}"
+        return make_problem(
+            path, replace(options, vary=[], cheapest=False, fewest=count), keys, seed
+        )
+    assert why is not None
+    raise why
+
+
+def find_offers(
+    problem: PlanProblem,
+    gpus: Sequence[str],
+    precision: str | None,
+    runs: Runs,
+) -> tuple[list[Candidate], list[str]]:
+    """Return all candidates, what to buy first, and the answer in words."""
+    answer = buy(problem, gpus, precision, runs)
+    ranked = {one.label for one in answer.ranked}
+    others = [one for one in answer.offers if one.label not in ranked]
+    return [*answer.ranked, *others], buy_lines(problem, answer)
+
+
+def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
+    """Return the answer, a line each."""
+    best, *others = answer.ranked
+    assert best.scenario is not None
+    slos = ", ".join(slo.text for slo in problem.criteria.slos)
+    lines = [f"Buy {line(best)}", f"  under {slos}"]
+    told = [f"{one.slo.text} {one}" for one in verdicts(problem, best)]
+    lines.append(f"  {'; '.join(told)}; looked at {looked_at(best.best)} of load")
+    lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]
+    if others:
+        lines.append(f"Second best: {line(others[0])}{_more(best, others[0])}")
+    for one in others[1 : TOLD - 1]:
+        lines.append(f"Then {line(one)}{_more(best, one)}, at first sight")
+    if not answer.priced:
+        lines.append("GPUs are counted: not each of them has a price.")
+    lines += ["What would change it:", *(f"  {text}" for text in answer.changes)]
+    tried = [one for one in answer.offers if one.result.trials]
+    lines.append(f"Of {len(answer.offers)} candidates {len(tried)} were simulated.")
+    return [*lines, *_dropped(answer.offers), *_failed(tried)]
+
+
+def _more(best: Offer, other: Offer) -> str:
+    return f", {100 * (other.cost / best.cost - 1):.0f} % more" if best.cost else ""
+
+
+def _dropped(offers: Sequence[Offer]) -> Iterator[str]:
+    """Say which were dropped without a run; those of one GPU for a like reason share a line."""
+    alike: dict[tuple[str, str], list[Offer]] = {}
+    for offer in offers:
+        if offer.never and not offer.result.trials:
+            kind = "dearer" if offer.dearer else offer.never.split(" ", 2)[0]
+            alike.setdefault((offer.gpu, kind), []).append(offer)
+    for first, *rest in alike.values():
+        likewise = ", ".join(one.label for one in rest[:LABELS])
+        more = f" and {len(rest) - LABELS} more" if len(rest) > LABELS else ""
+        yield f"  not run: {first.label}: {first.never}" + (
+            f" (likewise {likewise}{more})" if rest else ""
+        )
+
+
+def _failed(tried: Sequence[Offer]) -> Iterator[str]:
+    """Say of those that were run and do not hold what breaks with the most replicas."""
+    for offer in tried:
+        if offer.result.best is None:
+            last = max(offer.result.trials, key=lambda trial: trial.at)
+            yield f"  does not hold: {last.at:.0f} x {offer.label}: {last.reason}"

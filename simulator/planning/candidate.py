@@ -1,0 +1,188 @@
+"""A candidate of a plan, what was found out about it, and its row in the table."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.models.gpus import find_gpu
+from simulator.planning.design import DesignPoint
+from simulator.planning.intervals import Estimate
+from simulator.planning.problem import PlanProblem, is_random
+from simulator.planning.search import SearchResult, Trial, capacity, interval
+from simulator.results.cluster_metrics import price_of_cluster
+from simulator.results.service_levels import Judged, by_clock, step_span
+from simulator.scenario.assemble import assemble
+from simulator.scenario.scenario import Scenario
+
+ENERGY = (
+    "power_w",
+    "joules_per_output_token",
+    "wh_per_million_output_tokens",
+    "kg_co2_per_million_output_tokens",
+)
+
+
+@dataclass(slots=True)
+class Candidate(DesignPoint):
+    """One configuration, at the scenario's own load, and what was found out about it."""
+
+    result: SearchResult = field(default_factory=lambda: SearchResult(None, []))
+    lower_loads: list[Trial] = field(default_factory=list)
+    done: bool = False  # its search is over
+    dearer: bool = False  # than one that holds the load, and so not tried
+    within: tuple[int, int] | None = None  # bounds of what is searched, where theory knows them
+    start: int | None = None  # where the search begins then
+    never: str = ""  # why it cannot hold, whatever a run would say: it costs none
+    headroom: float | None = None  # by which the load may grow, relative to it
+
+    @property
+    def best(self) -> Trial:
+        """Where it just holds; only of one that does."""
+        assert self.result.best is not None
+        return self.result.best
+
+    def resources_at(self, trial: Trial) -> tuple[float, float | None]:
+        """Return the GPUs that it takes and its dollars per hour; None where a GPU has no price.
+
+        Where its replicas come and go, both are what its runs there had and paid on average.
+        """
+        assert self.scenario is not None
+        gpus, price = resources(self.scenario)
+        cluster = self.scenario.cluster
+        if cluster is None or cluster.autoscaling is None:
+            return gpus, price
+        gpus, paid = (
+            sum(3600.0 * run[key] / run["run_duration"] for run in trial.runs) / len(trial.runs)
+            for key in ("gpu_hours", "dollars")
+        )
+        return gpus, None if price is None else paid
+
+    @property
+    def capacity(self) -> float:
+        """The load that it just holds, as near as the runs tell."""
+        return capacity(self.result.trials)[1] or self.best.at
+
+    @property
+    def capacity_interval(self) -> tuple[float | None, float | None]:
+        """The ends of the interval of that load; None for one that is not known.
+
+        Where nothing is random the load is between the last place that holds and the next.
+        """
+        assert self.scenario is not None
+        low, _, high = capacity(self.result.trials)
+        if not is_random(self.scenario):
+            beyond = self.result.beyond
+            return self.best.at, None if beyond is None else beyond.at
+        return (None, None) if low == high else (low, high)  # one run, not told by batches
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether its answer, or the place next to it, was to be looked at for longer."""
+        ends = self.result.best, self.result.beyond
+        return any(end is not None and end.cut_short for end in ends)
+
+    @property
+    def resources(self) -> tuple[float, float | None]:
+        """Its GPUs and dollars per hour where it just holds."""
+        return self.resources_at(self.best)
+
+    def read(self, metric: str, confidence: float = 0.95) -> Estimate:
+        """Return a metric where the configuration just holds."""
+        return interval(self.best.runs, metric, confidence)
+
+    def speeds(self) -> Iterator[tuple[Trial, float, float]]:
+        """Give, for each load tried, tokens/s per user and tokens/s per GPU.
+
+        Of a fleet whose size was searched for, only the place that was found.
+        """
+        tried = self.result.trials
+        fleet = self.scenario is not None and self.scenario.cluster is not None
+        if fleet and not self.lower_loads:
+            tried = [trial for trial in tried if trial is self.result.best]
+        for trial in [*tried, *self.lower_loads]:
+            tpot = interval(trial.runs, "mean_tpot_ms").mean
+            if tpot:
+                tokens = interval(trial.runs, "output_throughput").mean
+                yield trial, 1000.0 / tpot, tokens / self.resources_at(trial)[0]
+
+
+def resources(scenario: Scenario) -> tuple[int, float | None]:
+    """Count a scenario's GPUs, and their dollars per hour; None where the price is unknown."""
+    if scenario.cluster is None:
+        count, price = scenario.gpu.count, find_gpu(scenario.gpu.name).dollars_per_hour
+        return count, None if price is None else price * count
+    kinds = scenario.cluster.replica_groups
+    count = sum(kind.replicas * scenario.of_group(name).gpu.count for name, kind in kinds.items())
+    return count, price_of_cluster(scenario)
+
+
+def looked_at(trial: Trial) -> str:
+    """Write how many runs there are of a place, and for how long requests came in each."""
+    seconds = trial.seconds or sum(run["duration"] for run in trial.runs) / len(trial.runs)
+    length = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+    return f"{len(trial.runs)} x {length}"
+
+
+def verdicts(problem: PlanProblem, candidate: Candidate) -> list[Judged]:
+    """Hold the numbers of a candidate, where it just holds, against the bounds and the clock.
+
+    Of a share of requests the clock's error is not counted.
+    """
+    assert candidate.scenario is not None
+    span = step_span(assemble(own).cost for own in candidate.scenario.groups.values())
+    found = []
+    for slo in problem.criteria.slos:
+        value = candidate.read(slo.metric).mean
+        ends = None if span is None else by_clock(slo, value, span)
+        found.append(Judged(slo, value, ends, span))
+    return found
+
+
+def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
+    """Tell one candidate's answer: where it just holds, and what it does there."""
+    best = candidate.result.best
+    row: dict[str, Any] = {**candidate.varied, "holds": best is not None, "at": None}
+    if problem.searches_rate:
+        row |= dict.fromkeys(("capacity", "capacity_low", "capacity_high"))
+    row["error"] = candidate.error or None
+    row["not_tried"] = "costs more than one that holds" if candidate.dearer else None
+    row["never_holds"] = candidate.never or None
+    beyond = candidate.result.beyond
+    row["broke"] = (beyond.breaks if beyond is not None else "") or None
+    row["reason"] = (beyond.reason if beyond is not None else "") or None
+    judged = best or (candidate.result.trials[-1] if candidate.result.trials else None)
+    row["looked_at"] = looked_at(judged) if judged is not None else None
+    row["cut_short"] = candidate.cut_short
+    if best is None:
+        return row
+    row["at"] = best.at
+    if problem.searches_rate:
+        row["capacity_low"], row["capacity_high"] = candidate.capacity_interval
+        row["capacity"] = candidate.capacity
+    ratios = best.ratios(problem.criteria.slos)
+    nearest = max(ratios, key=ratios.__getitem__) if ratios else best.why
+    row |= {"nearest_bound": nearest, "headroom": candidate.headroom}
+    shares = [float(run["attainment"]) for run in best.runs if "attainment" in run]
+    row["attainment"] = sum(shares) / len(shares) if shares else None
+    row["seconds_of_load"] = best.seconds
+    row["replications"] = len(best.runs)
+    metrics = dict.fromkeys([slo.metric for slo in problem.criteria.slos])
+    for metric in (*metrics, "request_throughput", "output_throughput"):
+        found = candidate.read(metric, problem.criteria.confidence)
+        row[metric] = found.mean
+        row[f"{metric}_half_width"] = found.half_width if found.count > 1 else None
+    row["verdicts"] = [f"{one.slo.text}: {one}" for one in verdicts(problem, candidate)]
+    tokens = row["output_throughput"]
+    gpus, price = candidate.resources
+    tpot = candidate.read("mean_tpot_ms").mean
+    row["gpus"] = gpus
+    row["tokens_per_s_per_gpu"] = tokens / gpus
+    row["tokens_per_s_per_user"] = 1000.0 / tpot if tpot else None
+    row["dollars_per_hour"] = price
+    row["dollars_per_million_output_tokens"] = (
+        price / 3600.0 / tokens * 1e6 if price is not None and tokens else None
+    )
+    for metric in ENERGY:
+        known = all(metric in run for run in best.runs)
+        row[metric] = candidate.read(metric).mean if known else None
+    return row

@@ -1,0 +1,141 @@
+"""What a replica can do at best, by theory: bounds that spare simulations, and where they begin.
+
+A replica in balance holds `d` decodes. Of each request it computes `o / d` of the steps in which it
+decodes (o tokens are shared by d seats), and its prompt in as many chunks as the token budget asks
+for, beside the decodes. With t the time of a decode step and m that of one with a chunk, a request
+takes (o / d) t + c (m - t) of the replica's time. The most requests/s is over all d that seats, KV
+cache and the bounds on TPOT and ITL allow. Queues and the spread of lengths only make it less; what
+prefix caches know is left out of the prompts. A candidate is dropped only if this most, and a tenth
+more, is too little.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.core.engine_config import EngineConfig
+from simulator.core.request import Chunk, Request, Step
+from simulator.costs.cost_model import CostModel
+from simulator.diagnosis.feasibility import Traffic
+from simulator.models.gpus import Gpu
+from simulator.models.spec import ModelSpec
+from simulator.results.service_levels import Slo
+from simulator.scenario.kv_room import kv_blocks
+
+MARGIN = (
+    1.1  # times the most that theory says: so much may a replica do, for all that it leaves out
+)
+RARE = 0.01  # share of the steps that have prompts, below which no P99 of ITL sees them
+BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)  # tokens of a step
+SEATS = (64, 128, 256, 512, 1024)
+GAIN = 1.1  # times as many requests/s: less is no reason to leave the engine's defaults
+
+
+class Replica(NamedTuple):
+    """One engine, as far as theory looks at it."""
+
+    engine: EngineConfig
+    model: ModelSpec
+    gpu: Gpu
+    cost: CostModel
+
+
+class Sizes(NamedTuple):
+    """How an engine is set, and the most requests/s that it then serves within the bounds."""
+
+    tokens: int  # max_num_batched_tokens
+    seats: int  # max_num_seqs
+    rate: float
+
+
+def _mixed(cost: CostModel, chunk: int, count: int, decodes: int, context: int) -> float:
+    """Return the seconds of a step with so many chunks of as many tokens, beside decodes."""
+    chunks = [Chunk(Request(-1, 0.0, chunk, 1), 0, chunk) for _ in range(count)]
+    return cost.execute(Step(chunks, decodes, context))
+
+
+def most_requests(
+    replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: float, *, sizes: tuple[int, int]
+) -> float:
+    """Return the most requests/s of a replica; 0: none. `sizes` are its token budget and seats."""
+    tokens, seats = sizes
+    load, cost, engine = traffic.workload, replica.cost, replica.engine
+    keys = {"max_num_batched_tokens": tokens, "max_num_seqs": seats}
+    blocks = kv_blocks(engine, replica.model, replica.gpu, **keys)
+    prompt = max(float(load.prompt_tokens.mean()) * (1.0 - known), 1.0)
+    answer = max(float(load.output_tokens.mean()) - 1.0, 0.0)
+    context = traffic.answer_context
+    held = max(context - known * float(load.prompt_tokens.mean()), 1.0)
+    if not replica.model.keeps_window:
+        seats = min(seats, int(blocks * engine.block_size / held))
+    if seats < 1:
+        return 0.0
+    best = 0.0
+    for decodes in np.unique(np.geomspace(1, seats, 30).astype(int)).tolist():
+        room = tokens - decodes
+        if room < 1:
+            break
+        chunks = ceil(prompt / room)
+        reads = round(decodes * context)
+        alone = float(cost.decode_seconds(np.array([decodes]), np.array([reads]))[0])
+        chunk = max(round(prompt / chunks), 1)
+        mixed = _mixed(cost, chunk, 1, decodes, reads)
+        together = max(room // chunk, 1) if chunks == 1 else 1  # short prompts share a step
+        shared = (_mixed(cost, chunk, together, decodes, reads) - alone) / together
+        each = answer / decodes * alone + chunks * max(min(mixed - alone, shared), 0.0)
+        steps = answer / decodes + chunks
+        tpot = 1e3 * each * decodes / answer if answer else 0.0
+        itl = 1e3 * (mixed if chunks / steps > RARE else alone)
+        if _within(slos, tpot, itl) and each > 0:
+            best = max(best, 1.0 / each)
+    return best
+
+
+def _within(slos: Sequence[Slo], tpot: float, itl: float) -> bool:
+    """Say whether a mean time between tokens, and that of a step with prompts, may keep bounds."""
+    for slo in slos:
+        if slo.metric.endswith("tpot_ms") and tpot > MARGIN * slo.bound:
+            return False
+        strict = slo.percentile is None or slo.percentile < 90
+        if slo.metric.endswith("itl_ms") and (tpot if strict else itl) > MARGIN * slo.bound:
+            return False
+    return True
+
+
+def best_sizes(replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: float) -> Sizes:
+    """Return the budget and seats of the most requests/s: the engine's own unless others gain."""
+    engine = replica.engine
+    tokens, seats = engine.max_num_batched_tokens, engine.max_num_seqs
+    own = Sizes(tokens, seats, most_requests(replica, traffic, slos, known, sizes=(tokens, seats)))
+    others = [
+        Sizes(n, k, most_requests(replica, traffic, slos, known, sizes=(n, k)))
+        for n in BUDGETS
+        for k in SEATS
+        if k <= n and (n, k) != (tokens, seats)
+    ]
+    best = max(others, key=lambda sizes: sizes.rate)
+    return best if best.rate > GAIN * own.rate else own
+
+
+def too_slow(replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: float) -> str:
+    """Say which bound a request alone on a replica breaks already; "" if none.
+
+    A prompt alone takes its chunks one after another; a token alone a decode step.
+    """
+    load, cost, tokens = traffic.workload, replica.cost, replica.engine.max_num_batched_tokens
+    reads = np.array([round(traffic.answer_context)])
+    token = 1e3 * float(cost.decode_seconds(np.array([1]), reads)[0])
+    for slo in slos:
+        name = slo.latency or slo.metric.partition("_")[2].removesuffix("_ms")
+        if name in ("tpot", "itl") and slo.at_most and token > slo.bound:
+            return f"a token alone takes {token:.3g} ms, {slo.text}"
+        if name == "ttft" and not known:
+            share = slo.percentile if slo.percentile is not None else 0.0
+            prompt = int(np.percentile(load.prompt_tokens, share, method="lower"))
+            sizes = [min(tokens, prompt - k) for k in range(0, prompt, tokens)]
+            first = 1e3 * sum(_mixed(cost, size, 1, 0, 0) for size in sizes)
+            if first > slo.bound:
+                return f"a prompt of {prompt:,} tokens alone takes {first:,.0f} ms, {slo.text}"
+    return ""

@@ -1,0 +1,117 @@
+"""What to buy: theory drops nothing that holds, and the answer is the cheapest that holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator import load_scenario, run
+from simulator.cli.main import main
+from simulator.diagnosis.feasibility import Traffic
+from simulator.planning.measure import Change, measure_run
+from simulator.planning.theory import MARGIN, Replica, best_sizes, most_requests, too_slow
+from simulator.results.service_levels import parse_slo
+from simulator.scenario.assemble import assemble
+from simulator.scenario.scenario import Scenario
+
+SHOP = """name: shop
+model: llama-3-8b
+workload: {num_prompts: 400, request_rate: 8, input_len: 1000, output_len: 100, range_ratio: 0.5}
+slo: ["p90_ttft_ms<=1000"]
+"""
+
+
+def replica(scenario: Scenario) -> tuple[Replica, Traffic]:
+    parts = assemble(scenario)
+    traffic = Traffic.of(scenario, scenario.make_workload())
+    return Replica(scenario.engine, parts.model, parts.gpu, parts.cost), traffic
+
+
+@pytest.mark.parametrize("lengths", [(2000, 20), (1000, 200), (50, 400)])
+@pytest.mark.parametrize("gpu", ["L40S", "H100-80GB"])
+def test_theory_is_no_less_than_what_a_replica_serves(gpu: str, lengths: tuple[int, int]) -> None:
+    """Of a burst; and not far more."""
+    keys = [f"workload.input_len={lengths[0]}", f"workload.output_len={lengths[1]}"]
+    keys += [f"gpu.name={gpu}", "workload.request_rate=inf", "workload.num_prompts=600"]
+    scenario = load_scenario({"model": "llama-3-8b", "name": "burst"}, keys)
+    one, traffic = replica(scenario)
+    sizes = scenario.engine.max_num_batched_tokens, scenario.engine.max_num_seqs
+    most = most_requests(one, traffic, [], 0.0, sizes=sizes)
+    served = run(scenario).summary()["request_throughput"]
+    assert served <= MARGIN * most
+    assert served >= 0.4 * most
+
+
+def test_bounds_that_one_request_alone_breaks(write) -> None:
+    """A decode step of Llama-3-8B reads 16 GB: 5 ms on an H100; a prompt of 1,000 takes longer."""
+    one, traffic = replica(load_scenario(write(SHOP), ["gpu.name=H100"]))
+    assert not too_slow(one, traffic, [parse_slo("p90_tpot_ms<=50")], 0.0)
+    assert too_slow(one, traffic, [parse_slo("p90_tpot_ms<=4")], 0.0).startswith("a token alone")
+    assert "alone takes" in too_slow(one, traffic, [parse_slo("p90_ttft_ms<=10")], 0.0)
+    assert not too_slow(one, traffic, [parse_slo("p90_ttft_ms<=10")], 0.9)  # a cache may know it
+
+
+def test_smaller_steps_where_they_must_be_short(write) -> None:
+    """Steps of the default budget take longer than a bound on ITL allows."""
+    one, traffic = replica(load_scenario(write(SHOP), ["gpu.name=L40S"]))
+    free = best_sizes(one, traffic, [], 0.0)
+    short = best_sizes(one, traffic, [parse_slo("p99_itl_ms<=60")], 0.0)
+    assert short.tokens <= free.tokens
+    assert 0 < short.rate < free.rate
+
+
+def test_the_cheapest_that_holds(write, tmp_path: Path, capsys) -> None:
+    """One command for GPUs, precision and replicas; the files are those of any plan."""
+    command = ["plan", str(write(SHOP)), "--buy", "--out", str(tmp_path), "--min-duration", "60"]
+    assert main([*command, "--gpus", "L40S,A100-80GB", "--jobs", "1"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("Buy ")
+    assert [line for line in told if line.startswith("Second best: ")]
+    assert len([line for line in told if line.startswith("Then ")]) == 3
+    change = told[told.index("What would change it:") :]
+    for words in ("10 % more load", "20 % longer answers", "steps ", "20 % dearer"):
+        assert any(words in line for line in change), words
+    report = json.loads((tmp_path / "plan.json").read_text())
+    assert report["answer"][0] == told[0]
+    held = [row for row in report["candidates"] if row["holds"]]
+    assert held[0]["dollars_per_hour"] == min(row["dollars_per_hour"] for row in held)
+    assert report["best"] == 0
+    best = load_scenario(tmp_path / "best.yaml")
+    assert best.cluster is not None
+    assert best.cluster.replicas == held[0]["at"]
+    # Each that was dropped would cost more, were it as fast as theory says at most.
+    dropped = [row for row in report["candidates"] if row["never_holds"]]
+    assert dropped
+    assert all("at least" in row["never_holds"] for row in dropped)
+    few = best.model_copy(update={"cluster": best.cluster.model_copy(update={"replicas": 1})})
+    if best.cluster.replicas > 1:
+        values = measure_run(few, [parse_slo("p90_ttft_ms<=1000")], steady=True)
+        assert values.get("broken") or values["p90_ttft_ms"] > 1000 or values["growing"]
+
+
+def test_a_change_is_of_answers_and_steps(write) -> None:
+    """Twice the answers; steps by two standard deviations."""
+    scenario = load_scenario(write(SHOP), ["workload.request_rate=0.5", "workload.num_prompts=50"])
+    as_it_is, longer, slower = (
+        measure_run(scenario, [], steady=False, change=change)
+        for change in (Change(), Change(answers=2.0), Change(steps=2.0))
+    )
+    assert longer["mean_e2el_ms"] == pytest.approx(2 * as_it_is["mean_e2el_ms"], rel=0.15)
+    assert as_it_is["mean_tpot_ms"] < slower["mean_tpot_ms"] < 1.5 * as_it_is["mean_tpot_ms"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--buy", "--vary", "gpu.name=H100"], "--vary: goes without --buy"),
+        (["--gpus", "H100"], "--gpus: goes with --buy"),
+        (["--buy", "--gpus", "H300"], "--gpus: gpu.name: no GPU 'H300'"),
+        (["--buy", "--gpus", "L4", "--set", "model=llama-3.1-405b"], "does not fit the L4"),
+        (["--buy", "--slo", "p99_tpot_ms<=0.1"], "--buy: nothing can hold it"),
+        (["--buy", "--set", "cluster={groups: {a: {}}}"], "--buy: goes without cluster.groups"),
+    ],
+)
+def test_what_cannot_be_bought(write, capsys, tmp_path: Path, options, message) -> None:
+    path = write(SHOP)
+    assert main(["plan", str(path), *options, "--out", str(tmp_path / "o"), "--jobs", "1"]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
