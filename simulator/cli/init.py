@@ -117,7 +117,7 @@ def _ask(
             raise HeadwayError(f"{option} {answer}: {what}") from None
         return answer
     if not sys.stdin.isatty():
-        raise HeadwayError(f"{option}: is missing, and nobody is there to ask; or give --yes")
+        raise HeadwayError(f"{option}: is missing; without a terminal, give it or --yes")
     while True:
         try:
             answer = input(f"{what} [{default}]: ").strip() or default

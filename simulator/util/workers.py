@@ -307,7 +307,7 @@ def _check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), TIMEOUT).close()
     except (OSError, OverflowError) as error:
         raise HeadwayError(
-            f"--address {address}: nobody answers: {getattr(error, 'strerror', None) or error}"
+            f"--address {address}: no answer: {getattr(error, 'strerror', None) or error}"
         ) from error
 
 

@@ -103,7 +103,7 @@ WRONG = [
     (["--yes", "--columns", "a=b"], "--columns: goes with --traffic"),
     (["--yes", "--model", "llama-3.1-405b", "--gpu", "L4"], "--gpu L4: eight do not hold"),
     (["--yes", "--tensor-parallel-size", "3"], "engine.tensor_parallel_size: 3 does"),
-    ([], "--model: is missing, and nobody is there to ask; or give --yes"),
+    ([], "--model: is missing; without a terminal, give it or --yes"),
 ]
 
 

@@ -109,7 +109,7 @@ def test_a_dead_address_is_told_at_once(name: str):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with (
-        pytest.raises(HeadwayError, match=rf"--address 127.0.0.1:{port}: nobody answers"),
+        pytest.raises(HeadwayError, match=rf"--address 127.0.0.1:{port}: no answer"),
         use_backend(name, 2, f"127.0.0.1:{port}"),
     ):
         pass
