@@ -34,21 +34,6 @@ def test_linear_by_hand() -> None:
     assert cost.leap(Step([], 2, 20), 3) == [231.0, 232.0, 233.0]
 
 
-def test_a_pure_decode_step_by_hand() -> None:
-    """Overhead, table, head and launch; then the cache or the sequences, whichever is longer."""
-    assert HAND.execute(Step([], 1, 10)) == 1 + 10 + 3 + 100 + 5
-    assert HAND.execute(Step([], 1, 3)) == 1 + 10 + 3 + 100 + 2
-    assert HAND.execute(Step([], 6, 60)) == 1 + 15 + 6 + 100 + 30
-
-
-def test_a_prompt_by_hand() -> None:
-    """5 tokens after 2 cached: 5 x 2 + 15 pairs; 7 keys one after the other take longer."""
-    work = 0.25 * 25 + 4 * 5
-    assert HAND.execute(mixed((2, 5))) == 1 + 14 + 3 + 200 + max(work, 16 * 7)
-    fast = replace(HAND, serial_per_token=0.0)
-    assert fast.execute(mixed((2, 5))) == 1 + 14 + 3 + 200 + work
-
-
 def test_a_mixed_step_by_hand() -> None:
     """Two prompts and four decodes: 12 tokens, 6 sequences, all attention in one sum."""
     step = mixed((0, 3), (0, 5), decodes=4, context=400)

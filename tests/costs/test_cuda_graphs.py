@@ -14,7 +14,7 @@ from calibration.engine_steps.grid import Limits, Point, make_grid
 from calibration.engine_steps.refit import META, STEPS, read_meta, refit, steps_profile
 from calibration.engine_steps.steps_file import Row, make_step, pack_rows, read_rows
 from calibration.profile_yaml import cost_block
-from simulator.core.request import Chunk, Request, Step
+from simulator.core.request import Step
 from simulator.costs.load import load_cost
 from simulator.costs.piecewise import MAX_TABLE_TOKENS, PiecewiseCost
 from simulator.costs.profile import read_profile
@@ -22,17 +22,6 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 
-HAND = PiecewiseCost(
-    dense=[[1, 10.0], [11, 20.0]],
-    overhead=1.0,
-    head=3.0,
-    head_per_sequence=0.5,
-    decode=100.0,
-    decode_per_context=0.5,
-    decode_per_sequence=2.0,
-    prefill=200.0,
-    cudagraph_capture_sizes=[2, 4, 8],
-)
 SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
 TRUE = PiecewiseCost(
     dense=[[1, 1e-3], [8, 2e-3], [64, 6e-3], [512, 40e-3]],
@@ -47,35 +36,6 @@ TRUE = PiecewiseCost(
     cudagraph_capture_sizes=SIZES,
 )
 MEASURED = Path(__file__).parents[2] / "calibration/measurements/cpu/tiny-test"
-
-
-def test_a_padded_batch_by_hand() -> None:
-    """Three run in the graph of four: dense(4) = 13; their context and floor stay theirs."""
-    assert HAND.execute(Step([], 3, 40)) == 1 + 13 + 3 + 100 + 20
-    assert HAND.execute(Step([], 3, 5)) == 1 + 13 + 3 + 100 + 2 * 3
-    assert HAND.execute(Step([], 4, 40)) == HAND.execute(Step([], 3, 40))
-    assert HAND.execute(Step([], 1, 10)) == 1 + 11 + 3 + 100 + 5  # in that of two
-
-
-def test_the_head_is_padded_too() -> None:
-    """Seven run in the graph of eight: 0.5 x 8 is more than 3."""
-    assert HAND.execute(Step([], 7, 70)) == 1 + 17 + 4 + 100 + 35
-
-
-def test_beyond_the_largest_graph_and_beside_prompts_nothing_is_padded() -> None:
-    """Nine have no graph; a step with a prompt has none."""
-    plain = replace(HAND, cudagraph_capture_sizes=[])
-    assert HAND.execute(Step([], 9, 90)) == 1 + 18 + 4.5 + 100 + 45
-    mixed = Step([Chunk(Request(0, 0.0, 9, 9), 0, 2)], 3, 40)
-    assert HAND.execute(mixed) == plain.execute(mixed)
-
-
-def test_graphs_may_be_larger_than_the_table() -> None:
-    """The last row is at 11 tokens, a graph at 16: dense goes on as a straight line, to 25."""
-    cost = replace(HAND, cudagraph_capture_sizes=[4, 16])
-    for count in range(5, 17):
-        assert cost.execute(Step([], count, 0)) == 1 + 25 + 8 + 100 + 2 * count
-    assert cost.execute(Step([], 17, 0)) == 1 + 26 + 8.5 + 100 + 34
 
 
 @given(
@@ -249,43 +209,6 @@ def test_columns_that_came_later_may_be_empty_or_missing(tmp_path: Path) -> None
     assert [found.n_logits for found in read_rows(path)] == [None, None]
 
 
-GRAPHS = PiecewiseCost(
-    dense=[[1, 4e-3], [100, 5e-3]], overhead=1e-4, overhead_per_sequence=1e-6,
-    decode_per_context=1e-8, decode_least=2e-4, prefill_per_token=1e-5,
-    cudagraph_capture_sizes=[2, 8], graph_dense=[[2, 3e-3], [8, 3.5e-3]], launch=6e-3,
-)  # fmt: skip
-
-
-def test_graphs_have_a_table_of_their_own_and_no_floor_of_launches() -> None:
-    """Three decodes cost what the graph of eight does; reading little costs what a launch does."""
-    assert GRAPHS.execute(Step([], 3, 300)) == pytest.approx(1e-4 + 3e-6 + 3.5e-3 + 2e-4)
-    assert GRAPHS.execute(Step([], 3, 90_000)) == pytest.approx(1e-4 + 3e-6 + 3.5e-3 + 9e-4)
-
-
-def test_steps_without_a_graph_take_no_less_than_their_launches() -> None:
-    """A batch beyond the graphs, and prompts, until the kernels take longer."""
-    many = 1e-4 + 9e-6
-    assert GRAPHS.execute(Step([], 9, 900)) == pytest.approx(many + 6e-3)
-    dense = 4e-3 + 8 / 99 * 1e-3
-    assert GRAPHS.execute(Step([], 9, 300_000)) == pytest.approx(many + dense + 3e-3)
-    request = Request(0, 0.0, 100, 1)
-    small, large = (Step([Chunk(request, 0, size)], 0, 0) for size in (10, 400))
-    assert GRAPHS.execute(small) == pytest.approx(1e-4 + 1e-6 + 6e-3)
-    assert GRAPHS.execute(large) > 1e-4 + 1e-6 + 6e-3
-
-
-@pytest.mark.parametrize("count", [1, 3, 8, 9, 40])
-def test_leaps_and_tables_are_steps_one_by_one(count: int) -> None:
-    """To the last bit, on either side of the floors."""
-    first = 15_000 - 3 * count
-    leap = GRAPHS.leap(Step([], count, first), 30)
-    steps = [GRAPHS.execute(Step([], count, first + k * count)) for k in range(30)]
-    assert leap == steps
-    counts = np.full(30, count)
-    table = GRAPHS.decode_seconds(counts, first + count * np.arange(30))
-    np.testing.assert_allclose(table, steps, rtol=1e-12)
-
-
 # ------------------------------------------------------------- steps with prompts
 
 MIXED_SIZES = [16, 64, 128]
@@ -296,27 +219,6 @@ MIXED = replace(
 
 def prompts(decodes: int, context: int, *chunks: tuple[int, int]) -> Step:
     return make_step(chunks, decodes, context)
-
-
-def test_a_step_with_prompts_in_a_graph_by_hand() -> None:
-    """Twenty tokens cost what the graph of 64 does, neither launches nor `prefill`."""
-    sequences = 4 * 1e-4 + 3 * 1e-5 + 300 * 6e-7
-    work = (17 * 18 // 2) * 5e-8 + 17 * 4e-7
-    step = prompts(3, 300, (0, 17))
-    assert MIXED.execute(step) == pytest.approx(2e-4 + 1.5e-3 + sequences + work)
-    assert MIXED.execute(prompts(3, 300, (0, 12))) < MIXED.execute(step)
-    plain = replace(MIXED, graph_mixed=())
-    for large in (prompts(3, 300, (0, 126)), prompts(0, 0, *[(0, 2)] * 9)):
-        assert MIXED.execute(large) == plain.execute(large) > 9e-3
-    assert MIXED.execute(prompts(0, 0, *[(0, 2)] * 8)) < 9e-3
-
-
-def test_decodes_beside_prompts_take_at_least_what_their_launch_does() -> None:
-    cost = replace(MIXED, mixed_least=1e-3)
-    for context, more in ((100, 1e-3 - 100 * 6e-7), (1_000_000, 0.0)):
-        step = prompts(3, context, (0, 17))
-        assert cost.execute(step) == pytest.approx(MIXED.execute(step) + more)
-    assert cost.execute(prompts(0, 0, (0, 17))) == MIXED.execute(prompts(0, 0, (0, 17)))
 
 
 def test_a_fit_finds_the_graphs_of_steps_with_prompts(tmp_path: Path) -> None:

@@ -35,26 +35,6 @@ def split(*, kv_heads: int, **terms: float) -> SplitCost:
     return SplitCost(dense=[[1, 1.0]], per_key=0.125, kv_heads=kv_heads, multiprocessors=2, **terms)
 
 
-@pytest.mark.parametrize(
-    ("count", "kv_heads", "keys", "grows"),
-    [
-        (2, 4, 40.0, 1.0),  # 8 pairs: one block has the longest sequence
-        (3, 2, 40.0, 1.0),
-        (2, 2, 24.0, 1.0),  # 4 pairs, no more than blocks: these share 2 x 48 keys
-        (2, 1, 12.0, 0.5),
-        (1, 1, 12.0, 0.25),
-    ],
-)
-def test_decodes_wait_for_the_longest(count: int, kv_heads: int, keys: float, grows: float) -> None:
-    """Contexts of 48 in all, 40 the longest of them, which grows by one a step."""
-    step = Step([], count, 48, longest=40)
-    waits = [0.125 * (keys + k * grows) for k in range(2)]
-    assert split(kv_heads=kv_heads).leap(step, 2) == [1.0 + wait for wait in waits]
-    assert split(kv_heads=kv_heads).execute(step) == 1.0 + waits[0]
-    mixed = Step([PROMPT], count, 48, longest=40)
-    assert split(kv_heads=kv_heads).execute(mixed) == 1.0 + waits[0]
-
-
 def test_wrong_terms_of_the_wait_are_told() -> None:
     with pytest.raises(ValueError, match="kv_heads: must be at least 1"):
         split(kv_heads=0)
