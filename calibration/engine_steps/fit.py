@@ -27,7 +27,8 @@ from calibration.engine_steps.grid import DENSE_TOKENS
 from calibration.engine_steps.steps_file import Row
 from calibration.errors import Errors, Floats, residuals
 from simulator.costs.linear import QUANTITIES, Limits
-from simulator.costs.piecewise import PiecewiseCost, Table
+from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.tables import Table
 from simulator.util.errors import HeadwayError
 
 Pieces = list[tuple[int, int]]

@@ -80,7 +80,8 @@ def _write_runs(
     from simulator.planning.runs import encode_csv, metric_values
     from simulator.simulation.write import write_run
     from simulator.util.files import write_atomic
-    from simulator.views.report import compare_table, part_values
+    from simulator.views.comparison import compare_table
+    from simulator.views.metric_rows import part_values
     from simulator.views.winner import winner_lines
 
     rows = []

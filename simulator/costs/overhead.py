@@ -27,11 +27,8 @@ from typing import Any
 
 from simulator.core.engine_config import HostConfig
 from simulator.costs.linear import Fitted, check_terms
-from simulator.costs.piecewise import (
-    HOST_TERMS,
-    MAX_TABLE_TOKENS,
-    check_interval,
-)
+from simulator.costs.piecewise import HOST_TERMS
+from simulator.costs.tables import MAX_TABLE_TOKENS, check_interval
 from simulator.models.gpus import CPU, Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if

@@ -1,4 +1,5 @@
 """What a step costs, in closed form: a cost model that is an executor (and `LinearCost` beside it).
+It is longer than other files since two fifths of it say what the terms mean.
 
 A step has T tokens in all, padding and ghosts included, in n sequences. Of these, N decode: they
 read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) pairs.
@@ -48,7 +49,6 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from numbers import Real
 from operator import itemgetter
 from typing import Any, ClassVar, Self
 
@@ -57,16 +57,18 @@ import numpy as np
 from simulator.core.executor import MIXED_GRAPH_PROMPTS
 from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, HostWork, Seconds
-from simulator.costs.linear import LONGEST_TERM, SWAP_TERMS, Fitted, check_terms
+from simulator.costs.linear import SWAP_TERMS, Fitted, check_terms
+from simulator.costs.tables import (
+    MAX_TABLE_TOKENS,
+    Table,
+    check_graphs,
+    check_interval,
+    check_sizes,
+    check_table,
+)
 from simulator.models.sliding_window import window_pairs
 from simulator.util.from_mapping import raise_if
 
-Table = Sequence[Sequence[float]]
-"""Rows of (tokens, seconds), tokens ascending."""
-
-MAX_TOKENS = 1 << 31
-MAX_TABLE_TOKENS = 1 << 16
-"""Tokens up to which a table is looked up by index; beyond, by search."""
 MAX_TABLE_SEQUENCES = 1 << 10
 """Sequences up to which what depends on them is looked up; beyond, it is computed."""
 
@@ -164,9 +166,9 @@ class PiecewiseCost(Fitted):
         raise_if(
             *check_table(self.dense),
             *(check_table(self.graph_dense, "graph_dense") if self.graph_dense else ()),
-            *(_check_graphs(self.graph_mixed) if self.graph_mixed else ()),
+            *(check_graphs(self.graph_mixed) if self.graph_mixed else ()),
             *check_terms(self, (*terms, "launch", "decode_least", "mixed_least")),
-            *_check_sizes(self.cudagraph_capture_sizes),
+            *check_sizes(self.cudagraph_capture_sizes),
             *check_interval(self.host_interval),
         )
         tokens, seconds = np.array(self.dense, float).T
@@ -509,50 +511,3 @@ def add_tables(one: Table, two: Table) -> Table:
     costs = PiecewiseCost(one), PiecewiseCost(two)
     rows = sorted({int(row[0]) for row in (*one, *two)})
     return [[tokens, sum(cost.dense_seconds(tokens) for cost in costs)] for tokens in rows]
-
-
-def check_table(table: object, name: str = "dense") -> list[tuple[bool, str]]:
-    """Check that a dense table is one; for `refuse`."""
-    good = isinstance(table, Sequence) and not isinstance(table, str) and len(table) > 0
-    rows = list(table) if isinstance(table, Sequence) else []
-    for row in rows:
-        numbers = isinstance(row, Sequence) and all(isinstance(x, Real) for x in row)
-        good = good and numbers and len(row) == 2
-        good = good and 1 <= row[0] <= MAX_TOKENS and 0 < row[1] <= LONGEST_TERM
-    if good:
-        tokens = [row[0] for row in rows]
-        good = tokens == sorted(set(tokens))
-    what = (
-        "must be rows [tokens, seconds], tokens whole, from 1 on and ascending, seconds above 0 "
-        f"and at most {LONGEST_TERM:,.0f}"
-    )
-    return [(not good, f"{name}: {what}")]
-
-
-def _check_graphs(table: object) -> list[tuple[bool, str]]:
-    """Check a table of graphs of steps with prompts; for `refuse`."""
-    found = check_table(table, "graph_mixed")
-    if found[0][0]:
-        return found
-    tokens = [row[0] for row in table]  # type: ignore[attr-defined]
-    good = all(isinstance(size, int) for size in tokens) and tokens[-1] <= MAX_TABLE_TOKENS
-    return [(not good, f"graph_mixed: tokens must be whole, at most {MAX_TABLE_TOKENS:,}")]
-
-
-def check_interval(ends: object) -> list[tuple[bool, str]]:
-    """Check that `host_interval` is one, or empty; for `refuse`."""
-    numbers: list[Any] = list(ends) if isinstance(ends, list | tuple) else [None]
-    good = all(isinstance(x, Real) and 0 <= float(x) <= LONGEST_TERM for x in numbers)
-    good = good and (not numbers or (len(numbers) == 2 and numbers[0] <= numbers[1]))
-    return [(not good, "host_interval: must be [lowest, highest], seconds")]
-
-
-def _check_sizes(sizes: object) -> list[tuple[bool, str]]:
-    """Check that the batch sizes of CUDA graphs are such; for `refuse`."""
-    good = isinstance(sizes, Sequence) and not isinstance(sizes, str)
-    found = list(sizes) if isinstance(sizes, Sequence) else []
-    good = good and all(isinstance(size, int) and not isinstance(size, bool) for size in found)
-    good = good and found == sorted(set(found))
-    good = good and (not found or (found[0] >= 1 and found[-1] <= MAX_TABLE_TOKENS))
-    what = f"must be whole numbers, ascending, from 1 to {MAX_TABLE_TOKENS:,}"
-    return [(not good, f"cudagraph_capture_sizes: {what}")]

@@ -12,7 +12,7 @@ from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.linear import QUANTITIES, Fitted, Limits
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import unknown_overhead
-from simulator.costs.piecewise import Table, check_table
+from simulator.costs.tables import Table, check_table
 from simulator.models.gpus import Gpu
 from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import HALF, ModelSpec, bytes_of

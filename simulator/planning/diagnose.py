@@ -18,7 +18,8 @@ from simulator.scenario.load import Source, as_scenario, load_scenario, with_key
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.views.report import BY_KEY, align
+from simulator.views.metric_rows import BY_KEY
+from simulator.views.report import align
 
 SHOWN = ("p99_ttft_ms", "p99_itl_ms", "request_goodput", "output_throughput")
 """What is told of every advice, beside the metrics that it is for."""

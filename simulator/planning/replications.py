@@ -26,7 +26,8 @@ from simulator.planning.runs import (
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.views.report import BY_KEY, DOLLARS, Metric, align, find_metric, part_values
+from simulator.views.metric_rows import BY_KEY, DOLLARS, Metric, find_metric, part_values
+from simulator.views.report import align
 from simulator.views.winner import LEADS, prices_differ
 
 if TYPE_CHECKING:

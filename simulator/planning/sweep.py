@@ -43,7 +43,7 @@ from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 from simulator.util.workers import use_backend
-from simulator.views.report import row_per_run
+from simulator.views.comparison import row_per_run
 from simulator.views.winner import best_run
 
 if TYPE_CHECKING:

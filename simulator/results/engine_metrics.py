@@ -8,130 +8,20 @@ memory bandwidth.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
-from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import kv_block_bytes
-from simulator.models.power import HIGH, LOW, Power, gpu_power
-from simulator.models.spec import HALF, ModelSpec, bytes_of
-from simulator.results.request_table import Floats, RequestTable, Rows, find_rows
+from simulator.models.power import HIGH, LOW
+from simulator.results.needed_work import ServedModel, needed_flops, read_bytes
+from simulator.results.request_table import RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.scenario import Scenario
-
-
-class ServedModel(NamedTuple):
-    """A model on one engine core's GPUs; the dtypes are those of the weights and the KV cache."""
-
-    model: ModelSpec
-    gpu: Gpu
-    tensor_parallel_size: int = 1
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    data_parallel_size: int = 1
-    power: Power | None = None  # of one GPU; None: not known
-    carbon_intensity: float = 0.0  # g CO2e per kWh
-    pipeline_parallel_size: int = 1
-
-    @classmethod
-    def of(cls, scenario: Scenario, parts: EngineParts) -> "ServedModel":
-        """Say what the engine of a scenario serves on."""
-        engine = scenario.engine
-        sizes = engine.tensor_parallel_size, engine.weight_dtype, engine.cache_dtype
-        config = scenario.gpu
-        power = gpu_power(config.power.idle, config.power.max, parts.gpu.max_power)
-        own = engine.data_parallel_size, power, config.carbon_intensity
-        return cls(parts.model, parts.gpu, *sizes, *own, engine.pipeline_parallel_size)
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of one engine core."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def peak_flops(self) -> float:
-        """The FLOP/s of one GPU in the weights' dtype."""
-        return self.gpu.flops(self.model.weight_dtype(self.dtype))
-
-
-def needed_flops(model: ModelSpec, table: RequestTable) -> float:
-    """Count the FLOPs that the answers need, as MFU is defined (PaLM, 2022, appendix B).
-
-    Each token but the last one goes through the layers once and attends to those before it and
-    to itself; lm_head runs for the tokens that come out. Not counted: cached prompt tokens,
-    padding, ghosts of a static batch, recomputation, requests without a first token.
-    """
-    out = table.generated > 0
-    begin = table.cached[out].astype(np.float64)
-    generated = table.generated[out]
-    end = (table.workload.prompt_tokens[out] + generated - 1).astype(np.float64)
-    pairs = (end * (end + 1) - begin * (begin + 1)) / 2
-    if model.sliding_window:
-        seen = _seen(end, model.sliding_window) - _seen(begin, model.sliding_window)
-        pairs += model.windowed * (seen - pairs)
-    head = 2 * model.head_parameters
-    layers = model.flops_per_token - head
-    return (
-        layers * float((end - begin).sum())
-        + head * float(generated.sum())
-        + model.attention_flops_per_pair * float(pairs.sum())
-    )
-
-
-def _seen(end: Floats, window: int) -> Floats:
-    """Count the pairs of the first `end` queries within a window."""
-    short = np.minimum(end, window)
-    pairs: Floats = short * (short + 1) / 2 + (end - short) * window
-    return pairs
-
-
-def read_bytes(served: ServedModel, logs: Sequence[Log], steps: int, context: int) -> float:
-    """Count the bytes that all GPUs read: every step the weights, and the decodes' KV entries.
-
-    Left out: activations, writes, and the KV that prefills read. Of a mixture of experts, those
-    that a step's tokens meet if they choose evenly, and those of its like on other ranks. `steps`
-    and `context` (KV entries that decodes read) are the sums over the logs.
-    """
-    model, size = served.model, served.tensor_parallel_size
-    experts = _mean_experts(model, logs, steps, served.data_parallel_size)
-    width = max(bytes_of(model.weight_dtype(served.dtype)), HALF)
-    weights = model.matrix_bytes(experts, served.dtype) + width * model.head_parameters
-    kv = model.kv_bytes_per_token(served.kv_cache_dtype) * model.kv_share(size) * size
-    return weights * steps + kv * _read_tokens(model, logs, context)
-
-
-def _read_tokens(model: ModelSpec, logs: Sequence[Log], context: int) -> float:
-    """Count the KV entries that decodes read, on the mean over the layers."""
-    if not model.sliding_window:
-        return context
-    within = 0.0
-    for log in logs:
-        rows = log.steps
-        sequences = rows["decodes"] + np.where(rows["prefill_tokens"], 0, rows["wasted"])
-        mean = rows["context"] + sequences * (rows["steps"] - 1) / 2
-        most = model.sliding_window * sequences
-        within += float((rows["steps"] * np.minimum(mean, most)).sum())
-    return context + model.windowed * (within - context)
-
-
-def _mean_experts(model: ModelSpec, logs: Sequence[Log], steps: int, ranks: int) -> float:
-    """Average over the steps the experts of a layer that a step needs, divided among the ranks."""
-    if not model.num_experts or not steps:
-        return 0.0
-    total = 0.0
-    for log in logs:
-        rows = log.steps
-        tokens = rows["prefill_tokens"] + rows["decodes"] + rows["wasted"]
-        times = np.bincount(tokens, rows["steps"])
-        met = {n: model.expected_experts(ranks * int(n)) / ranks for n in np.flatnonzero(times)}
-        total += sum(times[n] * experts for n, experts in met.items())
-    return total / steps
-
 
 JOULES_PER_KWH = 3.6e6
 

@@ -13,14 +13,11 @@ into `cluster_metrics.py`.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.log import Log
-from simulator.costs.cost_model import CostModel
-from simulator.costs.noise import describe_cost
 from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.engine_metrics import EngineMetrics, energy_summary, share
 from simulator.results.fairness import (
@@ -41,6 +38,7 @@ from simulator.results.request_table import (
     gather_requests,
     partial_span,
 )
+from simulator.results.run_info import Summary, or_inf, run_info
 from simulator.results.service_levels import (
     Slo,
     by_clock,
@@ -58,11 +56,8 @@ from simulator.results.token_times import (
     token_times,
 )
 from simulator.scenario.assemble import EngineParts
-from simulator.scenario.engines import describe_engine
-from simulator.scenario.policy_table import vllm_version
 from simulator.scenario.scenario import Scenario
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
-from simulator.util.version import __version__
 from simulator.workload.workload import Workload
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
@@ -76,8 +71,6 @@ LATENCIES = (
 CLUSTER_LATENCIES = (RETRY, *TRANSFER_PARTS)
 """Parts of the requests' time that some clusters have."""
 DRAFTED = ("decodes", "drafts", "accepted")  # columns of log.DRAFT
-
-Summary = dict[str, object]
 
 
 def latencies(table: RequestTable, completed: Flags) -> dict[str, Floats]:
@@ -304,8 +297,8 @@ class RunMetrics:
             "backend": "headway",
             "model_id": self.engines.served.model.name,
             "num_prompts": len(workload) if self.total is None else self.total,
-            "request_rate": _or_inf(workload.request_rate),
-            "burstiness": _or_inf(workload.burstiness),
+            "request_rate": or_inf(workload.request_rate),
+            "burstiness": or_inf(workload.burstiness),
             "max_concurrency": workload.max_concurrency,
         }
 
@@ -435,57 +428,6 @@ def _parts(record: Record, within: Window | None) -> Summary:
     if urgent := found.get("per_priority"):
         found["per_priority"] = {name: urgent[name] for name in sorted(urgent, key=int)}
     return {**found}
-
-
-def run_info(scenario: Scenario, parts: EngineParts, warnings: Sequence[str]) -> Summary:
-    """Return what opens our block of the summary of a run that was neither stopped nor trimmed."""
-    return {
-        "version": __version__,
-        "seed": scenario.seed,
-        "scenario": scenario.name,
-        **describe_cost(parts.cost),
-        "vllm_version": vllm_version(scenario),
-        "engines": _engines(scenario),
-        **_host(parts.cost),
-        "interrupted": False,
-        "warnings": [*warnings],
-        "warmup_s": 0.0,
-        "cooldown_s": 0.0,
-    }
-
-
-def _engines(scenario: Scenario) -> list[Summary]:
-    """Say which engines are simulated; of groups of a cluster that have the same, once."""
-    found: list[dict[str, Any]] = []
-    for name, group in scenario.groups.items():
-        told = {"gpu": group.gpu.name}
-        told |= describe_engine(group.engine, group.gpu.name, group.model)
-        names = [name] if name else []
-        same = [one for one in found if {**one, "groups": None} == {**told, "groups": None}]
-        if same:
-            same[0]["groups"] += names
-        else:
-            found.append({**told, "groups": names})
-    return [*found]
-
-
-def _host(cost: CostModel) -> Summary:
-    """Return the host's part of a cost model, s; nothing where it has none of its own."""
-    work = cost.host_work
-    if work is None:
-        return {}
-    host = {
-        "per_step_s": work.per_step,
-        "per_sequence_s": work.per_sequence,
-        "per_step_interval_s": [*work.interval] or None,
-        "hidden": work.hidden,
-    }
-    return {"host": host}
-
-
-def _or_inf(value: float) -> float | str:
-    """Return a setting as JSON can hold it: without limit it is a word, as in vLLM."""
-    return "inf" if value == inf else float(value)
 
 
 def _inside(times: Floats, within: Window) -> Flags:

@@ -16,9 +16,10 @@ from simulator.core.request import Segments
 from simulator.engine.client import Chunk, StreamClient
 from simulator.engine.core import EngineCore
 from simulator.engine.pipeline import make_replica
-from simulator.results.metrics import RunMetrics, run_info
+from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, PartialRecord, next_decision, split_log
 from simulator.results.request_table import Attempts
+from simulator.results.run_info import run_info
 from simulator.scenario import assemble, make_scheduler
 from simulator.scenario.assemble import EngineParts
 from simulator.scenario.policy_table import missing_inputs

@@ -1,12 +1,11 @@
 """Summaries as text.
 
-Of one run the block that `vllm bench serve` prints, then what the engine did; of several runs a
-table side by side.
+Of one run the block that `vllm bench serve` prints, then what the engine did. `comparison.py` has
+several runs side by side.
 """
 
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
-from typing import Any, NamedTuple
 
 from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
@@ -14,8 +13,17 @@ from simulator.results.service_levels import Judged
 from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.util.errors import printable
-
-Summary = Mapping[str, Any]
+from simulator.views.metric_rows import (
+    CLUSTER,
+    COPIES,
+    COUNTS,
+    GAUGES,
+    INCIDENTS,
+    PAID_LABELS,
+    PRICE,
+    Metric,
+    Summary,
+)
 
 WIDTH = 50  # of vLLM's block
 TEXT_WIDTH = 80  # of what is wrapped, and of a comparison of three runs
@@ -38,173 +46,6 @@ SECTIONS = (
 )
 """Key, name and title; all but the last four as vLLM has them."""
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
-
-
-class Metric(NamedTuple):
-    """A row of the tables."""
-
-    key: str
-    label: str
-    better: int = 0  # 1: more is better, -1: less is, 0: neither
-    scale: float = 1
-
-
-GAUGES = (
-    Metric("gpu_busy_fraction", "GPU busy (%)", 0, 100.0),
-    Metric("host_share", "Host share of the steps (%)", -1, 100.0),
-    Metric("gpu_busy_without_host", "GPU busy without host time (%)", 0, 100.0),
-    Metric("mean_running", "Mean batch while busy (requests)"),
-    Metric("batch_occupancy", "Batch occupancy, live (% of seats)", 0, 100.0),
-    Metric("decode_seat_utilization", "Decode seat utilization (%)", 1, 100.0),
-    Metric("mean_waiting", "Mean queue depth (requests)", -1),
-    Metric("max_waiting", "Peak queue depth (requests)", -1),
-    Metric("kv_cache_usage_mean", "Mean KV cache usage (%)", 0, 100.0),
-    Metric("kv_cache_usage_max", "Peak KV cache usage (%)", 0, 100.0),
-    Metric("memory_efficiency", "KV memory efficiency (%)", 1, 100.0),
-    Metric("wasted_share", "Wasted token slots (%)", -1, 100.0),
-    Metric("wasted_seat_share", "Wasted seat-steps (%)", -1, 100.0),
-    Metric("preemptions", "Preemptions", -1),
-    Metric("prefix_cache_hit_rate", "Prefix cache hit rate (% of tokens)", 1, 100.0),
-    Metric("jain_index", "Fairness: Jain's index of clients", 1),
-    Metric("service_difference_max", "Peak service difference of clients (tokens)", -1),
-    Metric("mfu", "Model FLOPs utilization (%)", 1, 100.0),
-    Metric("bandwidth_utilization", "Memory bandwidth utilization (%)", 0, 100.0),
-    Metric("power_w", "Power of all GPUs (W, within 25%)", -1),
-    Metric("joules_per_output_token", "Energy of an output token (J)", -1),
-    Metric("wh_per_million_output_tokens", "Energy of 1M output tokens (Wh)", -1),
-    Metric("kg_co2_per_million_output_tokens", "CO2e of 1M output tokens (g)", -1, 1000.0),
-)
-COPIES = (
-    Metric("swapped_out_blocks", "KV blocks swapped out"),
-    Metric("swapped_in_blocks", "KV blocks swapped in"),
-    Metric("swapped_bytes", "KV bytes swapped, both ways (GB)", -1, 1e-9),
-    Metric("swap_time", "Time of these copies (s)", -1),
-    Metric("external_prefix_cache_hit_rate", "Host tier hit rate (% of other tokens)", 1, 100.0),
-    Metric("offloaded_blocks", "KV blocks stored in the host tier"),
-    Metric("loaded_blocks", "KV blocks loaded from the host tier"),
-    Metric("offloading_bytes", "KV bytes to and from the host tier (GB)", 0, 1e-9),
-)
-"""What goes between GPU and host; where nothing did, nothing is said."""
-DOLLARS = Metric("dollars_per_million_output_tokens", "Cost of 1M output tokens ($)", -1)
-PRICE = (Metric("dollars_per_hour", "Price ($/h)", -1), DOLLARS)
-"""Of a server by its GPUs' list prices; of a cluster they are among its own figures."""
-CLUSTER = (
-    Metric("gpus", "GPUs"),
-    PRICE[0],
-    Metric("replica_hours", "Replica-hours", -1),
-    Metric("dollars", "Cost of the run ($)", -1),
-    DOLLARS,
-    Metric("requests_imbalance", "Most requests of a replica / mean", -1),
-    Metric("busy_time_imbalance", "Most busy time of a replica / mean", -1),
-)
-"""Figures of a cluster."""
-PAID_LABELS = {
-    "gpu_busy_fraction": "GPU busy (% of replica-hours paid)",
-    "gpu_busy_without_host": "GPU busy without host (% while paid)",
-    "mean_waiting": "Mean queue of a replica, on or off",
-    "mfu": "Model FLOPs utilization (% while paid)",
-    "bandwidth_utilization": "Memory bandwidth (% while paid)",
-    "gpus": "GPUs, at most",
-    "dollars_per_hour": "Price, at most ($/h)",
-}
-"""Labels where replicas come and go: what is divided by, and what is of all at once."""
-INCIDENTS = (
-    Metric("shed", "Requests shed", -1),
-    Metric("timed_out", "Requests timed out", -1),
-    Metric("retries", "Retries", -1),
-    Metric("failures", "Replicas failed"),
-    Metric("tries_lost_in_failures", "Requests sent again after a failure", -1),
-    Metric("scalings", "Scaling decisions"),
-)
-"""Counts of a cluster; where they are 0, nothing is said."""
-COUNTS = (
-    Metric("rejected", "Requests rejected (could never fit)"),
-    Metric("unfinished", "Requests unfinished when stopped"),
-    Metric("never_sent", "Requests not sent when stopped"),
-)
-METRICS = (
-    Metric("completed", "Successful requests", 1),
-    Metric("failed", "Failed requests", -1),
-    Metric("duration", "Duration (s)", -1),
-    Metric("request_throughput", "Request throughput (req/s)", 1),
-    Metric("request_goodput", "Request goodput (req/s)", 1),
-    Metric("slo_attainment", "SLO attainment (%)", 1, 100.0),
-    Metric("slo_attainment_ttft", "SLO attainment, TTFT (%)", 1, 100.0),
-    Metric("slo_attainment_tpot", "SLO attainment, TPOT (%)", 1, 100.0),
-    Metric("slo_attainment_e2el", "SLO attainment, E2EL (%)", 1, 100.0),
-    Metric("output_throughput", "Output throughput (tok/s)", 1),
-    Metric("spec_decode_acceptance_length", "Acceptance length (tok/step)", 1),
-    Metric("mean_ttft_ms", "Mean TTFT (ms)", -1),
-    Metric("p99_ttft_ms", "P99 TTFT (ms)", -1),
-    Metric("mean_tpot_ms", "Mean TPOT (ms)", -1),
-    Metric("p99_tpot_ms", "P99 TPOT (ms)", -1),
-    Metric("p99_itl_ms", "P99 ITL (ms)", -1),
-    Metric("mean_e2el_ms", "Mean E2EL (ms)", -1),
-    Metric("p99_e2el_ms", "P99 E2EL (ms)", -1),
-    Metric("mean_queue_time_ms", "Mean queue time (ms)", -1),
-    Metric("mean_retry_time_ms", "Mean time of earlier tries (ms)", -1),
-    Metric("mean_transfer_time_ms", "Mean KV transfer (ms)", -1),
-    Metric("p99_transfer_time_ms", "P99 KV transfer (ms)", -1),
-    Metric("mean_decode_queue_time_ms", "Mean decode queue time (ms)", -1),
-)
-"""What a comparison shows of vLLM's keys; the gauges follow."""
-BY_KEY = {metric.key: metric for metric in METRICS}
-PARTS = {"per_client": "", "per_priority": "priority "}
-"""Blocks of the summary that tell of single clients and priorities, and what their names follow."""
-PART_KEYS = ("mean_ttft_ms", "p99_ttft_ms", "mean_e2el_ms", "slo_attainment")
-"""What tables of several runs tell of each."""
-PARTS_SHOWN = 8  # clients, and priorities, in a comparison
-
-
-def part_values(summary: Summary) -> dict[str, Any]:
-    """Get the figures of a run's clients and priorities, by names such as mean_ttft_ms[client-0].
-
-    They are those of the clients that have the most requests.
-    """
-    return {
-        f"{key}[{prefix}{name}]": figures[key]
-        for block, prefix in PARTS.items()
-        for name, figures in [*summary["headway"].get(block, {}).items()][:PARTS_SHOWN]
-        for key in PART_KEYS
-        if figures.get(key) is not None
-    }
-
-
-def find_metric(key: str) -> Metric:
-    """Return the row of a key of BY_KEY, of the cost of a token, or of what `part_values` gives."""
-    base, bracket, part = key.partition("[")
-    metric = DOLLARS if base == DOLLARS.key else BY_KEY[base]
-    if not bracket:
-        return metric
-    return metric._replace(key=key, label=f"{printable(part[:-1])}: {metric.label}")
-
-
-def metric_rows(summaries: Sequence[Summary]) -> list[tuple[Metric, list[Any]]]:
-    """Return the metrics that any run has with the runs' values; None: it has none.
-
-    Copies and incidents are left out where all are 0. Clients and priorities come last.
-    """
-    rows = []
-    for metric in (*METRICS, *GAUGES, *COPIES, *CLUSTER, *INCIDENTS):
-        values = [metric_value(summary, metric.key) for summary in summaries]
-        known = [each for each in values if each is not None]
-        if any(known) if metric in (*COPIES, *INCIDENTS) else known:
-            rows.append((metric, values))
-    parts = [part_values(summary) for summary in summaries]
-    keys = dict.fromkeys(key for values in parts for key in values)
-    return rows + [(find_metric(key), [values.get(key) for values in parts]) for key in keys]
-
-
-def metric_value(summary: Summary, key: str) -> Any:
-    """Return a figure of a run by name: of vLLM's, our own or a cluster's the first that has it.
-
-    Who has completed nobody has no latencies, and who gives answers as a whole none of single
-    tokens, though vLLM's summary calls them 0.
-    """
-    if (key.endswith("_ms") and not summary["completed"]) or lacks_gaps(summary, key):
-        return None
-    own = summary["headway"]
-    return {**own.get("cluster", {}), **own, **summary}.get(key)
 
 
 def run_table(summary: Summary) -> str:
@@ -281,6 +122,13 @@ def amount(value: float) -> str:
     return f"{value:{'.2f' if size < 1e5 else '.0f' if size < 1e8 else '.2e'}}"
 
 
+def three_digits(value: float) -> str:
+    """Write a number with about three digits that tell."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 1 else f"{value:.4g}"
+
+
 def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
     """Say how far metrics move for 1 % of step time, and by what is unsure of the cost model."""
     lines = []
@@ -308,7 +156,7 @@ def _line(label: str, value: object) -> str:
     return f"{label + ':':<40} {text:<10}".rstrip()
 
 
-def _verdict(one: Mapping[str, Any], *, nobody: bool) -> str:
+def _verdict(one: Summary, *, nobody: bool) -> str:
     """Say whether a service level is kept, by how much, and whether the clock can tell."""
     return "broken" if nobody else str(Judged.of(one))
 
@@ -324,7 +172,7 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     found = [
         (
             one["bound"],
-            f"{_short(one['value'])} {_verdict(one, nobody=not served)}"
+            f"{three_digits(one['value'])} {_verdict(one, nobody=not served)}"
             f"{of if '_ms' in one['bound'] else ''}",
         )
         for one in gauges.get("slo") or ()
@@ -492,130 +340,6 @@ def _group(name: str, group: Summary) -> str:
     )
 
 
-LABEL, VALUE, RATIO = 32, 8, 7  # widths in a comparison
-RUNS_PER_BLOCK = 2  # runs that a block of a comparison shows beside the first: 80 columns
-ALIKE = 0.01  # relative: what is no further apart is not worth a row
-MANY_RUNS = 9  # runs from which a comparison has a row for each, with the metrics that matter most
-
-COLUMNS = (
-    Metric("output_throughput", "output/tok per s", 1),
-    Metric("request_goodput", "goodput/req per s", 1),
-    Metric("mean_ttft_ms", "TTFT/mean, ms", -1),
-    Metric("p99_ttft_ms", "TTFT/P99, ms", -1),
-    Metric("mean_tpot_ms", "TPOT/mean, ms", -1),
-    Metric("p99_itl_ms", "ITL/P99, ms", -1),
-    Metric("mean_e2el_ms", "E2EL/mean, ms", -1),
-    Metric("p99_e2el_ms", "E2EL/P99, ms", -1),
-    Metric("mean_running", "batch/mean", 0),
-    Metric("kv_cache_usage_mean", "KV used/%", 0, 100.0),
-    Metric("preemptions", "pre-/empted", -1),
-    Metric("jain_index", "Jain's/index", 1),
-    Metric("slo_attainment", "SLO/kept, %", 1, 100.0),
-    Metric("dollars_per_million_output_tokens", "$ per/M tokens", -1),
-    Metric("joules_per_output_token", "J per/token", -1),
-)
-"""What many runs are compared by: their labels fill two lines of a head."""
-
-
-def compare_table(
-    labels: Sequence[str], summaries: Sequence[Summary], *, everything: bool = False
-) -> str:
-    """Put runs side by side, each value with its ratio to the first run's.
-
-    `+` marks a value that is better than the first run's, `-` one that is worse, `n/a` what a run
-    does not have. Rows of which no value is ALIKE from the first's are left out, unless
-    `everything` is asked for; of a single run all are shown. Several blocks of runs come with the
-    first in each, 80 columns wide; of MANY_RUNS runs or more each is one row.
-    """
-    if len(labels) >= MANY_RUNS:
-        return row_per_run(labels, summaries, "All metrics of all runs are in comparison.csv.")
-    metrics = metric_rows(summaries)
-    told = metrics
-    if len(labels) > 1 and not everything:
-        told = [(metric, values) for metric, values in metrics if differ(values)]
-    blocks = []
-    for at in range(1, max(len(labels), 2), RUNS_PER_BLOCK):
-        shown = [0, *range(at, min(at + RUNS_PER_BLOCK, len(labels)))]
-        rows = []
-        for metric, values in told:
-            cells = [
-                f"{_amount(metric, values[run])} {_ratio(metric, values, run)}" for run in shown
-            ]
-            rows.append((metric.label, _amount(metric, values[0]), *cells[1:]))
-        blocks.append(_block([labels[run] for run in shown], rows))
-    if len(labels) > 1:
-        note = f"Ratios are to {labels[0]}; + better, - worse, in one run of each."
-        if alike := len(metrics) - len(told):
-            rows_ = "row that differs" if alike == 1 else "rows that differ"
-            note += f"\n{alike} {rows_} by less than {ALIKE:.0%} left out: --all shows them."
-        if any(m.key == "jain_index" and None in values for m, values in told):
-            note += (
-                "\nJain's index n/a: in no window did two clients have requests waiting all along."
-            )
-        blocks.append(note)
-    costs = cost_lines(labels, [summary["headway"] for summary in summaries])
-    return "\n\n".join([*blocks, *(["\n".join(costs)] if costs else [])])
-
-
-def differ(values: Sequence[float | None]) -> bool:
-    """Say whether any value is further than ALIKE from the first, or missing where that is not."""
-    first, *others = values
-    return any(_apart(value, first) for value in others)
-
-
-def _apart(value: float | None, first: float | None) -> bool:
-    if value is None or first is None:
-        return value is not first
-    return abs(value - first) > ALIKE * max(abs(value), abs(first))
-
-
-def _block(labels: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align rows under the runs' labels, which take several lines where they are long."""
-    names = [wrap(name, LABEL, subsequent_indent="  ") for name, *_ in rows]
-    width = max([len(line) for lines in names for line in lines], default=0)
-    cell = VALUE + 1 + RATIO + 1
-    room = TEXT_WIDTH - width - (2 + cell) * (len(labels) - 1) - 2
-    widths = [max(VALUE, min(len(labels[0]), room)), *[cell] * (len(labels) - 1)]
-    heads = [wrap(printable(label), size) for label, size in zip(labels, widths, strict=True)]
-    height = max(map(len, heads))
-    lines = [
-        ("", *line) for line in zip(*([""] * (height - len(h)) + h for h in heads), strict=True)
-    ]
-    for (_, *cells), (name, *more) in zip(rows, names, strict=True):
-        lines += [(name, *cells), *((line, *[""] * len(cells)) for line in more)]
-    return align(lines, heads=height)
-
-
-def row_per_run(labels: Sequence[str], summaries: Sequence[Summary], note: str) -> str:
-    """Return a row for each run; `*` marks the best of a column, `n/a` what a run does not have."""
-    columns = [("", "", *labels)]
-    for column in COLUMNS:
-        values = [metric_value(s, column.key) for s in summaries]
-        known = [value for value in values if value is not None]
-        if not any(known) or (column.better == 0 and len(set(known)) < 2):
-            continue
-        best = max(known, key=lambda value: value * column.better) if column.better else None
-        cells = [
-            "n/a" if value is None else _short(value * column.scale) + " *"[value == best]
-            for value in values
-        ]
-        columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
-    text = align([*zip(*columns, strict=True)], heads=2)
-    costs = cost_lines(labels, [summary["headway"] for summary in summaries])
-    return "\n".join([f"{text}\n\n* best of its column. {note}", *costs])
-
-
-def _short(value: float) -> str:
-    """Write a number with about three digits that tell."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 1 else f"{value:.4g}"
-
-
-def _amount(metric: Metric, value: float | None) -> str:
-    return "n/a" if value is None else amount(value * metric.scale)
-
-
 def align(rows: Sequence[Sequence[str]], heads: int = 1) -> str:
     """Put cells under each other, a line below the first row, or as many as there are heads.
 
@@ -629,19 +353,3 @@ def align(rows: Sequence[Sequence[str]], heads: int = 1) -> str:
     if heads:
         lines.insert(heads, "-" * (sum(widths) + 2 * len(widths) - 2))
     return "\n".join(lines)
-
-
-def _ratio(metric: Metric, values: Sequence[float | None], run: int) -> str:
-    """Return a run's ratio to the first and its mark, always of the same width."""
-    value, first = values[run], values[0]
-    if value is None or first is None:
-        return " " * (RATIO + 1)
-    sign = metric.better * ((value > first) - (value < first)) * _apart(value, first)
-    mark = {1: "+", 0: " ", -1: "-"}[sign]
-    text = ""
-    if first or value == first:
-        ratio = value / first if first else 1.0
-        digits = ".2g" if ratio < 0.1 else ".2f" if ratio < 100 else ".0f"
-        text = f"{ratio:{digits}}x" if ratio < 1e6 else f"{ratio:.0e}x"
-        text = "<0.001x" if 0 < ratio < 0.001 else text
-    return f"{text:>{RATIO}}{mark}"

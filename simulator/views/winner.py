@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulator.views.report import ALIKE, BY_KEY, DOLLARS, find_metric, metric_value
+from simulator.views.comparison import ALIKE
+from simulator.views.metric_rows import BY_KEY, DOLLARS, find_metric, metric_value
 
 LEADS = ("output_throughput", "p99_ttft_ms", "mean_e2el_ms")
 """What runs without service levels are looked at by."""

@@ -56,7 +56,7 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
         (["compare", "--vary", "seed=0,1"], "figures.style.save", "9 files are written"),
         (
             ["compare", "--vary", "seed=0,1"],
-            "views.report.compare_table",
+            "views.comparison.compare_table",
             "10 files are written",
         ),
     ],

@@ -11,11 +11,11 @@ from simulator.core.executor import CanLeap
 from simulator.core.request import Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.load import load_cost
-from simulator.costs.piecewise import MAX_TABLE_TOKENS
 from simulator.costs.profile import (
     shipped_profiles,
 )
 from simulator.costs.roofline import roofline
+from simulator.costs.tables import MAX_TABLE_TOKENS
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from tests.support.costs import HAND, mixed

@@ -16,8 +16,9 @@ from calibration.engine_steps.steps_file import Row, make_step, pack_rows, read_
 from calibration.profile_yaml import cost_block
 from simulator.core.request import Step
 from simulator.costs.load import load_cost
-from simulator.costs.piecewise import MAX_TABLE_TOKENS, PiecewiseCost
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import read_profile
+from simulator.costs.tables import MAX_TABLE_TOKENS
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError

@@ -11,7 +11,7 @@ from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
-from simulator.views.report import compare_table
+from simulator.views.comparison import compare_table
 from tests.support.scenarios import SMALL, errors
 
 

@@ -11,7 +11,8 @@ import pytest
 from simulator.cli.main import main
 from simulator.core.log import Log
 from simulator.results.metrics import Summary
-from simulator.views.report import compare_table, run_table
+from simulator.views.comparison import compare_table
+from simulator.views.report import run_table
 from tests.support.logs import (
     ObservedRequest,
     add_request,

@@ -17,8 +17,9 @@ import numpy as np
 from calibration.errors import Errors, Floats, fit_positive, residuals
 from simulator.core.engine_config import UNIFORM
 from simulator.costs.linear import Limits
-from simulator.costs.piecewise import TERMS, PiecewiseCost, Table, add_tables
+from simulator.costs.piecewise import TERMS, PiecewiseCost, add_tables
 from simulator.costs.roofline import TILE, roofline
+from simulator.costs.tables import Table
 from simulator.models.spec import ModelSpec
 from tools.profiles.attention import LinearKernels, TimedSteps
 from tools.profiles.compose import (

@@ -13,8 +13,9 @@ from calibration.profile_yaml import (
     range_lines,
     residual_lines,
 )
-from simulator.costs.piecewise import TERMS, WINDOW_TERMS, Table
+from simulator.costs.piecewise import TERMS, WINDOW_TERMS
 from simulator.costs.roofline import efficiency_of
+from simulator.costs.tables import Table
 from tools.profiles.compose import SHARED_BESIDE, Target
 from tools.profiles.fit_target import FitReport
 from tools.profiles.product_slowdown import slowdown

@@ -1,5 +1,7 @@
 """SGLang: prompts first, and a guess at what decodes will still need, which is put right by
-retracting some."""
+retracting some. It is one class and one file, as in SGLang; what can be told apart is beside it:
+`prefill.py`, `queue_order.py`, `running_batch.py`.
+"""
 
 from collections import deque
 from collections.abc import Sequence

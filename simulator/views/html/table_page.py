@@ -15,9 +15,9 @@ from simulator.figures.tables import draw_pareto, varied_keys
 from simulator.results.read import load_mapping, read_table
 from simulator.util.errors import HeadwayError
 from simulator.util.json_text import parse_json
+from simulator.views.comparison import COLUMNS
 from simulator.views.html.page import page
 from simulator.views.html.tables import number
-from simulator.views.report import COLUMNS
 from simulator.views.winner import best_run
 
 if TYPE_CHECKING:

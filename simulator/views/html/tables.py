@@ -9,13 +9,8 @@ from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
-from simulator.views.report import (
-    BY_KEY,
-    metric_rows,
-    sensitivity_lines,
-    slo_lines,
-    step_errors,
-)
+from simulator.views.metric_rows import BY_KEY, metric_rows
+from simulator.views.report import sensitivity_lines, slo_lines, step_errors
 
 CARDS = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "p99_ttft_ms"),

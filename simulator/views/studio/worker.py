@@ -24,7 +24,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, one_line
 from simulator.views.html.charts import distributions, over_time
-from simulator.views.report import metric_value
+from simulator.views.metric_rows import metric_value
 
 COARSE = 10  # a first look is at a tenth of the requests
 FEW = 500  # requests, of which there is no first look

@@ -4,7 +4,8 @@ Each request is a `Call` with the time at which it was sent and answered. What i
 answer that came last before it, among those of its own session and of the sessions it started;
 what lies between, tools and thinking, becomes the delay after that answer. A play is a session
 with all that it started. With `lanes` so many plays run side by side, the next in a lane after
-the end of the one before, as in AIPerf's and AISimulate's agentic replays.
+the end of the one before, as in AIPerf's and AISimulate's agentic replays. The three formats are
+one file: they differ in their words alone.
 """
 
 import warnings
