@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces import read_trace
 from simulator.workload.traces.csv_columns import (
     Column,
     read_block,
@@ -81,3 +83,16 @@ def test_columns_in_any_order_among_others() -> None:
     assert [c.tolist() for c in read_lines(text, 1, 4, wanted, problems)] == found
     with pytest.raises(ValueError):  # noqa: PT011
         read_block('5,6,"x",0.5\n', 4, wanted)
+
+
+def test_a_cell_of_several_lines_is_told_once(tmp_path: Path) -> None:
+    """Its first line is named; the lines that belong to it are no requests of their own."""
+    trace = tmp_path / "log.csv"
+    rows = '0,5,3,"one\ntwo, three\nfour"\n1,5,3,none\n2,x,3,\n'
+    trace.write_text(f"arrival,prompt,output,text\n{rows}", "utf-8")
+    named = {name: name for name in ("arrival", "prompt", "output")}
+    with pytest.raises(HeadwayError) as caught:
+        read_trace(trace, columns=named)
+    first, second = caught.value.messages
+    assert first.startswith(f"{trace}:2: line: a quoted cell goes on in the next")
+    assert second == f"{trace}:6: prompt: 'x' is not a whole number"

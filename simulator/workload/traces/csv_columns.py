@@ -334,8 +334,15 @@ def read_lines(
 ) -> list[Numbers]:
     """Read the wanted of `width` columns in lines from `number` on, and tell what is wrong."""
     texts: list[list[str]] = [[] for _ in wanted]
+    inside = False
     for i, line in enumerate(text.split("\n"), number):
         if not line.strip():
+            continue
+        if line.count('"') % 2:  # where a cell of several lines begins, or ends
+            if not inside:
+                problems.add(i, "line", "a quoted cell goes on in the next; write a request a line")
+            inside = not inside
+        if inside or line.count('"') % 2:
             continue
         try:
             fields = [field.strip() for field in next(csv.reader([line.strip()]))]
