@@ -48,7 +48,10 @@ def calibrate_server(
     loaded = scenario_of(server, scenario, overrides)
     check_calm(server.url)
     echo(f"vLLM {server.version}, {server.model}")
-    echo(f"it does not tell, and vLLM's default is taken unless set: {', '.join(ASSUMED)}")
+    untold = [
+        key for key in ASSUMED if not any(one.startswith(f"engine.{key}=") for one in overrides)
+    ]
+    echo(f"it does not tell, and vLLM's default is taken unless set: {', '.join(untold)}")
     drive = Drive(
         server,
         load_model(loaded.model, loaded.folder).vocab_size,

@@ -40,8 +40,11 @@ def calibration_page(
     return frame(name, f"{head}<main>{body}</main>", "")
 
 
-_HEAD = ("load", "requests", *(f"{name.upper()} {word}" for name in METRICS for word in (
-    "measured, ms", "predicted, ms", "error, %")))  # fmt: skip
+_HEAD = (
+    "load",
+    "requests",
+    *(word for name in METRICS for word in (f"{name.upper()}, ms", "predicted", "%")),
+)
 
 
 def _row(one: Compared) -> list[str]:

@@ -87,6 +87,7 @@ def loads(scenario: Scenario, noise: float, latency: float = 0.004) -> list[Load
     return found
 
 
+@pytest.mark.slow
 def test_a_whole_cost_is_found_from_requests_alone(scenario: Scenario) -> None:
     measured = loads(scenario, noise=0.03)
     fit = fit_loads(scenario, measured)
@@ -112,6 +113,7 @@ def test_too_few_requests_are_told(scenario: Scenario) -> None:
         fit_loads(scenario, loads(scenario, 0.0)[:1])
 
 
+@pytest.mark.slow
 def test_a_served_scenario_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A circle: serve a scenario, calibrate the server, predict what it does."""
     path, out = tmp_path / "truth.yaml", tmp_path / "out"
@@ -154,6 +156,7 @@ def test_a_served_scenario_comes_back(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "holds a calibration's loads already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     path, out = tmp_path / "truth.yaml", tmp_path / "out"
     path.write_text(SCENARIO)
