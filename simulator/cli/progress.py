@@ -146,6 +146,8 @@ def _bracket(candidate: "Candidate", place: str, rising: bool) -> str:
 
     if candidate.errors:
         return "cannot run"
+    if candidate.never:
+        return "no run"
     result = candidate.result
     holds, fails = ends([trial for trial in result.trials if not trial.superseded], rising)
     if candidate.done:
@@ -163,7 +165,8 @@ def _last_trial(candidate: "Candidate", place: str) -> str:
     from simulator.planning.search import TOO_CLOSE
 
     if not candidate.result.trials:
-        return candidate.error or "no run"
+        never = f"never fits: {candidate.never}" if candidate.never else ""
+        return candidate.error or never or "no run"
     trial = candidate.result.trials[-1]
     verdict = f"breaks {trial.breaks}" if trial.breaks else f"does not hold: {trial.reason}"
     verdict = "holds" if trial.ok else verdict

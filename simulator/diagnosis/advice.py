@@ -226,8 +226,9 @@ class Advisor:
     def smaller_chunks(self) -> list[Advice]:
         """Fewer tokens a step: so many that prompts take as long as the decodes beside them.
 
-        Where such steps do not keep up with the prompts, more replicas come first, then a budget
-        that keeps up. Behind a scheduler that does not split prompts, vLLM's does so.
+        Where such steps do not keep up with the prompts, or clients give up that wait for them,
+        more replicas come first, then a budget that keeps up. Behind a scheduler that does not
+        split prompts, vLLM's does so.
         """
         now, seats = self.engine.max_num_batched_tokens, self.engine.max_num_seqs
         stalls: list[Floats] = []
@@ -259,7 +260,9 @@ class Advisor:
         computed = sum(int(log.steps["prefill_tokens"].sum()) for log in self.logs)
         wanted = KEEPING_UP * computed / max(whole, 1e-12) / len(self.logs)
         enough = [size for size in steps if self._prompt_rate(size) >= wanted]
-        first = [] if enough[:1] == [to] else self.replicas()
+        cluster = self.run.record.scenario.cluster
+        impatient = cluster is not None and cluster.client is not None  # who waits longer gives up
+        first = [] if enough[:1] == [to] and not impatient else self.replicas()
         return [*first, *(turn(key, now, size) for size in enough[:1])]
 
     # ---------------------------------------------------------------- memory

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.figures.style import color, draw_levels, grid, sheet
-from simulator.figures.tables import bounds_of, short_value, varied_keys
+from simulator.figures.tables import bounds_of, short_key, short_value, varied_keys
 from simulator.results.read import check_columns
 from simulator.util.errors import HeadwayError
 
@@ -26,6 +26,7 @@ MEASURES = {
 }
 """Column: label, factor, and whether more of it is better (1) or less (-1)."""
 PANELS = 2
+MAX_BARS = 12
 MAX_CELLS = 24  # a side of a heat map whose numbers can be read
 
 
@@ -37,7 +38,7 @@ def draw_grid(rows: "pd.DataFrame") -> "Figure":
     best, by its own measure. Raises HeadwayError where no key or no measure varies.
     """
     keys = varied_keys(rows, "")
-    there = [name for name in MEASURES if name in rows and rows[name].notna().any()]
+    there = [name for name in MEASURES if name in rows and rows[name].nunique() > 1]
     measures = [name for name in there if name != COST or "capacity" in there][:PANELS]
     if not keys or not measures:
         raise HeadwayError("the table has nothing to draw over its keys")
@@ -53,6 +54,54 @@ def draw_grid(rows: "pd.DataFrame") -> "Figure":
             if len(keys) == 1 and name == "p99_ttft_ms":
                 draw_levels(axes, bounds_of(known, "ttft", "the table"))
     return figure
+
+
+def draw_costs(rows: "pd.DataFrame") -> "Figure":
+    """Draw what the candidates of a plan that hold cost, the cheapest above, and their headroom.
+
+    At each bar stands what breaks next. Raises HeadwayError where there are no two costs.
+    """
+    held = rows[rows["holds"].astype(str) == "True"]
+    cost = "dollars_per_hour" if held["dollars_per_hour"].notna().all() else "gpus"
+    held = held.sort_values(cost, kind="stable").head(MAX_BARS)[::-1]
+    if held[cost].nunique() < 2:
+        raise HeadwayError("the candidates cost the same")
+    panels = [(cost, {"dollars_per_hour": "$/h", "gpus": "GPUs"}[cost], 1.0)]
+    if "headroom" in held and held["headroom"].nunique() > 1:
+        panels.append(("headroom", "headroom, %", 100.0))
+    keys = [key for key in held if "." in key and held[key].nunique(dropna=False) > 1]
+    names = [_named(row[keys]) for _, row in held.iterrows()]
+    if "capacity" not in held and held["at"].max() > 1:
+        names = [f"{at:g} x {name}" for at, name in zip(held["at"], names, strict=True)]
+    with sheet(1, len(panels), 1.6 + 0.3 * len(held)) as figure:
+        for axes, (column, label, factor) in zip(figure.axes, panels, strict=True):
+            bars = axes.barh(range(len(held)), factor * held[column], color=color(0), height=0.6)
+            first = axes is figure.axes[0]
+            axes.set_yticks(range(len(held)), names if first else [])
+            axes.set_xlabel(label)
+            if first:
+                told = ["" if isinstance(why, float) else f"{why}" for why in held["reason"]]
+                axes.bar_label(bars, told, padding=3, fontsize=8)
+                axes.set_xlim(right=1.6 * float(held[column].max()))
+                axes.set_title("What it costs, and what breaks next")
+            grid(axes, "x")
+    return figure
+
+
+SHORT = {"tensor_parallel_size": "TP", "max_num_batched_tokens": "tokens", "max_num_seqs": "seats"}
+
+
+def _short(key: str) -> str:
+    return SHORT.get(short_key(key), short_key(key))
+
+
+def _named(keys: "pd.Series[Any]") -> str:
+    """Name a candidate by its values: numbers with their keys."""
+    return ", ".join(
+        str(value) if isinstance(value, str) else f"{_short(str(key))} {short_value(value)}"
+        for key, value in keys.dropna().items()
+        if key != "gpu.count"
+    )
 
 
 def _draw_curve(axes: "Axes", rows: "pd.DataFrame", keys: Sequence[str], name: str) -> None:

@@ -13,6 +13,7 @@ from simulator.planning.plan import Runs, search_all
 from simulator.planning.problem import PlanOptions, make_problem, rate_key
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
 from simulator.planning.search import capacity
+from simulator.results.service_levels import Judged
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
@@ -101,6 +102,7 @@ class Diagnosis:
     trials: Sequence[Trial]  # the best first, bad trades last
     ranked_by: Sequence[str] = ()  # metrics: goodput where it has bounds, the first finding's
     held: Held | None = None  # where it was asked for
+    verdicts: Sequence[str] = ()  # on the service levels of the run as it is
 
     def __repr__(self) -> str:
         """Name it in a line: all that it holds fills a screen."""
@@ -115,6 +117,7 @@ class Diagnosis:
             "ranked_by": [*self.ranked_by],
             "trials": [trial.as_dict() for trial in self.trials],
             "held": None if self.held is None else asdict(self.held),
+            "verdicts": [*self.verdicts],
         }
 
 
@@ -164,9 +167,11 @@ def diagnose(
             if all(advice != known for *_, known in advised):
                 advised.append((finding["rule"], finding["metric"], advice))
     values, gpus = _known(summary), resources(scenario)[0]
+    judged = [Judged.of(one) for one in summary["headway"].get("slo") or ()]
+    verdicts = [f"{one.slo.text} {one}" for one in judged]
     trials = _try_all(scenario, values, advised, jobs, progress)
     if not trials:
-        return Diagnosis(findings, values, gpus, ())
+        return Diagnosis(findings, values, gpus, (), verdicts=verdicts)
     ranked_by = [*([GOODPUT] if GOODPUT in values else []), trials[0].metric]
     trials.sort(key=lambda trial: _rank(trial, ranked_by))
     as_it_is = Trial("", "", {}, values)
@@ -175,7 +180,7 @@ def diagnose(
         for both in _try_all(scenario, values, [together], 1, None):
             if _rank(both, ranked_by) < _rank(good[0], ranked_by):
                 trials.insert(0, both)
-    return Diagnosis(findings, values, gpus, trials, ranked_by)
+    return Diagnosis(findings, values, gpus, trials, ranked_by, verdicts=verdicts)
 
 
 def find_held(
@@ -295,9 +300,10 @@ def _known(summary: Mapping[str, Any]) -> MetricValues:
 
 def table(found: Diagnosis) -> str:
     """Write what stands out, and a row for each advice, the best first."""
+    told = [f"Service levels: {'; '.join(found.verdicts)}."] if found.verdicts else []
     if not found.trials:
-        return NOTHING if found.held is None else f"{NOTHING}\n{found.held}"
-    lines = [f"- {finding['text']}" for finding in found.findings]
+        return "\n".join([NOTHING, *told, *([str(found.held)] if found.held else [])])
+    lines = [*told, *(f"- {finding['text']}" for finding in found.findings)]
     metrics = [finding["metric"] for finding in found.findings]
     rows_of = [found.values, *(trial.values for trial in found.trials)]
     known = {key for values in rows_of for key in values}

@@ -76,6 +76,9 @@ def find_best(
         need_runnable(candidates)
         _need_power(problem, candidates)
         rule_out(problem, candidates)
+        for candidate in candidates:
+            if candidate.never and progress is not None:
+                progress(candidates, 0, candidate)
         search = search_all if problem.key or problem.by_energy else search_by_price
         search(problem, candidates, runs)
     else:

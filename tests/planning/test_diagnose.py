@@ -1,6 +1,7 @@
 """Advice that is simulated: what it brings, in what order, and that the first of it helps."""
 
 import json
+import os
 import warnings
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from tests.conftest import FULL
 from tests.support.scenarios import ONE_A_SECOND
 from tests.support.troubled_scenarios import TROUBLES, draw_troubled
 
-DRAWN = range(100 if FULL else 20)
+DRAWN = range(int(os.environ.get("HEADWAY_CHECKS", "100" if FULL else "20")))
 HELPS = 0.9  # of the first advice
+WORSE = 0.02  # of the greater value: as much is chance
+NO_KEY = "No single key makes room for them"
 
 # One seat and steps of a second: three requests of one token come at once and end after 1, 2, 3 s.
 THREE = """name: three
@@ -160,6 +163,15 @@ def test_all_is_well(write, capsys) -> None:
     assert capsys.readouterr().out == "Nothing stands out: nothing needs turning.\n"
 
 
+def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
+    """TTFTs of 1, 2 and 3 s beside 2.5 s and 4 s; of a straight line nobody knows the error."""
+    sets = ["slo=[p50_ttft_ms<=2500, p99_ttft_ms<=2500]"]
+    found = diagnose(load_scenario(write(THREE), sets), jobs=1)
+    assert found.verdicts[0] == "p50_ttft_ms<=2500 kept by 20 %"
+    assert found.verdicts[1].startswith("p99_ttft_ms<=2500 broken by 19.2 %")
+    assert table(found).startswith("Service levels: p50_ttft_ms<=2500 kept by 20 %; p99_")
+
+
 def test_the_command(write, tmp_path: Path, capsys) -> None:
     """Of a scenario and of the folder of its run, as a table and as JSON."""
     path, folder = write(THREE), str(tmp_path / "out")
@@ -228,26 +240,42 @@ def test_gain() -> None:
     assert value_of({"completed": 1}, "service_difference_max") == 0.0
 
 
+def followed(seed: int) -> tuple[str, str, float, float] | None:
+    """Follow the first advice for a drawn trouble; None where there is none.
+
+    Returns what was followed, for which metric, how that gains, and how the share of the requests
+    that are served does.
+    """
+    trouble, values = draw_troubled(seed)
+    scenario = check_scenario(values, SourceMap(values["name"], {}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        summary = run(scenario).summary()
+        if not (findings := summary["headway"]["diagnosis"]):
+            return None
+        first, metric = findings[0], findings[0]["metric"]
+        if not first["advice"]:
+            assert NO_KEY in first["text"], (seed, first)
+            return None
+        after = metric_values(run(follow(scenario, first["advice"][0])).summary())
+    now = metric_values(summary)
+    better = gain(metric, value_of(now, metric), value_of(after, metric))
+    served = gain("completed", now["completed"], after["completed"])
+    return f"{trouble}: {words(first['advice'][0])}", metric, better, served
+
+
 def test_the_first_advice_helps() -> None:
-    """Of troubled scenarios, the first advice improves the metric that it names in 90 %."""
-    helped: list[bool] = []
-    wrong = []
-    for seed in DRAWN:
-        trouble, values = draw_troubled(seed)
-        scenario = check_scenario(values, SourceMap(values["name"], {}))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            summary = run(scenario).summary()
-            if not (findings := summary["headway"]["diagnosis"]):
-                continue
-            advice, metric = findings[0]["advice"][0], findings[0]["metric"]
-            after = metric_values(run(follow(scenario, advice)).summary())
-        values_now = metric_values(summary)
-        better = gain(metric, value_of(values_now, metric), value_of(after, metric)) > 0
-        helped.append(better)
-        wrong += [] if better else [(seed, trouble, metric, words(advice))]
-    assert len(helped) >= 0.9 * len(DRAWN)
-    assert sum(helped) >= HELPS * len(helped), wrong
+    """Of troubled scenarios; HEADWAY_CHECKS=300 draws so many.
+
+    It improves the metric that it names in 90 %, makes it clearly worse in none, and no advice
+    loses requests that were served.
+    """
+    found = {seed: told for seed in DRAWN if (told := followed(seed)) is not None}
+    assert len(found) >= 0.9 * len(DRAWN)
+    worse = {seed: told for seed, told in found.items() if told[2] < -WORSE or told[3] < 0}
+    assert not worse
+    helped = [told for told in found.values() if told[2] > 0]
+    assert len(helped) >= HELPS * len(found), [one for one in found.items() if one[1][2] <= 0]
 
 
 def test_every_trouble_is_drawn() -> None:

@@ -158,6 +158,25 @@ def _heavy_client(rng: Random, found: Values) -> None:
     found["workload"] |= {"request_rate": rng.randint(8, 25), "clients": [8, 1, 1]}
 
 
+def _never_fitting(rng: Random, found: Values) -> None:
+    """Some requests, or all, are larger than the cache or longer than the model's limit."""
+    found["workload"] |= {"input_len": rng.randint(1500, 4000)}
+    if rng.random() < 0.5:
+        found["engine"] |= {"num_gpu_blocks_override": rng.randint(90, 250)}
+    else:
+        found["engine"] |= {"max_model_len": rng.choice([1024, 2048])}
+
+
+def _crowded_weights(rng: Random, found: Values) -> None:
+    """Weights leave less room than the longest request wants; there are many idle replicas."""
+    found |= {"model": "llama-3.3-70b", "gpu": {"name": "H100-80GB"}}
+    found["engine"] |= {"tensor_parallel_size": 2, "max_num_seqs": 256}
+    found["engine"] |= {"max_num_batched_tokens": rng.choice([4096, 8192])}
+    found["cluster"] = {"replicas": rng.choice([1, 4, 32])}
+    found["workload"] |= {"input_len": rng.randint(500, 3000)}
+    found["slo"] = ["p99_ttft_ms<=2000"]
+
+
 TROUBLES: dict[str, Callable[[Random, Values], None]] = {
     "overload": _overload,
     "kv starved": _kv_starved,
@@ -177,5 +196,7 @@ TROUBLES: dict[str, Callable[[Random, Values], None]] = {
     "preempting": _preempting,
     "impatient clients": _impatient,
     "heavy client": _heavy_client,
+    "never fitting": _never_fitting,
+    "crowded weights": _crowded_weights,
 }
 """What makes a scenario troubled, by the name of the trouble."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.figures.data import Run
-from simulator.figures.grids import draw_grid
+from simulator.figures.grids import draw_costs, draw_grid
 from simulator.figures.style import encode
 from simulator.figures.tables import draw_pareto, varied_keys
 from simulator.results.read import load_mapping, read_table
@@ -41,8 +41,11 @@ PLAN_COLUMNS = {
     "tokens_per_s_per_user": "tok/s/user",
     "looked_at": "looked at",
     "cut_short": "cut short",
+    "never_holds": "never fits",
     "error": "error",
 }
+LEADING = ("holds", "at", "dollars_per_hour", "reason", "headroom")
+"""What the table of a plan begins with, before the bounded metrics and the rest."""
 TABLES = ("plan.csv", "results.csv")
 MAX_ROWS = 2_000  # of the table: what a browser sorts at once
 MAX_REQUESTS = 200_000  # of the best point, to run it again for its charts
@@ -70,6 +73,10 @@ def table_page(folder: Path) -> tuple[str, str]:
         raise HeadwayError(f"{folder}: its table has no row")
     if "not_tried" in rows:  # neither yes nor no
         rows["holds"] = rows.holds.where(rows.not_tried.isna(), "dearer, not tried")
+    if "never_holds" in rows:
+        rows["holds"] = rows.holds.where(
+            rows.never_holds.isna() | rows.not_tried.notna(), "never fits"
+        )
     best, slo, count, searched = _plan_best(folder) if planned else (_sweep_best(rows), None, 1, "")
     columns = _plan_columns(rows, searched) if planned else _sweep_columns(rows)
     kind = "candidates" if planned else "points"
@@ -77,8 +84,8 @@ def table_page(folder: Path) -> tuple[str, str]:
     if runs and count > 1:
         note += f" Its figures are of this one run; those of the table are means of {count} runs."
     above = (
-        ("The best", f"<p>{escape(best)}</p><p class=note>{note}</p>"),
-        ("Over the keys", "".join(_pictures(rows))),
+        ("The best", f"<p>{escape(best).replace(chr(10), '<br>')}</p><p class=note>{note}</p>"),
+        ("Over the keys", "".join(_pictures(rows, planned=planned))),
         (kind.capitalize(), _table(rows, columns)),
     )
     words = f"{len(rows):,} {kind}" if len(rows) > 1 else f"1 {kind[:-1]}"
@@ -100,10 +107,12 @@ def _plan_columns(rows: "pd.DataFrame", searched: str) -> dict[str, tuple[str, f
     """Likewise of a plan; `searched` is the key that it searched a value of, if there is one."""
     first = [*rows.columns[: rows.columns.get_loc("holds")]] if "holds" in rows else []
     bounded = [key for key in rows if key.endswith("_ms")]
-    shown = {str(key): (str(key), 1.0) for key in [*first, *bounded]}
-    for key, label in (PLAN_COLUMNS | {"at": searched}).items():
+    shown = {str(key): (str(key), 1.0) for key in first}
+    named = PLAN_COLUMNS | {"at": searched}
+    for key in (*LEADING, *bounded, *named):
         if key in rows:
-            shown[key] = (label, 100.0 if label.endswith("%") else 1.0)
+            label = named.get(key, str(key))
+            shown[str(key)] = (label, 100.0 if label.endswith("%") else 1.0)
     if "cut_short" in rows and not rows.cut_short.any():
         del shown["cut_short"]
     if "at" in rows and not searched:
@@ -137,9 +146,10 @@ def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
     )
 
 
-def _pictures(rows: "pd.DataFrame") -> Iterator[str]:
-    """Draw what can be drawn of the table."""
+def _pictures(rows: "pd.DataFrame", *, planned: bool) -> Iterator[str]:
+    """Draw what can be drawn of the table, of a plan first what its candidates cost."""
     draws: tuple[Callable[[pd.DataFrame], Figure], ...] = (draw_grid, draw_pareto)
+    draws = (draw_costs, *draws) if planned else draws
     for draw in draws:
         try:
             figure = draw(rows[rows.error.isna()] if "error" in rows else rows)
@@ -177,6 +187,8 @@ def _plan_best(folder: Path) -> tuple[str, list[str], int, str]:
     key = str(plan.get("searched") or "")
     found = f", {key}={row['at']:.4g}" if key else ""
     said = f"{label}{found}, under {', '.join(slo)}{''.join(_answer(row, key))}."
+    if answer := plan.get("answer"):
+        said = "\n".join(map(str, answer))
     return said, slo, row.get("replications") or 1, key
 
 
