@@ -40,6 +40,16 @@ OTHERS = {
         "self.log.request_rows += pack_request(-1.0, -2.0, now, request.id, 0, 0, 0, reason)",
     ): "any time before 0 says that there was none",
     (
+        "costs/piecewise.py",
+        "longest = end if end > longest else longest",
+        "longest = end if end >= longest else longest",
+    ): "of two equal numbers either is the larger",
+    (
+        "costs/piecewise.py",
+        "seconds = fixed + prefill + (work if work > serial else serial)",
+        "seconds = fixed + prefill + (work if work >= serial else serial)",
+    ): "of two equal numbers either is the larger",
+    (
         "policies/fair.py",
         "account.entry = -1",
         "account.entry = -2",
