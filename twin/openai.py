@@ -290,7 +290,10 @@ class Answer:
         words: list[str],
         *,
         fingerprint: str = "",
+        cached_block: int = MOST_TOKENS,
     ) -> None:
+        """Begin an answer; a prefix cache, if there is one, has blocks of `cached_block` tokens."""
+        self.cached_block = cached_block
         self.wanted, self.chat = wanted, chat
         self.words, self.offset = words, serial * 7919
         self._last = min(wanted.length, wanted.max_tokens)
@@ -400,7 +403,11 @@ class Answer:
             **dict.fromkeys(NO_CHOICE[self.chat]),
         }
         usage = self._usage(request.generated, request) | {"completion_tokens_details": None}
-        usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
+        usage["prompt_tokens_details"] = {
+            "created_cache_tokens": None,
+            "multimodal_tokens": None,
+            **usage["prompt_tokens_details"],
+        }
         return _compact(
             self.head
             | {"choices": [choice], "service_tier": None, **self.fingerprint, "usage": usage}
@@ -415,7 +422,10 @@ class Answer:
             "completion_tokens": count,
         }
         if request is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": request.cached}
+            details = usage["prompt_tokens_details"] = {"cached_tokens": request.cached}
+            if self.chat:  # the whole blocks of its prompt that the cache had not
+                whole = asked - asked % self.cached_block
+                details["created_cache_tokens"] = max(whole - request.cached, 0)
         return usage
 
 

@@ -28,7 +28,7 @@ from twin.fault_injection import FailureRates
 from twin.kv_events import KvEvents, KvEventsConfig
 from twin.live_engine import LOST, LiveEngine, Stream
 from twin.live_metrics import LiveMetrics
-from twin.openai import Answer, Wanted, client_name, name_blocks, read_body
+from twin.openai import MOST_TOKENS, Answer, Wanted, client_name, name_blocks, read_body
 from twin.responses import error_response, refusals_in_json, refuse, web
 from twin.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 
@@ -207,7 +207,16 @@ class Server:
             return refuse(error)
         wanted.length = self._length(wanted)
         words = self.counter.words
-        answer = Answer(wanted, chat, self.model, self._serial, words, fingerprint=self.fingerprint)
+        caches = self.scenario.engine.enable_prefix_caching
+        answer = Answer(
+            wanted,
+            chat,
+            self.model,
+            self._serial,
+            words,
+            fingerprint=self.fingerprint,
+            cached_block=self.engine.block_size if caches else MOST_TOKENS,
+        )
         self._serial += 1
         self._open += 1
         number = self.engine.next_id
