@@ -38,7 +38,7 @@ ENGINE := .venv-engine
 ENGINE_TESTS ?= ci
 test-engine: $(VENV)/installed-test $(ENGINE)/installed
 	HEADWAY_ENGINE=$(CURDIR)/$(ENGINE) $(BIN)/python -m pytest -s -rs tests/live_engine \
-		-m $(if $(filter all,$(ENGINE_TESTS)),"engine or engine_all",engine)
+		-m $(if $(filter all,$(ENGINE_TESTS)),engine,"engine and not engine_all")
 
 $(ENGINE)/installed: tests/support/engine_environment.py
 	$(PYTHON) $< $(ENGINE)

@@ -146,7 +146,7 @@ def read_steps(path: Path) -> list[Row]:
 def _live_cells(record: LiveRecord) -> Iterator[dict[str, str]]:
     """Yield the steps of a live server's record as rows of such a table."""
     prompts = [row["prompt_len"] for row in record.arrivals]
-    for row in record.steps:
+    for row, before_it in zip(record.steps, _host_between(record), strict=True):
         decodes = context = 0
         chunks = []
         for number, tokens, before in row["sched"]:
@@ -159,8 +159,25 @@ def _live_cells(record: LiveRecord) -> Iterator[dict[str, str]]:
                 "decodes": f"{decodes}",
                 "context": f"{context}",
                 "chunks": " ".join(chunks),
-                "duration_s": f"{row['dur'] / 1e9!r}",
+                "duration_s": f"{(row['dur'] + before_it) / 1e9!r}",
             }
+
+
+def _host_between(record: LiveRecord) -> list[int]:
+    """Return the ns from the step before until each was scheduled, where somebody waited meanwhile.
+
+    A synchronous engine sends tokens and takes requests in then; an asynchronous one schedules
+    before, and has none. Where nobody was there, the server was idle.
+    """
+    came = sorted(row["t"] for row in record.arrivals)
+    left = sorted([row["t"] for row in (*record.ends.values(), *record.aborts)])
+    found, end = [], 0
+    for row in record.steps:
+        start = max(row["t"], end)
+        there = bisect_right(came, end) - bisect_right(left, row["t"])
+        found.append(start - end if there > 0 and end else 0)
+        end = start + row["dur"]
+    return found
 
 
 def _row(

@@ -1,9 +1,13 @@
 """Calibrate from a server's own log of steps."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from calibration.engine_steps.steps_file import make_step
+from calibration.server_logs.from_steps import _host_between
+from conformance.live import LiveRecord
 from simulator.cli.main import main
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import read_profile
@@ -84,3 +88,14 @@ def test_a_wrong_unit_is_no_success(put, write, tmp_path, capsys):
     told = capsys.readouterr()
     assert "times what the scenario's own cost says; is the unit of its column right?" in told.err
     assert "to use it" not in told.out
+
+
+def test_a_step_has_the_hosts_work_before_it_where_somebody_waited() -> None:
+    """One request from 0 to 100 ns, one from 200 on: between them the server was idle."""
+    record = LiveRecord(Path("steps.jsonl"))
+    record.arrivals = [{"t": 0}, {"t": 195}]
+    record.ends = {0: {"t": 100}, 1: {"t": 260}}
+    record.steps = [{"t": 5, "dur": 30}, {"t": 40, "dur": 50}, {"t": 200, "dur": 20}]
+    record.steps.append({"t": 210, "dur": 10})  # scheduled while the one before ran
+    record.steps.append({"t": 234, "dur": 20})
+    assert _host_between(record) == [0, 5, 0, 0, 4]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.live_calibration import RECORDER, Calibrated, calibrate
 from tests.support.live_vllm import (
     CLIENT_CORE,
     LiveServer,
@@ -16,6 +17,7 @@ from tests.support.live_vllm import (
 
 HERE = Path(__file__).parent
 TABLES: list[str] = []
+SECONDS = 100.0  # that the calibration takes, blind loads included
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,11 +60,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def live(
     models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveServer]:
-    """The server that most tests share: the tiny Llama, by the name `tiny`."""
+    """The server that most tests share: the tiny Llama, by the name `tiny`, its steps recorded."""
     log = tmp_path_factory.mktemp("live") / "server.log"
     flags = "--served-model-name", "tiny", "--enable-prompt-tokens-details"
-    with live_server(models("llama"), log, *flags) as server:
+    env = {"HEADWAY_STEPS": str(steps_of(log))}
+    with live_server(models("llama"), log, *flags, "--scheduler-cls", RECORDER, env=env) as server:
         yield server
+
+
+def steps_of(log: Path) -> Path:
+    """Return where a server with this log records its steps."""
+    return log.with_name("steps.jsonl")
+
+
+@pytest.fixture(scope="session")
+def calibrated(live: LiveServer, models: Callable[[str], Path]) -> Calibrated:
+    """The one calibration of that server, from which all is predicted."""
+    return calibrate(live, steps_of(live.log), models("llama"), SECONDS)
 
 
 @pytest.fixture(scope="session")

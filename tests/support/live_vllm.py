@@ -26,12 +26,12 @@ STARTUP = 600.0  # s that a server may take until it is healthy; 30 s on two idl
 VOCABULARY = ["".join(letters) for letters in product(ascii_lowercase[:16], repeat=3)]
 """4,096 words, each a token, also to `headway serve --tokenizer`, which answers in words."""
 SHAPE = {
-    "num_hidden_layers": 6,
-    "hidden_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "head_dim": 64,
-    "intermediate_size": 1536,
+    "intermediate_size": 768,
     "vocab_size": len(VOCABULARY),
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
@@ -51,7 +51,7 @@ MODELS = {
         "model_type": "mixtral",
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "intermediate_size": 512,
+        "intermediate_size": 384,
         "sliding_window": None,
     },
 }
@@ -60,7 +60,7 @@ FLAGS = {
     "--max-num-seqs": "32",
     "--max-num-batched-tokens": "512",
     "--max-model-len": "2048",
-    "--dtype": "float32",  # in bfloat16 a step takes 20 times as long where AVX-512 is missing
+    "--dtype": "float32",  # in bfloat16 a step takes five times as long where AVX-512 is missing
     "--block-size": "32",  # CPU attention takes multiples of 32
 }
 """Of the server, where nothing else is asked for."""

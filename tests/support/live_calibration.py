@@ -1,0 +1,148 @@
+"""A model of a live server, from loads that come in turns with blind ones; and what-ifs by it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from calibration.profile_yaml import scenario_profile
+from calibration.running_server.ask import ask, scenario_of
+from calibration.running_server.drive import Drive
+from calibration.running_server.judge import METRICS, Outcome, fit_sent
+from calibration.server_logs.from_loads import play_load
+from simulator.core.engine_config import EngineConfig
+from simulator.scenario.assemble import assemble
+from simulator.scenario.scenario import Scenario
+from simulator.workload.workload import Workload
+from tests.support.live_vllm import FLAGS, VOCABULARY, LiveServer
+from twin.replay import replay
+
+RECORDER = "headway_vllm.RecordedScheduler"
+ENGINE = {
+    "name": "vllm",
+    "max_num_seqs": int(FLAGS["--max-num-seqs"]),
+    "max_num_batched_tokens": int(FLAGS["--max-num-batched-tokens"]),
+    "async_scheduling": False,
+}
+"""What a server does not tell of itself. vLLM turns asynchronous scheduling off on a CPU, whatever
+its flags and its log say (`vllm/platforms/cpu.py`)."""
+KINDS = {"short": (100, 40), "mixed": (250, 60), "long": (800, 20)}
+"""Mean tokens of prompts and of answers; each is drawn between half and one and a half of it."""
+CALIBRATION = (("mixed", 0.5), ("short", 0.7), ("long", 0.5), ("mixed", 0.75))
+BLIND = (("mixed", 0.6), ("short", 0.4), ("long", 0.6))
+"""Loads by their kinds and their shares of what the server can take: below the knee."""
+FEWEST = 20  # requests of a load
+Means = Mapping[str, float]
+"""Mean latencies in ms, by metric."""
+
+
+def drawn(kind: str, count: int, rate: float, random: np.random.Generator) -> Workload:
+    """Draw requests of a kind that come at random, `rate` of them in a second."""
+    lengths = [random.integers(mean // 2, mean * 3 // 2 + 1, count) for mean in KINDS[kind]]
+    arrival = np.cumsum(random.exponential(1 / rate, count))
+    return Workload(arrival - arrival[0], *lengths)
+
+
+@dataclass
+class Interleaved(Drive):
+    """Sends calibration loads in turns with blind ones, each of which comes twice."""
+
+    def _loads(self) -> Iterator[tuple[str, Workload, bool]]:
+        part = self.seconds / (2 + len(CALIBRATION) + 2 * len(BLIND))  # s for a load
+        yield "warm-up", replace(self._drawn("mixed", 1e6, 16), max_concurrency=4), False
+        self.limits = {}
+        for kind in KINDS:
+            load = replace(self._drawn(kind, 1e6, 2 * FEWEST), max_concurrency=FEWEST)
+            yield f"closed {kind}", load, False
+            self.limits[kind] = self.sent[-1].rate
+        blind = {
+            f"{kind} at {share:g}": self._drawn(kind, share * self.limits[kind], part)
+            for kind, share in BLIND
+        }
+        calibration = [*CALIBRATION]
+        for name, load in [*blind.items(), *blind.items()]:
+            if calibration:
+                kind, share = calibration.pop(0)
+                yield f"open {kind}", self._drawn(kind, share * self.limits[kind], part), False
+            yield name, load, True
+
+    def _drawn(self, kind: str, rate: float, seconds: float) -> Workload:
+        count = max(round(rate * seconds), FEWEST) if rate < 1e6 else round(seconds)
+        return drawn(kind, count, rate, self.random)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What was found of a server by its loads."""
+
+    scenario: Scenario
+    limits: Mapping[str, float]  # requests/s that the server takes, by kind
+    outcome: Outcome
+
+    def blind(self) -> dict[str, list[tuple[Means, Means]]]:
+        """Return predicted and measured means of each blind load, once for each time it came."""
+        found: dict[str, list[tuple[Means, Means]]] = {}
+        for one in self.outcome.compared:
+            if one.load.held_out:
+                both = [
+                    {name: 1e3 * float(one.values[name][side].mean()) for name in METRICS}
+                    for side in (0, 1)
+                ]
+                found.setdefault(one.load.name, []).append((both[0], both[1]))
+        return found
+
+    def predict(self, load: Workload, **knobs: object) -> Means:
+        """Simulate a load on the server, or on one with other knobs."""
+        engine = self.scenario.engine.model_dump(exclude_unset=True) | knobs
+        scenario = self.scenario.model_copy(update={"engine": EngineConfig(**engine)})
+        fit = self.outcome.fit
+        table = play_load(scenario, assemble(scenario), fit.cost, load, fit.latency).table
+        return {name: 1e3 * float(np.nanmean(getattr(table, name))) for name in METRICS}
+
+    def write(self, folder: Path) -> Path:
+        """Write the scenario of the server with its profile; return its path."""
+        fit, scenario = self.outcome.fit, self.scenario
+        profile = scenario_profile(scenario, fit.cost, fit.residuals, {}, ["a live server"])
+        (folder / "profile.yaml").write_text(profile)
+        engine = scenario.engine.model_dump(exclude_unset=True, mode="json")
+        raw = {
+            "model": scenario.model,
+            "gpu": {"name": scenario.gpu.name},
+            "engine": engine,
+            "cost": {"profile": "profile.yaml"},
+            "workload": {"num_prompts": 10, "request_rate": 1, "input_len": 9, "output_len": 9},
+        }
+        path = folder / "calibrated.yaml"
+        path.write_text(yaml.safe_dump(raw))
+        return path
+
+
+def calibrate(live: LiveServer, steps: Path, model: Path, seconds: float) -> Calibrated:
+    """Send loads for so many seconds; fit a cost to the steps of those that are not blind."""
+    server = ask(live.url)
+    words = [f"engine.{key}={str(value).lower()}" for key, value in ENGINE.items()]
+    scenario = scenario_of(server, None, ["gpu=CPU", f"model={model}", *words])
+    drive = Interleaved(server, len(VOCABULARY), ENGINE["max_num_seqs"], seconds, steps=steps)
+    drive.random = np.random.default_rng(1)
+    drive.run()
+    assert not drive.fault, drive.fault
+    return Calibrated(scenario, drive.limits, fit_sent(scenario, drive.sent, steps))
+
+
+def measure(live: LiveServer, load: Workload) -> Means:
+    """Send a load, its prompts others each time; return mean latencies in ms."""
+    answers = replay(load, live.url, timeout=120.0, vocab_size=len(VOCABULARY)).requests
+    assert not [one.error for one in answers if one.error]
+    ttft = np.array([one.first - one.sent for one in answers])
+    e2el = np.array([one.end - one.sent for one in answers])
+    after = load.output_tokens - 1.0
+    values = ttft, (e2el - ttft)[after > 0] / after[after > 0], e2el
+    return {n: 1e3 * float(v.mean()) for n, v in zip(("ttft", "tpot", "e2el"), values, strict=True)}
+
+
+def spread(means: Sequence[Means], metric: str) -> float:
+    """Return by how much repeats of a load differ, relative to their mean: the noise floor."""
+    values = [one[metric] for one in means]
+    return (max(values) - min(values)) / float(np.mean(values))
