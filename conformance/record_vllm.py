@@ -23,9 +23,10 @@ from conformance.case_model import Case, CaseRequest
 from conformance.cases import read_cases
 from conformance.recorder import dump
 from conformance.step_recorder import RequestSeen, Row, StepRecorder
-from conformance.vllm_steps import VllmSteps, is_chunk
+from conformance.vllm_steps import VllmSteps
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.installed import start_vllm
+from simulator.schedulers.vllm.interface import check_vllm, is_chunk, sampled
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import write_atomic
 
@@ -165,12 +166,15 @@ class RecordedVllm:
         names = list(batch.output.num_scheduled_tokens)
         tokens = []
         for name in names:
+            if name not in self.vllm.requests:  # it has ended by a stop token
+                tokens.append([self._token("ghost", 0)])
+                continue
             place = self.vllm.requests[name].num_output_tokens
             tokens.append([self._token(("out", int(name)), place)] if name in batch.getting else [])
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=tokens,
+            sampled_token_ids=sampled(check_vllm("record_vllm"), tokens),
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
@@ -186,8 +190,14 @@ class RecordedVllm:
             one = self._arrivals.popleft()
             named = one.named_prompt(config.hash_id_tokens) or ((("in", one.id), one.prompt_len),)
             tokens = [self._token(part, at) for part, count in named for at in range(count)]
-            made = (_name(one), tokens, one.output_len, one.arrival_ns, one.priority or 0)
-            self.vllm.add_request(self._new_request(*made))
+            allowed = max(one.max_tokens or 0, one.output_len)
+            made = self._new_request(
+                *(_name(one), tokens, allowed, one.arrival_ns, one.priority or 0)
+            )
+            if allowed > one.output_len:  # it ends by a stop token
+                last = self._token(("out", one.id), one.output_len - 1)
+                made.sampling_params.stop_token_ids = [last]
+            self.vllm.add_request(made)
 
     def _sleep(self, seconds: float) -> None:
         self.now += self.case.step_time.empty_ns

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance.step_recorder import RequestSeen, Row, StepRecorder
-from simulator.schedulers.vllm.interface import check_vllm, has
+from simulator.schedulers.vllm.interface import check_vllm, on_preemption
+from simulator.schedulers.vllm.interface import resumed as back_again
 from simulator.schedulers.vllm.rules import write_release
 
 LIVE = "live"
@@ -39,6 +40,7 @@ class VllmSteps:
 
     def _wrap(self) -> None:
         vllm = self.vllm
+        on_preemption(vllm, check_vllm("step recorder"), self._preempts)
         schedule, update = vllm.schedule, vllm.update_from_output
 
         def on_schedule(*given: Any, **named: Any) -> Any:
@@ -55,7 +57,6 @@ class VllmSteps:
             return outcome
 
         vllm.schedule, vllm.update_from_output = on_schedule, on_update
-        self._listen_for_preemptions()
         free = vllm._free_request
 
         def on_free(request: Any, *more: Any, **named: Any) -> Any:
@@ -64,35 +65,18 @@ class VllmSteps:
 
         vllm._free_request = on_free
 
-    def _listen_for_preemptions(self) -> None:
-        vllm, release = self.vllm, check_vllm("step recorder")
-        if has(release, "_preempt_request"):
-            owner, name = vllm, "_preempt_request"
-        else:  # there `schedule` frees nobody's blocks but a victim's
-            owner, name = vllm.kv_cache_manager, "free"
-        original = getattr(owner, name)
-        deciding = self
-
-        def on_preempt(request: Any, *more: Any, **named: Any) -> Any:
-            if owner is vllm or deciding.decides:
-                number = self._number(request.request_id)
-                self._evicted.append(number)
-                self.recorder.requests[number].thrown_out += 1
-            return original(request, *more, **named)
-
-        setattr(owner, name, on_preempt)
-
-    decides = False  # a step is being decided
+    def _preempts(self, request: Any) -> None:
+        number = self._number(request.request_id)
+        self._evicted.append(number)
+        self.recorder.requests[number].thrown_out += 1
 
     def begin(self) -> int:
         """A step is about to be decided; return when."""
         self._evicted.clear()
-        self.decides = True
         return self._now()
 
     def take_in(self, t: int, output: Any) -> None:
         """Take in what vLLM decided at `t`."""
-        self.decides = False
         self.recorder.schedule(self.row(t, output))
 
     def row(self, t: int, output: Any) -> Row | None:
@@ -108,12 +92,7 @@ class VllmSteps:
             scheduled.append([number(name), count, computed - count])
             context += computed
         entered = [new.req_id for new in output.scheduled_new_reqs]
-        cached = output.scheduled_cached_reqs
-        if hasattr(cached, "resumed_req_ids"):
-            back = cached.resumed_req_ids
-        else:
-            pairs = zip(cached.req_ids, cached.resumed_from_preemption, strict=True)
-            back = {name for name, resumed in pairs if resumed}
+        back = back_again(output.scheduled_cached_reqs)
         if back:
             entered += [name for name in tokens if name in back]
         starts = [
@@ -149,14 +128,6 @@ class VllmSteps:
         self.recorder.finish(now, finished)
         free = self._pool.get_num_free_blocks()
         self.recorder.outcome({"finished": finished, "free_end": free})
-
-
-def is_chunk(request: Any) -> bool:
-    """Say whether a request just scheduled is in the middle of its prompt."""
-    chunk = getattr(request, "is_prefill_chunk", None)  # of 0.16 and later
-    if chunk is None:
-        chunk = request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
-    return bool(chunk)
 
 
 class LiveVllm(VllmSteps):

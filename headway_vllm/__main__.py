@@ -3,6 +3,8 @@
 import sys
 
 from headway_vllm.policy import CLASSES, make_policy
+from simulator.schedulers.vllm.interface import check_vllm
+from simulator.schedulers.vllm.rules import write_release
 from simulator.util.errors import HeadwayError, one_line
 
 
@@ -17,9 +19,8 @@ def main(arguments: list[str]) -> int:
             given = " ".join(arguments)
             raise HeadwayError(f"headway_vllm: {given}: must be one class of {', '.join(CLASSES)}")
         policy = make_policy(CLASSES[name])
-        from headway_vllm.scheduler import check_vllm
-
-        found = check_vllm()
+        found = write_release(check_vllm("headway_vllm"))
+        import headway_vllm.scheduler  # noqa: F401  it can be imported
     except ImportError as error:
         what = f"headway_vllm: vLLM cannot be imported in this Python: {one_line(error)}"
         print(f"error: {what}", file=sys.stderr)

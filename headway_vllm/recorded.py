@@ -17,7 +17,11 @@ from simulator.schedulers.vllm.interface import check_vllm, has
 RELEASE = check_vllm("headway_vllm")
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
+from vllm.v1.core.sched.request_queue import SchedulingPolicy  # noqa: E402
 from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
+from vllm.v1.request import RequestStatus  # noqa: E402
+
+__all__ = ["RELEASE", "RecordedScheduler", "RequestStatus", "SchedulingPolicy"]
 
 VARIABLE = "HEADWAY_STEPS"
 

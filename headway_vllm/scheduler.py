@@ -20,11 +20,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from typing import Any
 
 from headway_vllm.policy import CLASSES, make_policy
+from headway_vllm.recorded import RELEASE, RecordedScheduler, RequestStatus, SchedulingPolicy
 from headway_vllm.waiting_queue import PolicyQueue, RequestView
 from simulator.core.decode_set import DecodeSet
 from simulator.policies.fair import ServiceCounter
@@ -36,32 +36,9 @@ from simulator.policies.policy import (
     victim_of,
 )
 from simulator.policies.waiting_queues import queue_of
+from simulator.schedulers.vllm.interface import blocks_to_allocate, has, on_preemption, resumed
+from simulator.schedulers.vllm.rules import rules_of, write_release
 from simulator.util.errors import HeadwayError
-
-RELEASE = "0.33"
-"""The vLLM whose scheduler this fits: its interface is private and changes."""
-
-
-def check_vllm() -> str:
-    """Return the version of the vLLM that is installed; HeadwayError where this does not fit it."""
-    try:
-        found = version("vllm")
-    except PackageNotFoundError:
-        raise HeadwayError("headway_vllm: vLLM is not installed in this Python") from None
-    if not f"{found}.".startswith(f"{RELEASE}."):
-        raise HeadwayError(
-            f"headway_vllm: fits vLLM {RELEASE}, and {found} is installed: the interface of its "
-            "scheduler is private and another in each release"
-        )
-    return found
-
-
-check_vllm()
-
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
-from vllm.v1.core.sched.request_queue import SchedulingPolicy  # noqa: E402
-from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
-from vllm.v1.request import RequestStatus  # noqa: E402
 
 
 class _Running(RunningView):
@@ -71,10 +48,11 @@ class _Running(RunningView):
     computed = attrgetter("computed")  # type: ignore[assignment]
 
 
-class HeadwayScheduler(AsyncScheduler):
+class HeadwayScheduler(RecordedScheduler):
     """The policy that HEADWAY_POLICY names. It follows vLLM's `async_scheduling`, on or off."""
 
     policy_name: str | None = None
+    steps_file = None
     clock = staticmethod(time.time)
     """Seconds, on the clock of the requests' `arrival_time`."""
 
@@ -106,11 +84,19 @@ class HeadwayScheduler(AsyncScheduler):
         # Who is in the middle of its prompt: a look at all who run would take longer.
         self._chunks: list[Any] = []
         self._asks = self._displaces or self._refresh is not None
+        self._most_active = getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
         self._may_change = False  # whom it displaces may be another though nothing has happened
         self._given: list[tuple[Any, int]] = []  # tokens that the step being decided has given
         self._marked: list[RequestView] = []  # views that have been told of them
         if self._victim is not None:
+            if not rules_of(RELEASE).withdraws_tokens:
+                raise HeadwayError(
+                    f"headway_vllm: {type(chosen).__name__} picks victims, and vLLM "
+                    f"{write_release(RELEASE)} computes on a victim's freed blocks: take 0.11.1"
+                )
             self._listen_for_blocks()
+        if not has(RELEASE, "_preempt_request"):
+            on_preemption(self, RELEASE, self._goes)
 
     def _view(self, request: Any) -> RequestView:
         view = self._views.get(request.request_id)
@@ -150,7 +136,7 @@ class HeadwayScheduler(AsyncScheduler):
     def _ask(self, now: float) -> list[Any]:
         """Rank the queue anew and make room for its head, if that is due; return who went."""
         displaced: list[Any] = []
-        if len(self.running) < self.max_num_active_reqs or self._displaces:
+        if len(self.running) < self._most_active or self._displaces:
             state = (self.waiting.admissions, len(self.running), self.waiting.arrivals)
             news = state != self._seen or not self._steady
             if self._refresh is not None and (news or self._prefilled):
@@ -176,7 +162,7 @@ class HeadwayScheduler(AsyncScheduler):
         victims: list[Any] = view.displaced
         while len(victims) < places or lacking > 0:
             victim = self._next_victim(self._view(head), view) if len(view) else None
-            if victim is None or not self._request_blocks_can_be_freed(victim.vllm):
+            if victim is None or not self._may_go(victim.vllm):
                 self._may_change = bool(victims)
                 return []
             victims.append(victim)
@@ -185,11 +171,16 @@ class HeadwayScheduler(AsyncScheduler):
         self.waiting.set_aside = displaced
         for victim in victims:
             self.running.remove(victim.vllm)
-            self._preempt_request(
-                victim.vllm, time.monotonic(), drop_stale_output=self.requires_kv_delivery
-            )
+            drop = has(RELEASE, "num_stale_output_tokens")
+            options = {"drop_stale_output": self.requires_kv_delivery} if drop else {}
+            self._preempt_request(victim.vllm, time.monotonic(), **options)
         self.waiting.set_aside = None
         return displaced
+
+    def _may_go(self, request: Any) -> bool:
+        if not has(RELEASE, "_request_blocks_can_be_freed"):
+            return True
+        return bool(self._request_blocks_can_be_freed(request))
 
     def _next_victim(self, head: RequestView, running: RunningView) -> Any:
         try:
@@ -208,14 +199,15 @@ class HeadwayScheduler(AsyncScheduler):
         """
         if head.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
             return None
-        if head.num_stale_output_tokens and not head.drop_stale_output:
+        has_stale = has(RELEASE, "num_stale_output_tokens") and head.num_stale_output_tokens
+        if has_stale and not head.drop_stale_output:
             return None
         held, cap = self._holds_prefill(), self._chunk_cap()
-        hits, start, _ = self.kv_cache_manager.get_computed_blocks(head)
+        hits, start = self.kv_cache_manager.get_computed_blocks(head)[:2]
         if held and start < head.num_tokens - 1:
             return None
         running, size = self.running, self.block_size
-        places = len(running) + 1 - self.max_num_active_reqs
+        places = len(running) + 1 - self._most_active
         tokens, most = min(head.num_tokens - start, cap), self.max_num_scheduled_tokens
         chunks = [one for one in self._chunks if one.status is RequestStatus.RUNNING]
         others = len(running) - len(chunks)
@@ -242,6 +234,9 @@ class HeadwayScheduler(AsyncScheduler):
         need += sum([not computed % size for computed in decodes])
         return places, self._blocks_lacking(head, hits.blocks, start, tokens, need)
 
+    def _reserves_whole(self) -> bool:
+        return bool(getattr(self, "scheduler_reserve_full_isl", False))
+
     def _chunks_take(self, chunks: list[Any], cap: int, budget: int) -> tuple[int, int]:
         """Count the tokens and blocks that this step gives those in the middle of their prompts."""
         size, taken, blocks = self.block_size, 0, 0
@@ -256,25 +251,28 @@ class HeadwayScheduler(AsyncScheduler):
         """Count the blocks that the head lacks where each group of layers `need`s some besides."""
         whole = min(head.num_tokens, self.max_model_len)
         lacking = need * len(hits) + self._blocks_for(
-            head, hits, start, whole if self.scheduler_reserve_full_isl else start + tokens
+            head, hits, start, whole if self._reserves_whole() else start + tokens
         )
         if self.running:
-            lacking += self.kv_cache_manager.watermark_blocks
+            lacking += getattr(self.kv_cache_manager, "watermark_blocks", 0)
         free: int = self.kv_cache_manager.block_pool.get_num_free_blocks()
         return lacking - free
 
     def _blocks_for(self, request: Any, hits: Any, start: int, tokens: int) -> int:
         """Count the free blocks that a request takes which begins with so many tokens."""
+        arguments = {
+            "request_id": request.request_id,
+            "num_tokens": tokens,
+            "new_computed_blocks": hits,
+            "num_encoder_tokens": 0,
+            "total_computed_tokens": start,
+            "num_local_computed_tokens": start,
+            "num_tokens_main_model": tokens,
+            "apply_admission_cap": True,
+            "prefill_end": max(request.num_prompt_tokens, request.num_tokens - 1),
+        }
         count: int = self.kv_cache_manager.coordinator.get_num_blocks_to_allocate(
-            request_id=request.request_id,
-            num_tokens=tokens,
-            new_computed_blocks=hits,
-            num_encoder_tokens=0,
-            total_computed_tokens=start,
-            num_local_computed_tokens=start,
-            num_tokens_main_model=tokens,
-            apply_admission_cap=True,
-            prefill_end=max(request.num_prompt_tokens, request.num_tokens - 1),
+            **blocks_to_allocate(RELEASE, arguments)
         )
         return count
 
@@ -294,16 +292,18 @@ class HeadwayScheduler(AsyncScheduler):
         """Return the tokens that one request may compute in this step."""
         threshold: int = self.scheduler_config.long_prefill_token_threshold
         present = sum(self.get_request_counts())
-        if not threshold or present < 2:
+        if not threshold or (present < 2 and has(RELEASE, "one_queue")):
             budget: int = self.max_num_scheduled_tokens
             return budget
-        if self.adaptive_long_prefill_threshold:
+        if getattr(self, "adaptive_long_prefill_threshold", False):
             share: int = self.scheduler_config.max_num_batched_tokens // present
             return max(threshold, share)
         return threshold
 
     def _holds_prefill(self) -> bool:
         """Say whether this step keeps `prefill_schedule_interval` by leaving prompts alone."""
+        if not has(RELEASE, "prefill_interval"):
+            return False
         since = self.num_executed_steps + 1 - self.last_prefill_step
         return (
             self.local_prefill_interval > 1
@@ -344,22 +344,41 @@ class HeadwayScheduler(AsyncScheduler):
         for request in self.running:
             request.priority = int(request is victim.vllm)
 
-    def _preempt_request(self, request: Any, *args: Any, **options: Any) -> None:
-        """Let vLLM preempt a request, its priority and that of others being their own again."""
+    def _goes(self, request: Any) -> None:
+        """Hear whom vLLM is about to preempt; its priority and that of others is their own."""
         view = self._view(request)
         if self._victim is not None:
             for one in (*self.running, request):
                 one.priority = self._view(one).priority
             view.computed_now = 0
         view.late_tokens = request.num_output_placeholders
-        super()._preempt_request(request, *args, **options)
+
+    if has(RELEASE, "_preempt_request"):
+
+        def _preempt_request(self, request: Any, *args: Any, **options: Any) -> None:
+            self._goes(request)
+            super()._preempt_request(request, *args, **options)
+
+    else:
+
+        def _preempt_request(self, request: Any, *args: Any, **options: Any) -> None:
+            """Preempt as 0.11 does within its `schedule`."""
+            self._goes(request)
+            self.kv_cache_manager.free(request)
+            self.encoder_cache_manager.free(request)
+            request.status = RequestStatus.PREEMPTED
+            request.num_computed_tokens = 0
+            if hasattr(request, "num_preemptions"):
+                request.num_preemptions += 1
+            self.waiting.prepend_request(request)
 
     def _update_after_schedule(self, output: Any) -> None:
         """Count the tokens that the step brings out, as vLLM's scheduler of that kind does."""
-        if self.scheduler_config.async_scheduling:
-            super()._update_after_schedule(output)
-        else:
-            Scheduler._update_after_schedule(self, output)
+        super()._update_after_schedule(output)
+        if not has(RELEASE, "is_prefill_chunk"):
+            for name in output.num_scheduled_tokens:
+                request = self.requests[name]
+                request.is_prefill_chunk = request.num_computed_tokens < request.num_tokens
         if self._counts or self._asks:
             self._look_at_prompts(output)
         if self._counts:
@@ -370,12 +389,12 @@ class HeadwayScheduler(AsyncScheduler):
         scheduled, requests, views = output.num_scheduled_tokens, self.requests, self._views
         names = [one.request_id for one in self._chunks]
         names += [one.req_id for one in output.scheduled_new_reqs]
-        names += output.scheduled_cached_reqs.resumed_req_ids
+        names += resumed(output.scheduled_cached_reqs)
         begun = [requests[name] for name in dict.fromkeys(names) if name in requests]
         running = RequestStatus.RUNNING
         self._chunks = [one for one in begun if one.is_prefill_chunk and one.status is running]
         if self._refresh is not None:
-            new = int(self.scheduler_config.async_scheduling)  # the step's own token is counted
+            new = int(self._asynchronous)  # the step's own token is counted
             self._prefilled = max(scheduled.values(), default=0) > 1 or any(
                 one.is_prefill_chunk or views[one.request_id].generated <= new
                 for one in begun

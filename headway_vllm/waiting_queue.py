@@ -50,7 +50,8 @@ class RequestView:
         """Output tokens, those included that are still on their way."""
         request = self.vllm
         tokens: int = len(self._output) + request.num_output_placeholders
-        return tokens + self.late_tokens if request.num_stale_output_tokens else tokens
+        stale = getattr(request, "num_stale_output_tokens", 0)  # before 0.27 they stay placeholders
+        return tokens + self.late_tokens if stale else tokens
 
     @property
     def computed(self) -> int:
@@ -70,7 +71,7 @@ class RequestView:
 
     @property
     def preemptions(self) -> int:
-        count: int = self.vllm.num_preemptions
+        count: int = getattr(self.vllm, "num_preemptions", 0)  # 0.11.0 does not count them
         return count
 
 
@@ -84,7 +85,7 @@ def read_hint(value: object) -> int | None:
 
 
 class PolicyQueue:
-    """A waiting queue of Headway's with the methods of vLLM's `RequestQueue` (0.33).
+    """A waiting queue of Headway's with the methods of vLLM's `RequestQueue`.
 
     vLLM takes the head out when it admits it, and also when it passes over it (no LoRA slot, a
     grammar that is not ready). `admits` tells the two apart: only who is admitted is charged for

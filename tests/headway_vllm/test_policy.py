@@ -203,11 +203,17 @@ def test_without_vllm_or_with_another_the_class_is_refused(
 
     for found, message in (
         (none, "headway_vllm: vLLM is not installed in this Python"),
-        (lambda _: "0.32.1", "headway_vllm: fits vLLM 0.33, and 0.32.1 is installed: "),
-        (lambda _: "0.330.0", "headway_vllm: fits vLLM 0.33, and 0.330.0 is installed: "),
+        *(
+            (
+                lambda _, release=release: release,
+                f"headway_vllm: fits vLLM 0.11 to 0.33, and {release} is installed: ",
+            )
+            for release in ("0.10.2", "0.32.1", "0.34.0", "0.330.0")
+        ),
     ):
-        monkeypatch.setattr("importlib.metadata.version", found)
-        monkeypatch.delitem(sys.modules, "headway_vllm.scheduler", raising=False)
+        monkeypatch.setattr("simulator.schedulers.vllm.interface.version", found)
+        for name in ("recorded", "scheduler"):
+            monkeypatch.delitem(sys.modules, f"headway_vllm.{name}", raising=False)
         with pytest.raises(HeadwayError, match=message):
             _ = headway_vllm.SJF
     with pytest.raises(AttributeError, match="no attribute 'Sjf'"):

@@ -7,7 +7,8 @@ and the outcome of the batch brings times and ends: a request that ends holds it
 blocks for one step longer, without computing. One that is preempted meanwhile gets its late token
 all the same, and resumes one token longer.
 
-Before vLLM 0.11.1 a request that ends computes in that step, too: a ghost, whose token is dropped.
+A request that ends before its `max_tokens`, by a stop token, computes in that step, too: nobody
+knows yet that it has ended. It is a ghost, whose token is dropped. Before vLLM 0.11.1 all are.
 """
 
 from collections import deque
@@ -153,7 +154,9 @@ class AsyncScheduler(Scheduler):
         """Note that a batch brings the last token of a request, which is in no set."""
         running = self.running
         batch.ending = [*batch.ending, request]
-        if self.rules.stops_at_last_token or request.known == self.max_model_len:
+        allowed = request.max_tokens
+        says_when = allowed is None or request.generated >= allowed  # else by a stop token
+        if (self.rules.stops_at_last_token and says_when) or request.known == self.max_model_len:
             running.leaving[request] = None
         else:
             request.unknown = 1

@@ -2,7 +2,8 @@
 
 `engine: {scheduler: vllm}` puts it under Headway's workload, clock, cost model and metrics: slow
 (some 2,000 steps a second, and 10 s to start), but the real thing, or whatever `scheduler_cls`
-names. No GPU and no weights are touched. Written for vLLM 0.33, which is imported here alone.
+names. No GPU and no weights are touched. vLLM is imported here alone; what differs between its
+releases is in `interface.py`.
 """
 
 import json
@@ -17,10 +18,13 @@ from typing import Any
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.vllm.interface import check_vllm, has, on_preemption, sampled
+from simulator.schedulers.vllm.rules import OPTIONS_SINCE, Release, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.environment import environment
 from simulator.util.errors import HeadwayError, one_line
 
+WHO = "engine.scheduler"
 _NAME_BITS = 32  # a token's number is that of its name, then its place in so many bits
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -114,6 +118,7 @@ class InstalledScheduler(Scheduler):
         self._numbers: dict[Hashable, int] = {}
         self._in_flight: deque[tuple[Any, list[Request]]] = deque()
         self._evicted: list[str] = []
+        self._scheduled: dict[str, int] = {}  # tokens by the step at hand
         if find_spec("vllm") is None:
             raise ValueError("scheduler: vLLM is not installed in this Python")
 
@@ -123,25 +128,24 @@ class InstalledScheduler(Scheduler):
             self.vllm, self._new_request = start_vllm(self._options, self.blocks, self._caching)
         if hasattr(self.vllm, "clock"):
             self.vllm.clock = lambda: self.now
-        preempt = self.vllm._preempt_request
-
-        def recorded(request: Any, *more: Any, **named: Any) -> None:
-            self._evicted.append(request.request_id)
-            preempt(request, *more, **named)
-
-        self.vllm._preempt_request = recorded
+        on_preemption(
+            self.vllm, check_vllm(WHO), lambda request: self._evicted.append(request.request_id)
+        )
 
     def add(self, request: Request) -> bool:
         if self.vllm is None:
             self._start_vllm()
         request.output_limit = self.output_limit(request)
-        output = min(request.output_tokens, request.max_tokens or request.output_tokens)
+        output, allowed = request.output_tokens, request.max_tokens or request.output_tokens
         name = _name(request)
         self.requests[name] = request
         tokens = [
             self._token(part, place) for part, count in request.contents for place in range(count)
         ]
-        made = self._new_request(name, tokens, output, request.arrival, request.priority)
+        made = self._new_request(name, tokens, allowed, request.arrival, request.priority)
+        if allowed > output:  # it ends by a stop token, which nobody knows beforehand
+            last = self._token(("out", request.id), output - 1)
+            made.sampling_params.stop_token_ids = [last]
         made.sampling_params.extra_args = _declared(request)
         self.vllm.add_request(made)
         return True
@@ -156,6 +160,7 @@ class InstalledScheduler(Scheduler):
         self.preempted = 0
         self._evicted.clear()
         output = self.vllm.schedule()
+        self._scheduled = output.num_scheduled_tokens
         running = {self.requests[request.request_id]: None for request in self.vllm.running}
         for name in self._evicted:
             self.preempt(self.requests[name])
@@ -171,6 +176,10 @@ class InstalledScheduler(Scheduler):
             request = self.requests[name]
             start = self.vllm.requests[name].num_computed_tokens - tokens
             request.computed = start + tokens
+            if request.generated >= request.output_limit:  # a stop token is on its way
+                step.add_single(request, start)
+                step.ghosts += 1
+                continue
             final = request.computed == request.prompt_tokens + request.generated
             decodes = final and tokens == 1 and request.generated > 0 and request not in admitted
             if decodes:
@@ -191,7 +200,7 @@ class InstalledScheduler(Scheduler):
 
     def start(self, request: Request) -> None:
         vllm = self.vllm.requests[_name(request)]
-        start = vllm.num_computed_tokens - vllm.num_in_flight_tokens
+        start = vllm.num_computed_tokens - self._scheduled[vllm.request_id]
         if request.first_scheduled < 0:
             request.cached = start
         else:
@@ -232,11 +241,14 @@ class InstalledScheduler(Scheduler):
         from vllm.v1.outputs import ModelRunnerOutput
 
         names = list(output.num_scheduled_tokens)
-        live = {name: self.vllm.requests[name] for name in names}
+        live = {name: self.vllm.requests.get(name) for name in names}
         getting = {_name(request) for request in with_token}
+        live = {name: request for name, request in live.items() if request is not None}
         tokens = [
             [self._token(("out", self.requests[name].id), live[name].num_output_tokens)]
             if name in getting
+            else [self._token("ghost", 0)]
+            if name not in live
             else []
             for name in names
         ]
@@ -245,14 +257,14 @@ class InstalledScheduler(Scheduler):
             ModelRunnerOutput(
                 req_ids=names,
                 req_id_to_index={name: index for index, name in enumerate(names)},
-                sampled_token_ids=tokens,
+                sampled_token_ids=sampled(check_vllm(WHO), tokens),
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=[],
             ),
         )
         self._count_blocks()
-        return [self.requests[name] for name in names if live[name].is_finished()]
+        return [self.requests[name] for name, one in live.items() if one.is_finished()]
 
     def stored(self, step: Step) -> int:
         """Tokens of the running requests, at most what the blocks in use hold."""
@@ -302,29 +314,55 @@ def start_vllm(
         raise HeadwayError(
             f"engine.scheduler: the installed vLLM cannot be imported: {error}"
         ) from error
+    release = check_vllm(WHO)
+    options = _known(release, options, SchedulerConfig)
     model = _model(options["max_model_len"])
     cache = CacheConfig(block_size=blocks.block_size, enable_prefix_caching=enable_prefix_caching)
     cache.num_gpu_blocks = blocks.usable + 1
     config = VllmConfig(
-        scheduler_config=SchedulerConfig(is_encoder_decoder=False, **options),
+        scheduler_config=SchedulerConfig(**options),
         model_config=model,
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
     )
+    for name in ("async_scheduling", "enable_chunked_prefill"):  # which vLLM's CPU platform sets
+        setattr(config.scheduler_config, name, options.get(name, name == "enable_chunked_prefill"))
+    config.cache_config.enable_prefix_caching = enable_prefix_caching
+    size = {"block_size": blocks.block_size} if has(release, "block_size") else {}
     scheduler = _scheduler_class(config.scheduler_config)(
         vllm_config=config,
         kv_cache_config=_kv_cache(blocks, model.dtype, windows),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=blocks.block_size,
         log_stats=False,
+        **size,
     )
-    return scheduler, _request_maker(blocks.block_size, enable_prefix_caching)
+    return scheduler, _request_maker(release, blocks.block_size, enable_prefix_caching)
+
+
+def _known(release: Release, options: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """Leave out options that a release lacks, where they ask for nothing; HeadwayError if not."""
+    fields = {*kind.__dataclass_fields__}
+    lacking = {name: value for name, value in options.items() if name not in fields}
+    for name, value in lacking.items():
+        if value not in (OPTIONS_SINCE[name][1], name == "scheduler_reserve_full_isl"):
+            what = f"vLLM {write_release(release)}, which is installed, has no such option"
+            raise HeadwayError(f"engine.{name}: {what}")
+    taken = {name: value for name, value in options.items() if name in fields}
+    return taken | ({"is_encoder_decoder": False} if "is_encoder_decoder" in fields else {})
 
 
 def _scheduler_class(config: Any) -> Any:
     """Find the class that decides; HeadwayError where there is none of its name."""
     try:
-        return config.get_scheduler_cls()
+        if hasattr(config, "get_scheduler_cls"):
+            return config.get_scheduler_cls()
+        from vllm.utils import resolve_obj_by_qualname
+
+        kind = config.scheduler_cls
+        if not isinstance(kind, str):
+            return kind
+        own = "vllm.v1.core.sched.scheduler.Scheduler"
+        return resolve_obj_by_qualname(own if kind == "vllm.core.scheduler.Scheduler" else kind)
     except (ImportError, AttributeError, ValueError) as error:
         what = f"engine.scheduler_cls: cannot load {config.scheduler_cls}: {one_line(error)}"
         raise HeadwayError(what) from error
@@ -364,13 +402,17 @@ def _kv_cache(blocks: BlockCounter, dtype: object, windows: Sequence[int]) -> An
     )
 
 
-def _request_maker(block_size: int, caching: bool) -> Callable[..., Any]:
+def _request_maker(release: Release, block_size: int, caching: bool) -> Callable[..., Any]:
     """Return a function that makes vLLM's request from id, tokens, output, arrival, priority."""
     from vllm.sampling_params import SamplingParams
-    from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request as VllmRequest
 
+    if has(release, "block_size"):
+        from vllm.utils.hashing import get_hash_fn_by_name
+    else:
+        from vllm.utils import get_hash_fn_by_name
+    more: dict[str, Any] = {} if has(release, "no_eos_token_id") else {"eos_token_id": None}
     hasher = None
     if caching:
         function = get_hash_fn_by_name("sha256")
@@ -386,6 +428,7 @@ def _request_maker(block_size: int, caching: bool) -> Callable[..., Any]:
             arrival_time=arrival,
             priority=priority,
             block_hasher=hasher,
+            **more,
         )
 
     return make

@@ -5,6 +5,8 @@ runs in vLLM or beside it (`installed.py`, the recorder, `headway_vllm`) asks he
 else: a release that is not known is refused.
 """
 
+from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,7 +19,8 @@ OLDEST = (0, 11)
 SINCE: dict[str, Release] = {
     "block_size": (0, 11, 1),  # an argument of Scheduler; also SchedulerConfig.is_encoder_decoder,
     # get_scheduler_cls, Request.num_preemptions, and a module vllm.utils.hashing
-    "_preempt_request": (0, 12, 0),  # before, its body stands in `schedule`, twice
+    "_preempt_request": (0, 12, 0),  # before, its body stands in `schedule`
+    "sampled_lists": (0, 12, 0),  # 0.11.1 and 0.11.2 want arrays of tokens in their place
     "is_prefill_chunk": (0, 16, 0),  # of a request; before, computed < known + on their way
     "no_eos_token_id": (0, 17, 0),  # before, an argument of Request that must be given
     "skipped_waiting": (0, 18, 0),  # a queue of those passed over; until "one_queue"
@@ -47,6 +50,7 @@ BLOCKS_TO_ALLOCATE: dict[str, Release] = {
 request_id, num_tokens, new_computed_blocks and num_encoder_tokens, which all have."""
 
 
+@cache
 def check_vllm(who: str) -> Release:
     """Return the release of the vLLM that is installed; HeadwayError where it is not known.
 
@@ -63,6 +67,61 @@ def check_vllm(who: str) -> Release:
             "installed: the interface of its scheduler is private and changes"
         )
     return release
+
+
+def on_preemption(vllm: Any, release: Release, call: Callable[[Any], object]) -> None:
+    """Let `call(request)` hear of whom a scheduler preempts, just before it does."""
+    if has(release, "_preempt_request"):
+        preempt = vllm._preempt_request
+
+        def on_preempt(request: Any, *more: Any, **named: Any) -> None:
+            call(request)
+            preempt(request, *more, **named)
+
+        vllm._preempt_request = on_preempt
+        return
+    schedule, free = vllm.schedule, vllm.kv_cache_manager.free
+    deciding = [False]  # while it decides it frees nobody's blocks but a victim's
+
+    def on_schedule(*given: Any, **named: Any) -> Any:
+        deciding[0] = True
+        try:
+            return schedule(*given, **named)
+        finally:
+            deciding[0] = False
+
+    def on_free(request: Any) -> None:
+        if deciding[0]:
+            call(request)
+        free(request)
+
+    vllm.schedule, vllm.kv_cache_manager.free = on_schedule, on_free
+
+
+def is_chunk(request: Any) -> bool:
+    """Say whether a request that has just been scheduled is in the middle of its prompt."""
+    chunk: bool = getattr(
+        request, "is_prefill_chunk", request.num_computed_tokens < request.num_tokens
+    )
+    return chunk
+
+
+def resumed(cached: Any) -> set[str]:
+    """Return the names of those in `scheduled_cached_reqs` that are back after a preemption."""
+    if hasattr(cached, "resumed_req_ids"):
+        names: set[str] = cached.resumed_req_ids
+        return names
+    pairs = zip(cached.req_ids, cached.resumed_from_preemption, strict=True)  # 0.11.0
+    return {name for name, is_back in pairs if is_back}
+
+
+def sampled(release: Release, tokens: list[list[int]]) -> Any:
+    """Return sampled tokens in the form in which `update_from_output` takes them."""
+    if has(release, "block_size") and not has(release, "sampled_lists"):
+        import numpy as np
+
+        return [np.array(one, dtype=np.int64) for one in tokens]
+    return tokens
 
 
 def has(release: Release, name: str) -> bool:
