@@ -21,8 +21,8 @@ from simulator.cli.options import (
     refuse_own_code,
     silent,
 )
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.write import check_folder
 from simulator.util.errors import HeadwayError
@@ -285,7 +285,7 @@ def _start_engine(
     if engine == "vllm":
         from gpu_backend.vllm_engine import VllmEngine, run_vllm
 
-        vllm = VllmEngine(scenario, assemble(scenario))
+        vllm = VllmEngine(scenario, resolve(scenario))
         return (
             lambda progress: run_vllm(scenario, engine=vllm, progress=progress),
             vllm.describe() | {"seed": scenario.seed},
@@ -293,7 +293,7 @@ def _start_engine(
     from calibration.engine_steps.refit import describe_engine
     from gpu_backend.live import build_engine, run_live
 
-    own = build_engine(scenario, assemble(scenario), device, graphs=graphs)
+    own = build_engine(scenario, resolve(scenario), device, graphs=graphs)
     return (
         lambda progress: run_live(scenario, device, clock, engine=own, progress=progress),
         describe_engine(own) | {"seed": scenario.seed},

@@ -11,7 +11,7 @@ from typing import Any
 from calibration.errors import Errors
 from simulator.costs.linear import Fitted
 from simulator.costs.profile import FORMS, RESERVED_FIELDS, settings_of
-from simulator.scenario.assemble import assemble
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 
 MEANINGS = {
@@ -115,10 +115,10 @@ def scenario_profile(
     """Write a profile that was fitted to a log of a scenario's model, GPU and precision."""
     import yaml
 
-    parts = assemble(scenario)
+    spec = resolve(scenario)
     raw: dict[str, Any] = {
-        "model": parts.model.name,
-        "hardware": {"gpu": parts.gpu.name, **settings_of(parts.model, scenario.engine)},
+        "model": spec.model.name,
+        "hardware": {"gpu": spec.gpu.name, **settings_of(spec.model, scenario.engine)},
         "cost": {name: rounded(value) for name, value in cost_block(cost).items()},
         "range": {name: [*map(int, pair)] for name, pair in (cost.limits or {}).items()},
         "residuals": {name: round(value, 4) for name, value in residuals.items()},

@@ -18,8 +18,8 @@ from gpu_backend.executor import TorchExecutor
 from simulator.core.executor import Executor
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
-from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario import make_scheduler, resolve
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import play
@@ -121,7 +121,7 @@ class LiveRun:
 
 
 def build_engine(
-    scenario: Scenario, parts: EngineParts, device: str, *, graphs: bool = True
+    scenario: Scenario, spec: EngineSpec, device: str, *, graphs: bool = True
 ) -> Engine:
     """Build the engine that a scenario asks for; HeadwayError where it cannot be had."""
     wanted = scenario.engine
@@ -134,27 +134,27 @@ def build_engine(
         wrong.append("cluster: the engine is one, without a router")
     if wanted.quantization:
         wrong.append("engine.quantization: the engine has no quantized weights")
-    dtype = parts.model.resolve_dtype(wanted.dtype)
+    dtype = spec.model.resolve_dtype(wanted.dtype)
     if wanted.kv_cache_dtype not in {"auto", dtype}:
         wrong.append(f"engine.kv_cache_dtype: the engine's cache has the model's dtype, {dtype}")
-    positions = parts.model.max_position_embeddings
-    if parts.max_model_len > positions:
+    positions = spec.model.max_position_embeddings
+    if spec.max_model_len > positions:
         wrong.append(
-            f"engine.max_model_len: {parts.max_model_len} is more than the {positions} positions "
-            f"of {parts.model.name}"
+            f"engine.max_model_len: {spec.max_model_len} is more than the {positions} positions "
+            f"of {spec.model.name}"
         )
     if wrong:
         raise HeadwayError(wrong)
     return Engine(
-        parts.model,
-        parts.num_gpu_blocks,
+        spec.model,
+        spec.num_gpu_blocks,
         wanted.block_size,
         device,
         dtype,
         max_num_seqs=wanted.max_num_seqs,
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         graphs=graphs,
-        mixed_sizes=[int(tokens) for tokens, _ in getattr(parts.cost, "graph_mixed", ())],
+        mixed_sizes=[int(tokens) for tokens, _ in getattr(spec.cost, "graph_mixed", ())],
     )
 
 
@@ -200,40 +200,40 @@ def run_live(
 
     Raises HeadwayError where the scenario asks for what the engine has not.
     """
-    parts = assemble(scenario)
+    spec = resolve(scenario)
     workload = scenario.make_workload()
-    _check_lengths(workload, parts)
+    _check_lengths(workload, spec)
     try:
-        scheduler = make_scheduler(scenario, parts, workload.segments is not None, named=True)
+        scheduler = make_scheduler(spec, workload.segments is not None, named=True)
     except HeadwayError:
         raise
     except ValueError as error:  # what a simulation may have and a live engine has not
         raise HeadwayError(str(error).split("\n")) from None
     if engine is None:
-        engine = build_engine(scenario, parts, device)
+        engine = build_engine(scenario, spec, device)
     engine.reset()
     executor = TorchExecutor(engine, scheduler)
     warm_up(engine, warm_s)
     env = simpy.Environment() if clock != "wall" else RealtimeEnvironment(strict=False)
     if isinstance(env, RealtimeEnvironment):
         env.sync()
-    shadow = ShadowExecutor(env, executor, parts.cost, clock)
+    shadow = ShadowExecutor(env, executor, spec.cost, clock)
     replica = Replica(env, scheduler, shadow)
-    result = play(scenario, parts, workload, replica, progress)
+    result = play(scenario, spec, workload, replica, progress)
     _warn_of_contention(shadow.timings, device, clock)
     return LiveRun(result, shadow.timings, clock, device)
 
 
-def _check_lengths(workload: Workload, parts: EngineParts) -> None:
+def _check_lengths(workload: Workload, spec: EngineSpec) -> None:
     """Raise HeadwayError for prompts that the model has no positions for.
 
     A simulation rejects them one by one; here nothing would be measured of them.
     """
-    positions, prompts = parts.model.max_position_embeddings, workload.prompt_tokens
+    positions, prompts = spec.model.max_position_embeddings, workload.prompt_tokens
     if too_long := int((prompts >= positions).sum()):
         raise HeadwayError(
             f"workload: {too_long} of {len(prompts)} prompts, of up to {prompts.max()} tokens, do "
-            f"not fit the {positions} positions of {parts.model.name} with an answer"
+            f"not fit the {positions} positions of {spec.model.name} with an answer"
         )
 
 

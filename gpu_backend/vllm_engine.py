@@ -33,13 +33,13 @@ from simulator.core.log import (
 )
 from simulator.core.request import Chunk, Request, Step
 from simulator.models.load import MODELS, shipped_models
-from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario import make_scheduler, resolve
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import VLLM_POLICIES
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayError, one_line
-from simulator.util.files import resolve
+from simulator.util.files import resolve as resolve_path
 
 CLOCK: Clock = "exec"
 SETTINGS = {
@@ -73,7 +73,7 @@ def run_vllm(
     scenario: Scenario, *, engine: "VllmEngine | None" = None, progress: Progress | None = None
 ) -> LiveRun:
     """Run a scenario on vLLM; `engine` may be one that is there already."""
-    parts = assemble(scenario)
+    parts = resolve(scenario)
     workload = scenario.make_workload()
     if workload.cancel_after is not None:
         raise HeadwayError("--engine vllm: clients that hang up (cancel_after) are not carried out")
@@ -88,7 +88,7 @@ def run_vllm(
 class VllmEngine:
     """An engine of vLLM's in this process, and what it does in each step."""
 
-    def __init__(self, scenario: Scenario, parts: EngineParts) -> None:
+    def __init__(self, scenario: Scenario, parts: EngineSpec) -> None:
         wanted = scenario.engine
         wrong = [
             f"engine.{key}: --engine vllm runs on one device"
@@ -181,14 +181,14 @@ class _Replica:
 
     env: simpy.Environment
     scenario: Scenario
-    parts: EngineParts
+    parts: EngineSpec
     engine: VllmEngine
     named: bool
     timings: list[Timing] = field(default_factory=list)
     on_finish: Callable[[Request], None] | None = None
 
     def __post_init__(self) -> None:
-        self.scheduler = make_scheduler(self.scenario, self.parts, self.named)
+        self.scheduler = make_scheduler(self.parts, self.named)
         self.scheduler.cancels = False
         blocks = self.scheduler.blocks
         self.log = Log(blocks.usable, blocks.block_size, self.scheduler.num_seats)
@@ -374,7 +374,7 @@ def _model_folder(scenario: Scenario, spare: Path) -> str:
     """Find the folder with the model's config.json."""
     if scenario.model in shipped_models():
         return str(MODELS / scenario.model)
-    found = resolve(scenario.model, scenario.folder)
+    found = resolve_path(scenario.model, scenario.folder)
     if found.is_dir():
         return str(found)
     if found.name == "config.json":

@@ -162,8 +162,8 @@ def replay(
 
     The exit code is 1 where requests failed, and 130 after Ctrl-C; the others are written.
     """
-    from simulator.scenario.assemble import assemble
     from simulator.scenario.load import load_scenario
+    from simulator.scenario.resolve import resolve
     from simulator.simulation.write import check_folder
     from twin.replay import replay as send
     from twin.replay import table, write_measured
@@ -183,7 +183,7 @@ def replay(
     else:
         loaded = load_scenario(scenario, settings.overrides, settings.seed)
         workload, name = loaded.make_workload(), loaded.name or "scenario"
-        engine = loaded, assemble(loaded)
+        engine = loaded, resolve(loaded)
     folder = check_folder(out or Path("out") / f"replay-{name}")
     found = send(workload, url, model, timeout=timeout, prompt_seed=prompt_seed)
     paths = write_measured(found, workload, folder, engine)

@@ -17,7 +17,7 @@ from simulator.engine.loop import InFlight
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord, split_log
-from simulator.scenario import assemble, make_scheduler
+from simulator.scenario import make_scheduler, resolve_groups
 from simulator.scenario.assemble_fleet import make_fleet
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.scenario import Scenario
@@ -129,7 +129,8 @@ class LiveEngine:
             raise HeadwayError("engine.pipeline_parallel_size: stages cannot be served yet")
         self.scenario = scenario
         self.env = env = simpy.Environment()
-        self.parts = assemble(scenario)
+        self.specs = resolve_groups(scenario)
+        self.spec = next(iter(self.specs.values()))
         self.cluster: ClusterRecord | None = None
         self.faults: FaultInjector | None = None
         self.sent: dict[int, float] = {}  # s, by id: what a cluster's autoscaler sees of clients
@@ -138,8 +139,7 @@ class LiveEngine:
         self.is_open: Callable[[], bool] = lambda: True
         """Whether there is a replica that takes requests."""
         if scenario.cluster is None:
-            scheduler = make_scheduler(scenario, self.parts, True)
-            replica = Replica(env, scheduler, self.parts.cost, leap=False)
+            replica = Replica(env, make_scheduler(self.spec, True), self.spec.cost, leap=False)
             replica.on_finish = self.finished
             self._submit: Callable[[Request], None] = replica.submit
             self._cancel: Callable[[Request], None] = replica.cancel
@@ -169,9 +169,9 @@ class LiveEngine:
 
         if self.scenario.cluster is not None and self.scenario.cluster.kv_transfer is not None:
             raise HeadwayError("cluster.kv_transfer: prefill and decode apart cannot be served yet")
-        fleet = make_fleet(self.env, self.scenario, self._sessions)
+        fleet = make_fleet(self.env, self.scenario, self.specs, self._sessions)
         self.cluster, life = add_replicas(
-            fleet, self.scenario, True, leap=False, startup_delay=startup_delay
+            *(fleet, self.scenario, self.specs, True), leap=False, startup_delay=startup_delay
         )
 
         def connect(
@@ -362,7 +362,7 @@ class LiveEngine:
         logs = [self._copy(core) for core in self.cores]
         known = {int(number) for log in logs for number in log.requests["id"]}
         logs[0].record_hung_up(number for number in range(len(asked)) if number not in known)
-        result = Result(self.scenario, asked, asked.arrival.copy(), logs, self.parts, True)
+        result = Result(self.scenario, asked, asked.arrival.copy(), logs, self.specs, True)
         result.cluster = self.cluster
         return result
 

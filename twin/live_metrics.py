@@ -83,7 +83,7 @@ class LiveMetrics:
         self.engine = engine
         self.started = time()  # of the wall's clock: from then on it counts
         self.model = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        self.counts = {core: _Counts(engine.parts.max_model_len) for core in engine.cores}
+        self.counts = {core: _Counts(engine.spec.max_model_len) for core in engine.cores}
         engine.on_tokens, engine.on_end = self._tokens, self._end
         engine.on_step, engine.on_gaps = self._step, self._gaps
 
@@ -140,7 +140,7 @@ class LiveMetrics:
             ("request_decode_time_seconds", decode),
             ("request_max_num_generation_tokens", request.generated),
             ("request_params_n", 1),
-            ("request_params_max_tokens", request.max_tokens or self.engine.parts.max_model_len),
+            ("request_params_max_tokens", request.max_tokens or self.engine.spec.max_model_len),
             ("request_num_preemptions", request.preemptions),
             ("request_prefill_kv_computed_tokens", request.prompt_tokens - request.cached),
         ):

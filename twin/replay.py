@@ -25,7 +25,7 @@ import numpy as np
 from simulator.core.request import Segments
 from simulator.planning.runs import encode_csv
 from simulator.results.metrics import PERCENTILES, Sample, describe
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
@@ -354,7 +354,7 @@ def write_measured(
     found: Replayed,
     workload: Workload,
     out: Path,
-    engine: tuple[Scenario, EngineParts] | None = None,
+    engine: tuple[Scenario, EngineSpec] | None = None,
 ) -> list[Path]:
     """Write what was measured: requests.csv, summary.json, errors.csv, metrics.csv.
 
@@ -401,7 +401,7 @@ def write_measured(
 
 
 def _run(
-    found: Replayed, workload: Workload, good: list[int], scenario: Scenario, parts: EngineParts
+    found: Replayed, workload: Workload, good: list[int], scenario: Scenario, spec: EngineSpec
 ) -> dict[str, object]:
     """Return the row of runs.csv: the engine as the scenario says, or rather as the server does."""
     engine = scenario.engine
@@ -409,15 +409,15 @@ def _run(
     hits = sum(found.requests[number].cached for number in good) / prompts
     return {
         "run_id": scenario.name or "replay",
-        "gpu": parts.gpu.name,
+        "gpu": spec.gpu.name,
         "tp": engine.tensor_parallel_size,
         "pp": engine.pipeline_parallel_size,
         "model": scenario.model,
         "engine_version": found.version,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
-        "max_model_len": parts.max_model_len,
-        "kv_capacity_tokens": found.kv_capacity_tokens or parts.num_gpu_blocks * engine.block_size,
+        "max_model_len": spec.max_model_len,
+        "kv_capacity_tokens": found.kv_capacity_tokens or spec.num_gpu_blocks * engine.block_size,
         "prefix_caching": engine.enable_prefix_caching,
         "prefix_hit_frac": f"{hits:.6f}" if hits else "",
         "clock": "client",

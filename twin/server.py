@@ -101,7 +101,7 @@ class Server:
     @property
     def max_model_len(self) -> int:
         """Tokens of a prompt and its answer."""
-        return self.engine.parts.max_model_len
+        return self.engine.spec.max_model_len
 
     def application(self) -> web.Application:
         """Return the addresses."""
@@ -189,7 +189,7 @@ class Server:
         except web.HTTPRequestEntityTooLarge:
             text = f"the body has more than {MOST_BYTES:,} bytes"
             raise BadRequestError(text, 413) from None
-        vocab_size = self.engine.parts.model.vocab_size
+        vocab_size = self.engine.spec.model.vocab_size
         wanted = read_body(
             body, chat, self.model, self.counter, self.max_model_len, vocab_size=vocab_size
         )

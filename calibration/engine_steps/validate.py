@@ -90,7 +90,7 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
     steps = read_measured(folder)
     result = run(load_scenario(folder / "scenario.yaml", _override(profile)))
     measure = "cpu" if about["device"] == "cpu" and about["clock"] != "wall" else "wall"
-    forced = teacher_forced(steps, result.parts.cost, measure)
+    forced = teacher_forced(steps, result.spec.cost, measure)
     reruns = [_summary(path) for path in sorted(folder.glob(RERUN_PATTERN))]
     found = Validation(
         device=str(about["device"]),

@@ -13,7 +13,7 @@ from calibration.measured.runs import BLANK, Run
 from simulator.costs.overhead import NEWEST
 from simulator.models.gpus import GIB, GPUS, find_gpu
 from simulator.models.load import load_model, shipped_models, shipped_shape
-from simulator.scenario.engines import ASYNC_SINCE, version_defaults, with_defaults
+from simulator.scenario.engine_defaults import ASYNC_SINCE, version_defaults, with_defaults
 from simulator.schedulers.vllm import rules
 from simulator.util.errors import HeadwayWarning
 

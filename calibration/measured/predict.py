@@ -32,8 +32,8 @@ from simulator.engine.pipeline import make_replica
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.planning.sensitivity import changed_costs, sensitivities
-from simulator.scenario import make_scheduler
-from simulator.scenario.assemble import EngineParts, assemble
+from simulator.scenario import make_scheduler, resolve
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import check_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.cluster import run_cluster
@@ -142,28 +142,28 @@ def _predict(
         workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     workload.check()
     outcome.notes += _told_beside(path)
-    scenario, parts = assemble_run(run, folder, profile)
-    if not _in_lock_step(scenario, parts):
-        parts = with_tables(parts, scenario.engine)
+    scenario, spec = assemble_run(run, folder, profile)
+    if not _in_lock_step(scenario, spec):
+        spec = with_tables(spec, scenario.engine)
     if terms is not None:
-        parts = with_terms(parts, scenario.engine, *terms)
+        spec = with_terms(spec, scenario.engine, *terms)
     workload.frontend = _fitted_frontend(profile) or frontend(run)
-    outcome.profile = parts.cost.name or "?"
-    outcome.engine = _describe_rules(scenario, parts)
-    result = _simulate(scenario, parts, workload)
+    outcome.profile = spec.cost.name or "?"
+    outcome.engine = _describe_rules(scenario, spec)
+    result = _simulate(scenario, spec, workload)
     compare(outcome, result, requests, before)
     means = completed_means(result, before)
     outcome.impossible = why_impossible(
         {row.metric: row.measured for row in outcome.rows if isfinite(row.measured)},
-        *(parts.model, parts.gpu, scenario.engine),
+        *(spec.model, spec.gpu, scenario.engine),
         servers=(run.count("replicas") or 1) * scenario.engine.data_parallel_size,
         computed=means["computed"],
         output=means["output"],
     )
-    if sensitivity and not _in_lock_step(scenario, parts):
+    if sensitivity and not _in_lock_step(scenario, spec):
         changed = {
-            name: completed_means(_simulate(scenario, replace(parts, cost=cost), workload), before)
-            for name, cost in changed_costs(parts.cost).items()
+            name: completed_means(_simulate(scenario, replace(spec, cost=cost), workload), before)
+            for name, cost in changed_costs(spec.cost).items()
         }
         outcome.sensitivity = sensitivities(means, changed)
     if len(result.logs) > 1:
@@ -173,57 +173,57 @@ def _predict(
         compare_gauges(outcome, result, polls, same_clock=polls.name.endswith(POLLS[-1]))
 
 
-def with_tables(parts: EngineParts, engine: EngineConfig) -> EngineParts:
+def with_tables(spec: EngineSpec, engine: EngineConfig) -> EngineSpec:
     """Compose a profile where none is shipped and HEADWAY_DATA names the tables' folder.
 
     That takes `tools.profiles` of a checkout. Warn where there are no tables either: the roofline
     stays; that of pipeline stages, too.
     """
-    if not parts.cost.name.startswith("roofline") or engine.pipeline_parallel_size > 1:
-        return parts
-    name = f"{parts.model.name} on {parts.gpu.name}, TP {engine.tensor_parallel_size}"
+    if not spec.cost.name.startswith("roofline") or engine.pipeline_parallel_size > 1:
+        return spec
+    name = f"{spec.model.name} on {spec.gpu.name}, TP {engine.tensor_parallel_size}"
     data = os.environ.get("HEADWAY_DATA")
     try:
         if not data:
             raise HeadwayError("HEADWAY_DATA names no folder with kernel tables")
         compose = import_module("tools.profiles.compose_run").compose_run
-        report = compose(Path(data), parts, engine)
+        report = compose(Path(data), spec, engine)
     except (HeadwayError, ModuleNotFoundError) as error:
         warnings.warn(f"no profile of {name}, and {error}; roofline", HeadwayWarning, stacklevel=2)
-        return parts
-    kernels = replace(report.cost, name=f"{parts.model.name}, composed", limits=report.limits)
-    cost = with_overhead(kernels, parts.model, parts.gpu, engine)
+        return spec
+    kernels = replace(report.cost, name=f"{spec.model.name}, composed", limits=report.limits)
+    cost = with_overhead(kernels, spec.model, spec.gpu, engine)
     for note in report.notes:
         warnings.warn(f"{name}: {note}", HeadwayWarning, stacklevel=2)
-    return replace(parts, cost=cost)
+    return replace(spec, cost=cost)
 
 
 def with_terms(
-    parts: EngineParts, engine: EngineConfig, step: float, per_sequence: float
-) -> EngineParts:
+    spec: EngineSpec, engine: EngineConfig, step: float, per_sequence: float
+) -> EngineSpec:
     """Put other seconds to wait in each step, and for each sequence in it, on the kernels."""
-    usual = find_overhead(engine.version, asynchronous=engine.async_scheduling, gpu=parts.gpu)
-    changed = parts.cost.with_waits(step - usual.step, per_sequence - usual.per_sequence)
-    return replace(parts, cost=changed)
+    usual = find_overhead(engine.version, asynchronous=engine.async_scheduling, gpu=spec.gpu)
+    changed = spec.cost.with_waits(step - usual.step, per_sequence - usual.per_sequence)
+    return replace(spec, cost=changed)
 
 
-def _simulate(scenario: Scenario, parts: EngineParts, workload: Workload) -> Result:
+def _simulate(scenario: Scenario, spec: EngineSpec, workload: Workload) -> Result:
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     if scenario.cluster is not None:
-        cost = None if _in_lock_step(scenario, parts) else parts.cost
+        cost = None if _in_lock_step(scenario, spec) else spec.cost
         return run_cluster(scenario, workload=workload, cost=cost)
-    scheduler = make_scheduler(scenario, parts, workload.segments is not None)
-    return play(scenario, parts, workload, make_replica(FastEnvironment(), scheduler, parts.cost))
+    scheduler = make_scheduler(spec, workload.segments is not None)
+    return play(scenario, spec, workload, make_replica(FastEnvironment(), scheduler, spec.cost))
 
 
-def _in_lock_step(scenario: Scenario, parts: EngineParts) -> bool:
+def _in_lock_step(scenario: Scenario, spec: EngineSpec) -> bool:
     """Tell whether ranks share experts: what that costs is put together with the ranks alone."""
-    return scenario.engine.data_parallel_size > 1 and parts.model.num_experts > 0
+    return scenario.engine.data_parallel_size > 1 and spec.model.num_experts > 0
 
 
 def assemble_run(
     run: Run, folder: Path = Path(), profile: str | None = None
-) -> tuple[Scenario, EngineParts]:
+) -> tuple[Scenario, EngineSpec]:
     """Return the scenario and its parts for a run's model, GPU and engine."""
     gpu = gpu_name(run.word("gpu"))
     engine = engine_block(run, gpu)
@@ -240,7 +240,7 @@ def assemble_run(
     if profile is not None:
         raw["cost"] = {"profile": profile}
     scenario = check_scenario(raw, SourceMap(run.run_id, {}))
-    return scenario, assemble(scenario)
+    return scenario, resolve(scenario)
 
 
 def _fitted_frontend(profile: str | None) -> Frontend | None:
@@ -268,13 +268,13 @@ def _told_beside(path: Path | None) -> list[str]:
     return notes
 
 
-def _describe_rules(scenario: Scenario, parts: EngineParts) -> str:
+def _describe_rules(scenario: Scenario, spec: EngineSpec) -> str:
     engine = scenario.engine
     kind = "asynchronous" if engine.async_scheduling else "synchronous"
     cached = "on" if engine.enable_prefix_caching else "off"
     return (
         f"{kind}, max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens "
-        f"{engine.max_num_batched_tokens}, KV {parts.num_gpu_blocks * engine.block_size:,} tokens, "
+        f"{engine.max_num_batched_tokens}, KV {spec.num_gpu_blocks * engine.block_size:,} tokens, "
         f"prefix cache {cached}"
     )
 

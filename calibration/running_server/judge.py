@@ -19,7 +19,7 @@ from calibration.server_logs.from_loads import (
     residuals_of,
 )
 from calibration.server_logs.from_steps import FEWEST, read_steps
-from simulator.scenario.assemble import assemble
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 
@@ -59,7 +59,7 @@ def fit_sent(scenario: Scenario, sent: Sequence[Sent], steps: Path | None) -> Ou
         fit = fit_loads(scenario, loads, judged) if held_out else judged
         return Outcome(fit, compare(scenario, judged, loads), None, held_out)
     rows = _rows(sent, steps)
-    sizes = getattr(assemble(scenario).cost, "cudagraph_capture_sizes", ())
+    sizes = getattr(resolve(scenario).cost, "cudagraph_capture_sizes", ())
     found = fit_rows(with_buckets(rows, sizes), "wall", sizes)
     both = []
     for cost, some in ((found.judged, seen), (replace(found.cost, limits=found.limits), loads)):
@@ -71,7 +71,7 @@ def fit_sent(scenario: Scenario, sent: Sequence[Sent], steps: Path | None) -> Ou
 
 def compare(scenario: Scenario, fit: LoadsFit, loads: Sequence[Load]) -> list[Compared]:
     """Simulate loads under a fit, and put the requests beside those measured."""
-    parts = assemble(scenario)
+    parts = resolve(scenario)
     found = []
     for load in loads:
         table = play_load(scenario, parts, fit.cost, load.workload, fit.latency).table

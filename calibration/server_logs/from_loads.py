@@ -31,7 +31,8 @@ from simulator.costs.piecewise import PiecewiseCost
 from simulator.engine.replica import Replica
 from simulator.results.request_table import RequestTable, gather_requests
 from simulator.scenario import make_scheduler
-from simulator.scenario.assemble import EngineParts, assemble
+from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -91,13 +92,13 @@ class Played:
 
 def play_load(
     scenario: Scenario,
-    parts: EngineParts,
+    parts: EngineSpec,
     cost: CostModel,
     workload: Workload,
     latency: float = 0.0,
 ) -> Played:
     """Simulate a load step by step under a cost, so many seconds between client and scheduler."""
-    scheduler = make_scheduler(scenario, parts, workload.segments is not None)
+    scheduler = make_scheduler(parts, workload.segments is not None)
     recording = _RecordingCost(cost)
     replica = Replica(FastEnvironment(), scheduler, recording, leap=False)
     with warnings.catch_warnings():
@@ -127,7 +128,7 @@ def fit_loads(scenario: Scenario, loads: Sequence[Load], start: LoadsFit | None 
     answered = sum(int(np.isfinite(load.e2el).sum()) for load in loads)
     if answered < FEWEST:
         raise HeadwayError(f"{answered} answered requests are too few to fit: it takes {FEWEST}")
-    parts = assemble(scenario)
+    parts = resolve(scenario)
     sizes = getattr(parts.cost, "cudagraph_capture_sizes", ())
     cost, latency = (parts.cost, 0.0) if start is None else (start.cost, start.latency)
     before = np.inf
@@ -159,7 +160,7 @@ def fit_latency(scenario: Scenario, cost: CostModel, loads: Sequence[Load]) -> f
     The median over loads of what their requests' TTFT is longer than simulated, in the median. A
     request that comes later may wait for another step, so the simulation is asked again with it.
     """
-    parts, latency = assemble(scenario), 0.0
+    parts, latency = resolve(scenario), 0.0
     for _ in range(LATENCY_ROUNDS):
         late = []
         for load in loads:
@@ -173,7 +174,7 @@ def residuals_of(
     scenario: Scenario, cost: CostModel, latency: float, loads: Sequence[Load]
 ) -> dict[str, float]:
     """Return the systematic error of loads, by regime: TPOT is decodes', TTFT that of prompts."""
-    parts, found = assemble(scenario), dict[str, list[float]](decode=[], prompts=[])
+    parts, found = resolve(scenario), dict[str, list[float]](decode=[], prompts=[])
     for load in loads:
         table = play_load(scenario, parts, cost, load.workload, latency).table
         for name, one, two in (

@@ -40,7 +40,7 @@ from calibration.server_logs.response_surface import Flags, Intervals, Prior, Su
 from calibration.text_files import read_rows
 from simulator.costs.linear import Fitted
 from simulator.results.request_table import gather_requests
-from simulator.scenario.assemble import assemble
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -255,7 +255,7 @@ def read_log(path: Path, scenario: Scenario, columns: str | None = None) -> Requ
         _check_misspelt(path, requests)
     run = Run({"run_id": path.name}, {}, {})
     workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
-    cost = assemble(scenario).cost
+    cost = resolve(scenario).cost
     if not isinstance(cost, Fitted) or not cost.fitted_terms:
         raise HeadwayError(f"cost {cost.name}: has no terms to fit")
     block = np.arange(len(requests)) * BLOCKS // len(requests)

@@ -23,7 +23,7 @@ from calibration.errors import MAX_HELD_OUT_ERROR
 from calibration.profile_yaml import how_to_use, scenario_profile
 from calibration.text_files import read_json, read_rows
 from conformance.live import LiveRecord, is_live, read_live
-from simulator.scenario.assemble import assemble
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic
@@ -56,7 +56,7 @@ LONGEST_GAP = 2e-3  # s without a kernel between two steps, above which the serv
 
 def calibrate_from_steps(source: Path, scenario: Scenario, out: Path) -> str:
     """Fit a profile to a log of steps, write it, and give the report."""
-    cost = assemble(scenario).cost
+    cost = resolve(scenario).cost
     sizes = getattr(cost, "cudagraph_capture_sizes", ())
     rows = read_steps(source)
     fit = with_name(fit_rows(with_buckets(rows, sizes), "wall", sizes), scenario.name)

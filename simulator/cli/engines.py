@@ -20,7 +20,8 @@ def engines(*, json_: Json = False) -> int:
 
 def table() -> list[dict[str, Any]]:
     """Return the engines with the keys that each sets for Llama-3-8B on an A100."""
-    from simulator.scenario.engines import ENGINES, with_defaults
+    from simulator.scenario.engine_defaults import with_defaults
+    from simulator.scenario.engines import ENGINES
 
     rows = []
     for name, engine in ENGINES.items():

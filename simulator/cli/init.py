@@ -222,7 +222,7 @@ def _sized(
 def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: str) -> str:
     """Write the scenario, each choice with a comment; `trace` is the path of its traffic."""
     from simulator.planning.design import as_yaml
-    from simulator.scenario.engines import with_defaults
+    from simulator.scenario.engine_defaults import with_defaults
 
     size, gpu = chosen.tensor_parallel_size, chosen.gpu
     engine: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, chosen.model)
@@ -272,8 +272,8 @@ def _lengths(workload: "Workload") -> str:
 
 def _try(text: str, file: Path) -> "tuple[Scenario, str]":
     """Check the scenario as if it were in its file; return it, and what its steps are timed by."""
-    from simulator.scenario.assemble import assemble
     from simulator.scenario.load import check_scenario
+    from simulator.scenario.resolve import resolve
     from simulator.util.yaml_lines import SourceMap, parse
 
     raw, lines = parse(text, str(file))
@@ -282,6 +282,6 @@ def _try(text: str, file: Path) -> "tuple[Scenario, str]":
         scenario = check_scenario(raw, SourceMap(str(file), lines), file.parent)
     except HeadwayError as error:  # by its keys: the file is not there
         raise HeadwayError([re.sub(r"^.*?:\d+: ", "", text) for text in error.messages]) from None
-    name = assemble(scenario).cost.name
+    name = resolve(scenario).cost.name
     unmeasured = f"a {name}: no profile of these was measured"
     return scenario, f"the profile {name}" if "." in name else unmeasured

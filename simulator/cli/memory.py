@@ -43,7 +43,7 @@ def memory(
     from simulator.models.gpus import find_gpu
     from simulator.models.kv_budget import memory_figures, memory_table
     from simulator.models.load import load_model
-    from simulator.scenario.assemble import memory_budget
+    from simulator.scenario.kv_room import memory_budget
     from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import SourceMap
 

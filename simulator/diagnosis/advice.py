@@ -20,7 +20,7 @@ from simulator.results.breakdown import prompt_rows
 from simulator.results.metrics import percentiles
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Floats
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.kv_room import EIGHT_BITS, UTILIZATION, kv_blocks, least_change
 from simulator.scenario.policy_table import accepts
 from simulator.scenario.scenario import Scenario
@@ -104,7 +104,7 @@ class Advisor:
         numbers = groups[self.group]
         self.scenario: Scenario = scenario.of_group(self.group)
         self.engine: EngineConfig = self.scenario.engine
-        self.parts: EngineParts = run.record.parts if cluster is None else cluster.parts[numbers[0]]
+        self.spec: EngineSpec = run.record.cores[numbers[0]]
         logs = run.record.logs if cluster is None else cluster.engine_logs(run.record)
         self.logs: list[Log] = [logs[number] for number in numbers if logs[number].step_rows]
         self.costs = [run.record.costs[n] for n in numbers if logs[n].step_rows]
@@ -175,7 +175,7 @@ class Advisor:
         cost = self.scenario.cost
         if self.engine.quantization is not None or (cost and cost.get("kind") != "roofline"):
             return []
-        to = "fp8" if self.parts.gpu.fp8_flops else "int8"
+        to = "fp8" if self.spec.gpu.fp8_flops else "int8"
         return [turn(self._key("quantization"), None, to)]
 
     # ---------------------------------------------------------------- seats and tokens
@@ -188,7 +188,7 @@ class Advisor:
         while to >= WORTH * now:
             key = self._key("max_num_batched_tokens")
             if self._blocks(max_num_seqs=to, max_num_batched_tokens=max(tokens, to)) >= (
-                self.parts.num_gpu_blocks / WORTH
+                self.spec.num_gpu_blocks / WORTH
             ):
                 return [turn(self._key("max_num_seqs"), now, to, {key: to} if to > tokens else {})]
             to //= 2
@@ -218,7 +218,7 @@ class Advisor:
         if (
             not self._takes("max_num_batched_tokens")
             or best < WORTH
-            or blocks < self.parts.num_gpu_blocks / WORTH
+            or blocks < self.spec.num_gpu_blocks / WORTH
         ):
             return [], 1.0
         return [turn(self._key("max_num_batched_tokens"), now, times * now)], best
@@ -269,7 +269,7 @@ class Advisor:
 
     def _blocks(self, **keys: Any) -> int:
         """Count the KV blocks that an engine with these keys has; 0: it does not fit."""
-        return kv_blocks(self.engine, self.parts.model, self.parts.gpu, **keys)
+        return kv_blocks(self.engine, self.spec.model, self.spec.gpu, **keys)
 
     def memory(self) -> list[Advice]:
         """More KV blocks, or fewer for each request; first what costs no GPU."""
@@ -277,9 +277,9 @@ class Advisor:
 
     def room(self, prompt: int, total: int) -> list[Advice]:
         """Make room for a request of so many tokens, of its prompt and in all; [] if none does."""
-        engine, longest = self.engine, self.parts.max_model_len
+        engine, longest = self.engine, self.spec.max_model_len
         if prompt >= longest:
-            most = self.parts.model.max_position_embeddings
+            most = self.spec.model.max_position_embeddings
             return [turn(self._key("max_model_len"), longest, most)] if prompt < most else []
         needed = -(-total // engine.block_size) + 1
         enough = [
@@ -290,7 +290,7 @@ class Advisor:
         offers = [*self._reservations(), *(one for one in self._override() if one.to >= needed)]
         if enough or offers or self.scenario.cost or engine.num_gpu_blocks_override is not None:
             return [*offers, *enough]
-        least = least_change(self.scenario, self.parts.model, self.parts.gpu, needed)
+        least = least_change(self.scenario, self.spec.model, self.spec.gpu, needed)
         keys = {self._key(name, block): to for (block, name), to in _parted(least)}
         if not keys:
             return []
@@ -300,7 +300,7 @@ class Advisor:
     @property
     def kept_free(self) -> dict[str, float]:
         """The rules, by key, for which admission keeps many blocks free."""
-        engine, usable = self.engine, self.parts.num_gpu_blocks - 1
+        engine, usable = self.engine, self.spec.num_gpu_blocks - 1
         each = self._gauges["mean_running"] if engine.min_decode_blocks_scope == "running" else 0
         free = {
             "min_decode_blocks": engine.min_decode_blocks * max(each, 1.0),
@@ -318,7 +318,7 @@ class Advisor:
         if engine.allocation == "contiguous" or reserve == "max_model_len":
             longest = int((table.workload.prompt_tokens + table.generated)[self.run.done].max())
             to = -(-longest // engine.block_size) * engine.block_size
-            now = self.parts.max_model_len
+            now = self.spec.max_model_len
             if to * WORTH < now and engine.enable_chunked_prefill:
                 yield turn(self._key("max_model_len"), now, to)
         if reserve is not None:
@@ -337,7 +337,7 @@ class Advisor:
 
     def _more_blocks(self) -> list[Advice]:
         """Narrower numbers and more of the memory, as blocks count; last more GPUs."""
-        engine, parts = self.engine, self.parts
+        engine, spec = self.engine, self.spec
         if engine.num_gpu_blocks_override is not None:
             return []
         offers = [*self.quantization()]
@@ -350,7 +350,7 @@ class Advisor:
         wider = turn(self._key("tensor_parallel_size"), size, 2 * size, also)
         blocks = {one: self._blocks(**{one.key.rpartition(".")[2]: one.to}) for one in offers}
         blocks[wider] = 0 if self.scenario.cost else self._blocks(tensor_parallel_size=2 * size)
-        useful = [one for one in blocks if blocks[one] >= WORTH * parts.num_gpu_blocks]
+        useful = [one for one in blocks if blocks[one] >= WORTH * spec.num_gpu_blocks]
         return sorted(useful, key=lambda one: (one is wider, -blocks[one]))
 
     def fewer_seats(self) -> list[Advice]:
@@ -358,7 +358,7 @@ class Advisor:
         table, now = self.run.table, self.engine.max_num_seqs
         total = (table.workload.prompt_tokens + table.generated)[self.run.done]
         each = -(-percentiles(total, [75.0])[0] // self.engine.block_size)
-        to = max(int((self.parts.num_gpu_blocks - 1) // each), 1)
+        to = max(int((self.spec.num_gpu_blocks - 1) // each), 1)
         to = min(to, int(self._gauges["max_running"]) - 1)
         return [turn(self._key("max_num_seqs"), now, to)] if 1 <= to < now else []
 

@@ -78,9 +78,7 @@ class Evidence:
     @cached_property
     def scheduler(self) -> type:
         """The class that `scheduling_policy` names, a scheduler's or a policy's."""
-        from simulator.scenario.policy_table import find_policy
-
-        return find_policy(self.record.scenario)[0]
+        return self.record.spec.policy
 
     @cached_property
     def wait_shares(self) -> dict[str, float]:

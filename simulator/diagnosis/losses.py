@@ -18,10 +18,10 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
         return None
     at = np.bincount(np.maximum(table.replica[refused], 0), minlength=len(run.record.logs))
     advisor = Advisor(run, at.tolist())
-    load, longest = table.workload, advisor.parts.max_model_len
+    load, longest = table.workload, advisor.spec.max_model_len
     prompt = load.prompt_tokens[refused]
     total = np.minimum(prompt + load.output_tokens[refused] - 1, longest - 1)
-    blocks = advisor.parts.num_gpu_blocks - 1
+    blocks = advisor.spec.num_gpu_blocks - 1
     long = int((prompt >= longest).sum())
     if 2 * long > count:
         why = f"the longest prompt has {prompt.max():,} tokens, max_model_len is {longest:,}"

@@ -164,7 +164,7 @@ def memory(run: AdvisedEvidence) -> Finding | None:
             "share_of_busy_time": run.memory_time,
             "mean_running": running,
             "max_num_seqs": engine.max_num_seqs,
-            "kv_blocks": run.record.parts.num_gpu_blocks - 1,
+            "kv_blocks": run.record.spec.num_gpu_blocks - 1,
         },
     )
 

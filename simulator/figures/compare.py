@@ -102,7 +102,7 @@ def draw_many(labels: Sequence[str], results: Sequence[Result]) -> "Figure":
 def _title(result: Result) -> str:
     gpus = [result.gpu.name]
     if result.cluster is not None:
-        gpus = [parts.gpu.name for parts in result.cluster.parts]
+        gpus = [spec.gpu.name for spec in result.cores]
     return (
         f"{result.scenario.name}: {len(result.workload):,} requests, "
         f"{result.model.name} on {', '.join(dict.fromkeys(gpus))}"

@@ -19,7 +19,7 @@ from simulator.core.alarm import FastEnvironment
 from simulator.core.request import Request, Step
 from simulator.engine.pipeline import make_replica
 from simulator.figures.style import PALE, PHASES, ink
-from simulator.scenario import assemble, make_scheduler
+from simulator.scenario import make_scheduler, resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.continuous_batching import ContinuousBatching
 from simulator.schedulers.static import Static
@@ -91,13 +91,13 @@ def record(label: str, scenario: Scenario, requests: int = REQUESTS) -> Film:
         raise HeadwayError(f"a film is of 1 to {MOST_REQUESTS} requests, not {requests}")
     if scenario.cluster is not None:
         raise HeadwayError("cluster: a film shows one engine; leave the cluster out")
-    parts = assemble(scenario)
+    spec = resolve(scenario)
     load = scenario.make_workload()
     load = load.rows(np.arange(min(requests, len(load))))
-    scheduler = make_scheduler(scenario, parts, load.segments is not None)
+    scheduler = make_scheduler(spec, load.segments is not None)
     camera = _Camera(scheduler)
-    replica = make_replica(FastEnvironment(), scheduler, parts.cost, leap=False)
-    play(scenario, parts, load, replica)
+    replica = make_replica(FastEnvironment(), scheduler, spec.cost, leap=False)
+    play(scenario, spec, load, replica)
     prompts, outputs = load.prompt_tokens.tolist(), load.output_tokens.tolist()
     seats = camera.seats_used
     return Film(label, prompts, outputs, seats, scheduler.blocks.usable, camera.frames)

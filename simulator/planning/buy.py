@@ -30,8 +30,8 @@ from simulator.planning.problem import PlanProblem
 from simulator.planning.runs import requests_of
 from simulator.planning.theory import MARGIN, Replica, best_sizes, too_slow
 from simulator.results.service_levels import step_span
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 
@@ -201,7 +201,7 @@ class Market:
         slos = self.problem.criteria.slos
         lost = max(slo.limit for slo in slos if slo.metric == "completion")
         never = never_holds(offer.scenario, self.traffic.workload, lost=lost, steady=False)
-        parts = assemble(offer.scenario)
+        parts = resolve(offer.scenario)
         replica = Replica(offer.scenario.engine, parts.model, parts.gpu, parts.cost)
         known = self.known if replica.engine.enable_prefix_caching else 0.0
         offer.never = never or too_slow(replica, self.traffic, slos, known)
@@ -313,7 +313,7 @@ def _changes(
 ) -> Iterator[str]:
     """Say what is best under more load, longer answers, and steps at both ends of their error."""
     assert ranked[0].scenario is not None
-    span = step_span(assemble(own).cost for own in ranked[0].scenario.groups.values())
+    span = step_span(resolve(own).cost for own in ranked[0].scenario.groups.values())
     asked = [
         ("10 % more load", Change(load=1.1)),
         ("20 % longer answers", Change(answers=1.2)),

@@ -11,7 +11,7 @@ from simulator.planning.problem import PlanProblem, is_random
 from simulator.planning.search import SearchResult, Trial, capacity, interval
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.results.service_levels import Judged, by_clock, step_span
-from simulator.scenario.assemble import assemble
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 
 ENERGY = (
@@ -129,7 +129,7 @@ def verdicts(problem: PlanProblem, candidate: Candidate) -> list[Judged]:
     Of a share of requests the clock's error is not counted.
     """
     assert candidate.scenario is not None
-    span = step_span(assemble(own).cost for own in candidate.scenario.groups.values())
+    span = step_span(resolve(own).cost for own in candidate.scenario.groups.values())
     found = []
     for slo in problem.criteria.slos:
         value = candidate.read(slo.metric).mean

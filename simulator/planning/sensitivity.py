@@ -29,7 +29,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
 from simulator.planning.runs import MetricValues, metric_values, run_all, run_point
 from simulator.results.steady_state import measurement_window
-from simulator.scenario.assemble import assemble
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
@@ -172,7 +172,7 @@ def scenario_costs(scenario: Scenario) -> dict[str, CostModel]:
     first, *others = scenario.groups.values()
     if others:
         raise HeadwayError("--sensitivity: not for clusters of several groups")
-    return changed_costs(assemble(first).cost)
+    return changed_costs(resolve(first).cost)
 
 
 def measure_sensitivity(

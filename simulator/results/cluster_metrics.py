@@ -18,6 +18,7 @@ from simulator.results.engine_metrics import (
 from simulator.results.kv_transfers import link_summary
 from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
 from simulator.results.request_table import RequestTable, gather_requests
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 
 GAUGES = (
@@ -63,16 +64,23 @@ def price_of_cluster(scenario: Scenario) -> float | None:
 class ClusterMetrics:
     """What the block `cluster` of the summary is made of, added up over the parts of a run."""
 
-    def __init__(self, scenario: Scenario, record: ClusterRecord, whole: EngineMetrics) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        record: ClusterRecord,
+        cores: Sequence[EngineSpec],
+        whole: EngineMetrics,
+    ) -> None:
         """`whole` has the sums over all replicas: those of a cluster without groups."""
         assert scenario.cluster is not None
         self._scenario, self._record, self._whole = scenario, record, whole
+        self._cores = cores
         self._router = scenario.cluster.router_name
         self._replicas = replicas_in(record.groups)  # numbers of engine cores, by group
         self._groups = {
             name: EngineMetrics(
                 scenario.of_group(name),
-                record.parts[numbers[0]],
+                cores[numbers[0]],
                 len(numbers),
                 scenario.cluster.replica_groups[name].kv_role,
             )
@@ -90,7 +98,7 @@ class ClusterMetrics:
         for name, group in self._groups.items():
             if group is not self._whole:
                 these = [logs[number] for number in self._replicas[name]]
-                costs = [self._record.parts[number].cost for number in self._replicas[name]]
+                costs = [self._cores[number].cost for number in self._replicas[name]]
                 ends = [until[number] for number in self._replicas[name]]
                 group.add(gather_requests(part.workload, part.sent, these), these, costs, ends)
         for number, log in enumerate(logs):
@@ -155,7 +163,7 @@ class ClusterMetrics:
     def _group(self, name: str, metrics: EngineMetrics, span: tuple[float, float]) -> Values:
         """Return the keys of one group."""
         scenario, numbers = self._scenario.of_group(name), self._replicas[name]
-        parts, duration = self._record.parts[numbers[0]], span[1] - span[0]
+        spec, duration = self._cores[numbers[0]], span[1] - span[0]
         price = price_of_group(self._scenario, name)
         servers = sorted({self._record.servers[number] for number in numbers})
         paid = self._paid(name, span)
@@ -170,11 +178,11 @@ class ClusterMetrics:
             "replicas": len(servers),
             "data_parallel_size": scenario.engine.data_parallel_size,
             "replica_hours": paid / 3600.0,
-            "gpu": parts.gpu.name,
+            "gpu": spec.gpu.name,
             "gpus": scenario.gpu.count * len(servers),
             "dollars_per_hour": None if price is None else price * len(servers),
             "dollars": None if price is None else price * paid / 3600.0,
-            **describe_cost(parts.cost),
+            **describe_cost(spec.cost),
             **({} if role is None else {"kv_role": role}),
             "completed": metrics.requests.completed,
             "output_tokens": tokens,

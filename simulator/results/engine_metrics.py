@@ -20,7 +20,7 @@ from simulator.models.power import HIGH, LOW
 from simulator.results.needed_work import ServedModel, needed_flops, read_bytes
 from simulator.results.request_table import RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 
 JOULES_PER_KWH = 3.6e6
@@ -215,11 +215,11 @@ class EngineMetrics:
     """What some replicas did, all alike: gauges and utilizations, of parts of a run."""
 
     def __init__(
-        self, scenario: Scenario, parts: EngineParts, replicas: int, kv_role: str | None = None
+        self, scenario: Scenario, spec: EngineSpec, replicas: int, kv_role: str | None = None
     ) -> None:
-        """Measure replicas with the engine of a scenario; `parts` are those of each."""
+        """Measure replicas with the engine of a scenario."""
         self.replicas, self.kv_role = replicas, kv_role
-        self.served = ServedModel.of(scenario, parts)
+        self.served = ServedModel.of(scenario.engine, spec)
         self.steps, self.requests = StepSums(), RequestSums()
         self._engine = scenario.engine
         self._waiting_time = self._flops = self._read = 0.0

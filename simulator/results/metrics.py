@@ -55,7 +55,7 @@ from simulator.results.token_times import (
     TokenTimes,
     token_times,
 )
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.util.quantile_sketch import ConcurrencyCounter, QuantileSketch
 from simulator.workload.workload import Workload
@@ -133,7 +133,7 @@ class RunMetrics:
         self,
         scenario: Scenario,
         workload: Workload,
-        parts: Sequence[EngineParts],
+        cores: Sequence[EngineSpec],
         *,
         cluster: ClusterRecord | None = None,
         total: int | None = None,
@@ -141,17 +141,17 @@ class RunMetrics:
     ) -> None:
         """Measure a run of `workload`, or of `total` requests like its own that come in parts.
 
-        `parts` are those of each replica. `within` (s) bounds what is measured of a run in one
+        `cores` are what runs it. `within` (s) bounds what is measured of a run in one
         part: latencies of the requests sent in it, throughput of those that ended in it; the gauges
         stay those of the whole run.
         """
         self.workload, self.total, self.within = workload, total, within
-        self.engines = EngineMetrics(scenario, parts[0], len(parts))
+        self.engines = EngineMetrics(scenario, cores[0], len(cores))
         self.cluster = None
         if cluster is not None:
-            self.cluster = ClusterMetrics(scenario, cluster, self.engines)
-        self._costs = [each.cost for each in parts]
-        price = parts[0].gpu.dollars_per_hour
+            self.cluster = ClusterMetrics(scenario, cluster, cores, self.engines)
+        self._costs = [each.cost for each in cores]
+        price = cores[0].gpu.dollars_per_hour
         self._price = None if price is None else price * scenario.gpu.count
         self._goodput = scenario.goodput.bounds
         self._slos = service_levels(scenario)
@@ -389,9 +389,8 @@ class RunMetrics:
 def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES) -> Summary:
     """Return the summary of a run of a scenario that has kept its requests."""
     cluster = record.cluster
-    parts = [record.parts] * len(record.logs) if cluster is None else cluster.parts
     within = measurement_window(record)
-    run = (record.scenario, record.workload, parts)
+    run = (record.scenario, record.workload, record.cores)
     metrics = RunMetrics(*run, cluster=cluster, within=within)
     part = PartialRecord(record.workload, record.sent, record.logs, record.tries)
     if cluster is not None and cluster.transfers is not None:
@@ -399,7 +398,7 @@ def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES)
         part.latencies = {name: time_parts[name] for name in TRANSFER_PARTS}
         part.engine_logs = cluster.engine_logs(record)
     metrics.add(part)
-    info = run_info(record.scenario, record.parts, record.warnings) | {
+    info = run_info(record.scenario, record.spec, record.specs, record.warnings) | {
         "interrupted": record.interrupted,
         "warmup_s": record.warmup,
         "cooldown_s": record.cooldown,

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
 from simulator.models.gpus import Gpu
-from simulator.models.power import Power, gpu_power
+from simulator.models.power import Power
 from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.results.request_table import Floats, RequestTable
-from simulator.scenario.assemble import EngineParts
-from simulator.scenario.scenario import Scenario
+from simulator.scenario.engine_spec import EngineSpec
 
 
 class ServedModel(NamedTuple):
@@ -28,14 +28,11 @@ class ServedModel(NamedTuple):
     pipeline_parallel_size: int = 1
 
     @classmethod
-    def of(cls, scenario: Scenario, parts: EngineParts) -> "ServedModel":
-        """Say what the engine of a scenario serves on."""
-        engine = scenario.engine
+    def of(cls, engine: EngineConfig, spec: EngineSpec) -> "ServedModel":
+        """Say what an engine with these knobs serves on."""
         sizes = engine.tensor_parallel_size, engine.weight_dtype, engine.cache_dtype
-        config = scenario.gpu
-        power = gpu_power(config.power.idle, config.power.max, parts.gpu.max_power)
-        own = engine.data_parallel_size, power, config.carbon_intensity
-        return cls(parts.model, parts.gpu, *sizes, *own, engine.pipeline_parallel_size)
+        own = engine.data_parallel_size, spec.power, spec.carbon_intensity
+        return cls(spec.model, spec.gpu, *sizes, *own, engine.pipeline_parallel_size)
 
     @property
     def gpus(self) -> int:

@@ -27,7 +27,7 @@ from simulator.results.request_table import (
     Rows,
     gather_requests,
 )
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 
@@ -40,7 +40,6 @@ class ClusterRecord:
     """What became of the replicas of a cluster, beside their logs."""
 
     groups: list[str]  # of each engine core
-    parts: list[EngineParts]  # likewise
     servers: list[int]  # likewise: the number of its server
     paid: list[list[float]]
     """Of each server, s: when it was ordered, when it was gone, when it was ordered again, ..."""
@@ -76,7 +75,7 @@ class Record:
     workload: Workload
     sent: npt.NDArray[np.float64]  # s, when each request went to the engine; NaN: it never did
     logs: list[Log]  # one per replica
-    parts: EngineParts
+    specs: Mapping[str, EngineSpec]  # by group; "" where there are none
     interrupted: bool = False
     warnings: list[str] = field(default_factory=list)
     warmup: float = 0.0  # s from the first request sent that the metrics leave out
@@ -86,21 +85,30 @@ class Record:
     _time_parts: dict[str, npt.NDArray[np.float64]] | None = None
 
     @property
+    def cores(self) -> list[EngineSpec]:
+        """What each engine core is."""
+        groups = [""] * len(self.logs) if self.cluster is None else self.cluster.groups
+        return [self.specs[group] for group in groups]
+
+    @property
+    def spec(self) -> EngineSpec:
+        """What the first engine core is."""
+        return self.specs[self.cluster.groups[0] if self.cluster else ""]
+
+    @property
     def model(self) -> ModelSpec:
         """The model that was served."""
-        return self.parts.model
+        return self.spec.model
 
     @property
     def gpu(self) -> Gpu:
         """What it was served on."""
-        return self.parts.gpu
+        return self.spec.gpu
 
     @property
     def costs(self) -> list[CostModel]:
-        """The cost model of each replica."""
-        if self.cluster is None:
-            return [self.parts.cost] * len(self.logs)
-        return [parts.cost for parts in self.cluster.parts]
+        """The cost model of each engine core."""
+        return [spec.cost for spec in self.cores]
 
     @property
     def tries(self) -> Attempts | None:

@@ -1,13 +1,13 @@
 """What the summary of a run says of the run itself: version, scenario, engines, step times."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import describe_cost
-from simulator.scenario.assemble import EngineParts
-from simulator.scenario.engines import describe_engine
+from simulator.scenario.engine_defaults import describe_engine
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import vllm_version
 from simulator.scenario.scenario import Scenario
 from simulator.util.version import __version__
@@ -15,16 +15,24 @@ from simulator.util.version import __version__
 Summary = dict[str, object]
 
 
-def run_info(scenario: Scenario, parts: EngineParts, warnings: Sequence[str]) -> Summary:
-    """Return what opens our block of the summary of a run that was neither stopped nor trimmed."""
+def run_info(
+    scenario: Scenario,
+    first: EngineSpec,
+    specs: Mapping[str, EngineSpec],
+    warnings: Sequence[str],
+) -> Summary:
+    """Return what opens our block of the summary of a run that was neither stopped nor trimmed.
+
+    `first` is the first engine core, `specs` those of all groups.
+    """
     return {
         "version": __version__,
         "seed": scenario.seed,
         "scenario": scenario.name,
-        **describe_cost(parts.cost),
-        "vllm_version": vllm_version(scenario),
+        **describe_cost(first.cost),
+        "vllm_version": vllm_version(specs.values()),
         "engines": _engines(scenario),
-        **_host(parts.cost),
+        **_host(first.cost),
         "interrupted": False,
         "warnings": [*warnings],
         "warmup_s": 0.0,

@@ -10,8 +10,7 @@ import simpy
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.routers import ROUTERS, Own, Router
-from simulator.models.kv_budget import kv_block_bytes
-from simulator.models.load import load_model
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import split_spec
 from simulator.util.errors import did_you_mean, one_line
@@ -89,7 +88,10 @@ def _make_own(
 
 
 def make_fleet(
-    env: simpy.Environment, scenario: Scenario, sessions: Sequence[int] | Mapping[int, int] | None
+    env: simpy.Environment,
+    scenario: Scenario,
+    specs: Mapping[str, EngineSpec],
+    sessions: Sequence[int] | Mapping[int, int] | None,
 ) -> Fleet:
     """Make the fleet, one that prefills and decodes apart if its groups have roles."""
     assert scenario.cluster is not None
@@ -98,8 +100,7 @@ def make_fleet(
         return Fleet(env, make_router(scenario), sessions)
     rate = kv.bandwidth * 1e9  # of each GPU
     links = {
-        name: size / scenario.of_group(name).engine.tensor_parallel_size / rate
-        for name, size in block_bytes(scenario).items()
+        name: spec.block_bytes / rate for name, spec in specs.items() if spec.role == "kv_producer"
     }
     return DisaggregatedFleet(
         env,
@@ -109,15 +110,3 @@ def make_fleet(
         block_seconds=links,
         latency=kv.latency * 1e-3,
     )
-
-
-def block_bytes(scenario: Scenario) -> dict[str, float]:
-    """Return the bytes of a KV block, on all GPUs of a replica, for each group of producers."""
-    assert scenario.cluster is not None
-    model = load_model(scenario.model, scenario.folder)
-    sizes = {}
-    for name, group in scenario.cluster.replica_groups.items():
-        if group.kv_role == "kv_producer":
-            engine = scenario.of_group(name).engine
-            sizes[name] = kv_block_bytes(model, engine) * engine.tensor_parallel_size
-    return sizes

@@ -1,26 +1,19 @@
 """What a scenario's keys must be to one another, to the model, to the hardware and to the disk."""
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 
 from simulator.core.engine_config import EngineConfig
-from simulator.models.gpus import Gpu, find_gpu
-from simulator.models.kv_budget import MemoryBudget
-from simulator.models.load import load_model
-from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
-from simulator.scenario.assemble import MEMORY_KEYS, EngineParts, make_cost, memory_budget
-from simulator.scenario.assemble_scheduler import (
-    can_cancel,
-    check_role,
-    check_scheduler,
-    differing_keys,
-)
+from simulator.scenario.assemble_scheduler import check_scheduler
+from simulator.scenario.choose_scheduler import choose_scheduler, differing_keys
 from simulator.scenario.cluster_config import ClusterConfig
+from simulator.scenario.engine_spec import EngineSpec, Role
 from simulator.scenario.engines import ENGINES, release_of
-from simulator.scenario.kv_room import least_change, settings
-from simulator.scenario.policy_table import find_policy
+from simulator.scenario.policy_table import FIELD
+from simulator.scenario.resolve import try_to_resolve
 from simulator.scenario.scenario import Scenario, blamed_key
 from simulator.schedulers.vllm.rules import (
     OPTIONS_SINCE,
@@ -34,10 +27,6 @@ from simulator.schedulers.vllm.rules import (
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve, why_not_regular
 from simulator.util.yaml_lines import FieldError, Key
-
-T = TypeVar("T")
-
-POLICY = "engine.scheduling_policy"
 
 DEPENDENT_KEYS = (
     ("admission", "shed_from", "max_outstanding"),
@@ -70,7 +59,8 @@ def find_conflicts(scenario: Scenario, wrong: set[Key]) -> tuple[list[FieldError
     found: list[FieldError] = []
     elsewhere = []
     seen: set[str] = set()
-    for blamed, others, what in (*_check(scenario), *_check_cluster(scenario)):
+    conflicts, spec = _check(scenario)
+    for blamed, others, what in (*conflicts, *_check_cluster(scenario, spec)):
         keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
         if what in seen or any(_overlap(key, bad) for key in keys for bad in wrong):
             continue
@@ -87,35 +77,41 @@ def _overlap(mine: Key, bad: Key) -> bool:
     return mine[:length] == bad[:length]
 
 
-def _attempt(block: str, others: str, make: Callable[[], T]) -> Generator[Conflict, None, T | None]:
-    """Make something; where it cannot be made, yield why and return None.
+def _blamed(block: str | None, line: str, others: str) -> Conflict:
+    key, what = blamed_key(block, line)
+    return key, others, what
+
+
+@contextmanager
+def _attempt(found: list[Conflict], block: str, others: str) -> Iterator[None]:
+    """Note why what is attempted cannot be done.
 
     A message begins with a key of the scenario, with one of its engine, or with a file; failing
     these it is about the value at `block`, or a key of it.
     """
     try:
-        return make()
+        yield
     except HeadwayError as error:
-        lines, complete = error.messages, True
+        found += [_blamed(None, line, others) for line in error.messages]
     except ValueError as error:
-        lines, complete = str(error).split("\n"), False
-    for line in lines:
-        key, what = blamed_key(None if complete else block, line)
-        yield key, others, what
-    return None
+        found += [_blamed(block, line, others) for line in str(error).split("\n")]
 
 
-def _check(scenario: Scenario) -> Iterator[Conflict]:
-    """Check one engine, its hardware and its workload."""
+def _check(
+    scenario: Scenario, role: Role | None = None
+) -> tuple[list[Conflict], EngineSpec | None]:
+    """Check one engine, its hardware and its workload; return what the engine is, or None."""
     of_engine = list(_check_engine(scenario.engine, scenario.gpu.count))
-    yield from of_engine
+    found = [*of_engine]
     if scenario.engine.scheduler_cls and scenario.engine.scheduler != "vllm":
-        yield "engine.scheduler_cls", "engine.scheduler", "goes with scheduler: vllm"
-    yield from _check_trace(scenario)
-    parts = yield from _check_parts(scenario)
-    if parts and not of_engine:
-        yield from _check_admission(scenario.engine, parts.num_gpu_blocks - 1)
-        yield from _attempt(POLICY, "engine predictor", lambda: _schedule(scenario, parts))
+        found.append(("engine.scheduler_cls", "engine.scheduler", "goes with scheduler: vllm"))
+    found += _check_trace(scenario)
+    spec = try_to_resolve(scenario, partial(_attempt, found))
+    if spec is not None and not of_engine:
+        found += _check_admission(spec.engine, spec.num_gpu_blocks - 1)
+        with _attempt(found, FIELD, "engine predictor"):
+            check_scheduler(replace(spec, role=role))
+    return found, spec
 
 
 def _check_admission(engine: EngineConfig, usable: int) -> Iterator[Conflict]:
@@ -128,14 +124,6 @@ def _check_admission(engine: EngineConfig, usable: int) -> Iterator[Conflict]:
         what += "that leaves none for a second request, so nobody would run beside another"
         others = "model gpu engine.watermark engine.num_gpu_blocks_override"
         yield "engine.min_decode_blocks", others, what
-
-
-def _schedule(scenario: Scenario, parts: EngineParts) -> None:
-    """Check the scheduler; an argument of the wrong type is the user's mistake, too."""
-    try:
-        check_scheduler(scenario, parts)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
 
 
 def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
@@ -274,71 +262,39 @@ def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
             yield f"workload.trace.{option}", "workload.trace.format", what
 
 
-def _check_parts(scenario: Scenario) -> Generator[Conflict, None, EngineParts | None]:
-    """Try what a run is made of, piece by piece."""
-    engine, folder = scenario.engine, scenario.folder
-    found = yield from _attempt(POLICY, "", lambda: find_policy(scenario))
-    gpu = yield from _attempt("gpu", "gpu.name", lambda: find_gpu(scenario.gpu.name))
-    model = yield from _attempt("model", "model", lambda: load_model(scenario.model, folder))
-    if model is None:
-        return None
-    longest = engine.max_model_len or model.max_position_embeddings
-    tokens = engine.max_num_batched_tokens
-    too_small = not engine.enable_chunked_prefill and tokens < longest
-    if too_small:
-        what = f"without chunked prefill must be at least max_model_len ({longest}), not {tokens}"
-        what += ": the longest prompt must fit into one step"
-        others = "engine.enable_chunked_prefill engine.max_model_len model"
-        yield "engine.max_num_batched_tokens", others, what
-    if gpu is None:
-        return None
-    given = scenario.gpu.power
-    yield from _attempt(
-        "gpu.power", "gpu.name", lambda: gpu_power(given.idle, given.max, gpu.max_power)
-    )
-    others = " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])
-    budget = yield from _attempt("gpu", others, lambda: _budget(scenario, model, gpu))
-    others = "cost host model gpu engine"
-    cost = yield from _attempt("cost", others, lambda: make_cost(scenario, model, gpu))
-    if too_small or not (found and cost and budget):
-        return None
-    return EngineParts(
-        model, gpu, cost, engine.num_gpu_blocks_override or budget.num_gpu_blocks, longest
-    )
+def _check_cluster(scenario: Scenario, alone: EngineSpec | None) -> Iterator[Conflict]:
+    """Check the routers, what the groups are to one another, and each as a scenario of its own.
 
-
-def _budget(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
-    """Work out the memory; ValueError where there is too little, with what would be enough."""
-    try:
-        return memory_budget(scenario.engine, model, gpu)
-    except ValueError as error:
-        change = settings(least_change(scenario, model, gpu))
-        enough = f"{change} is enough" if change else "take a larger GPU"
-        fits = "does not fit" in str(error)
-        raise ValueError(f"{error}; {enough}" if fits else str(error)) from None
-
-
-def _check_cluster(scenario: Scenario) -> Iterator[Conflict]:
-    """Check the routers, what the groups are to one another, and each as a scenario of its own."""
+    `alone` is what the scenario's own engine is, which all replicas have where there are no groups.
+    """
     cluster = scenario.cluster
     if cluster is None:
         return
     from simulator.scenario.assemble_fleet import router_maker
 
-    yield from _attempt("cluster.router", "", lambda: router_maker(scenario))
+    found: list[Conflict] = []
+    with _attempt(found, "cluster.router", ""):
+        router_maker(scenario)
     if cluster.kv_transfer is not None:
-        router = "cluster.kv_transfer.router"
-        yield from _attempt(router, "", lambda: router_maker(scenario, decodes=True))
+        with _attempt(found, "cluster.kv_transfer.router", ""):
+            router_maker(scenario, decodes=True)
     roles = list(_check_roles(cluster))[:1]
-    yield from roles
-    if not roles and cluster.kv_transfer is not None:
-        yield from _check_transfers(scenario, cluster)
-    yield from _check_keys(cluster)
-    yield from _check_resilience(scenario, cluster)
-    for name in cluster.groups:  # what the scenario itself gets wrong is told already
-        for blamed, others, what in _check(scenario.of_group(name)):
+    yield from (*found, *roles)
+    specs = [] if cluster.groups else [alone]
+    for (
+        name,
+        group,
+    ) in cluster.groups.items():  # what the scenario itself gets wrong is told already
+        conflicts, spec = _check(scenario.of_group(name), None if roles else group.kv_role)
+        specs.append(spec)
+        for blamed, others, what in conflicts:
             in_group = blamed.partition(".")[0] in {"gpu", "engine", "cost", "host"}
             yield f"cluster.groups.{name}.{blamed}" if in_group else blamed, others, what
+    if not roles and cluster.kv_transfer is not None:
+        model = next((spec.model for spec in specs if spec is not None), None)
+        yield from _check_transfers(scenario, cluster, model)
+    yield from _check_keys(cluster)
+    yield from _check_resilience(scenario, cluster, specs)
 
 
 def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
@@ -357,7 +313,9 @@ def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
         yield "cluster.client.max_retries", "cluster.client cluster.admission", what
 
 
-def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Conflict]:
+def _check_resilience(
+    scenario: Scenario, cluster: ClusterConfig, specs: Sequence[EngineSpec | None]
+) -> Iterator[Conflict]:
     """See whether scaling, failures and timeouts go with the rest."""
     scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client
     bounds = scenario.goodput.bounds
@@ -370,12 +328,13 @@ def _check_resilience(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Co
             yield key, "cluster", f"there is no replica {outage.replica}; the last is {count - 1}"
     if client is None or (client.timeout is None and client.ttft_timeout is None):
         return
-    for group in scenario.groups.values():
-        found = yield from _attempt(POLICY, "", lambda group=group: can_cancel(group))  # type: ignore[misc]
-        if found is False:
-            what = "timeouts: the scheduler cannot let a request go before its end"
-            yield "cluster.client", "engine", what
-            return
+    for spec in filter(None, specs):
+        with suppress(ValueError):  # told with all else that is wrong with the scheduler
+            chosen = choose_scheduler(spec)
+            if chosen is None or not chosen.cancels:
+                what = "timeouts: the scheduler cannot let a request go before its end"
+                yield "cluster.client", "engine", what
+                return
 
 
 def _check_roles(cluster: ClusterConfig) -> Iterator[Conflict]:
@@ -398,38 +357,32 @@ def _check_roles(cluster: ClusterConfig) -> Iterator[Conflict]:
         yield "cluster.kv_transfer", "cluster.groups", what
 
 
-def _check_transfers(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Conflict]:
-    """Check that engines can have their roles, and one can use the KV blocks of another."""
+def _check_transfers(
+    scenario: Scenario, cluster: ClusterConfig, model: ModelSpec | None
+) -> Iterator[Conflict]:
+    """Yield the keys in which engines differ and must not: a KV block goes over as it is."""
     first = next(iter(cluster.groups))
-    for name, group in cluster.groups.items():
-        changed = scenario.of_group(name)
-        assert group.kv_role is not None
-        try:
-            check_role(group.kv_role, changed)
-        except ValueError as error:
-            key, _, what = str(error).partition(": ")
-            yield f"cluster.groups.{name}.{key}", "engine", what
-        for key, what in _differences(first, scenario.of_group(first), changed):
-            yield f"cluster.groups.{name}.engine.{key}", "engine", what
+    one = scenario.of_group(first).engine
+    for name in cluster.groups:
+        other = scenario.of_group(name).engine
+        for key, mine, its in (
+            ("block_size", one.block_size, other.block_size),
+            ("kv_cache_dtype", _kv_dtype(one, model), _kv_dtype(other, model)),
+        ):
+            if mine != its:
+                what = f"must be that of {first} ({mine}), not {its}"
+                yield f"cluster.groups.{name}.engine.{key}", "engine", what
+        sizes = [one.tensor_parallel_size, other.tensor_parallel_size]
+        if max(sizes) % min(sizes):
+            what = f"{sizes[1]} and that of {first} ({sizes[0]}): one must divide the other, or no "
+            what += "GPU has the heads that another wants"
+            yield f"cluster.groups.{name}.engine.tensor_parallel_size", "engine", what
 
 
-def _differences(first: str, one: Scenario, other: Scenario) -> Iterator[tuple[str, str]]:
-    """Yield the keys in which two engines differ and must not: a KV block goes over as it is."""
-    for key, mine, its in (
-        ("block_size", one.engine.block_size, other.engine.block_size),
-        ("kv_cache_dtype", _kv_dtype(one), _kv_dtype(other)),
-    ):
-        if mine != its:
-            yield key, f"must be that of {first} ({mine}), not {its}"
-    sizes = [one.engine.tensor_parallel_size, other.engine.tensor_parallel_size]
-    if max(sizes) % min(sizes):
-        what = f"{sizes[1]} and that of {first} ({sizes[0]}): one must divide the other, or no GPU "
-        yield "tensor_parallel_size", what + "has the heads that another wants"
-
-
-def _kv_dtype(scenario: Scenario) -> str:
+def _kv_dtype(engine: EngineConfig, model: ModelSpec | None) -> str:
     """Name the numbers of a KV cache; auto where the model is at fault, which is told elsewhere."""
-    kind = scenario.engine.cache_dtype
-    with suppress(HeadwayError, ValueError):
-        kind = load_model(scenario.model, scenario.folder).resolve_dtype(kind)
+    kind = engine.cache_dtype
+    if model is not None:
+        with suppress(HeadwayError, ValueError):
+            kind = model.resolve_dtype(kind)
     return "fp8_e4m3" if kind == "fp8" else kind

@@ -5,8 +5,9 @@ from typing import Any
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import Gpu
+from simulator.models.kv_budget import MemoryBudget, kv_budget
 from simulator.models.spec import ModelSpec
-from simulator.scenario.assemble import memory_budget
+from simulator.scenario.engines import ENGINES
 from simulator.scenario.scenario import Scenario
 
 UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
@@ -14,6 +15,32 @@ EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 """Dtypes of a KV cache that fp8 would not make narrower."""
 TIMES = (2, 4, 8)  # as many GPUs as there are
 ROOM = 4096  # tokens: of a request that there must be room for where nobody says how long they are
+
+
+MEMORY_KEYS = {
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "gpu_memory_utilization",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "block_size",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+}
+"""Keys of the engine on which the memory left for the KV cache depends."""
+
+
+def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
+    """Work out what memory an engine has for its KV cache; ValueError where it has none."""
+    sizes = engine.values_of(MEMORY_KEYS)
+    if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
+        sizes["gpu_memory_utilization"] = 1.0
+    hybrid = not engine.disable_hybrid_kv_cache_manager
+    return kv_budget(
+        model, gpu, **sizes, fraction_of=ENGINES[engine.name].fraction_of, hybrid=hybrid
+    )
 
 
 def kv_blocks(engine: EngineConfig, model: ModelSpec, gpu: Gpu, **keys: Any) -> int:
@@ -67,6 +94,17 @@ def least_change(
                 change["gpu.count"] = times * own.gpu.count
             return change
     return {}
+
+
+def enough_memory(own: Scenario, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
+    """Work out the memory; ValueError where there is too little, with what would be enough."""
+    try:
+        return memory_budget(own.engine, model, gpu)
+    except ValueError as error:
+        change = settings(least_change(own, model, gpu))
+        enough = f"{change} is enough" if change else "take a larger GPU"
+        fits = "does not fit" in str(error)
+        raise ValueError(f"{error}; {enough}" if fits else str(error)) from None
 
 
 def settings(change: Mapping[str, Any]) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.profile import named_hardware, shipped_profiles
 from simulator.models.gpus import find_gpu
-from simulator.scenario.assemble_scheduler import can_overlap
 from simulator.scenario.checks import find_conflicts
-from simulator.scenario.engines import open_named_blocks
+from simulator.scenario.choose_scheduler import can_overlap
+from simulator.scenario.engine_defaults import open_named_blocks
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -122,7 +122,7 @@ def _wait_for_own_policies(scenario: Scenario, raw: Mapping[str, Any]) -> Scenar
         if given or not engine.async_scheduling or ":" not in str(named):
             return engine
         with suppress(ValueError, HeadwayError):  # told with all else that is wrong
-            if not can_overlap(find_policy(scenario.model_copy(update={"engine": engine}))[0]):
+            if not can_overlap(find_policy(engine, scenario.folder)[0]):
                 return engine.model_copy(update={"async_scheduling": False})
         return engine
 

@@ -2,16 +2,17 @@
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from simulator.cluster.config import AdmissionConfig
 from simulator.core.engine_config import EngineConfig
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.engines import release_of
-from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import split_spec
@@ -49,6 +50,7 @@ POLICIES: Imported[type] = Imported(
 )
 
 
+FIELD = "engine.scheduling_policy"
 VLLM_POLICIES = ("fcfs", "priority")
 """What vLLM's scheduler has by itself."""
 PLUGIN = "headway_vllm.HeadwayScheduler"
@@ -70,6 +72,9 @@ VLLM_OPTIONS = (
 )
 """Keys of the engine that a scheduler may take under the same name."""
 
+ADMISSION_RULES = ("min_decode_blocks", "min_decode_blocks_scope", "reserve_output_tokens")
+"""Rules of admission that vLLM does not have: keys of the engine that a scheduler may take, too."""
+
 
 @lru_cache
 def signature(cls: type) -> inspect.Signature:
@@ -83,15 +88,14 @@ def accepts(cls: type, name: str) -> bool:
     return name in known or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
 
 
-def find_policy(scenario: Scenario) -> tuple[type, dict[str, Any]]:
+def find_policy(engine: EngineConfig, folder: Path) -> tuple[type, dict[str, Any]]:
     """Find the class that `engine.scheduling_policy` names, and its keyword arguments.
 
     A subclass of Scheduler decides everything itself; any other class is a policy: it orders
-    the waiting queue of the Scheduler.
+    the waiting queue of the Scheduler. The user's own is looked for in `folder`.
     """
-    field = "engine.scheduling_policy"
-    name, arguments = split_spec(scenario.engine.scheduling_policy, "policy")
-    return find_class(name, scenario.folder, field), arguments
+    name, arguments = split_spec(engine.scheduling_policy, "policy")
+    return find_class(name, folder, FIELD), arguments
 
 
 def find_class(name: Any, folder: Path, field: str) -> type:
@@ -164,8 +168,9 @@ def policy_name(cls: type) -> str:
     return POLICIES.name_of(cls) or cls.__name__
 
 
-def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[str]:
+def ignored_keys(spec: EngineSpec) -> list[str]:
     """Tell of the keys that a scheduler does not know, or takes otherwise than given."""
+    engine, cls, max_model_len = spec.engine, spec.policy, spec.max_model_len
     if engine.scheduler == "vllm":
         return []
     if not issubclass(cls, Scheduler):
@@ -199,20 +204,20 @@ def ignored_keys(engine: EngineConfig, cls: type, max_model_len: int) -> list[st
     return messages
 
 
-def vllm_version(scenario: Scenario) -> str | None:
-    """Say whose rules the scheduler follows; None: another engine's, or those of what is installed.
+def vllm_version(specs: Iterable[EngineSpec]) -> str | None:
+    """Say whose rules schedulers follow; None: other engines', or those of what is installed.
 
-    Where the groups of a cluster have several versions, all of them are told.
+    Where there are several versions, all of them are told.
     """
-    found = map(_vllm_version, scenario.groups.values())
+    found = map(_vllm_version, specs)
     return ", ".join(dict.fromkeys(filter(None, found))) or None
 
 
-def _vllm_version(scenario: Scenario) -> str | None:
-    engine, policy_class = scenario.engine, find_policy(scenario)[0]
+def _vllm_version(spec: EngineSpec) -> str | None:
+    engine, cls = spec.engine, spec.policy
     others = not engine.follows_vllm or engine.scheduler == "vllm"
-    another = issubclass(policy_class, Scheduler) and policy_class is not Scheduler
-    if others or (another and not is_own(policy_class)):
+    another = issubclass(cls, Scheduler) and cls is not Scheduler
+    if others or (another and not is_own(cls)):
         return None
     return engine.version or f"{write_release(NEWEST)} (newest known)"
 
@@ -222,7 +227,7 @@ def is_own(cls: type) -> bool:
     return POLICIES.name_of(cls) is None
 
 
-def construct(scenario: Scenario, cls: type, *parts: object, **arguments: Any) -> Any:
+def construct(spec: EngineSpec, cls: type, *parts: object, **arguments: Any) -> Any:
     """Make a policy or a scheduler; ValueError where its constructor fails.
 
     Of a user's own it is a HeadwayError, with file and line: until a run makes them they have not
@@ -235,13 +240,36 @@ def construct(scenario: Scenario, cls: type, *parts: object, **arguments: Any) -
     except ValueError as error:  # it says which argument is wrong
         if not is_own(cls):
             raise
-        raise scenario.error_at("engine.scheduling_policy", error) from error
+        raise spec.blame(FIELD, error) from error
     except Exception as error:
         wrong = ValueError(f"{policy_name(cls)} raised {type(error).__name__}: {one_line(error)}")
-        raise scenario.error_at("engine.scheduling_policy", wrong) from error
+        raise spec.blame(FIELD, wrong) from error
 
 
-def check_arguments(cls: type, arguments: dict[str, Any], taken: dict[str, Any]) -> None:
+def make_policy(
+    spec: EngineSpec, cls: type, arguments: Mapping[str, Any], field: str = FIELD
+) -> Any:
+    """Make a policy; refuse one that ranks by predicted lengths where nobody predicts any."""
+    policy = construct(spec, cls, **arguments)
+    if getattr(policy, "needs_hint", False) and not spec.predicts:
+        raise ValueError(
+            f"{field}: {policy_name(cls)} ranks by predicted lengths, "
+            "and the scenario has no `predictor`; {kind: oracle} is the simplest"
+        )
+    return policy
+
+
+def check_rules(engine: EngineConfig, who: str, taken: Collection[str] = ()) -> None:
+    """Refuse rules of admission and ways of preempting that a scheduler does not take."""
+    for rule in ADMISSION_RULES:
+        default = EngineConfig.model_fields[rule].default
+        if getattr(engine, rule) != default and rule not in taken:
+            raise ValueError(f"engine.{rule}: {who} has no such rule")
+    if engine.preemption_mode == "auto" and "swap_blocks" in taken and "swap_prices" not in taken:
+        raise ValueError(f"engine.preemption_mode: {who} does not choose: swap or recompute")
+
+
+def check_arguments(cls: type, arguments: Mapping[str, Any], taken: Collection[str]) -> None:
     """Refuse arguments that the policy does not know, that the engine's keys already give, or
     whose annotations are plain types that they are not, and name those that are missing."""
     known = signature(cls).parameters
@@ -268,17 +296,18 @@ def check_arguments(cls: type, arguments: dict[str, Any], taken: dict[str, Any])
         raise ValueError("\n".join(f"engine.scheduling_policy.{what}" for what in wrong))
 
 
-def missing_inputs(scenario: Scenario, workload: Workload) -> list[str]:
-    """Say, in a line each, what the scenario's policies and admission rules would read in vain.
+def missing_inputs(
+    specs: Iterable[EngineSpec], workload: Workload, admission: AdmissionConfig | None = None
+) -> list[str]:
+    """Say, in a line each, what policies and rules of admission would read in vain.
 
     A policy without its input serves in order of arrival, or all by the same defaults; the result
     is right, but tells nothing of the policy.
     """
-    cluster = scenario.cluster
-    found = [line for own in scenario.groups.values() for line in _missing(own, workload)]
-    if cluster is not None and cluster.admission is not None:
+    found = [line for spec in specs for line in _missing(spec, workload)]
+    if admission is not None:
         urgent = workload.priority is None or not (workload.priority >= 1).any()
-        if cluster.admission.shed_from < 1 and urgent:
+        if admission.shed_from < 1 and urgent:
             found.append(
                 "cluster.admission.shed_from: no request has a priority of 1 or more, so none is "
                 "refused before max_outstanding"
@@ -286,9 +315,9 @@ def missing_inputs(scenario: Scenario, workload: Workload) -> list[str]:
     return [*dict.fromkeys(found)]
 
 
-def _missing(scenario: Scenario, workload: Workload) -> Iterator[str]:
+def _missing(spec: EngineSpec, workload: Workload) -> Iterator[str]:
     """Look at one engine's policy."""
-    cls, arguments = find_policy(scenario)
+    cls, arguments = spec.policy, spec.arguments
     if cls is Scheduler:
         return
     from simulator.policies.fair import DRR, WFQ, Fair
@@ -313,17 +342,14 @@ def _missing(scenario: Scenario, workload: Workload) -> Iterator[str]:
             f"{name}: has no deadlines, neither ttft and tpot nor clients; its defaults hold for "
             "all, 1000 ms to the first token and 50 ms for each further one"
         )
-    if (
-        issubclass(cls, VirtualFinishTime)
-        and scenario.predictor is None
-        and workload.max_tokens is None
-    ):
+    told = spec.predicts or workload.max_tokens is not None
+    if issubclass(cls, VirtualFinishTime) and not told:
         yield (
             f"{name}: knows nothing of the lengths of answers, so prompts alone count; the "
             "scenario may have a `predictor`, requests may have `max_tokens`"
         )
     by_prompt = issubclass(cls, SJF | HRRN | Boost) and arguments.get("by", "prompt") == "prompt"
-    if by_prompt and scenario.predictor is not None:
+    if by_prompt and spec.predicts:
         yield f"predictor: {policy_name(cls)} ranks by the prompt alone; by: hint or total reads it"
     named = arguments.get("weights") or arguments.get("clients")
     if issubclass(cls, Fair | WFQ | DRR | Deadline | VirtualFinishTime) and isinstance(named, dict):

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_v
 
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.scenario.cluster_config import ClusterConfig
-from simulator.scenario.engines import fill_in_defaults
+from simulator.scenario.engine_defaults import fill_in_defaults
 from simulator.scenario.planning_config import PlanConfig, SweepConfig
 from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
 from simulator.util.config import Config

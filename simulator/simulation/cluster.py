@@ -1,7 +1,7 @@
 """From the block `cluster` of a scenario to a fleet, and from its run to a result."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import TypeVar
@@ -25,13 +25,13 @@ from simulator.policies.predictor import make_predictor
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
-from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import EngineParts
-from simulator.scenario.assemble_fleet import block_bytes, make_fleet, make_router
+from simulator.scenario import make_scheduler, resolve_groups
+from simulator.scenario.assemble_fleet import make_fleet, make_router
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.simulation.independent import find_coupling, run_independent, with_cost
+from simulator.simulation.independent import find_coupling, run_independent
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Floats, Workload
@@ -70,21 +70,19 @@ def run_cluster(
     """
     if workload is None:
         workload = scenario.make_workload()
+    specs = {name: spec.with_cost(cost, noise) for name, spec in resolve_groups(scenario).items()}
     if find_coupling(scenario, workload) is None:
         result = run_independent(
-            *(scenario, workload, make_router(scenario), not stepwise),
-            cost=cost,
-            noise=noise,
+            *(scenario, specs, workload, make_router(scenario), not stepwise),
             progress=progress,
             stop=stop,
         )
         _warn(result)
         return result
     env = FastEnvironment()
-    fleet = make_fleet(env, scenario, sessions_of(workload))
-    record, life = add_replicas(
-        fleet, scenario, workload.segments is not None, cost, noise, leap=not stepwise
-    )
+    fleet = make_fleet(env, scenario, specs, sessions_of(workload))
+    shares = workload.segments is not None
+    record, life = add_replicas(fleet, scenario, specs, shares, leap=not stepwise)
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     client = connect_client(
         *(fleet, scenario, record, life),
@@ -106,9 +104,9 @@ def run_cluster(
     sent = np.frombuffer(client.sent)
     logs = [core.final_log() for core in fleet.cores]
     if isinstance(fleet, DisaggregatedFleet):
-        record.transfers = _transfers(fleet, scenario)
+        record.transfers = _transfers(fleet, specs)
         logs = record.transfers.seen()
-    result = Result(scenario, workload, sent, logs, record.parts[0], interrupted)
+    result = Result(scenario, workload, sent, logs, specs, interrupted)
     result.cluster = record
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)
@@ -116,17 +114,13 @@ def run_cluster(
     return result
 
 
-def _transfers(fleet: DisaggregatedFleet, scenario: Scenario) -> Transfers:
+def _transfers(fleet: DisaggregatedFleet, specs: Mapping[str, EngineSpec]) -> Transfers:
     """Return what went over the links of a fleet that has run."""
-    sizes = block_bytes(scenario)
-    producers = {
-        number: (
-            link.transfers,
-            link.blocks * sizes[fleet.targets[number].group],
-            link.busy,
-        )
-        for number, link in fleet.links.items()
-    }
+    producers = {}
+    for number, link in fleet.links.items():
+        spec = specs[fleet.targets[number].group]
+        size = spec.block_bytes * spec.engine.tensor_parallel_size
+        producers[number] = link.transfers, link.blocks * size, link.busy
     return Transfers.of(bytes(fleet.transfers), fleet.logs, producers)
 
 
@@ -145,7 +139,8 @@ def spread_cluster(
     workload = scenario.make_workload() if workload is None else workload
     if (why := find_coupling(scenario, workload)) is not None:
         raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
-    what = scenario, workload, make_router(scenario), not stepwise
+    specs = resolve_groups(scenario)
+    what = scenario, specs, workload, make_router(scenario), not stepwise
     result = run_independent(*what, progress=progress, spread=True, jobs=jobs)
     _warn(result)
     return result
@@ -154,38 +149,31 @@ def spread_cluster(
 def add_replicas(
     fleet: Fleet,
     scenario: Scenario,
+    specs: Mapping[str, EngineSpec],
     shares: bool,
-    cost: CostModel | None = None,
-    noise: Errors | None = None,
     *,
     leap: bool,
     startup_delay: float = 0.0,
 ) -> tuple[ClusterRecord, Lifecycle]:
     """Add all replicas that there may ever be, and start those that there are at first.
 
-    `shares` says that prompts have contents, `cost` takes the place of the scenario's, `noise`
-    makes it be off. The first replicas are up after `startup_delay`, s.
+    `shares` says that prompts have contents. The first replicas are up after `startup_delay`, s.
     """
     assert scenario.cluster is not None
-    client = scenario.cluster.client
-    retries = client is not None and client.max_retries > 0
     makers: list[Callable[[], list[Scheduler]]] = []
-    every: list[EngineParts] = []
     first: list[Target] = []
     for name, group in scenario.cluster.replica_groups.items():
-        own = scenario.of_group(name)
-        parts = with_cost(assemble(own), cost, noise)
-        ranks = own.engine.data_parallel_size
-        make = partial(_make_schedulers, own, parts, ranks, shares, group.kv_role, retries=retries)
+        spec = specs[name]
+        ranks = spec.engine.data_parallel_size
+        make = partial(_make_schedulers, spec, shares)
         for number in range(scenario.cluster.max_replicas(name)):
             if ranks == 1:
-                target = fleet.add(name, make()[0], parts.cost, leap=leap)
+                target = fleet.add(name, make()[0], spec.cost, leap=leap)
             else:
-                balancer = _balancer(own, len(fleet.targets))
-                rank, joint = parts.cost.rank_cost, parts.cost.joint
+                balancer = _balancer(spec, len(fleet.targets))
+                rank, joint = spec.cost.rank_cost, spec.cost.joint
                 target = fleet.add_server(name, make(), rank, balancer, leap=leap, joint=joint)
             makers.append(make)
-            every += [parts] * ranks
             if number < group.replicas:
                 first.append(target)
     life = Lifecycle(fleet, makers, lambda: False)
@@ -193,7 +181,7 @@ def add_replicas(
         life.order(target, startup_delay)
     owners = fleet.owners
     record = ClusterRecord(
-        *([one.group for one in owners], every, [one.index for one in owners]),
+        *([one.group for one in owners], [one.index for one in owners]),
         paid=life.paid,
         counters=fleet.counters,
         tries=Attempts(fleet.sent_again),
@@ -202,26 +190,16 @@ def add_replicas(
     return record, life
 
 
-def _make_schedulers(
-    scenario: Scenario,
-    parts: EngineParts,
-    ranks: int,
-    shares: bool,
-    role: str | None,
-    *,
-    retries: bool,
-) -> list[Scheduler]:
+def _make_schedulers(spec: EngineSpec, shares: bool) -> list[Scheduler]:
     """Make the scheduler of each rank of a replica."""
-    return [
-        make_scheduler(scenario, parts, shares, role=role, retries=retries) for _ in range(ranks)
-    ]
+    return [make_scheduler(spec, shares) for _ in range(spec.engine.data_parallel_size)]
 
 
-def _balancer(scenario: Scenario, number: int) -> Balancer:
+def _balancer(spec: EngineSpec, number: int) -> Balancer:
     """Make the load balancer of a data-parallel server."""
-    engine = scenario.engine
+    engine = spec.engine
     front_ends = engine.api_server_count or engine.data_parallel_size
-    random = Random(f"front ends {scenario.seed} {number}")
+    random = Random(f"front ends {spec.seed} {number}")
     return Balancer(engine.data_parallel_size, front_ends, random)
 
 
@@ -285,13 +263,14 @@ def drop_lost_rows(fleet: Fleet) -> None:
 
 def _warn(result: Result, missed: Sequence[str] = ()) -> None:
     """Say, once for each kind of replica, what cannot be trusted, and which outages it `missed`."""
-    messages = dict.fromkeys([*missing_inputs(result.scenario, result.workload), *missed])
-    record = result.cluster
+    record, cluster = result.cluster, result.scenario.cluster
     assert record is not None
-    for numbers in replicas_in(record.groups).values():
+    assert cluster is not None
+    missing = missing_inputs(result.specs.values(), result.workload, cluster.admission)
+    messages = dict.fromkeys([*missing, *missed])
+    for name, numbers in replicas_in(record.groups).items():
         rows = np.frombuffer(b"".join(result.logs[k].step_rows for k in numbers), STEP)
-        parts = record.parts[numbers[0]]
-        messages |= dict.fromkeys(parts.cost.range_warnings(rows))
+        messages |= dict.fromkeys(result.specs[name].cost.range_warnings(rows))
     count = sum(int((log.requests["reason"] == REJECTED).sum()) for log in result.logs)
     if count and count == len(result.workload):
         messages[f"all {count:,} requests were rejected: no replica could ever hold them"] = None

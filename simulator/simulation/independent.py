@@ -7,7 +7,7 @@ stretch, which finds its data in the processor's caches.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -21,16 +21,14 @@ from simulator.core.alarm import Alarm, FastEnvironment
 from simulator.core.executor import Executor
 from simulator.core.log import REQUEST, Log
 from simulator.core.request import Request
-from simulator.costs.cost_model import CostModel
-from simulator.costs.noise import Errors
 from simulator.engine.client import RequestReader
 from simulator.engine.drive import no_garbage_collection
 from simulator.engine.pipeline import make_replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
-from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario import make_scheduler, resolve_groups
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.result import Result
@@ -178,31 +176,33 @@ class ReplicaGroup:
     requests: list[ReplicaRequests]  # likewise
     shares: bool  # the workload's prompts have contents
     leap: bool
-    cost: CostModel | None  # in place of the scenario's
-    noise: Errors | None
 
-    def replicas(self) -> list[IndependentReplica]:
-        """Build the replicas."""
-        kinds: dict[str, tuple[Scenario, EngineParts]] = {}
-        replicas = []
-        for name, requests in zip(self.groups, self.requests, strict=True):
-            if name not in kinds:
-                own = self.scenario.of_group(name)
-                kinds[name] = own, with_cost(assemble(own), self.cost, self.noise)
-            own, parts = kinds[name]
-            scheduler = make_scheduler(own, parts, self.shares)
-            replicas.append(IndependentReplica(scheduler, parts.cost, requests, leap=self.leap))
-        return replicas
+    def replicas(self, specs: Mapping[str, EngineSpec] | None = None) -> list[IndependentReplica]:
+        """Build the replicas; on a worker, which has no specs, after the scenario.
+
+        What there is to warn of has been said.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            specs = specs or resolve_groups(self.scenario)
+            return [
+                IndependentReplica(
+                    make_scheduler(specs[name], self.shares),
+                    specs[name].cost,
+                    requests,
+                    leap=self.leap,
+                )
+                for name, requests in zip(self.groups, self.requests, strict=True)
+            ]
 
 
 def run_independent(
     scenario: Scenario,
+    specs: Mapping[str, EngineSpec],
     workload: Workload,
     router: Router,
     leap: bool,
     *,
-    cost: CostModel | None = None,
-    noise: Errors | None = None,
     progress: Progress | None = None,
     spread: bool = False,
     jobs: int | None = None,
@@ -210,23 +210,26 @@ def run_independent(
 ) -> Result:
     """Simulate a cluster that nothing ties together, replica by replica.
 
-    `cost` takes the place of the scenario's, `noise` makes it be off. `spread` does it
-    on joblib's active backend, on `jobs` workers; else it is done in this process, and `stop` asked
-    while requests come.
+    `spread` does it on joblib's active backend, on `jobs` workers, for the costs of the scenario;
+    else it is done in this process, and `stop` asked while requests come.
     """
-    groups, parts = _replicas(scenario, workload, cost, noise)
+    assert scenario.cluster is not None
+    shares, groups = workload.segments is not None, []
+    for name, kind in scenario.cluster.replica_groups.items():
+        if kind.replicas:
+            make_scheduler(specs[name], shares)  # for its warnings
+        groups += [name] * kind.replicas
     hints = None
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     if isinstance(predictor, FixedPredictions):
         hints = predictor.hints.astype(np.int64)
     requests = _route(workload, router, groups, hints)
-    shares = workload.segments is not None
-    group = ReplicaGroup(scenario, groups, requests, shares, leap, cost, noise)
+    group = ReplicaGroup(scenario, groups, requests, shares, leap)
     sent, interrupted = workload.arrival.copy(), False
     if spread:
         logs = _run_on_workers(group, jobs, progress, len(workload))
     else:
-        replicas = _without_warnings(group.replicas)
+        replicas = group.replicas(specs)
         ends = None if stop is None else partial(stop, sent, [one.log for one in replicas])
         until = _run_in_turns(replicas, requests, progress, len(workload), ends)
         if interrupted := until is not None:
@@ -236,40 +239,15 @@ def run_independent(
             if hints is not None:
                 hints[np.isnan(sent)] = 0
         logs = [replica.replica.final_log() for replica in replicas]
-    result = Result(scenario, workload, sent, logs, parts[0], interrupted)
+    result = Result(scenario, workload, sent, logs, specs, interrupted)
     result.cluster = ClusterRecord(
-        *(groups, parts, [*range(len(groups))]),
+        *(groups, [*range(len(groups))]),
         paid=[[0.0] for _ in groups],
         counters=dict.fromkeys(COUNTERS, 0),
         tries=Attempts({}),
     )
     result.hints = hints
     return result
-
-
-def _replicas(
-    scenario: Scenario, workload: Workload, cost: CostModel | None, noise: Errors | None
-) -> tuple[list[str], list[EngineParts]]:
-    """Return group and parts of each replica, with the warnings of those who build them."""
-    assert scenario.cluster is not None
-    groups: list[str] = []
-    every: list[EngineParts] = []
-    for name, group in scenario.cluster.replica_groups.items():
-        own = scenario.of_group(name)
-        parts = with_cost(assemble(own), cost, noise)
-        if group.replicas:
-            make_scheduler(own, parts, workload.segments is not None)
-        groups += [name] * group.replicas
-        every += [parts] * group.replicas
-    return groups, every
-
-
-def with_cost(
-    parts: EngineParts, cost: CostModel | None, noise: Errors | None = None
-) -> EngineParts:
-    """Put a given cost, if there is one, in place of the scenario's, and let `noise` change it."""
-    found = parts.cost if cost is None else parts.cost.replace_rank(cost)
-    return replace(parts, cost=found if noise is None else found.change_rank(noise))
 
 
 def _route(
@@ -331,13 +309,6 @@ def _check_done(done: int, total: int) -> None:
         raise RuntimeError(f"{total - done} requests never ended")
 
 
-def _without_warnings(make: Callable[[], list[IndependentReplica]]) -> list[IndependentReplica]:
-    """Build replicas; what there is to warn of has been said."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make()
-
-
 def _run_on_workers(
     group: ReplicaGroup, jobs: int | None, progress: Progress | None, total: int
 ) -> list[Log]:
@@ -367,7 +338,7 @@ def _run_on_workers(
 def run_group(group: ReplicaGroup) -> list[Log] | str:
     """Run some replicas in a worker, one after the other; return their logs, or what went wrong."""
     try:
-        replicas = _without_warnings(group.replicas)
+        replicas = group.replicas()
         with no_garbage_collection():
             for replica in replicas:
                 replica.advance()

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,10 +14,10 @@ from simulator.engine.client import Client
 from simulator.engine.drive import drive
 from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
-from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario import make_scheduler, resolve
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import Source, as_scenario
-from simulator.scenario.policy_table import find_policy, missing_inputs
+from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayWarning
@@ -61,22 +60,17 @@ def run(
             noise=noise,
             stop=stop,
         )
-    parts = assemble(scenario)
-    if cost is not None:
-        parts = replace(parts, cost=cost)
-    if noise is not None:
-        parts = replace(parts, cost=noise(parts.cost))
+    spec = resolve(scenario).with_cost(cost, noise)
     if workload is None:
         workload = scenario.make_workload()
     else:
         workload.check()
-    scheduler = make_scheduler(scenario, parts, workload.segments is not None)
-    env = FastEnvironment()
-    replica = make_replica(env, scheduler, parts.cost, leap=not stepwise)
+    scheduler = make_scheduler(spec, workload.segments is not None)
+    replica = make_replica(FastEnvironment(), scheduler, spec.cost, leap=not stepwise)
     try:
-        return play(scenario, parts, workload, replica, progress, stop=stop)
+        return play(scenario, spec, workload, replica, progress, stop=stop)
     except Exception as error:
-        told = user_error(find_policy(scenario)[0], error)
+        told = user_error(spec.policy, error)
         if told is None:
             raise
         raise told from error
@@ -84,7 +78,7 @@ def run(
 
 def play(
     scenario: Scenario,
-    parts: EngineParts,
+    spec: EngineSpec,
     workload: Workload,
     replica: Replica,
     progress: Callable[[float, int, int], None] | None = None,
@@ -106,15 +100,14 @@ def play(
     if interrupted:
         replica.abandon()
     replica.log.record_hung_up(client.hung_up)
-    result = Result(
-        scenario, workload, np.frombuffer(client.sent), [replica.final_log()], parts, interrupted
-    )
+    sent, logs = np.frombuffer(client.sent), [replica.final_log()]
+    result = Result(scenario, workload, sent, logs, {"": spec}, interrupted)
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)
     for message in (
-        *missing_inputs(scenario, workload),
+        *missing_inputs([spec], workload),
         *_all_rejected(result, replica),
-        *parts.cost.range_warnings(replica.log.steps),
+        *spec.cost.range_warnings(replica.log.steps),
     ):
         result.warnings.append(message)
         warnings.warn(message, HeadwayWarning, stacklevel=2)

@@ -1,7 +1,7 @@
 """Runs of any length in bounded memory: requests come and go, and only sums of them stay."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -20,8 +20,8 @@ from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, PartialRecord, next_decision, split_log
 from simulator.results.request_table import Attempts
 from simulator.results.run_info import run_info
-from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario import make_scheduler, resolve_groups
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -43,7 +43,8 @@ class StreamedRun:
     env: simpy.Environment
     client: StreamClient
     engines: Sequence[EngineCore]
-    parts: Sequence[EngineParts]  # of each engine
+    specs: Mapping[str, EngineSpec]  # by group; "" where there are none
+    cores: Sequence[EngineSpec]  # what each engine is
     metrics: RunMetrics
     missing: Sequence[str] = ()  # what the policy lacks, and outages that met no replica, in words
     fleet: Fleet | None = None
@@ -71,9 +72,9 @@ class StreamedRun:
         sent = np.array(chunk.sent)
         until = None if last else [next_decision(log) for log in self.logs]
         self.metrics.add(PartialRecord(chunk.work, sent, logs, Attempts(again, refused), until))
-        for log, parts in zip(logs, self.parts, strict=True):
+        for log, spec in zip(logs, self.cores, strict=True):
             if len(log.steps):
-                for text in parts.cost.range_warnings(log.steps):
+                for text in spec.cost.range_warnings(log.steps):
                     self.warned.setdefault(text.partition(" of ")[0], f"in part of the run, {text}")
 
 
@@ -121,7 +122,8 @@ def _summary(scenario: Scenario, stream: StreamedRun) -> dict[str, Any]:
         )
     for message in messages:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
-    info = run_info(scenario, stream.parts[0], messages) | {"percentile_error": RELATIVE_ERROR}
+    info = run_info(scenario, stream.cores[0], stream.specs, messages)
+    info |= {"percentile_error": RELATIVE_ERROR}
     summary: dict[str, Any] = metrics.summary(info)
     summary["headway"]["diagnosis"] = None
     return summary
@@ -160,29 +162,31 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
         raise HeadwayError("--no-tables: there is not one request")
     if first.after is not None or len(set(first.client or ())) > 1:
         raise HeadwayError("--no-tables: workload: requests of sessions or of several clients")
-    missing = [*missing_inputs(scenario, first)]  # of a generator each part is like the first
-    parts = chain([first], parts)
+    parts, specs = chain([first], parts), resolve_groups(scenario)
+    admission = None if cluster is None else cluster.admission
+    missing = missing_inputs(specs.values(), first, admission)  # each part is like the first
     env = FastEnvironment()
     shares = first.segments is not None
     if cluster is None:
-        made = assemble(scenario)
-        replica = make_replica(env, make_scheduler(scenario, made, shares), made.cost, leap=leap)
+        spec = specs[""]
+        replica = make_replica(env, make_scheduler(spec, shares), spec.cost, leap=leap)
         client = StreamClient(env, total, size, parts, replica.submit)
         replica.on_finish = client.finished
-        metrics = RunMetrics(scenario, first, [made], total=total)
-        return StreamedRun(env, client, [replica], [made], metrics, missing)
+        metrics = RunMetrics(scenario, first, [spec], total=total)
+        return StreamedRun(env, client, [replica], specs, [spec], metrics, missing)
     from simulator.scenario.assemble_fleet import make_fleet
     from simulator.simulation.cluster import add_replicas, connect_client
 
-    fleet = make_fleet(env, scenario, None)
-    record, life = add_replicas(fleet, scenario, shares, leap=leap)
+    fleet = make_fleet(env, scenario, specs, None)
+    record, life = add_replicas(fleet, scenario, specs, shares, leap=leap)
     life.missed = missing
     client = connect_client(
         *(fleet, scenario, record, life),
         lambda submit, _: StreamClient(env, total, size, parts, submit),
     )
-    metrics = RunMetrics(scenario, first, record.parts, cluster=record, total=total)
-    return StreamedRun(env, client, fleet.cores, record.parts, metrics, missing, fleet, record)
+    cores = [specs[group] for group in record.groups]
+    metrics = RunMetrics(scenario, first, cores, cluster=record, total=total)
+    return StreamedRun(env, client, fleet.cores, specs, cores, metrics, missing, fleet, record)
 
 
 def chunks(scenario: Scenario, size: int) -> tuple[int, Iterator[Workload]]:

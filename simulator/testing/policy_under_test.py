@@ -15,8 +15,7 @@ from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.engine.client import Client
 from simulator.engine.replica import Replica
-from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble import EngineParts
+from simulator.scenario import make_scheduler, resolve
 from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -101,22 +100,19 @@ class PolicyUnderTest:
     """
 
     def __init__(self, policy: type | str, arguments: dict[str, Any]) -> None:
-        scenario, self._parts = _bare()
         wanted = {"policy": policy, **arguments}
-        self._scenario = _with_engine(scenario, {"scheduling_policy": wanted})
-        self.policy: type = find_policy(self._scenario)[0]
+        self._scenario = _with_engine(_bare(), {"scheduling_policy": wanted})
+        self.policy: type = find_policy(self._scenario.engine, Path())[0]
         self._is_scheduler = issubclass(self.policy, Scheduler)
         self._modules = {cls.__module__ for cls in self.policy.__mro__} - MECHANISM
 
     def make(self, case: Case) -> Scheduler:
         """Build the engine of a case."""
-        scenario = _with_engine(self._scenario, case.engine)
-        parts = replace(
-            self._parts, num_gpu_blocks=case.num_gpu_blocks, max_model_len=MAX_MODEL_LEN
-        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HeadwayWarning)
-            return make_scheduler(scenario, parts, shares_prefixes=True)
+            spec = resolve(_with_engine(self._scenario, case.engine))
+            spec = replace(spec, num_gpu_blocks=case.num_gpu_blocks, max_model_len=MAX_MODEL_LEN)
+            return make_scheduler(spec, shares_prefixes=True)
 
     def overlaps(self, case: Case) -> bool:
         """Say whether the class takes async_scheduling."""
@@ -170,10 +166,9 @@ class PolicyUnderTest:
 
 
 @cache
-def _bare() -> tuple[Scenario, EngineParts]:
+def _bare() -> Scenario:
     scenario = check_scenario({"cost": {"kind": "linear", "base": 1.0}}, SourceMap("check", {}))
-    scenario = scenario.model_copy(update={"predictor": {"kind": "oracle"}})
-    return scenario, assemble(scenario)
+    return scenario.model_copy(update={"predictor": {"kind": "oracle"}})
 
 
 def _with_engine(scenario: Scenario, values: dict[str, Any]) -> Scenario:

@@ -113,7 +113,7 @@ def metrics_text(record: Record, interval: float = INTERVAL, start: float = 0.0)
             for more, values in found[name].items():
                 full = f"vllm:{name}{{{label}{more}}}"
                 lines += [f"{full} {n!r} {t}" for n, t in zip(values.tolist(), stamps, strict=True)]
-    kinds = histogram_kinds(record.parts.max_model_len)
+    kinds = histogram_kinds(record.spec.max_model_len)
     for (name, (about, buckets)), seen in zip(kinds.items(), _histograms(engines), strict=True):
         lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} histogram"]
         for label, one in zip(labels, seen, strict=True):

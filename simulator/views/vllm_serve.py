@@ -114,7 +114,7 @@ def _loses_policy(scenario: Scenario) -> str:
             "SGLang's scheduler was simulated, which vLLM cannot have (docs/sglang-policies.md has "
             "the command that starts SGLang with a policy): this is vLLM's fcfs"
         )
-    if issubclass(find_policy(scenario)[0], Scheduler):
+    if issubclass(find_policy(engine, scenario.folder)[0], Scheduler):
         return f"{name} is a scheduler of its own, which vLLM cannot have: this is vLLM's fcfs"
     if release[:2] not in PLUGIN_RELEASES:
         fitting = ", ".join(map(write_release, PLUGIN_RELEASES))

@@ -27,8 +27,8 @@ from calibration.running_server.judge import compare, fit_sent
 from calibration.server_logs.from_loads import Load, fit_latency, fit_loads, play_load
 from simulator.cli.main import main
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
@@ -65,7 +65,7 @@ def scenario(tmp_path: Path) -> Scenario:
 
 def loads(scenario: Scenario, noise: float, latency: float = 0.004) -> list[Load]:
     """Play closed and open loops under the truth; what is measured spreads by so much."""
-    random, parts, found = np.random.default_rng(1), assemble(scenario), []
+    random, parts, found = np.random.default_rng(1), resolve(scenario), []
 
     def add(name: str, count: int, **more: object) -> None:
         long = random.random(count) < 0.3
@@ -137,7 +137,7 @@ def test_a_served_scenario_comes_back(tmp_path: Path, capsys: pytest.CaptureFixt
         "max_model_len": 1024,
     }
     assert written["cost"] == {"profile": "profile.yaml"}
-    cost = assemble(load_scenario(out / "scenario.yaml")).cost
+    cost = resolve(load_scenario(out / "scenario.yaml")).cost
     step = make_step((), 4, 800)
     assert cost.execute(step) == pytest.approx(TRUTH.execute(step), rel=0.5)
     page = (out / "calibration.html").read_text()
@@ -353,8 +353,8 @@ def test_a_server_on_a_cpu_decides_one_step_after_another() -> None:
     """vLLM's CPU platform turns asynchronous scheduling off, and there are no CUDA graphs."""
     scenario = load_scenario({"model": "tiny-test", "gpu": "CPU", "engine": {"version": "0.32.0"}})
     assert not scenario.engine.async_scheduling
-    assert assemble(scenario).cost.cudagraph_capture_sizes == ()
-    assert assemble(load_scenario({"model": "tiny-test"})).cost.cudagraph_capture_sizes
+    assert resolve(scenario).cost.cudagraph_capture_sizes == ()
+    assert resolve(load_scenario({"model": "tiny-test"})).cost.cudagraph_capture_sizes
 
 
 def test_steps_of_a_load_are_those_written_meanwhile(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_steps_that_were_logged_are_fitted(scenario: Scenario, tmp_path: Path) -
     """Each load has its own rows of the log; those held out are judged."""
     path, sent, lines = tmp_path / "steps.csv", [], ["decodes,context,chunks,duration_s"]
     for number, load in enumerate(loads(scenario, 0.01)):
-        played = play_load(scenario, assemble(scenario), TRUTH, load.workload)
+        played = play_load(scenario, resolve(scenario), TRUTH, load.workload)
         first = len(lines) - 1
         lines += [
             f"{row.decodes},{row.context},{write_chunks(row.chunks)},{row.wall_s}"

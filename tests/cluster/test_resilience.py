@@ -306,5 +306,5 @@ def test_scaling_grows_with_the_queue_pays_from_the_order_and_drains() -> None:
     gone = [times for times in paid if len(times) == 2]  # long before the last request
     assert len(gone) == 2
     assert all(30.0 <= end < 100.0 for _, end in gone)
-    record = ClusterRecord([], [], [], paid, {}, Attempts({}))
+    record = ClusterRecord([], [], paid, {}, Attempts({}))
     assert record.paid_seconds(paid.index(gone[0]), gone[0][1] - 3.0, 999.0) == 3.0

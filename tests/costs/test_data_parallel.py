@@ -90,7 +90,7 @@ def made(folder: Path, *overrides: str, **options: object) -> Result:
 
 def test_ranks_with_experts_go_in_lock_step_and_say_what_is_not_measured(tmp_path: Path) -> None:
     result = made(tmp_path)
-    assert result.parts.cost.name.startswith("roofline")
+    assert result.spec.cost.name.startswith("roofline")
     assert any("not measured" in message for message in result.warnings)
     assert len(result.logs) == 2
     steps = result.steps
@@ -127,7 +127,7 @@ def test_what_the_host_does_hides_behind_the_experts_too(tmp_path: Path) -> None
     """Asynchronous scheduling: a step takes the longer of the host's 10 ms and all kernels."""
     slow = "cost={kind: roofline, overhead: {host: 0.01}}"
     result = made(tmp_path, slow, "engine.async_scheduling=true")
-    cost = result.parts.cost
+    cost = result.spec.cost
     assert isinstance(cost, DataParallelCost)
     step = Step([], 4, 4000)
     assert cost.kernels is not None

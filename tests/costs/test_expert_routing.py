@@ -11,8 +11,8 @@ from simulator.costs.piecewise import PiecewiseCost, add_tables
 from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError
 
 PROFILE = """\
@@ -86,7 +86,7 @@ def test_a_dense_model_has_no_experts(tmp_path: Path, key: str) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(f"model: llama-3-8b\nengine: {{{key}: {value}}}\n")
     with pytest.raises((ValueError, HeadwayError), match=f"engine.{key}: llama-3-8b has no exp"):
-        assemble(load_scenario(path))
+        resolve(load_scenario(path))
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from simulator.costs.profile import (
 )
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.costs import HAND, mixed
 from tests.support.logs import logged
@@ -216,7 +216,7 @@ def test_a_scenario_sets_the_hosts_work_and_async_scheduling_hides_it(write, cos
 
     def seconds(overhead: str, hidden: bool) -> float:
         scenario = text.replace("X", overhead).replace("ASYNC", str(hidden).lower())
-        return assemble(load_scenario(write(scenario))).cost.execute(step)
+        return resolve(load_scenario(write(scenario))).cost.execute(step)
 
     own = {hidden: find_overhead(asynchronous=hidden) for hidden in (False, True)}
     plain = {hidden: seconds("vllm", hidden) for hidden in own}
@@ -235,10 +235,10 @@ def test_terms_of_a_form_are_hidden_too_where_the_engine_is_asynchronous(write) 
     found = []
     for change in ("false", "true"):
         scenario = load_scenario(write(text.replace("ASYNC", change)))
-        found.append(assemble(scenario).cost.execute(Step([], 1, 1)))
+        found.append(resolve(scenario).cost.execute(Step([], 1, 1)))
     assert found == [8.0, 5.0]
     told = text.replace("ASYNC", "true").replace("3.0", "3.0, overlapped: false")
-    assert assemble(load_scenario(write(told))).cost.execute(Step([], 1, 1)) == 8.0
+    assert resolve(load_scenario(write(told))).cost.execute(Step([], 1, 1)) == 8.0
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from simulator.costs.split import SplitCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import check_scenario
+from simulator.scenario.resolve import resolve
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run
@@ -100,12 +100,12 @@ def test_a_scenario_names_the_version() -> None:
     old, new = engine_of(version="0.11"), engine_of()
     assert (old.engine.async_scheduling, old.engine.gpu_memory_utilization) == (False, 0.9)
     assert (new.engine.async_scheduling, new.engine.gpu_memory_utilization) == (True, 0.92)
-    assert type(assemble(old).cost) is PiecewiseCost
-    assert assemble(old).cost.overhead == 0.75e-3 + 0.4e-3  # 0.11.2 sorts the logits
-    split_cost = assemble(new).cost
+    assert type(resolve(old).cost) is PiecewiseCost
+    assert resolve(old).cost.overhead == 0.75e-3 + 0.4e-3  # 0.11.2 sorts the logits
+    split_cost = resolve(new).cost
     assert isinstance(split_cost, SplitCost)
     assert split_cost.kv_heads == 8
-    assert assemble(engine_of(version="0.14", async_scheduling=False)).cost.overhead == 1.15e-3
+    assert resolve(engine_of(version="0.14", async_scheduling=False)).cost.overhead == 1.15e-3
 
 
 def test_logits_are_sorted_where_requests_are_sampled_with_top_p() -> None:
@@ -121,7 +121,7 @@ def test_logits_are_sorted_where_requests_are_sampled_with_top_p() -> None:
 
 def test_vllm_sorted_the_logits_before_0_17_unless_told_otherwise() -> None:
     def waits(**words: str) -> float:
-        return assemble(engine_of(**words)).cost.overhead_per_sequence
+        return resolve(engine_of(**words)).cost.overhead_per_sequence
 
     sorts = 740 * 128256 / find_gpu("B200").bandwidth
     assert waits(version="0.15") == pytest.approx(sorts)
@@ -186,7 +186,7 @@ def test_the_longest_is_told() -> None:
 
 def host_of(words: dict[str, Any], **engine: Any) -> Any:
     raw = {"engine": {"name": "vllm", "version": "0.15", **engine}, "host": words}
-    return assemble(check_scenario(raw, SourceMap("test", {}))).cost
+    return resolve(check_scenario(raw, SourceMap("test", {}))).cost
 
 
 def test_a_scenario_names_its_host() -> None:

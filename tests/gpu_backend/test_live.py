@@ -14,8 +14,8 @@ from gpu_backend import live as module  # noqa: E402
 from gpu_backend.live import run_live  # noqa: E402
 from simulator.cli.main import main  # noqa: E402
 from simulator.costs.profile import PROFILES  # noqa: E402
-from simulator.scenario.assemble import assemble  # noqa: E402
 from simulator.scenario.load import load_scenario  # noqa: E402
+from simulator.scenario.resolve import resolve  # noqa: E402
 from simulator.scenario.scenario import Scenario  # noqa: E402
 from simulator.simulation.run import run  # noqa: E402
 
@@ -64,7 +64,7 @@ def test_an_engine_captures_the_graphs_that_its_profile_has(
     monkeypatch.setattr(module, "Engine", lambda *_, **named: given.append(named["mixed_sizes"]))
     cost = "{kind: piecewise, dense: [[1, 0.001]], graph_mixed: [[16, 0.001], [48, 0.002]]}"
     for scenario in (load(f"cost={cost}"), load()):
-        module.build_engine(scenario, assemble(scenario), "cpu")
+        module.build_engine(scenario, resolve(scenario), "cpu")
     assert given == [[16, 48], []]
 
 

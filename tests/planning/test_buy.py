@@ -11,7 +11,7 @@ from simulator.diagnosis.feasibility import Traffic
 from simulator.planning.measure import Change, measure_run
 from simulator.planning.theory import MARGIN, Replica, best_sizes, most_requests, too_slow
 from simulator.results.service_levels import parse_slo
-from simulator.scenario.assemble import assemble
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 
 SHOP = """name: shop
@@ -22,7 +22,7 @@ slo: ["p90_ttft_ms<=1000"]
 
 
 def replica(scenario: Scenario) -> tuple[Replica, Traffic]:
-    parts = assemble(scenario)
+    parts = resolve(scenario)
     traffic = Traffic.of(scenario, scenario.make_workload())
     return Replica(scenario.engine, parts.model, parts.gpu, parts.cost), traffic
 

@@ -46,7 +46,7 @@ def test_factors_by_hand(write):
     """One standard deviation up for decodes, two down for prompts."""
     scenario = load_scenario(write(NOISY))
     plain, off = run(scenario), run(scenario, noise=Noise(1.0, -2.0).apply)
-    cost = off.parts.cost
+    cost = off.spec.cost
     assert isinstance(cost, ScaledCost)
     assert (cost.decode, cost.prompts) == (exp(0.1), exp(-0.4))
     steps = plain.steps.iloc[0]
@@ -59,7 +59,7 @@ def test_without_residuals_nothing_changes(write):
     """A cost model without residuals is left as it is, to the object."""
     scenario = load_scenario(write(SMALL))
     result = run(scenario, noise=Noise(3.0, 3.0).apply)
-    assert not isinstance(result.parts.cost, ScaledCost)
+    assert not isinstance(result.spec.cost, ScaledCost)
     assert result.summary() == run(scenario).summary()
 
 
@@ -89,7 +89,7 @@ def test_cost_models_err_each_by_itself():
         run(load_scenario("demo", [f"gpu.name={gpu}", *more]), noise=partial(with_drawn_noise, 7))
         for gpu, more in (("A100-80GB", []), ("A100-80GB", ["engine.max_num_seqs=8"]), ("L40S", []))
     )
-    factors = [(run.parts.cost.decode, run.parts.cost.prompts) for run in (one, same, other)]
+    factors = [(run.spec.cost.decode, run.spec.cost.prompts) for run in (one, same, other)]
     assert factors[0] == factors[1]
     assert factors[0] != factors[2]
 
@@ -215,9 +215,9 @@ def test_residuals_of_a_profile(write, tmp_path):
     )
     text = SMALL.replace("{kind: linear, base: 1e-2, per_token: 1e-5, per_context: 0}", "{COST}")
     own = run(load_scenario(write(text.replace("COST", "profile: p.yaml"), "own.yaml")))
-    assert own.parts.cost.residuals == {"decode": 0.03, "prompts": 0.05}
+    assert own.spec.cost.residuals == {"decode": 0.03, "prompts": 0.05}
     other = text.replace("COST", "profile: p.yaml, residuals: {decode: 0.2}")
-    assert run(load_scenario(write(other, "o.yaml"))).parts.cost.residuals == {"decode": 0.2}
+    assert run(load_scenario(write(other, "o.yaml"))).spec.cost.residuals == {"decode": 0.2}
 
 
 def test_replays_of_a_trace_do_not_differ(write, put, tmp_path, capsys):

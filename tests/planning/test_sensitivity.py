@@ -18,8 +18,8 @@ from simulator.planning.sensitivity import (
     scenario_costs,
     sensitivities,
 )
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 
@@ -105,7 +105,7 @@ def test_pipelines_move_with_their_stages_and_their_host(write):
     costs = scenario_costs(scenario)
     assert {"host low", "host high", "decode low", "prompts high"} < {*costs}
     step = Step([], 16, 16_000)
-    plain = assemble(scenario).cost.execute(step)
+    plain = resolve(scenario).cost.execute(step)
     assert costs[STEPS].execute(step) == pytest.approx(1.01 * plain)
     low, high = scenario_hosts(costs)
     assert costs["host high"].execute(step) - costs["host low"].execute(step) == pytest.approx(

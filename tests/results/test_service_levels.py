@@ -13,8 +13,8 @@ from simulator.results.service_levels import (
     service_levels,
     step_span,
 )
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
@@ -133,7 +133,7 @@ def test_the_ends_are_what_slower_and_faster_steps_give() -> None:
     keys = ["workload.num_prompts=40", "workload.request_rate=0.5", "goodput={e2el: 6000}"]
     keys += ["slo=[p50_e2el_ms<=4000, goodput>=0.5]"]
     demo = load_scenario("demo", keys)
-    cost = assemble(demo).cost
+    cost = resolve(demo).cost
     (low, high), found = step_span([cost]), run(demo).summary()["headway"]["slo"]
     for end, factor in ((0, low), (1, high)):
         slower = run(demo, cost=ScaledCost(cost, factor, factor)).summary()["headway"]["slo"]

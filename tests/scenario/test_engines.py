@@ -7,7 +7,7 @@ import pytest
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Request
-from simulator.scenario.engines import (
+from simulator.scenario.engine_defaults import (
     SYNCHRONOUS_POLICIES,
     describe_engine,
     with_defaults,

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from simulator.cli.main import main
-from simulator.scenario.reference_page import json_schema
+from simulator.scenario.json_schema import json_schema
 from simulator.scenario.scenario import Scenario
 
 SCENARIOS = sorted(Path("scenarios").rglob("*.yaml"))

@@ -9,7 +9,7 @@ from simulator.cli.main import main
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.scenario.engines import ENGINES, fraction_of
+from simulator.scenario.engines import ENGINES
 from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
@@ -200,7 +200,7 @@ def test_the_share_of_the_memory_is_of_what_each_engine_means() -> None:
     assert budgets["all"].kv_cache == usable - weights - beside["all"]
     assert budgets["static"].kv_cache == usable - weights
     assert budgets["free"].kv_cache == int((int(79.25 * GIB) - weights - beside["free"]) * 0.8)
-    assert [fraction_of(name) for name in ("vllm", "sglang", "tgi", "tensorrt-llm")] == [
+    assert [ENGINES[name].fraction_of for name in ("vllm", "sglang", "tgi", "tensorrt-llm")] == [
         "all",
         "static",
         "free",

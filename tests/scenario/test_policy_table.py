@@ -4,6 +4,7 @@ import pytest
 
 from simulator.scenario.load import load_scenario
 from simulator.scenario.policy_table import missing_inputs
+from simulator.scenario.resolve import resolve_groups
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -26,7 +27,10 @@ def traced(tmp_path):
 
 
 def missing(scenario) -> list[str]:
-    return [line.split(",")[0] for line in missing_inputs(scenario, scenario.make_workload())]
+    admission = scenario.cluster and scenario.cluster.admission
+    specs = resolve_groups(scenario).values()
+    lines = missing_inputs(specs, scenario.make_workload(), admission)
+    return [line.split(",")[0] for line in lines]
 
 
 TWO = "workload.clients=2"

@@ -10,7 +10,6 @@ import yaml
 
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.load import load_scenario
-from simulator.scenario.reference_page import page
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.workload_config import READ_OPTIONS, TraceConfig
 from simulator.simulation.run import run
@@ -18,6 +17,7 @@ from simulator.util.errors import HeadwayError
 from simulator.workload import traces
 from simulator.workload.select import select
 from tests.support.scenarios import AZURE
+from tools.reference_page import page
 
 ROOT = Path(__file__).parents[2]
 
@@ -224,5 +224,5 @@ def test_a_scenario_made_in_python_is_checked_alike():
 
 
 def test_the_reference_page_is_up_to_date():
-    """Made again by `python -m simulator.scenario.reference_page > docs/scenario.md`."""
+    """Made again by `python -m tools.reference_page > docs/scenario.md`."""
     assert (ROOT / "docs" / "scenario.md").read_text("utf-8") == page()

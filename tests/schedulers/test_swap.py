@@ -13,10 +13,8 @@ from simulator.core.request import Chunk, Copies, Request, Step, Swap
 from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.models.gpus import find_gpu
-from simulator.models.load import load_model
 from simulator.policies.orders import Priority
-from simulator.scenario import assemble, make_scheduler
-from simulator.scenario.assemble_scheduler import swap_blocks
+from simulator.scenario import make_scheduler, resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -242,16 +240,15 @@ def scenario(tmp_path: Path, *settings: str) -> Scenario:
 
 def test_without_terms_the_bytes_go_over_the_bus(tmp_path: Path) -> None:
     """2 MiB a block over 85 % of PCIe 5.0's 64 GB/s, each way."""
-    cost = assemble(scenario(tmp_path)).cost
+    cost = resolve(scenario(tmp_path)).cost
     assert cost.swap_in_per_block == cost.swap_out_per_block == 2**21 / (0.85 * 64e9)  # type: ignore[attr-defined]
     assert find_gpu("A100-80GB").host_bandwidth == 32e9
 
 
 def test_swap_space_holds_so_many_blocks(tmp_path: Path) -> None:
-    engine = scenario(tmp_path).engine
-    assert swap_blocks(engine, load_model("llama-3-8b")) == 2048
-    two = scenario(tmp_path, "engine.tensor_parallel_size=2", "gpu.count=2").engine
-    assert swap_blocks(two, load_model("llama-3-8b")) == 4096
+    assert resolve(scenario(tmp_path)).swap_blocks == 2048
+    two = scenario(tmp_path, "engine.tensor_parallel_size=2", "gpu.count=2")
+    assert resolve(two).swap_blocks == 4096
 
 
 def test_a_scenario_swaps_when_told_to(tmp_path: Path) -> None:
@@ -268,8 +265,8 @@ def test_a_scenario_swaps_when_told_to(tmp_path: Path) -> None:
 def test_static_batches_compute_again(tmp_path: Path) -> None:
     told = scenario(tmp_path, "engine.scheduling_policy=static")
     with pytest.warns(HeadwayWarning, match="preemption_mode has no effect"):
-        parts = assemble(told)
-    assert make_scheduler(told, parts, False).swap_space.free == 0
+        spec = resolve(told)
+    assert make_scheduler(spec, False).swap_space.free == 0
 
 
 def test_swap_goes_with_pages(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.orders import HRRN, SJF
 from simulator.policies.waiting_queues import KeyQueue, SwappedFirst
 from simulator.results.frames import with_copy_seconds
-from simulator.scenario.assemble import assemble
 from simulator.scenario.assemble_scheduler import swap_prices
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.util.errors import HeadwayError
@@ -144,7 +144,7 @@ def scenario(tmp_path: Path, *settings: str) -> Scenario:
 
 def test_a_gigabyte_over_pcie_4_takes_forty_milliseconds(tmp_path: Path) -> None:
     """25 GB/s: 2 MiB a block are 84 us, a GB is 40 ms; 2 ms would need 500 GB/s."""
-    cost = assemble(scenario(tmp_path, "engine.swap_bandwidth=25")).cost
+    cost = resolve(scenario(tmp_path, "engine.swap_bandwidth=25")).cost
     blocks = round(1e9 / 2**21)
     step = Step([], copies=Copies([Swap(Request(0, 0.0, 1, 1), blocks)]))
     assert cost.swap_seconds(step) == pytest.approx(0.040, rel=1e-3)
@@ -154,8 +154,7 @@ def test_a_gigabyte_over_pcie_4_takes_forty_milliseconds(tmp_path: Path) -> None
 def test_the_price_of_computing_again_is_that_of_steps_of_its_own(tmp_path: Path) -> None:
     """base + tokens, budget 2048: 5000 tokens take three steps."""
     told = scenario(tmp_path, "cost={kind: linear, base: 1, per_token: 0.01}")
-    parts = assemble(told)
-    price = swap_prices(told.engine, parts.cost)
+    price = swap_prices(resolve(told))
     assert price.recompute(5000) == pytest.approx(3 + 50)
     assert price.recompute(10) == pytest.approx(1.1)
     assert price.swap_out(3) == price.swap_in(3) == pytest.approx(3 * 2**21 / (0.85 * 32e9))

@@ -25,17 +25,17 @@ WEIGHTS = 6_979_321_856  # of Llama-3-8B's matrices; 1,050,939,392 more stay at 
 def test_dtypes_change_capacity_and_time(write, engine: str, weights: float, token: int) -> None:
     """Blocks by the bytes left; a decode's time by the bytes moved, at the GPU's shares of 1."""
     from simulator.costs.roofline import efficiency_of
-    from simulator.scenario.assemble import assemble
+    from simulator.scenario.resolve import resolve
 
     text = f"model: llama-3-8b\ngpu: {{name: L40S}}\nengine: {engine}\ncost: {{kind: roofline}}\n"
-    parts = assemble(load_scenario(write(text)))
+    parts = resolve(load_scenario(write(text)))
     gpu, share = parts.gpu, efficiency_of(parts.gpu)
     held = int(weights * WEIGHTS) + 2 * 1_050_939_392
     rest = int(gpu.memory * 0.92) - held - 256 * 128_256 * 40 - 2**28
     assert parts.num_gpu_blocks == rest // (16 * token)
     one, two = (parts.cost.execute(Step([], 1, s)) for s in (1000, 2000))
     assert isclose(two - one, 1000 * token / (gpu.bandwidth * share.cache))
-    plain = assemble(load_scenario(write(text.replace(engine, "{dtype: bf16}"))))
+    plain = resolve(load_scenario(write(text.replace(engine, "{dtype: bf16}"))))
     saved = plain.cost.execute(Step([], 1, 0)) - parts.cost.execute(Step([], 1, 0))
     moved = (2.0 - weights) * WEIGHTS / (gpu.bandwidth * share.weights)
     assert isclose(saved, moved, rel_tol=1e-9, abs_tol=1e-12)

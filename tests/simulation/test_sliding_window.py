@@ -5,8 +5,8 @@ from math import isclose
 
 import pytest
 
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayWarning
 from tests.support.scenarios import errors
@@ -81,12 +81,12 @@ def test_what_no_window_costs_is_told(write) -> None:
     keys = "disable_hybrid_kv_cache_manager: true"
     path = write(f"model: gpt-oss-20b\ngpu: {{name: H100-80GB}}\nengine: {{{keys}}}\n")
     with pytest.warns(HeadwayWarning, match="tokens: 8 requests of 131,072 tokens fit, not 17"):
-        assemble(load_scenario(path))
+        resolve(load_scenario(path))
     with pytest.warns(HeadwayWarning, match=r"keep all tokens\. engine\.disable_hybrid"):
-        assemble(load_scenario(path, ["engine.num_gpu_blocks_override=900"]))
+        resolve(load_scenario(path, ["engine.num_gpu_blocks_override=900"]))
     with warnings.catch_warnings():
         warnings.simplefilter("error", HeadwayWarning)
-        assemble(load_scenario(path, ["engine.disable_hybrid_kv_cache_manager=false"]))
+        resolve(load_scenario(path, ["engine.disable_hybrid_kv_cache_manager=false"]))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from calibration.running_server.drive import Drive
 from calibration.running_server.judge import METRICS, Outcome, fit_sent
 from calibration.server_logs.from_loads import play_load
 from simulator.core.engine_config import EngineConfig
-from simulator.scenario.assemble import assemble
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 from tests.support.live_vllm import FLAGS, VOCABULARY, LiveServer
@@ -98,7 +98,7 @@ class Calibrated:
         engine = self.scenario.engine.model_dump(exclude_unset=True) | knobs
         scenario = self.scenario.model_copy(update={"engine": EngineConfig(**engine)})
         fit = self.outcome.fit
-        table = play_load(scenario, assemble(scenario), fit.cost, load, fit.latency).table
+        table = play_load(scenario, resolve(scenario), fit.cost, load, fit.latency).table
         return {name: 1e3 * float(np.nanmean(getattr(table, name))) for name in METRICS}
 
     def write(self, folder: Path) -> Path:

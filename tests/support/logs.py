@@ -14,6 +14,7 @@ from simulator.core.engine_config import EngineConfig, GpuConfig
 from simulator.core.log import REASONS, STEP, Log, pack_request, pack_run
 from simulator.costs.linear import LinearCost
 from simulator.models.gpus import find_gpu
+from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
 from simulator.results.metrics import PERCENTILES, RunMetrics, Summary
 from simulator.results.record import PartialRecord
@@ -103,8 +104,15 @@ def summarize(
         goodput=SimpleNamespace(bounds=goodput or {}),
         cluster=None,
     )
-    parts = SimpleNamespace(model=model, gpu=find_gpu("A100-80GB"), cost=LinearCost(base=1.0))
-    metrics = RunMetrics(scenario, load, [parts] * len(logs))
+    gpu, given = find_gpu("A100-80GB"), scenario.gpu.power
+    spec = SimpleNamespace(
+        model=model,
+        gpu=gpu,
+        cost=LinearCost(base=1.0),
+        power=gpu_power(given.idle, given.max, gpu.max_power),
+        carbon_intensity=scenario.gpu.carbon_intensity,
+    )
+    metrics = RunMetrics(scenario, load, [spec] * len(logs))
     metrics.add(PartialRecord(load, sent, logs))
     return metrics.summary({"version": "1", "seed": 3}, percentiles)
 

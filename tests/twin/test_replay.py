@@ -23,8 +23,8 @@ from calibration.measured.predict import validate_measured
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from simulator import run
-from simulator.scenario.assemble import assemble
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace
@@ -96,11 +96,11 @@ def test_what_is_measured_is_what_was_simulated(
     assert (measured >= np.sort(simulated.e2el) - 1e-3).all()
     assert "12 of 12 requests answered" in table(found, load)
 
-    write_measured(found, load, tmp_path / "run", (scenario, assemble(scenario)))
+    write_measured(found, load, tmp_path / "run", (scenario, resolve(scenario)))
     (run,) = read_runs(tmp_path / "run")
     assert run.faults == ()
     assert run.word("model") == "llama-3.1-8b"
-    assert run.count("kv_capacity_tokens") == 16 * assemble(scenario).num_gpu_blocks
+    assert run.count("kv_capacity_tokens") == 16 * resolve(scenario).num_gpu_blocks
     requests = read_requests(tmp_path / "run" / "requests.csv")
     assert len(requests.arrival) == 12
     result = headway("validate", "--measured", str(tmp_path / "run"))
@@ -115,7 +115,7 @@ def test_a_request_that_fails_is_told_beside_the_others(
     load.prompt_tokens[3] = 5000
     found = replay(load, served[1])
     assert [number for number, one in enumerate(found.requests) if one.error] == [3]
-    write_measured(found, load, tmp_path, (scenario, assemble(scenario)))
+    write_measured(found, load, tmp_path, (scenario, resolve(scenario)))
     (wrong,) = pd.read_csv(tmp_path / "errors.csv").error
     assert wrong.startswith("400: ")
     assert len(pd.read_csv(tmp_path / "requests.csv")) == 11
@@ -327,7 +327,7 @@ def test_what_a_measurement_says_of_its_own_faults_is_noted(
     load.prompt_tokens[3] = 5000
     found = replay(load, served[1])
     found.server_late, found.requests[0].late = 0.25, 3.0
-    write_measured(found, load, tmp_path, (scenario, assemble(scenario)))
+    write_measured(found, load, tmp_path, (scenario, resolve(scenario)))
     (outcome,) = validate_measured(tmp_path)
     failed, sent, answered = outcome.notes[-3:]
     assert failed == f"1 requests failed and are not compared: {tmp_path / 'errors.csv'}"

@@ -3,7 +3,8 @@
 import pytest
 
 from simulator.costs.profile import FORMS
-from simulator.scenario.assemble_scheduler import BLOCKS, ROLES
+from simulator.scenario.assemble_blocks import BLOCKS
+from simulator.scenario.choose_scheduler import ROLES
 from simulator.scenario.policy_table import POLICIES
 from simulator.util.imported import Imported
 from simulator.workload.traces import FORMATS

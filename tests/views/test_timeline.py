@@ -29,8 +29,8 @@ from tests.support.scenarios import SMALL
 
 def record_of(load, sent: np.ndarray, logs: list[Log]) -> Record:
     """As much of a record as the two files need."""
-    parts = SimpleNamespace(model=SimpleNamespace(name='a "b"'), max_model_len=40)
-    return Record(SimpleNamespace(name="tiny", seed=0), load, sent, logs, parts)
+    spec = SimpleNamespace(model=SimpleNamespace(name='a "b"'), max_model_len=40, cost=None)
+    return Record(SimpleNamespace(name="tiny", seed=0), load, sent, logs, {"": spec})
 
 
 def played(scheduler, *requests: tuple[float, int, int], **cost: float) -> Record:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from calibration.measured.engine import schedules_asynchronously, version
 from calibration.measured.predict import predict
 from calibration.measured.runs import Run, read_runs
-from simulator.scenario.engines import ASYNC_SINCE
+from simulator.scenario.engine_defaults import ASYNC_SINCE
 from simulator.util.errors import HeadwayError
 
 STEPS = (0.1e-3, 0.5e-3, 0.75e-3, 1.0e-3)  # s

@@ -1,6 +1,6 @@
-"""The scenario's keys for people and for editors, made from the code: reference page, JSON Schema.
+"""The page of a scenario's keys, made from the code.
 
-`python -m simulator.scenario.reference_page > docs/scenario.md` writes the page.
+`python -m tools.reference_page > docs/scenario.md` writes the page.
 """
 
 import dataclasses
@@ -14,23 +14,21 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from simulator.cluster.routers import ROUTERS
-from simulator.core.engine_config import DTYPES
 from simulator.costs.linear import Fitted
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
+from simulator.scenario.json_schema import GENERATOR_KEYS
 from simulator.scenario.policy_table import POLICIES
-from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.yaml_lines import Key
 from simulator.workload.distributions import KINDS
 from simulator.workload.generate import Generator, PrefixGroups, Sessions
-from simulator.workload.workload import FRONTENDS
 
 PAGE_HEAD = """# Scenario reference
 
 This page has every key of a scenario file with its default, its type and its meaning. It is made
-by `python -m simulator.scenario.reference_page`.
+by `python -m tools.reference_page`.
 
 A scenario is one YAML file; `headway run FILE` simulates it. You may leave out every key that is
 not required. An unknown key or a wrong value is refused with its line. `--set dotted.key=value`
@@ -39,32 +37,6 @@ environment variable `HEADWAY_DATA` names. `1e-3` and `inf` are numbers; anchors
 supported. A scenario may name code (`module:Class`): do not run a stranger's
 ([SECURITY.md](../SECURITY.md)).
 """
-GENERATOR_KEYS = {
-    "request_rate": "requests (with sessions: sessions) per second; inf: all at once",
-    "burstiness": "shape of the Gamma distribution of the gaps: 1 Poisson, less is burstier",
-    "rescale": "stretch the gaps so that the last arrival is at num_prompts / request_rate",
-    "ramp_up_strategy": "linear or exponential; in place of request_rate",
-    "ramp_up_start_rps": "rate at the beginning, requests per second",
-    "ramp_up_end_rps": "rate at the end, requests per second",
-    "diurnal": "{period: s, amplitude: share}: the load swings about request_rate and starts "
-    "at its lowest; 86400 and 0.5 if left out",
-    "num_prompts": "requests; with sessions, their turns",
-    "max_concurrency": "most requests sent and unfinished; null: no limit; also beside trace",
-    "input_len": "tokens of a prompt: a number or a distribution; null: 1024",
-    "output_len": "tokens of an answer: a number or a distribution; null: 128",
-    "range_ratio": "r makes a length n uniform from n (1 - r) to n (1 + r); a number, or "
-    "{input: r, output: r}",
-    "lengths": "{path, format}: draw prompt and answer lengths together from a trace",
-    "prefix_len": "tokens that all prompts begin with, before input_len",
-    "prefix_groups": "prompts that begin with one of a few prefixes, see below",
-    "sessions": "conversations of several turns, see below",
-    "clients": "how many clients, or a list with the weight of each; null: no names; also "
-    "beside trace",
-    "priorities": "a whole number for each client, the smaller the more urgent; also beside trace",
-    "max_tokens": "output tokens that each request's client allows, a number or a "
-    "distribution: longer answers are cut there, with finish_reason length; null: no "
-    "limit; also beside trace",
-}
 PREFIX_GROUP_KEYS = {
     "num_prefixes": "number of prefixes",
     "prefix_len": "tokens of a prefix: a number or a distribution",
@@ -183,8 +155,6 @@ A length or a time is a number, or `{kind: ..., ...}` with the fields of the kin
 """
 UNSUPPORTED_HEAD = """## Keys of vLLM that are not here
 """
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-"""Of JSON Schema."""
 
 
 def page() -> str:
@@ -335,45 +305,6 @@ def _keys(cls: type, without: set[str]) -> str:
 def _yaml(value: object) -> str:
     text = yaml.safe_dump(value, default_flow_style=True)
     return text.removesuffix("\n").removesuffix("\n...").strip()
-
-
-def json_schema() -> dict[str, Any]:
-    """Make the schema (JSON Schema 2020-12) of a scenario file.
-
-    It knows every key and the plain types and bounds; what keys must be to one another, only
-    loading a scenario tells.
-    """
-    schema = Scenario.model_json_schema()
-    _loosen(schema)
-    workload = schema["$defs"]["WorkloadConfig"]
-    for field in dataclasses.fields(Generator):
-        workload["properties"].setdefault(field.name, {"description": GENERATOR_KEYS[field.name]})
-    workload["properties"]["frontend"]["anyOf"].append({"enum": [*FRONTENDS]})
-    workload["additionalProperties"] = False
-    group = schema["$defs"]["GroupConfig"]
-    for key, what in (("engine", "a named engine, such as vllm"), ("gpu", "a GPU, such as L4")):
-        for block in (schema, group):
-            named = {"type": "string", "description": what}
-            block["properties"][key]["anyOf"].insert(1, named)
-    return {"$schema": DIALECT, "title": "Headway scenario", **schema}
-
-
-def _loosen(node: Any) -> None:
-    """Let any block be null, which stands for its defaults, and a short dtype for a long one."""
-    if isinstance(node, list):
-        for item in node:
-            _loosen(item)
-    if not isinstance(node, dict):
-        return
-    if "bfloat16" in node.get("enum", ()):
-        node["enum"] = [*node["enum"], *DTYPES]
-    for value in node.values():
-        _loosen(value)
-    for name, value in node.get("properties", {}).items():
-        if "$ref" in value:
-            rest = {key: value[key] for key in value if key != "$ref"}
-            kinds = [{"$ref": value["$ref"]}, {"type": "null"}]
-            node["properties"][name] = rest | {"anyOf": kinds}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""Which block manager an engine has, by its rules of memory."""
+
+from collections.abc import Callable
+
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.host_memory import HostTier
+from simulator.models.gpus import GIB
+from simulator.models.sliding_window import LayerGroups, layer_groups
+from simulator.scenario.engine_spec import EngineSpec
+from simulator.util.imported import Imported
+
+BLOCKS: Imported[Callable[..., BlockCounter]] = Imported(
+    {
+        "radix": "simulator.kv_cache.radix_cache:RadixCache",
+        "unshared radix": "simulator.kv_cache.unshared_radix_cache:UnsharedRadixCache",
+        "unshared": "simulator.kv_cache.unshared_prefix_cache:UnsharedPrefixCache",
+        "hybrid": "simulator.kv_cache.hybrid_manager:HybridManager",
+        "slots": "simulator.kv_cache.slot_counter:SlotCounter",
+    }
+)
+"""What keeps the blocks of other memory rules than vLLM's."""
+
+
+def make_blocks(
+    spec: EngineSpec, *, caching: bool, shares: bool, named: bool, tree: bool, counts: bool
+) -> BlockCounter:
+    """Make the block manager that an engine's rules of memory need.
+
+    `shares` says whether others, or later tries, may begin as a prompt does; with `tree` a prefix
+    cache is a radix tree, of which the scheduler `counts` the blocks alone. `named` gives every
+    block a number.
+
+    Contiguous allocation is paging with one page a request, of the greatest length.
+    """
+    engine, pool = spec.engine, (spec.num_gpu_blocks, spec.engine.block_size)
+    if engine.allocation == "contiguous":
+        tokens = (spec.num_gpu_blocks - 1) * engine.block_size
+        pages = tokens // spec.max_model_len
+        if not pages:
+            raise ValueError(
+                f"engine.allocation: {tokens} tokens of KV cache hold no request of "
+                f"max_model_len {spec.max_model_len}"
+            )
+        return _make_counter(spec, pages + 1, spec.max_model_len)
+    if tree and caching:
+        if named:
+            raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
+        return BLOCKS["unshared radix" if counts and not shares else "radix"](*pool)
+    if engine.kv_offloading_size is not None:
+        if named or not caching:
+            why = "a live engine has no host tier" if caching else "there is no prefix cache"
+            raise ValueError(f"engine.kv_offloading_size: {why}")
+        size = spec.block_bytes * engine.tensor_parallel_size
+        return BlockManager(*pool, caching, HostTier(int(engine.kv_offloading_size * GIB // size)))
+    if spec.keeps_window and engine.speculative_config is None:
+        if named:
+            raise ValueError(
+                "engine.disable_hybrid_kv_cache_manager: must be true: a live engine has one table"
+            )
+        return _make_hybrid(spec, caching)
+    if not caching and not named:
+        return _make_counter(spec, *pool)
+    return BlockManager(*pool, caching) if shares or named else BLOCKS["unshared"](*pool)
+
+
+def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:
+    """Make the blocks of a model with a window: vLLM's groups, that of the first layer first."""
+    engine, model = spec.engine, spec.model
+    full, sliding, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
+    kinds = [[0] * full, [model.sliding_window] * sliding]
+    first, second = kinds if model.full_first else reversed(kinds)
+    return BLOCKS["hybrid"](
+        spec.num_gpu_blocks,
+        engine.block_size,
+        caching,
+        windows=[*first, *second],
+        max_in_flight=engine.max_num_batched_tokens * (1 + engine.async_scheduling),
+        max_model_len=spec.max_model_len,
+    )
+
+
+def _make_counter(spec: EngineSpec, count: int, size: int) -> BlockCounter:
+    """Make so many blocks without names."""
+    speculation, model = spec.engine.speculative_config, spec.model
+    if speculation is None:
+        return BlockCounter(count, size)
+    groups = None
+    if spec.keeps_window:
+        full, others, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
+        most = spec.engine.max_num_batched_tokens
+        groups = LayerGroups(full, others, model.sliding_window, most)
+    lookahead, longest = speculation.lookahead, spec.max_model_len
+    return BLOCKS["slots"](count, size, lookahead=lookahead, max_model_len=longest, groups=groups)

@@ -1,0 +1,109 @@
+"""The scheduler of the vLLM that is installed, with vLLM's policies or Headway's."""
+
+import os
+import warnings
+from typing import Any
+
+from simulator.core.engine_config import EngineConfig
+from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.engines import release_of
+from simulator.scenario.policy_table import (
+    PLUGIN,
+    POLICY_VARIABLE,
+    VLLM_POLICIES,
+    check_arguments,
+    check_rules,
+    is_own,
+    make_policy,
+    plugin_spec,
+    policy_name,
+    takes_variable,
+)
+from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
+from simulator.schedulers.vllm.rules import read_release
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.errors import HeadwayWarning
+from simulator.util.user_code import search_in
+
+REQUIRED = {
+    "allocation": ("paged", "vLLM's scheduler pages its memory"),
+    "speculative_config": (None, "goes with scheduler: headway"),
+    "preemption_mode": ("recompute", "vLLM's scheduler knows recompute alone"),
+}
+"""What an engine must have, and what is said where it has not."""
+
+
+def make_installed(spec: EngineSpec, options: dict[str, Any]) -> Scheduler:
+    """Build the scheduler of the vLLM that is installed; ValueError by field."""
+    engine = spec.engine
+    environment = _plugin_policy(spec)
+    if not environment and engine.scheduling_policy not in VLLM_POLICIES:
+        raise ValueError(
+            "engine.scheduling_policy: vLLM's scheduler has fcfs and priority; with scheduler_cls: "
+            f"{PLUGIN} it has the policies that order the waiting queue"
+        )
+    for key, (known, what) in REQUIRED.items():
+        if getattr(engine, key) != known:
+            raise ValueError(f"engine.{key}: {what}")
+    check_rules(engine, "vLLM's scheduler")
+    _check_installed(engine)
+    search_in(spec.folder)
+    return InstalledScheduler(
+        InstalledBlocks(spec.num_gpu_blocks, engine.block_size),
+        enable_prefix_caching=engine.enable_prefix_caching,
+        policy_name="fcfs" if environment else str(engine.scheduling_policy),
+        async_scheduling=engine.async_scheduling,
+        scheduler_cls=engine.scheduler_cls,
+        environment=environment,
+        **options,
+    )
+
+
+def _check_installed(engine: EngineConfig) -> None:
+    """Refuse a version that is not the installed one's, whose scheduler decides."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    wanted = release_of(engine)
+    try:
+        installed = version("vllm")
+    except PackageNotFoundError:
+        return  # told elsewhere
+    found = read_release(installed)
+    if wanted is not None and found is not None and wanted[:2] != found[:2]:
+        raise ValueError(
+            f"engine.version: is {engine.version}, and vLLM {installed} is installed, whose "
+            "scheduler decides: leave it out"
+        )
+
+
+def _plugin_policy(spec: EngineSpec) -> dict[str, str]:
+    """Return the environment by which `headway_vllm` is told the scenario's policy.
+
+    It is empty where the class has a policy of its own, or is another's, and where the scenario
+    names none: then HEADWAY_POLICY counts as it is set.
+    """
+    engine, told = spec.engine, os.environ.get(POLICY_VARIABLE)
+    if told and takes_variable(engine):
+        warnings.warn(
+            f"engine.scheduling_policy: is that of {POLICY_VARIABLE}, {told}, which is not in the "
+            "files of the run: give it as engine.scheduling_policy to keep it with them",
+            HeadwayWarning,
+            stacklevel=4,
+        )
+    if engine.scheduler_cls != PLUGIN or engine.scheduling_policy == "fcfs":
+        return {}
+    if told and told != plugin_spec(engine):
+        warnings.warn(
+            f"{POLICY_VARIABLE} has no effect: the scenario names a policy",
+            HeadwayWarning,
+            stacklevel=4,
+        )
+    name = policy_name(spec.policy)
+    if issubclass(spec.policy, Scheduler):
+        raise ValueError(
+            f"engine.scheduling_policy: {name} is a scheduler of its own: it cannot run in vLLM"
+        )
+    check_arguments(spec.policy, spec.arguments, taken={})
+    if not is_own(spec.policy):
+        make_policy(spec, spec.policy, spec.arguments)
+    return {POLICY_VARIABLE: plugin_spec(engine)}

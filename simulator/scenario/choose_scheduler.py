@@ -1,0 +1,137 @@
+"""Which scheduler an engine has, by its policy and its knobs, and what does not go together."""
+
+from collections.abc import Iterator, Mapping
+
+from simulator.core.engine_config import EngineConfig
+from simulator.scenario.engine_defaults import REQUIRED_FOR_WINDOW
+from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.policy_table import DYNAMIC_HOOKS, POLICIES, policy_name
+from simulator.schedulers.vllm.pipeline import PipelineScheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.imported import Imported
+
+REQUIRED_FOR_DRAFTS = {"async_scheduling": False, "preemption_mode": "recompute"}
+"""What an engine must have to verify drafts."""
+REQUIRED_FOR_STAGES = {
+    "scheduler": "headway",
+    "speculative_config": None,
+    "preemption_mode": "recompute",
+    "kv_offloading_size": None,
+    "prefix_cache": "hash",
+}
+"""What an engine must have whose layers are split into pipeline stages."""
+REQUIRED_FOR_ROLE = REQUIRED_FOR_STAGES | {
+    "data_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "disable_hybrid_kv_cache_manager": True,
+    "allocation": "paged",
+}
+"""What an engine must have that only prefills or only decodes."""
+ROLES: Imported[type[Scheduler]] = Imported(
+    {
+        "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",
+        "asynchronous kv_producer": "simulator.schedulers.vllm.kv_roles:AsyncProducer",
+        "kv_consumer": "simulator.schedulers.vllm.kv_roles:Consumer",
+        "asynchronous kv_consumer": "simulator.schedulers.vllm.kv_roles:AsyncConsumer",
+    }
+)
+"""By a group's kv_role and its async_scheduling, what schedules."""
+ORDERING = "policies that only order the queue: priority, sjf"
+
+
+def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
+    """Return the scheduler that a policy works with; None: that of the vLLM that is installed.
+
+    ValueError says, by field, what the scheduler does not do.
+    """
+    engine, role, name = spec.engine, spec.role, policy_name(spec.policy)
+    chosen = _of_policy(spec.policy)
+
+    def need(required: Mapping[str, object], differs: str, otherwise: str) -> None:
+        for key, word in differing_keys(engine, required):
+            raise ValueError(differs.format(key=key, word=word))
+        if chosen is not Scheduler:
+            raise ValueError(otherwise)
+
+    if role is not None:
+        need(
+            REQUIRED_FOR_ROLE,
+            f"engine.{{key}}: a group with kv_role {role} wants {{word}}",
+            f"engine.scheduling_policy: {name} passes no KV caches on; in a group with kv_role "
+            f"{role} fcfs does, and {ORDERING}, fair",
+        )
+    if engine.pipeline_parallel_size > 1:
+        at = "engine.pipeline_parallel_size"
+        whole = {"disable_hybrid_kv_cache_manager": True} if spec.keeps_window else {}
+        need(
+            {**REQUIRED_FOR_STAGES, **whole},
+            f"{at}: goes with {{key}}: {{word}}",
+            f"{at}: {name} has one batch in flight; fcfs has more, and {ORDERING}, boost",
+        )
+        return PipelineScheduler
+    if engine.scheduler == "vllm":
+        return None
+    if spec.keeps_window:
+        at = "engine.disable_hybrid_kv_cache_manager"
+        need(
+            REQUIRED_FOR_WINDOW,
+            f"{at}: false goes with {{key}}: {{word}}",
+            f"{at}: must be true: {name} keeps all tokens; fcfs need not, nor {ORDERING}, boost",
+        )
+    if engine.speculative_config is not None:
+        at = "engine.speculative_config"
+        need(
+            REQUIRED_FOR_DRAFTS,
+            f"{at}: goes with {{key}}: {{word}}",
+            f"{at}: {name} verifies no drafts; fcfs does, and {ORDERING}, boost",
+        )
+        from simulator.schedulers.vllm.speculative import Speculative
+
+        return Speculative
+    overlapped = _overlapped(chosen) if engine.async_scheduling else chosen
+    if overlapped is None:
+        raise ValueError(
+            f"engine.async_scheduling: {name} schedules a step when the one before has ended; set "
+            "it to false"
+        )
+    if role is not None:
+        return ROLES[f"asynchronous {role}" if engine.async_scheduling else role]
+    return overlapped
+
+
+def differing_keys(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of an engine that have another value than is wanted, and that as in YAML."""
+    for key, value in wanted.items():
+        if getattr(engine, key) != value:
+            yield key, "null" if value is None else str(value).lower()
+
+
+def can_overlap(policy: type) -> bool:
+    """Say whether under a policy a step can be decided while the one before it runs."""
+    return _overlapped(_of_policy(policy)) is not None
+
+
+def _of_policy(policy: type) -> type[Scheduler]:
+    """Return what decides one step after another under a policy."""
+    if issubclass(policy, Scheduler):
+        return policy
+    if any(hasattr(policy, hook) for hook in DYNAMIC_HOOKS):
+        from simulator.schedulers.vllm.dynamic import DynamicScheduler
+
+        return DynamicScheduler
+    return Scheduler
+
+
+def _overlapped(chosen: type[Scheduler]) -> type[Scheduler] | None:
+    """Get what schedules with async_scheduling in the place of a scheduler; None: nobody does."""
+    if chosen is Scheduler:
+        from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+
+        return AsyncScheduler
+    if POLICIES.name_of(chosen) == "sglang":
+        from simulator.schedulers.sglang.overlap import OverlappedSgLang
+
+        return OverlappedSgLang
+    from simulator.schedulers.vllm.dynamic import AsyncDynamicScheduler, DynamicScheduler
+
+    return AsyncDynamicScheduler if chosen is DynamicScheduler else None

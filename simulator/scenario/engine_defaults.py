@@ -1,0 +1,299 @@
+"""What a scenario's engines have where it does not say: by the engine's name, its version, the GPU.
+
+Plain values go in and come out, before anything is checked: what is wrong with them is kept, and
+told where all keys are checked.
+"""
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from simulator.core.engine_config import TEXTBOOK, EngineConfig
+from simulator.costs.overhead import VLLM
+from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
+from simulator.models.load import load_model
+from simulator.models.spec import ModelSpec
+from simulator.scenario.engines import ENGINES, Defaults, release_of
+from simulator.schedulers.vllm.rules import (
+    NEWEST,
+    Release,
+    options_without_effect,
+    read_release,
+    write_release,
+)
+
+ASYNC_SINCE = (0, 14, 0)
+"""vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
+ASYNC_PIPELINE_SINCE = (0, 15, 0)
+"""The same under pipeline parallelism."""
+SYNCHRONOUS_POLICIES = (
+    *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "trtllm", "tgi", "fastgen"),
+)
+"""Policies that schedule a step when the one before has ended, under `vllm`, too."""
+DYNAMIC_POLICIES = ("preemptive", "deadline", "srpt", "hrrn", "mlfq", "virtual-finish-time")
+"""Policies whose order changes with time, or that displace."""
+HYBRID_SINCE = (0, 9, 1)
+"""The first release whose hybrid KV cache manager gives back, by default, what has left a window;
+its decisions were compared with those of 0.33 alone."""
+REQUIRED_FOR_WINDOW = {
+    "scheduler": "headway",
+    "pipeline_parallel_size": 1,
+    "preemption_mode": "recompute",
+    "allocation": "paged",
+    "reserve_output_tokens": None,
+    "kv_offloading_size": None,
+    "prefix_cache": "hash",
+}
+"""What an engine must have whose layers keep a window alone."""
+UTILIZATION_SINCE = (0, 20, 0)  # gpu_memory_utilization 0.92; before 0.9
+LARGE_BATCHES_SINCE = (0, 28, 0)  # on GPUs of 160 GiB and more; before, as on those of 70
+CLAMPS_SINCE = (0, 11, 1)  # max_num_batched_tokens by max_model_len
+
+
+def fill_in_defaults(raw: dict[str, Any]) -> dict[str, Any]:
+    """Complete a scenario's engine, and those of its groups by it, before anything is checked.
+
+    A data-parallel server alone is a cluster of one.
+    """
+    raw = open_named_blocks(raw)
+    base, gpu, model = raw.get("engine") or {}, raw.get("gpu"), raw.get("model")
+    ranks = base.get("data_parallel_size") if isinstance(base, dict) else None
+    if raw.get("cluster") is None and isinstance(ranks, int) and ranks > 1:
+        raw = raw | {"cluster": {}}
+    if (counted := _with_count(gpu, base)) is not gpu:
+        raw = raw | {"gpu": counted}
+    cluster = raw.get("cluster")
+    groups = cluster.get("groups") if isinstance(cluster, dict) else None
+    if isinstance(cluster, dict) and isinstance(groups, dict):
+        filled = {name: _fill_in_group(group, base, gpu, model) for name, group in groups.items()}
+        raw = raw | {"cluster": cluster | {"groups": filled}}
+    return raw | {"engine": with_defaults(_sharing(base, gpu), gpu, model)}
+
+
+def _fill_in_group(group: object, base: object, gpu: object, model: object) -> object:
+    """Complete a group's engine by the scenario's, then both by the defaults."""
+    given = {} if group is None else group
+    if not isinstance(given, dict) or not isinstance(base, dict):
+        return group
+    given = open_named_blocks(given)
+    changed = given.get("engine") or {}
+    if not isinstance(changed, dict):
+        return group
+    if given.get("kv_role") is not None:  # it passes on the blocks of all tokens
+        base = {"disable_hybrid_kv_cache_manager": True} | base
+    if changed.get("name") not in (None, VLLM, TEXTBOOK):
+        base = {key: value for key, value in base.items() if key != "version"}  # it is vLLM's
+    own = given.get("gpu")
+    counted = _with_count(own or gpu, base | changed)
+    if counted is not (own or gpu) and (own or counted != _with_count(gpu, base)):
+        given = given | {"gpu": counted}
+    on = given.get("gpu") or gpu
+    return given | {"engine": with_defaults(_sharing(base | changed, on), on, model)}
+
+
+def _with_count(gpu: object, engine: object) -> object:
+    """Get a block `gpu` as many GPUs as its engine shares the work out to, unless it has a number.
+
+    The same block comes back where that is one, and where something is wrong.
+    """
+    block = {} if gpu is None else gpu
+    if not isinstance(block, dict) or not isinstance(engine, dict) or "count" in block:
+        return gpu
+    sizes = [engine.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data")]
+    if not all(type(size) is int and size > 0 for size in sizes) or prod(sizes) == 1:
+        return gpu
+    return block | {"count": prod(sizes)}
+
+
+def _sharing(engine: Any, gpu: object) -> Any:
+    """Return an engine that shares out the GPUs it has, by tensors, unless it says how it does.
+
+    The same block comes back where the number is not a multiple of the stages and ranks.
+    """
+    count = gpu.get("count") if isinstance(gpu, dict) else None
+    if not isinstance(engine, dict) or "tensor_parallel_size" in engine:
+        return engine
+    sizes = [engine.get(f"{kind}_parallel_size", 1) for kind in ("pipeline", "data")]
+    if not all(type(size) is int and size > 0 for size in (count, *sizes)):
+        return engine
+    shares, rest = divmod(count, prod(sizes))
+    return engine if rest or shares <= 1 else engine | {"tensor_parallel_size": shares}
+
+
+def open_named_blocks(raw: dict[str, Any]) -> dict[str, Any]:
+    """Write `engine: NAME` and `gpu: NAME` of a scenario or group as what they are short for."""
+    return raw | {
+        key: {"name": raw[key]} for key in ("engine", "gpu") if isinstance(raw.get(key), str)
+    }
+
+
+def with_defaults(engine: object, gpu: object, model: object = None) -> object:
+    """Fill in the defaults of the engine that the block `engine` names, by default vllm.
+
+    What is no block of a known name is kept. The arguments are plain values as a scenario gives
+    them, checked or not.
+    """
+    if not isinstance(engine, dict):
+        return engine
+    name, version = engine.get("name"), engine.get("version")
+    release = read_release(str(version)) if isinstance(version, str | float) else None
+    if name is None:
+        name = VLLM
+        engine = engine | {"name": name}
+    if not isinstance(name, str) or name not in ENGINES:
+        return engine
+    known, spec = ENGINES[name], _find_model(model)
+    defaults: Defaults = {"async_scheduling": False} | known.defaults
+    longest = engine.get("max_model_len") or (spec.max_position_embeddings if spec else 0)
+    if known.whole_prompts and isinstance(longest, int):
+        defaults["max_num_batched_tokens"] = max(longest, defaults["max_num_batched_tokens"])
+    found = _find_gpu(gpu.get("name") if isinstance(gpu, dict) else None)
+    if known.by_memory is not None and found is not None:
+        defaults |= known.by_memory(found)
+    if name == TEXTBOOK:
+        defaults |= options_without_effect(release)
+    if name == VLLM and release is not None:
+        defaults |= version_defaults(release, found)
+        if engine.get("pipeline_parallel_size", 1) != 1 and release < ASYNC_PIPELINE_SINCE:
+            defaults["async_scheduling"] = False
+    if engine.get("enable_prefix_caching") is False:
+        defaults.pop("prefix_cache", None)  # SGLang's --disable-radix-cache
+    on_cpu = name == VLLM and found is CPU  # where vLLM decides one step after another
+    if on_cpu or not _overlaps(name, engine, model):
+        defaults["async_scheduling"] = False
+    block = defaults | engine
+    if name == VLLM:
+        if spec is not None and spec.keeps_window:
+            _give_windows_back(block, release)
+        _clamp_sizes(block, engine, longest, release)
+    return block
+
+
+def _overlaps(name: str, engine: Defaults, model: object) -> bool:
+    """Say whether what a block asks for goes with deciding a step while the one before it runs.
+
+    Of drafts vLLM makes n-grams one step after another, too (VllmConfig.__post_init__).
+    """
+    policy = policy_name_of(engine)
+    if policy in SYNCHRONOUS_POLICIES or (name == "sglang" and policy not in (None, "sglang")):
+        return False
+    if engine.get("speculative_config") or engine.get("preemption_mode") in ("swap", "auto"):
+        return False
+    return engine.get("prefix_cache") != "radix" or policy == "sglang" or name == "sglang"
+
+
+def _give_windows_back(block: Defaults, release: Release | None) -> None:
+    """Let a block of vLLM's give back what leaves a window, where nobody says and it is simulated.
+
+    Policies of one's own may keep books of all blocks.
+    """
+    policy = policy_name_of(block)
+    others = (*SYNCHRONOUS_POLICIES, *DYNAMIC_POLICIES, "sglang")
+    if policy in others or ":" in str(policy):
+        return
+    without_drafts = REQUIRED_FOR_WINDOW | {"speculative_config": None}
+    if any(block.get(key, value) != value for key, value in without_drafts.items()):
+        return
+    if release is None or release >= HYBRID_SINCE:
+        block.setdefault("disable_hybrid_kv_cache_manager", False)
+
+
+def version_defaults(release: Release, gpu: Gpu | None = None) -> Defaults:
+    """Return the defaults of a vLLM V1 release that have changed since (EngineArgs, by release)."""
+    defaults: Defaults = {
+        "async_scheduling": release >= ASYNC_SINCE,
+        "gpu_memory_utilization": 0.92 if release >= UTILIZATION_SINCE else 0.9,
+    }
+    if gpu is not None and gpu.memory >= 160 * GIB and release < LARGE_BATCHES_SINCE:
+        defaults["max_num_batched_tokens"] = 8192
+    return defaults | options_without_effect(release)
+
+
+def _clamp_sizes(block: Defaults, given: Defaults, longest: Any, release: Release | None) -> None:
+    """Fit the sizes of a batch that nobody gave to the others, as vLLM's EngineArgs does."""
+    tokens, seqs = block["max_num_batched_tokens"], block["max_num_seqs"]
+    if not all(type(size) is int and size > 0 for size in (tokens, seqs, longest)):
+        return  # told elsewhere
+    if "max_num_batched_tokens" not in given and (release is None or release >= CLAMPS_SINCE):
+        tokens = min(tokens, seqs * longest)
+        if block["enable_chunked_prefill"] is False:
+            tokens = max(tokens, longest)
+        block["max_num_batched_tokens"] = tokens
+    if "max_num_seqs" not in given:
+        block["max_num_seqs"] = min(seqs, tokens)
+
+
+def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
+    """Say which engine is simulated, and which of its keys are as it has them on such a GPU.
+
+    `defaults` are the keys whose value is what leaving them out gives, `set` all others; `follows`
+    is the system and its version. `not_simulated`, where there is any, has the values that vLLM's
+    own defaults would give other keys.
+    """
+    block = dict(engine)
+    if engine.speculative_config is not None:
+        block["speculative_config"] = engine.speculative_config.model_dump()
+    usual, given = {}, {}
+    for key, field in EngineConfig.model_fields.items():
+        if key in ("name", "version"):
+            continue
+        rest = {name: value for name, value in block.items() if name != key}
+        filled = with_defaults(rest, {"name": gpu}, model)
+        assert isinstance(filled, dict)
+        if filled.get(key, field.default) != block[key]:
+            given[key] = block[key]
+        elif key in ENGINES[engine.name].defaults or block[key] != field.default:
+            usual[key] = block[key]
+    told = {"name": engine.name, "follows": _followed(engine), "defaults": usual, "set": given}
+    missing = {k: v for k, v in _not_simulated(engine, model).items() if k not in given}
+    return told | ({"not_simulated": missing} if missing else {})
+
+
+def _not_simulated(engine: EngineConfig, model: object) -> Defaults:
+    """Return the keys that vLLM would set otherwise beside what is asked for, and its values."""
+    release = release_of(engine)
+    found: Defaults = {}
+    if engine.name != VLLM:
+        return found
+    drafts = engine.speculative_config is not None and engine.speculative_config.method != "ngram"
+    if drafts and not engine.async_scheduling and (release is None or release >= ASYNC_SINCE):
+        found["async_scheduling"] = True
+    spec = _find_model(model)
+    keeps_all = engine.disable_hybrid_kv_cache_manager and spec is not None and spec.keeps_window
+    if keeps_all and (release is None or release >= HYBRID_SINCE):
+        found["disable_hybrid_kv_cache_manager"] = False
+    return found
+
+
+def _followed(engine: EngineConfig) -> str:
+    """Name the system that an engine is simulated after, with its version."""
+    if engine.scheduler == "vllm":
+        return "the vLLM that is installed"
+    if not engine.follows_vllm:
+        followed = ENGINES[engine.name].follows.partition(":")[0]
+        work = f", with the work around the kernels of vLLM {engine.version}"
+        return followed + (work if engine.version else "")
+    told = engine.version or f"{write_release(NEWEST)} (newest known)"
+    return f"vLLM {told}" if engine.name == VLLM else f"textbook, with the rules of vLLM {told}"
+
+
+def policy_name_of(engine: Defaults) -> object:
+    """Return the name of a block's policy, with arguments or without; None where it has none."""
+    policy = engine.get("scheduling_policy")
+    return policy.get("policy") if isinstance(policy, dict) else policy
+
+
+def _find_model(model: object) -> ModelSpec | None:
+    """Find the model; None where it cannot be found, which is told elsewhere."""
+    try:
+        return load_model(model if isinstance(model, str | Path) else "llama-3-8b")
+    except Exception:  # the file may hold anything
+        return None
+
+
+def _find_gpu(name: object) -> Gpu | None:
+    """Find the GPU; None where there is none of that name, which is told elsewhere."""
+    try:
+        return find_gpu(name if isinstance(name, str) else "A100-80GB")
+    except ValueError:
+        return None
