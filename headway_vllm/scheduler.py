@@ -84,7 +84,8 @@ class HeadwayScheduler(RecordedScheduler):
         # Who is in the middle of its prompt: a look at all who run would take longer.
         self._chunks: list[Any] = []
         self._asks = self._displaces or self._refresh is not None
-        self._most_active = getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
+        active: int | None = getattr(self, "max_num_active_reqs", None)
+        self._most_active = self.max_num_running_reqs if active is None else active
         self._may_change = False  # whom it displaces may be another though nothing has happened
         self._given: list[tuple[Any, int]] = []  # tokens that the step being decided has given
         self._marked: list[RequestView] = []  # views that have been told of them

@@ -318,8 +318,8 @@ def table(found: Diagnosis) -> str:
     notes = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
     for trial in found.trials:
         if trial.trade:
-            told = ", ".join(_change(key, found.values, trial.values) for key in trial.trade)
-            notes.append(f"{words(trial.advice)}: a bad trade: {told}")
+            trade = ", ".join(_change(key, found.values, trial.values) for key in trial.trade)
+            notes.append(f"{words(trial.advice)}: a bad trade: {trade}")
     if all(trial.trade or trial.error for trial in found.trials):
         notes.append("No advice makes it better: leave the keys as they are.")
     return "\n".join([*lines, "", align(rows), *notes])
