@@ -268,8 +268,8 @@ def _overload(scenario: Scenario, group: _Group, what: str, asked: float, most: 
         and cluster.autoscaling.group in (None, group.name)
     ):
         key = "cluster.autoscaling.max_replicas"
-    to = ceil(SPARE * now * times)
-    change = {key: to} if to <= MOST_REPLICAS else {}
+    to = SPARE * now * times
+    change = {key: ceil(to)} if to <= MOST_REPLICAS else {}
     verb = "compute" if what == "prompts" else "decode"
     text = (
         f"{what} of {asked:,.0f} tokens/s come, and {now:,} "

@@ -122,7 +122,9 @@ def test_an_interrupt_leaves_all_replicas_at_one_time(
     replicas: list[independent.IndependentReplica] = []
     made = independent.ReplicaGroup.replicas
     monkeypatch.setattr(
-        independent.ReplicaGroup, "replicas", lambda self: replicas.extend(made(self)) or replicas
+        independent.ReplicaGroup,
+        "replicas",
+        lambda *given: replicas.extend(made(*given)) or replicas,
     )
     result = run(what, progress=stop)
     assert result.interrupted

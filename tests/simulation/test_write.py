@@ -47,7 +47,8 @@ class Ran(Record):
         engine = SimpleNamespace(scheduling_policy="fcfs")
         told = {"name": "näme", "seed": 0}
         scenario = SimpleNamespace(resolved=lambda: told, engine=engine, cluster=None)
-        super().__init__(scenario, load, sent, logs, SimpleNamespace(cost=LinearCost(base=1.0)))
+        specs = {"": SimpleNamespace(cost=LinearCost(base=1.0))}
+        super().__init__(scenario, load, sent, logs, specs)
         self.note = {"completed": 2}
 
     def summary(self) -> dict:
