@@ -135,6 +135,7 @@ def test_a_served_scenario_comes_back(tmp_path: Path, capsys: pytest.CaptureFixt
         "num_gpu_blocks_override": 2000,
         "enable_prefix_caching": True,
         "max_model_len": 1024,
+        "async_scheduling": False,
     }
     assert written["cost"] == {"profile": "profile.yaml"}
     cost = resolve(load_scenario(out / "scenario.yaml")).cost
