@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet
 .PHONY: demo test test-clients test-engine lint mutants bench notebooks test-notebooks docs lock clean preflight
 
 demo: $(VENV)/installed
-	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --out out/demo
+	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --set engine.max_num_seqs=24 --out out/demo
 
 # With CI=true, as in .ci/run: every test, and every example of the property tests. Without: no slow
 # test, and a fifth of the examples, other ones each time.
