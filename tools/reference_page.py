@@ -27,15 +27,14 @@ from simulator.workload.generate import Generator, PrefixGroups, Sessions
 
 PAGE_HEAD = """# Scenario reference
 
-This page has every key of a scenario file with its default, its type and its meaning. It is made
-by `python -m tools.reference_page`.
+This page lists every key of a scenario file with its default, type and meaning.
+`python -m tools.reference_page` makes it.
 
-A scenario is one YAML file; `headway run FILE` simulates it. You may leave out every key that is
-not required. An unknown key or a wrong value is refused with its line. `--set dotted.key=value`
-overrides a key. Relative paths are looked up beside the scenario file, then in the folder that the
-environment variable `HEADWAY_DATA` names. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not
-supported. A scenario may name code (`module:Class`): do not run a stranger's
-([SECURITY.md](../SECURITY.md)).
+A scenario is one YAML file; `headway run FILE` simulates it, `--set dotted.key=value` overrides a
+key. You may leave out every key that is not required. `1e-3` and `inf` are numbers; anchors (`&`,
+`*`) are not supported. A scenario may name code (`module:Class`): do not run a stranger's
+([SECURITY.md](../SECURITY.md)). [Commands](commands.md#scenarios-on-the-command-line) says how
+paths and names are found.
 """
 PREFIX_GROUP_KEYS = {
     "num_prefixes": "number of prefixes",
@@ -48,13 +47,13 @@ SESSION_KEYS = {
 }
 POLICIES_HEAD = """## engine.scheduling_policy
 
-A name, or `{policy: NAME, argument: value}`; defaults of the arguments are in brackets. A class of
-your own, `{policy: package.module:Class, ...}`, takes those of its constructor.
+A name, or `{policy: NAME, argument: value}`, with defaults in brackets; or a class of your own,
+`{policy: package.module:Class, ...}`, with the arguments of its constructor.
 """
 POLICY_TEXTS = {
     "fcfs": "First come, first served; a preempted request goes to the front.",
     "preemptive": "As priority, but a waiting request displaces a running one whose number is "
-    "larger by more than `threshold`; numbers fall by `ageing` per second since the arrival.",
+    "larger by more than `threshold`; numbers fall by `ageing` per second.",
     "deadline": "Earliest deadline first: token n is due `ttft` + n `tpot` ms after the "
     "arrival; `clients` may have their own, {name: {ttft: 200, tpot: 30}}. A waiting "
     "request displaces a running one whose next token is due more than `slack` ms later.",
@@ -65,16 +64,16 @@ POLICY_TEXTS = {
     "mlfq": "Skip-join feedback queues: level l has a quantum of `quantum` `ratio` ** l steps; "
     "`prefill_rate` prompt tokens count as one. It displaces running requests of lower "
     "levels. A request that has waited `starvation` seconds goes to the highest level.",
-    "boost": "First come, first served by arrival times that are moved forward for small "
-    "requests, which bounds the tail; `by` as in sjf, `token_time` seconds per token; a "
-    "large `gamma` (1/s) is close to fcfs.",
+    "boost": "First come, first served by arrival times that are earlier for small requests, "
+    "which bounds the tail; `by` as in sjf, `token_time` seconds per token; a large "
+    "`gamma` (1/s) is close to fcfs.",
     "priority": "The smaller priority of the trace first, among equals the earlier arrival.",
     "sjf": "The shortest first: by its prompt, its predicted answer (`by: hint`) or both (`by: "
     "total`). A second of waiting counts as `ageing` tokens less.",
     "static": "Static batching: a batch starts when `batch_size` requests wait (null, and at "
     "most: max_num_seqs), or `timeout` seconds after the oldest of them came, and runs "
-    "until its longest member ends. `deliver: each` streams answers; `batch` gives all "
-    "when the batch is over: then TTFT is E2EL.",
+    "until its longest member ends. `deliver: each` streams answers; `batch` delivers "
+    "all when the batch is over: then TTFT is E2EL.",
     "hf-static": "Hugging Face `generate` in a loop: static batching without a timeout, each "
     "batch of prompts in one pass; `batch_size` null is 8; `deliver` as for static.",
     "orca": "Orca: whole prompts and decodes in one step, without a token budget; memory reserved "
@@ -93,26 +92,23 @@ POLICY_TEXTS = {
     "client's weight: {policy: fair, weights: {a: 2, b: 1}}; other clients have weight 1.",
     "wfq": "Weighted fair queueing: the smallest virtual finish time first, `boost` tokens sooner "
     "for each second of waiting; weights as for fair.",
-    "virtual-finish-time": "Weighted fair queueing of single requests: the smallest virtual "
-    "time + remaining tokens / weight first. For a waiting request a share of its tokens, "
-    "up to `starvation_boost`, does not count. The largest running request is preempted. "
-    "Weights as for fair.",
+    "virtual-finish-time": "Weighted fair queueing of single requests: the smallest virtual time "
+    "+ remaining tokens / weight first. A share of a waiting request's "
+    "tokens, up to `starvation_boost`, does not count. It preempts the "
+    "largest running request. Weights as for fair.",
     "drr": "Deficit round robin: in each round a client may spend `quantum` tokens times its "
     "weight; weights as for fair.",
 }
 PREDICTORS_HEAD = """## predictor
 
-A kind, or `{kind: ..., ...}`; defaults of the fields are in brackets. Predictions are whole output
-tokens; `requests.csv` has them in the column `predicted_output_tokens`. Errors depend on `seed` and
-on the request's number alone.
+A kind, or `{kind: ..., ...}`, with defaults in brackets. `requests.csv` has the predictions in the
+column `predicted_output_tokens`. Errors depend on `seed` and the request's number alone.
 """
-GENERATOR_HEAD = """Without `trace` the requests are generated, with the words and meanings of
-`vllm bench serve`.
+GENERATOR_HEAD = """Without `trace` Headway generates requests, in the words of `vllm bench serve`.
 """
 INTRODUCTIONS = {
     "workload.trace": """\
-For a trace whose columns no format knows, `workload.columns`, beside `trace`, says which column
-holds `arrival`, `prompt`, `output` and the like, as a mapping or `arrival=t:ms,prompt=n,output=m`
+For a trace whose columns no format knows, `workload.columns`, beside `trace`, names them
 ([workloads.md](workloads.md)).
 """,
     "workload.frontend": """\
@@ -133,21 +129,20 @@ COSTS_HEAD = """## cost
 `{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. What the engine adds to its
 kernels (`simulator/costs/overheads.yaml`, by `engine.version`) comes on top. `overhead: vllm` adds
 that to a profile that does not ask for it; `overhead: {host_per_sequence: 2e-5}` changes its terms.
-`{kind: ...}` defines a cost model by its terms, in seconds; defaults are in brackets. T is the
+`{kind: ...}` defines a cost model by its terms, in seconds, with defaults in brackets. T is the
 number of tokens in a step, n that of its sequences, S the cached tokens that its decodes read.
 """
 COST_TEXTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
-    "piecewise": "The form of the shipped profiles, explained in "
-    "`simulator/costs/piecewise.py`. `dense` is a list of [tokens, seconds]. "
-    "`cudagraph_capture_sizes` lists the batches that have a CUDA graph: a step of decodes "
-    "costs what the next of them costs. A step with prompts costs what the next row of "
-    "`graph_mixed` costs, by tokens, if there is one.",
-    "piecewise-split": "Besides the terms of `piecewise`: a step that decodes waits `per_key` "
-    "for each key of its longest sequence or, with few sequences, for an even share of all "
-    "keys, explained in `simulator/costs/split.py`: B200 from vLLM 0.14 on.",
-    "roofline": "From the sizes of the model and the data sheet of the GPU, at the efficiency "
-    "that kernels reach on it, or else on another GPU.",
+    "piecewise": "The form of the shipped profiles (`simulator/costs/piecewise.py`). `dense` is "
+    "a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches that "
+    "have a CUDA graph: a step of decodes costs what the next larger one costs. So "
+    "does a step with prompts by the rows of `graph_mixed`.",
+    "piecewise-split": "B200 from vLLM 0.14 on: besides the terms of `piecewise` a step that "
+    "decodes waits `per_key` for each key of its longest sequence or, with "
+    "few sequences, of an even share of all keys (`simulator/costs/split.py`).",
+    "roofline": "From the model's sizes and the GPU's data sheet, at the efficiency that kernels "
+    "reach on it, or else on another GPU.",
 }
 DISTRIBUTIONS_HEAD = """## Distributions
 

@@ -114,8 +114,8 @@ class HostConfig(Config):
 
     per_step: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="s of the host's work in each step; asynchronous scheduling hides it "
-        "behind the kernels, otherwise it is added; null: by `engine.version`",
+        description="s of the host's work in each step, which asynchronous scheduling hides "
+        "behind the kernels; null: by `engine.version`",
     )
     per_sequence: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="s more for each sequence in the step; null: by `engine.version`"
@@ -146,20 +146,21 @@ class EngineConfig(Config):
         "hf",
     ] = Field(
         "vllm",
-        description="the engine whose defaults hold for keys left out, see engines.md; "
-        "`engine: sglang` is short for that alone. Defaults shown here are those of vllm",
+        description="the engine whose defaults hold for keys left out (engines.md); `engine: "
+        "sglang` is short for `engine: {name: sglang}`. Defaults here are vllm's",
     )
     version: Annotated[str | None, BeforeValidator(version_text)] = Field(
         None,
         description="a release of vLLM, such as 0.11.2 (0.11: its last). It selects the "
-        "scheduler's rules (see conformance.md), what the engine adds to its kernels (see "
-        "cost-models.md) and, with name vllm, the defaults; null: the newest known, 0.33",
+        "scheduler's rules (conformance.md), what the engine adds to its kernels "
+        "(cost-models.md) and, with name vllm, the defaults; null: the newest known, "
+        "0.33",
     )
     generation_config: Literal["auto", "vllm"] = Field(
         "auto",
-        description="how requests are sampled by default; auto: as the model's "
-        "generation_config.json says (top_p or top_k there makes vLLM before 0.17, except "
-        "0.9 to 0.11.0, sort the logits of each step); vllm: without top_p and top_k",
+        description="auto: sample as the model's generation_config.json says (with top_p or "
+        "top_k vLLM before 0.17, except 0.9 to 0.11.0, sorts the logits of each "
+        "step); vllm: without top_p and top_k",
     )
     scheduling_policy: Annotated[
         str | dict[str, Any], BeforeValidator(check_name_under("policy", "module:Class"))
@@ -201,9 +202,8 @@ class EngineConfig(Config):
     )
     prefix_cache: Literal["hash", "radix"] = Field(
         "hash",
-        description="how such prompts are found; hash: by chained hashes of blocks, as vLLM; "
-        "radix: in a tree whose leaves are evicted, as SGLang (always, under the policy "
-        "sglang)",
+        description="how to find such prompts; hash: by chained hashes of blocks, as vLLM; "
+        "radix: in a tree, as SGLang (always, under the policy sglang)",
     )
     kv_offloading_size: PositiveAmount | None = Field(
         None,
@@ -226,8 +226,8 @@ class EngineConfig(Config):
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype)] = (
         Field(
             "auto",
-            description="type of weights and activations; auto: the model's; bf16, fp16, half, "
-            "fp32 and float are known, too",
+            description="type of weights and activations; auto: the model's; also bf16, fp16, "
+            "half, fp32, float",
         )
     )
     quantization: Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"] | None = Field(
@@ -244,8 +244,7 @@ class EngineConfig(Config):
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
-        description="pipeline stages, each on tensor_parallel_size GPUs; as many batches are "
-        "in flight, see engines.md",
+        description="pipeline stages, each on tensor_parallel_size GPUs (engines.md)",
     )
     pipeline_parallel_bandwidth: PositiveAmount | None = Field(
         None,
@@ -257,13 +256,13 @@ class EngineConfig(Config):
     )
     expert_routing: Literal["uniform", "power_law_1.01", "power_law_1.2"] = Field(
         UNIFORM,
-        description="how unevenly tokens choose experts; uniform: each by itself and evenly; "
-        "power_law: the experts' loads follow a power law; see cost-models.md",
+        description="how unevenly tokens choose experts; power_law: the experts' loads follow a "
+        "power law (cost-models.md)",
     )
     data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
         description="engine cores of one server behind vLLM's internal load balancer, each on "
-        "tensor_parallel_size GPUs, see fleet.md; all sizes here are of one core",
+        "tensor_parallel_size GPUs (fleet.md); all sizes here are of one core",
     )
     api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
@@ -278,18 +277,18 @@ class EngineConfig(Config):
         description="raise that limit to max_num_batched_tokens divided by the requests present",
     )
     prefill_schedule_interval: Count = Field(
-        1, description="while decodes run, every how many steps prompts are computed"
+        1, description="while decodes run, compute prompts only every so many steps"
     )
     async_scheduling: bool = Field(
         True,
-        description="decide a step while the one before it runs; left out, false where that is "
-        "not simulated (drafts, swap, a radix tree, schedulers that need the last step)",
+        description="decide a step while the one before it runs; left out, false with drafts, "
+        "swap, a radix tree and schedulers that need the last step",
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
-        description="true: every layer keeps the KV of all tokens; false: layers with a "
-        "sliding window keep the window alone; left out, false under vllm if the model has "
-        "windows and that is simulated, see memory.md",
+        description="true: every layer keeps the KV of all tokens; false: layers with a sliding "
+        "window keep the window alone; left out, false under vllm if the model has "
+        "windows (memory.md)",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding, see below; null: none"
@@ -314,14 +313,14 @@ class EngineConfig(Config):
         int | Literal["max_tokens", "max_model_len"] | None, BeforeValidator(_reservation)
     ] = Field(
         None,
-        description="admit a request only if its prompt and so many tokens of answer fit "
-        "beside all that is reserved; max_tokens: what it may generate; max_model_len: "
-        "what any request may; null: reserve no answer",
+        description="admit a request only if its prompt and so many tokens of answer fit beside "
+        "all reserved ones; max_tokens: what it may generate; max_model_len: what "
+        "any request may; null: reserve no answer",
     )
     preemption_mode: Literal["recompute", "swap", "auto"] = Field(
         "recompute",
         description="recompute: compute a preempted request again; swap: copy its KV blocks to "
-        "the host and back, as vLLM before V1; auto: what is expected to cost less",
+        "the host and back, as vLLM before V1; auto: the cheaper by expectation",
     )
     swap_space: Amount = Field(
         4.0,
@@ -335,8 +334,8 @@ class EngineConfig(Config):
     )
     swap_overlap: bool = Field(
         False,
-        description="copies to and from the host run beside compute: the step takes the longer "
-        "of the two, not their sum",
+        description="the step takes the longer of compute and copies to and from the host, not "
+        "their sum",
     )
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"

@@ -28,8 +28,8 @@ class DraftConfig(Config):
     )
     fraction: Share = Field(
         0.0,
-        description="the first draft step takes this share of the verified step, prompts "
-        "included; each other one this share of a plain decode step",
+        description="the first draft step takes this share of the verified step, each other one "
+        "this share of a plain decode step",
     )
 
 
@@ -50,18 +50,18 @@ class SpeculativeConfig(Config):
 
     method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"] | None = Field(
         None,
-        description="who drafts; all but ngram hold KV slots for their drafts ahead; null: "
-        "draft_model if `draft` is given, else ngram",
+        description="all but ngram hold KV slots for their drafts ahead; null: draft_model if "
+        "`draft` is given, else ngram",
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
         description="draft tokens that a step verifies for each sequence that decodes"
     )
     acceptance: Annotated[Share | list[Share], BeforeValidator(_acceptance)] = Field(
-        description="probability that a draft token is accepted, given that those before it "
-        "were: one number, or one for each position"
+        description="probability that a draft token is accepted if those before it were: one "
+        "number, or one for each position"
     )
     draft: DraftConfig | None = Field(
-        None, description="what drafting costs; null: nothing, for ngram alone"
+        None, description="the cost of drafting; null: nothing (ngram alone)"
     )
 
     @model_validator(mode="after")

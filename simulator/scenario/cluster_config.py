@@ -35,8 +35,8 @@ class GroupConfig(Config):
     )
     kv_role: Literal["kv_producer", "kv_consumer"] | None = Field(
         None,
-        description="kv_producer: computes prompts; kv_consumer: decodes them; all groups have "
-        "a role or none has; null: both at once",
+        description="kv_producer: computes prompts; kv_consumer: decodes them; all groups have a "
+        "role or none; null: both",
     )
     dollars_per_hour: NonNegativeFloat | None = Field(
         None, description="price of one replica; null: that of its GPUs in the table of hardware"
@@ -55,7 +55,7 @@ class ClusterConfig(Config):
         "{router: name, argument: value}",
     )
     groups: dict[str, GroupConfig] = Field(
-        {}, description="in place of replicas: groups of different servers, by names of your own"
+        {}, description="in place of replicas: groups of different servers, by name"
     )
 
     kv_transfer: KvTransferConfig | None = Field(

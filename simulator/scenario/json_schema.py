@@ -15,8 +15,8 @@ GENERATOR_KEYS = {
     "ramp_up_strategy": "linear or exponential; in place of request_rate",
     "ramp_up_start_rps": "rate at the beginning, requests per second",
     "ramp_up_end_rps": "rate at the end, requests per second",
-    "diurnal": "{period: s, amplitude: share}: the load swings about request_rate and starts "
-    "at its lowest; 86400 and 0.5 if left out",
+    "diurnal": "{period: s, amplitude: share}: the load swings about request_rate, from its "
+    "lowest on; left out, 86400 and 0.5",
     "num_prompts": "requests; with sessions, their turns",
     "max_concurrency": "most requests sent and unfinished; null: no limit; also beside trace",
     "input_len": "tokens of a prompt: a number or a distribution; null: 1024",
@@ -30,9 +30,9 @@ GENERATOR_KEYS = {
     "clients": "how many clients, or a list with the weight of each; null: no names; also "
     "beside trace",
     "priorities": "a whole number for each client, the smaller the more urgent; also beside trace",
-    "max_tokens": "output tokens that each request's client allows, a number or a "
-    "distribution: longer answers are cut there, with finish_reason length; null: no "
-    "limit; also beside trace",
+    "max_tokens": "output tokens that each request's client allows, a number or a distribution: "
+    "longer answers end there, with finish_reason length; null: no limit; also "
+    "beside trace",
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """Of JSON Schema."""

@@ -15,7 +15,9 @@ PositiveSeconds = Annotated[float, Field(gt=0, lt=inf)]
 class SpreadConfig(Config):
     """Where the random values of a key come from."""
 
-    low: int | float | None = Field(None, description="least value; whole numbers draw whole ones")
+    low: int | float | None = Field(
+        None, description="least value; of two whole numbers only whole numbers are drawn"
+    )
     high: int | float | None = Field(None, description="greatest value")
     log: bool = Field(False, description="spread evenly over the logarithm")
     choice: Values | None = Field(None, description="or one of these")
@@ -78,22 +80,22 @@ class PlanConfig(Config):
     cheapest: bool = Field(False, description="find the cheapest candidate that holds the load")
     objective: Literal["cost", "energy"] = Field(
         "cost",
-        description="the best candidate is that with the lowest cost (without prices: "
-        "the fewest GPUs), or the fewest watts",
+        description="the best candidate has the lowest cost (without prices: the fewest GPUs), "
+        "or the fewest watts",
     )
     replications: Annotated[int, Field(ge=1, le=1000)] = Field(
         3, description="runs under other seeds, where one run cannot decide"
     )
     most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
         96,
-        description="most such runs; they are doubled while the confidence interval cannot decide",
+        description="most such runs; they double while the confidence interval cannot decide",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.95, description="confidence of the interval over batches of requests and replications"
     )
     tolerance: PositiveShare = Field(0.05, description="relative tolerance of the largest rate")
     min_duration: PositiveSeconds = Field(
-        600.0, description="least s of load in each run that a verdict stands on"
+        600.0, description="least s of load in each run that decides"
     )
     min_e2els: Annotated[float, Field(ge=0)] = Field(
         20.0, description="and least multiple of the P99 E2EL"

@@ -62,8 +62,8 @@ class Scenario(Config):
     engine: EngineConfig = EngineConfig.model_construct()
     host: HostConfig | None = Field(
         None,
-        description="the server's CPU, if it differs from that of `engine.version` (measure it "
-        "by `headway calibrate --from-requests`); null: by `engine.version`",
+        description="the server's CPU (`headway calibrate --from-requests` fits it); null: by "
+        "`engine.version`",
     )
     cost: dict[str, Any] | None = Field(
         None,
@@ -71,20 +71,20 @@ class Scenario(Config):
         "null: the shipped profile of this model and GPU, else roofline",
     )
     cluster: ClusterConfig | None = Field(
-        None, description="several replicas behind a router, see fleet.md; null: one engine"
+        None, description="several replicas behind a router (fleet.md); null: one engine"
     )
     predictor: Annotated[dict[str, Any], BeforeValidator(_predictor)] | None = Field(
         None,
-        description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts the lengths "
-        "of answers for policies, see below; null: no predictions",
+        description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts lengths of "
+        "answers for policies; null: no predictions",
     )
     workload: WorkloadConfig = Field(default_factory=WorkloadConfig)
     goodput: GoodputConfig = GoodputConfig.model_construct()
     slo: list[str] = Field(
         [],
-        description="service levels of runs, as p99_ttft_ms<=1000 or goodput>=0.95; empty: 99 "
-        "% of goodput, if that has bounds. `headway plan` uses them, too, if its own block "
-        "has none",
+        description="service levels, as p99_ttft_ms<=1000 or goodput>=0.95; empty: 99 % of "
+        "goodput, if that has bounds. For `headway plan`, too, if its own block has "
+        "none",
     )
     sweep: SweepConfig | None = Field(
         None, description="what `headway sweep` varies; other commands ignore it"

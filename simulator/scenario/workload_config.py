@@ -66,15 +66,17 @@ class TraceConfig(Config):
         None, description="tokens that a hash id stands for; null: 512, timed_trace: 16"
     )
     session_turns: Literal["delta", "whole"] | None = Field(
-        None, description="whether a later turn has what it adds (null: delta) or its whole prompt"
+        None,
+        description="whether a later turn holds only its new tokens (null: delta) or its "
+        "whole prompt",
     )
     chars_per_token: PositiveFloat | None = Field(
-        None, description="estimates lengths from the texts of custom and sharegpt"
+        None, description="to estimate lengths from the texts of custom and sharegpt"
     )
     lanes: Count | None = Field(
         None,
-        description="for dynamo, weka, agentic_mooncake: how many agents' plays run side by "
-        "side; a lane's next play begins when the one before has ended. null: each at its "
+        description="for dynamo, weka, agentic_mooncake: so many agents' plays run side by side; "
+        "a lane's next play begins when the one before has ended. null: each at its "
         "time",
     )
 
