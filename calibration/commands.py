@@ -49,14 +49,14 @@ def calibrate(
         Path | None, Parameter(help="fit overheads to this log of a server's requests")
     ] = None,
     columns: Annotated[
-        str | None, Parameter(help="which column of that log holds what, as for headway trace")
+        str | None, Parameter(help="names of that log's columns, as for headway trace")
     ] = None,
     from_steps: Annotated[
         Path | None, Parameter(help="fit a whole profile to this log of a server's steps")
     ] = None,
     from_torch_profile: Annotated[
         Path | None,
-        Parameter(help="take steps and kernels from this trace of vLLM's, and fit a profile"),
+        Parameter(help="fit a profile to the steps in this trace of torch's profiler, from vLLM"),
     ] = None,
     server: Annotated[
         str | None,
@@ -71,7 +71,7 @@ def calibrate(
     ] = None,
     scenario: Annotated[
         Path | None,
-        Parameter(help="for a log or server: model, GPU, engine and cost"),
+        Parameter(help="scenario file with the model, GPU, engine and cost of a log or server"),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -213,7 +213,7 @@ def live(
     *,
     engine: Annotated[
         Literal["headway", "vllm"],
-        Parameter(help="Headway's own in torch, or the vLLM that is installed in this Python"),
+        Parameter(help="the engine: Headway's own in torch, or the installed vLLM"),
     ] = "headway",
     device: Device = "cpu",
     clock: Annotated[
@@ -319,12 +319,12 @@ def validate(
     ] = None,
     columns: Annotated[
         str | None,
-        Parameter(help="with --measured: which column of the files of requests holds what"),
+        Parameter(help="with --measured: names of the columns in the files of requests"),
     ] = None,
     sensitivity: Annotated[
         bool,
         Parameter(
-            negative="", help="with --measured: how far each prediction moves with its cost model"
+            negative="", help="with --measured: how far each prediction moves with its step times"
         ),
     ] = False,
     profile: Annotated[

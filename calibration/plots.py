@@ -130,7 +130,7 @@ def _scatter_steps(axes: "Axes", groups: Groups) -> None:
 
 
 def _same_scales(axes: "Axes", values: Sequence[float]) -> None:
-    """Give both axes the logarithmic scale of all values, and draw where they are the same."""
+    """Set both axes to the logarithmic scale of all values, and draw where they are the same."""
     positive = [value for value in values if value > 0]
     low, high = min(positive, default=1.0) / MARGIN, max(positive, default=1.0) * MARGIN
     widen = max(1.0, LEAST_SPAN * low / high) ** 0.5

@@ -25,7 +25,7 @@ def conform(
     ] = None,
     leap: Annotated[bool, silent("take equal steps at once, as in a run")] = False,
     families: Annotated[
-        bool, silent("tell which versions of vLLM the schedule agrees with")
+        bool, silent("print the versions of vLLM that the schedule agrees with")
     ] = False,
 ) -> int:
     """Compare every decision with a recorded schedule, of vLLM or SGLang; 1 on a difference."""

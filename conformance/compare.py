@@ -194,7 +194,7 @@ def report(outcomes: list[Outcome]) -> str:
 
 
 def report_families(found: dict[str, list[Outcome]]) -> str:
-    """Tell which families of versions agree, as a table."""
+    """Return which families of versions agree, as a table."""
     lines = []
     width = max(map(len, found), default=0) + 7
     for name, outcomes in found.items():

@@ -70,7 +70,7 @@ def _config(rng: Random) -> Values:
 
 
 def _add_windows(rng: Random, config: Values) -> None:
-    """Give the model groups of layers with a window, and a pool for them."""
+    """Draw groups of layers with a window, and a pool for them."""
     size, longest = config["block_size"], config["max_model_len"]
     window = rng.choice([size, 2 * size, 2 * size + 1, 3 * size - 1, rng.randint(2, longest // 2)])
     kinds = rng.choice([[0, 1], [1, 0], [0, 1, 1], [1, 1, 0], [1], [0, 1, 1, 1, 1]])
@@ -110,8 +110,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m conformance.draw_cases", description=__doc__)
     parser.add_argument("out", type=Path, metavar="CASES.jsonl.gz")
     parser.add_argument("--count", type=int, default=200, help="cases (200)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, other cases (0)")
-    parser.add_argument("--windows", action="store_true", help="layers with a sliding window, too")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases (0)")
+    parser.add_argument(
+        "--windows", action="store_true", help="draw layers with a sliding window, too"
+    )
     asked = parser.parse_args(arguments)
     cases = (draw_case(asked.seed, number, windows=asked.windows) for number in range(asked.count))
     data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()

@@ -89,7 +89,7 @@ class TorchExecutor:
         return done
 
     def _continues(self, step: Step) -> bool:
-        """Tell whether just those who decoded in the step before, all who run, decode on.
+        """Return whether just those who decoded in the step before, all who run, decode on.
 
         They do where as many run as before and nobody was admitted since: nobody is looked at.
         """
@@ -101,7 +101,7 @@ class TorchExecutor:
         return self.decoding is not NOBODY and self.decoding == before
 
     def _retire(self) -> None:
-        """Give up the rows of requests that are over, once they are many."""
+        """Free the rows of requests that are over, once they are many."""
         running, states = self.scheduler.running, self.engine.states
         if len(states) > 2 * (len(running) + len(self.scheduler.waiting)) + SPARE_ROWS:
             for request in states.requests:

@@ -197,7 +197,7 @@ class RequestStates:
         return self._ids(entry)[entry.request.prompt_tokens :]
 
     def retire(self, request_id: int) -> None:
-        """Give a row up but keep the answer, which a later turn's prompt may quote."""
+        """Free a row but keep the answer, which a later turn's prompt may quote."""
         answer = self.answer(request_id)
         if answer is not None:
             self._answers[request_id] = answer

@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> int:
     """Run the command; return the exit code: 1 where something differs."""
     parser = argparse.ArgumentParser(prog="python -m headway_sglang.parity")
     parser.add_argument("--count", type=int, default=140, help="cases (140)")
-    parser.add_argument("--seed", type=int, default=1, help="of what is drawn (1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the cases (1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first case (0)")
     parser.add_argument("--record", type=Path, help="folder for cases and what SGLang did")
     options = parser.parse_args(arguments)

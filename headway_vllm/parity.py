@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> int:
     """Run the command; return the exit code: 1 where something differs."""
     parser = argparse.ArgumentParser(prog="python -m headway_vllm.parity")
     parser.add_argument("--count", type=int, default=200, help="scenarios (200)")
-    parser.add_argument("--seed", type=int, default=1, help="of what is drawn (1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the scenarios (1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first scenario (0)")
     parser.add_argument("--record", type=Path, help="write what vLLM did, as .jsonl.gz")
     options = parser.parse_args(arguments)

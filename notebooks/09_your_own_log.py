@@ -45,7 +45,7 @@ text = server.write_text(yaml.safe_dump(scenario))
 
 
 def serve(rate, seed):
-    """Give the log of the "real" server: 2 ms more a step, 15 ms to the scheduler."""
+    """Return the log of the "real" server: 2 ms more a step, 15 ms to the scheduler."""
     real = ["cost.base=0.014", "workload.client_latency=0.015", f"workload.request_rate={rate}"]
     requests = run(load_scenario(server, real, seed)).requests
     noise = np.random.default_rng(seed)

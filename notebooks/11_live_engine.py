@@ -44,7 +44,7 @@ rows.groupby("load", sort=False).agg(
 
 # %%
 def load_of(name, some):
-    """Give a load as it was sent: a closed loop by its clients, an open one by its times."""
+    """Return a load as it was sent: a closed loop by its clients, an open one by its times."""
     clients = int(some.clients.iloc[0])
     arrival = np.zeros(len(some)) if clients else some.arrival_s.to_numpy()
     sent = Workload(

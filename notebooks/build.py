@@ -30,7 +30,7 @@ def execute(source: Path) -> Any:
 
 
 def texts(notebook: Any) -> list[str]:
-    """Give what its cells print and the tables they show, as text."""
+    """Return what its cells print and the tables they show, as text."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     return [o.get("text") or o.get("data", {}).get("text/plain", "") for o in outputs]
 

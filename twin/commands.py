@@ -41,7 +41,7 @@ def serve(
         bool, silent("a port for each replica of the cluster, for a gateway of your own")
     ] = False,
     startup_delay: Annotated[
-        float, Parameter(help="simulated s until replicas are up; /health says 503")
+        float, Parameter(help="simulated s until replicas are up; until then /health says 503")
     ] = 0.0,
     admin: Annotated[bool, silent("POST /admin/...: make replicas slow, hang or fail")] = False,
     kv_events_config: Annotated[

@@ -132,7 +132,7 @@ def assumptions(run: Run) -> list[str]:
 
 
 def _is_v0(run: Run) -> bool:
-    """Tell whether the run's engine was vLLM's first one."""
+    """Return whether the run's engine was vLLM's first one."""
     words = " ".join(run.word(name).lower() for name in ("engine", "engine_version", "notes"))
     told = re.search(r"\bv([01])\b(?![.\d])|vllm_use_v1 ?= ?([01])", words)
     if told:
@@ -146,7 +146,7 @@ def version(text: str) -> rules.Release:
 
 
 def schedules_asynchronously(run: Run) -> bool:
-    """Tell whether a run's engine decided a step while the one before ran.
+    """Return whether a run's engine decided a step while the one before ran.
 
     Recorded in the notes, or the version's default. InferenceMAX started its servers of 2025 with
     --async-scheduling.

@@ -217,7 +217,7 @@ def _simulate(scenario: Scenario, spec: EngineSpec, workload: Workload) -> Resul
 
 
 def _in_lock_step(scenario: Scenario, spec: EngineSpec) -> bool:
-    """Tell whether ranks share experts: what that costs is put together with the ranks alone."""
+    """Return whether ranks share experts: what that costs is put together with the ranks alone."""
     return scenario.engine.data_parallel_size > 1 and spec.model.num_experts > 0
 
 

@@ -55,7 +55,7 @@ LONGEST_GAP = 2e-3  # s without a kernel between two steps, above which the serv
 
 
 def calibrate_from_steps(source: Path, scenario: Scenario, out: Path) -> str:
-    """Fit a profile to a log of steps, write it, and give the report."""
+    """Fit a profile to a log of steps, write it, and return the report."""
     cost = resolve(scenario).cost
     sizes = getattr(cost, "cudagraph_capture_sizes", ())
     rows = read_steps(source)
@@ -319,7 +319,7 @@ def steps_csv(steps: Sequence[ProfiledStep]) -> str:
 
 
 def report(steps: Sequence[ProfiledStep]) -> str:
-    """Tell where the time of decodes and of steps with prompts went, in ms per step."""
+    """Describe where the time of decodes and of steps with prompts went, in ms per step."""
     head = f"{'ms per step':<14}{'steps':>7}{'tokens':>9}{'step':>9}"
     lines = [head + "".join(f"{kind.replace('_', '-'):>12}" for kind in (*KINDS, "idle"))]
     groups = {

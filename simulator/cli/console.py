@@ -91,7 +91,7 @@ def print_interrupt(what: str | None = None) -> int:
 def print_interrupted_runs(done: Path) -> int:
     """Say of interrupted runs in which file those are that are done; return the exit code."""
     return print_interrupt(
-        f"what is done is in {done}, and the same command goes on from there"
+        f"finished runs are in {done}, and the same command goes on from there"
         if done.exists()
         else None
     )

@@ -33,7 +33,7 @@ def diagnose(
     json_: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Tell what limits a run, and simulate what each advice would bring."""
+    """Say what limits a run, and simulate what each advice would bring."""
     from simulator.planning.diagnose import diagnose as find
     from simulator.planning.diagnose import find_held, table
     from simulator.scenario.load import load_scenario

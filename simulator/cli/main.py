@@ -29,10 +29,10 @@ VERBS = {
     "plan": "Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
     "plot": "Draw a picture of what run, compare, sweep, plan or live wrote.",
     "report": "Write an HTML page of runs.",
-    "diagnose": "Tell what limits a run, and simulate what each advice would bring.",
+    "diagnose": "Say what limits a run, and simulate what each advice would bring.",
     "explain": "Tell one request's story in words.",
     "trace": "Describe a workload, write it as Mooncake JSONL, or read a running server's.",
-    "memory": "Tell how many tokens and requests fit on a GPU.",
+    "memory": "Print how many tokens and requests fit on a GPU.",
     "engines": "List the named engines.",
     "schema": "Print the scenario's JSON Schema, for completion and checks in an editor.",
     "conform": "Compare every decision with a recorded schedule, of vLLM or SGLang; 1 on a "

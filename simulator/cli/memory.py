@@ -17,14 +17,18 @@ class EngineOptions:
         int, Parameter(alias=["--tp", "-tp"], help="GPUs that share each layer")
     ] = 1
     pipeline_parallel_size: Annotated[
-        int, Parameter(alias=["--pp", "-pp"], help="stages of layers")
+        int, Parameter(alias=["--pp", "-pp"], help="pipeline stages")
     ] = 1
-    gpu_memory_utilization: Annotated[float, Parameter(help="share, 0 to 1")] = 0.92
+    gpu_memory_utilization: Annotated[
+        float, Parameter(help="share of the GPU's memory, 0 to 1")
+    ] = 0.92
     dtype: Annotated[str, Parameter(help="type of the weights; auto: the model's")] = "auto"
     quantization: Annotated[str | None, Parameter(help="type of weights: fp8, int8, int4")] = None
     kv_cache_dtype: Annotated[str, Parameter(help="type of the KV cache; auto: as dtype")] = "auto"
     block_size: Annotated[int, Parameter(help="tokens in a block of the KV cache")] = 16
-    max_model_len: Annotated[int | None, Parameter(help="tokens [default: the model's]")] = None
+    max_model_len: Annotated[
+        int | None, Parameter(help="most tokens of a request [default: the model's]")
+    ] = None
     max_num_seqs: Annotated[int, Parameter(help="most requests at once")] = 256
     max_num_batched_tokens: Annotated[int, Parameter(help="most tokens of a step")] = 2048
 
@@ -39,7 +43,7 @@ def memory(
     engine: EngineOptions = DEFAULT_ENGINE,
     json_: Json = False,
 ) -> int:
-    """Tell how many tokens and requests fit on a GPU."""
+    """Print how many tokens and requests fit on a GPU."""
     from simulator.models.gpus import find_gpu
     from simulator.models.kv_budget import memory_figures, memory_table
     from simulator.models.load import load_model

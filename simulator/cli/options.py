@@ -95,7 +95,7 @@ class RunOptions:
     cooldown: Annotated[float, silent("seconds before the last request to leave out")] = 0.0
 
     def trim(self) -> tuple[float, float]:
-        """Check and give the seconds to leave out, at the beginning and at the end."""
+        """Check and return the seconds to leave out, at the beginning and at the end."""
         given = {"--warmup": self.warmup, "--cooldown": self.cooldown}
         if wrong := [
             f"{option} {seconds:g}: must be seconds, 0 or more"

@@ -38,14 +38,15 @@ def plan(
         bool, silent("what to buy: which GPUs, how many and how set, for this model and traffic")
     ] = False,
     gpus: Annotated[
-        str | None, silent("of --buy: GPUs to choose from, as H100,L40S [default: all priced]")
+        str | None, silent("with --buy: GPUs to choose from, as H100,L40S [default: all priced]")
     ] = None,
     precision: Annotated[
-        str | None, silent("of --buy: dtype of the weights, as bf16 or fp8 [default: any profiled]")
+        str | None,
+        silent("with --buy: dtype of the weights, as bf16 or fp8 [default: any profiled]"),
     ] = None,
     objective: Annotated[
         Literal["cost", "energy"] | None,
-        Parameter(help="what the best candidate is lowest in [default: cost]"),
+        Parameter(help="the best candidate has the lowest cost or energy [default: cost]"),
     ] = None,
     settings: Settings = DEFAULT_SETTINGS,
     replications: Annotated[
@@ -55,7 +56,7 @@ def plan(
         float | None, Parameter(help="relative tolerance of the largest rate [default: 0.05]")
     ] = None,
     min_duration: Annotated[
-        float | None, Parameter(help="least s of load of a verdict [default: 600]")
+        float | None, Parameter(help="least s of load in each run that decides [default: 600]")
     ] = None,
     max_duration: Annotated[
         float | None, Parameter(help="s of load in the longest run [default: 2400]")
@@ -94,7 +95,9 @@ def plan(
     if buy:
         given = {"vary": vary, "fewest": fewest, "cheapest": cheapest, "optuna": optuna}
         if wrong := [name for name, value in given.items() if value]:
-            raise HeadwayError(f"--{wrong[0]}: goes without --buy, which varies all that one buys")
+            raise HeadwayError(
+                f"--{wrong[0]}: does not go with --buy, which varies all that one buys"
+            )
         problem = buying_problem(scenario, options, (settings.overrides, settings.seed), wanted)
     elif gpus or precision:
         raise HeadwayError(f"--{'gpus' if gpus else 'precision'}: goes with --buy")

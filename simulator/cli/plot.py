@@ -37,8 +37,8 @@ def plot(
         Parameter(
             name="OUT_DIR",
             negative="",
-            help="folder of run or compare; latency, pareto and chunk: of sweep (pareto: or "
-            "plan); steps: of live",
+            help="folder that run or compare wrote; for latency, pareto and chunk sweep (pareto: "
+            "or plan); for steps live",
         ),
     ],
     /,
@@ -96,7 +96,9 @@ def _write_film(folders: list[Path], out: Path, requests: int) -> int:
     found = run_folders(folders)
     for folder, _ in found:
         if not (folder / "scenario.yaml").is_file():
-            raise HeadwayError(f"{folder}: has no scenario.yaml: film is of headway run or compare")
+            raise HeadwayError(
+                f"{folder}: has no scenario.yaml: film needs a folder of headway run or compare"
+            )
     if len(found) > film.MOST_FILMS:
         raise HeadwayError(f"{len(found)} runs are too many: up to {film.MOST_FILMS} side by side")
     films = [
@@ -127,7 +129,7 @@ def _draw_table(kind: Kind, folders: list[Path]) -> "Figure":
         name = "plan"
     if not find_table(folder, name).is_file():
         whose = {"steps": "headway live", "pareto": "a sweep or plan"}.get(kind, "a sweep")
-        raise HeadwayError(f"{folder}: has no {name}.csv: {kind} is of a folder of {whose}")
+        raise HeadwayError(f"{folder}: has no {name}.csv: {kind} needs a folder of {whose}")
     rows = read_table(folder, name)
     try:
         figure: Figure = getattr(figures, f"draw_{kind}")(rows)

@@ -15,7 +15,7 @@ def report(
         tuple[Path, ...],
         Parameter(
             name="OUT_DIR",
-            help="folder of `headway run` or `compare`, or several; of a sweep or plan",
+            help="folders of `headway run` or `compare`; or the folder of a sweep or plan",
         ),
     ],
     /,
@@ -36,7 +36,7 @@ def report(
     for folder in folders:
         refuse_unfinished(folder)
     if out.suffix.lower() not in SUFFIXES:
-        raise HeadwayError(f"--out {out}: must end in .html or .htm: what is written is HTML")
+        raise HeadwayError(f"--out {out}: must end in .html or .htm")
     if any(is_table_folder(folder) for folder in folders):
         if len(folders) > 1:
             raise HeadwayError(f"{len(folders)} folders: a page holds one sweep or plan")

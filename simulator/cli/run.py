@@ -213,7 +213,7 @@ def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions)
         print_json(folder / "summary.json")
     elif not options.quiet:
         print(run_table(summary))
-        print(f"Requests were not kept: percentiles within {RELATIVE_ERROR:.2%} of themselves.")
+        print(f"Requests were not kept: percentiles are off by {RELATIVE_ERROR:.2%} at most.")
         _print_written(folder, [file.name for file in files])
     return 0
 

@@ -37,7 +37,7 @@ def sweep(
     ] = "loky",
     address: Annotated[
         str | None,
-        silent("of a Dask scheduler or Ray cluster, host:port [default: start one here]"),
+        silent("address of a Dask scheduler or Ray cluster, host:port [default: start one here]"),
     ] = None,
     quiet: Quiet = False,
     json_: Json = False,

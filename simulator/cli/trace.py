@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator.workload.traces.format import Measured
     from simulator.workload.workload import Workload
 
-Format = Annotated[str | None, Parameter(help="of the trace [default: as its beginning tells]")]
+Format = Annotated[str | None, Parameter(help="format of the trace [default: by how it begins]")]
 Columns = Annotated[
     str | None,
     Parameter(help="which column holds what, as arrival=start_ms,prompt=prompt_tokens,output=.."),
@@ -65,7 +65,7 @@ def convert(
     columns: Columns = None,
     chars_per_token: CharsPerToken = None,
     spread_seconds: Annotated[
-        bool, silent("part requests that share a whole second evenly within it")
+        bool, silent("spread requests with the same whole second evenly over it")
     ] = False,
     no_own_code: NoOwnCode = False,
 ) -> int:
@@ -120,9 +120,11 @@ def from_metrics(
     /,
     *,
     seconds: Annotated[
-        float | None, Parameter(help="between the scrapes, or that the one covers")
+        float | None, Parameter(help="seconds between the scrapes, or that the single one covers")
     ] = None,
-    model_name: Annotated[str | None, Parameter(help="which, where there are several")] = None,
+    model_name: Annotated[
+        str | None, Parameter(help="the model, if the metrics have several")
+    ] = None,
     out: Annotated[Path | None, Parameter(help="scenario to write [default: print it]")] = None,
 ) -> int:
     """Read a running server's load from its metrics: rate, lengths, concurrency, KV cache."""

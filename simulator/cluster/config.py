@@ -111,8 +111,8 @@ class AutoscalingConfig(Config):
     metric: Literal["queue_depth", "kv_usage", "slo_attainment"] = Field(
         "queue_depth",
         description="queue_depth: waiting requests per replica; kv_usage: share of the KV "
-        "cache in use; slo_attainment: share of the requests ended since the last look "
-        "that kept the scenario's goodput",
+        "cache in use; slo_attainment: share of the requests that ended since the last "
+        "look and kept the scenario's goodput",
     )
     target: PositiveFloat = Field(
         2.0, description="target of the metric; replicas are scaled by metric / target"

@@ -188,7 +188,7 @@ class DataParallelServer:
             core.on_finish = self._end
 
     def submit(self, request: Request) -> None:
-        """Give a request to the rank that the balancer chooses."""
+        """Send a request to the rank that the balancer chooses."""
         if not self._publishes:
             self._publishes = True
             self._alarm.set(self.env.now + INTERVAL)

@@ -55,8 +55,8 @@ class Experts:
         gpus = self.tensor_parallel_size * self.data_parallel_size
         far = ", also between servers" if gpus > 8 else ""
         return (
-            f"experts of {self.model.name} over {gpus} GPUs: by roofline, chosen evenly; their "
-            f"exchange takes what an all-reduce of the same bytes would{far}: not measured"
+            f"experts of {self.model.name} over {gpus} GPUs: by roofline, chosen evenly, exchanged "
+            f"like an all-reduce of the same bytes{far}; Headway has no measurements of them"
         )
 
 
@@ -129,7 +129,7 @@ class DataParallelCost(CostDecorator):
     def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
         """Say what cannot be trusted: steps outside the fitted range, and the experts."""
         note = (
-            f"cost {self.name or 'given'} is that of a rank alone: experts spread over "
-            f"{self.ranks} ranks, and their exchange, are not in it"
+            f"cost {self.name or 'given'} prices one rank alone, without experts spread over "
+            f"{self.ranks} ranks and their exchange"
         )
         return [self.experts.note if self.experts else note, *self.inner.range_warnings(steps)]

@@ -166,7 +166,7 @@ def host_terms(host: HostConfig) -> dict[str, Any]:
 
 
 def samples_truncated(model: ModelSpec | None, generation_config: str) -> bool:
-    """Tell whether requests that say nothing are sampled with top-p or top-k."""
+    """Return whether requests that say nothing are sampled with top-p or top-k."""
     if model is None or generation_config != "auto":
         return False
     return model.name.startswith(TRUNCATED)

@@ -143,7 +143,7 @@ def _is_half(word: str) -> bool:
 
 @cache
 def _same_shape(name: str, model: ModelSpec) -> bool:
-    """Tell whether a model is the named one, or of the same shape as a shipped one so named."""
+    """Return whether a model is the named one, or of the same shape as a shipped one so named."""
     return name == model.name or (
         name in shipped_models() and load_model(name).shape == model.shape
     )

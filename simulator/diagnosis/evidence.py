@@ -70,7 +70,7 @@ class Evidence:
 
     @cached_property
     def custom_admission(self) -> bool:
-        """Tell whether a scheduler admits by rules of its own, not by those of vLLM."""
+        """Return whether a scheduler admits by rules of its own, not by those of vLLM."""
         from simulator.schedulers.vllm.scheduler import Scheduler
 
         return issubclass(self.scheduler, Scheduler) and self.scheduler is not Scheduler

@@ -42,7 +42,7 @@ WORDS = {
     "preempted_time": "preempted, waiting to be admitted again",
     "recompute_time": "computing again what a preemption lost",
     "swap_time": "copies of KV blocks to the host or back",
-    DELIVERY: "waiting for the longest answer of its batch: all are given together",
+    DELIVERY: "waiting for the longest answer of its batch: all are delivered together",
 }
 COLUMNS = (
     *("id", "client", "arrival", "client_queue_time", "prompt_tokens", "output_tokens"),
@@ -183,7 +183,7 @@ def _head(row: Row) -> str:
 
 
 def _events(row: Row, scenario: Mapping[str, Any], activity: EngineActivity | None) -> list[str]:
-    """Tell what happened when; what never happened is left out."""
+    """Describe what happened when; what never happened is left out."""
     arrival, held = row["arrival"], row["client_queue_time"]
     if arrival is None:
         return ["It was never due: the turn before it did not end."]
@@ -232,7 +232,7 @@ def _event(time: float, text: str) -> str:
 
 
 def _parts(row: Row) -> list[str]:
-    """Tell where the time went, in order of what happens; nothing of parts that are 0."""
+    """Describe where the time went, in order of what happens; nothing of parts that are 0."""
     whole = row["e2el"]
     lines = [f"Where its {_seconds(whole)} went:"]
     for name, words in WORDS.items():

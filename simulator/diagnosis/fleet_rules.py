@@ -221,7 +221,7 @@ def autoscaling(run: AdvisedEvidence) -> Finding | None:
     assert cluster.autoscaling is not None
     block = cluster.autoscaling
     whole = sum(waits.seconds.values())
-    target = f"{block.metric} does not call for more by target {block.target:g}"
+    target = f"target {block.target:g} of {block.metric} calls for no more replicas"
     why = {
         STARTUP: f"replicas start (startup_delay {block.startup_delay:g} s)",
         COOLDOWN: f"replicas start that were taken away {waits.gap:.3g} s before "
@@ -329,9 +329,9 @@ def scattered_prefixes(run: AdvisedEvidence) -> Finding | None:
         return None
     return Finding(
         share,
-        f"{known:.0%} of the prompt tokens have been in a prompt before, and the replicas' prefix "
-        f"caches know {hits:.0%}: router {router} sends prompts that begin alike to different "
-        "replicas.",
+        f"{known:.0%} of the prompt tokens repeat the beginning of an earlier prompt, but the "
+        f"replicas' prefix caches have {hits:.0%}: router {router} sends prompts that begin alike "
+        "to different replicas.",
         "mean_ttft_ms",
         [turn("cluster.router", router, "prefix_aware")],
         {

@@ -358,8 +358,8 @@ def prefix_reuse(run: AdvisedEvidence) -> Finding | None:
         return None
     return Finding(
         share,
-        f"{known:.0%} of the prompt tokens have been in a prompt before, from its beginning on, "
-        "and are computed again: there is no prefix cache.",
+        f"{known:.0%} of the prompt tokens repeat the beginning of an earlier prompt and are "
+        "computed again: there is no prefix cache.",
         "mean_ttft_ms",
         run.advisor.prefix_caching(),
         {"share_of_prompt_tokens": known, "share_of_e2el": share},

@@ -276,7 +276,7 @@ class StreamClient:
         return Chunk(work, self.sent.total, RequestReader(work), array("d"), 0)
 
     def pop_ended(self) -> Iterator[Chunk]:
-        """Give away the first chunks, as far as all of their requests have ended."""
+        """Hand over the first chunks, as far as all of their requests have ended."""
         chunks = self.sent.chunks
         while chunks:
             number = next(iter(chunks))

@@ -55,8 +55,8 @@ def _loop(
                 return True
             if env.now > LONGEST:
                 raise HeadwayError(
-                    f"the run has gone on for {env.now:.1e} s, and can be told up to {LONGEST:.0e} "
-                    f"s: {client.done:,} of {total:,} requests have ended"
+                    f"the run has lasted {env.now:.1e} s, more than the {LONGEST:.0e} s up to "
+                    f"which times are exact: {client.done:,} of {total:,} requests have ended"
                 )
             if progress is not None:
                 progress(env.now, client.done, total)

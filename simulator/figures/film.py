@@ -293,7 +293,7 @@ def _scene(film: Film, time: float, end: float, left: int, rows: int) -> list[Sh
 
 
 def _hue_of(request: int) -> str:
-    """Give a request its colour, as the page's player does; every other eight are darker."""
+    """Return a request's colour, as the page's player does; every other eight are darker."""
     light = 0.2 if request // 8 % 2 else 0.31  # the eighth from here has nearly this hue
     red, green, blue = hls_to_rgb(request * GOLDEN_ANGLE % 360 / 360, light, 0.45)
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"

@@ -72,7 +72,7 @@ class BlockCounter:
         self.reserved += self._reservations[request]
 
     def unreserve(self, request: Request) -> None:
-        """Give up what is reserved for a request, if anything is."""
+        """Drop a request's reservation, if it has one."""
         self.reserved -= self._reservations.pop(request, 0)
 
     @property
@@ -124,12 +124,12 @@ class BlockCounter:
         """Take back what a running request that is about to be scheduled needs no more."""
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
-        """Give a new request the blocks it hit and those for `tokens` tokens in all."""
+        """Allocate a new request's blocks: those it hit, and more up to `tokens` tokens in all."""
         self.free -= -(-tokens // self.block_size)
         request.computed = tokens
 
     def hold(self, request: Request, hits: Sequence[int], tokens: int) -> None:
-        """Give blocks to a request whose KV comes from elsewhere; nobody finds them as yet."""
+        """Allocate blocks of a request whose KV comes from elsewhere; no prompt hits them yet."""
         self.admit(request, hits, tokens)
 
     def publish(self, request: Request) -> None:
@@ -273,7 +273,7 @@ class BlockManager(BlockCounter):
         return -(-tokens // self.block_size) - len(hits) + idle
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
-        """Give a new request the blocks it hit and those for `tokens` tokens in all."""
+        """Allocate a new request's blocks: those it hit, and more up to `tokens` tokens in all."""
         self.hold(request, hits, tokens)
         self._register_known(request, tokens)
 
@@ -360,7 +360,7 @@ class BlockManager(BlockCounter):
                 del self._sharers[block]
 
     def _append(self, request: Request, count: int) -> None:
-        """Give a request blocks from the head of the free list."""
+        """Take blocks for a request from the head of the free list."""
         if not count:
             return
         assert request.blocks is not None

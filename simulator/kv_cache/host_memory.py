@@ -105,7 +105,7 @@ class SwapSpace:
         step.add_copies().outgoing, self.outgoing = self.outgoing, []
 
     def discard(self, request: Request) -> int:
-        """Give up a request's blocks on the host; return how many there were."""
+        """Free a request's blocks on the host; return how many there were."""
         count = -(-request.swapped // self._block_size)
         request.swapped = 0
         self.free += count

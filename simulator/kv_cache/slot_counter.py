@@ -53,7 +53,7 @@ class SlotCounter(BlockCounter):
         return self.groups.max_blocks(tokens, self.block_size)
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
-        """Give a new request blocks for `tokens` tokens; as in vLLM, none ahead yet."""
+        """Allocate a new request's blocks for `tokens` tokens; as in vLLM, none ahead yet."""
         self.tables[request] = -(-tokens // self.block_size), 0
         self.free -= self.owned(request, tokens)
         request.computed = tokens

@@ -66,7 +66,7 @@ class UnsharedPrefixCache(EvictingCounter):
         return -(-tokens // self.block_size)
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
-        """Give a request the blocks it hit and those for `tokens` tokens in all."""
+        """Allocate a request's blocks: those it hit, and more up to `tokens` tokens in all."""
         if hits:
             found = self._withdraw(request, len(hits))
             if request in self._freed_by:

@@ -318,8 +318,8 @@ class ModelSpec:
             )
         if kv_heads % size and size % kv_heads:
             raise ValueError(
-                f"engine.tensor_parallel_size: {size} fits the {kv_heads} KV heads of {self.name} "
-                "neither way"
+                f"engine.tensor_parallel_size: {size} and the {kv_heads} KV heads of {self.name}: "
+                "one must divide the other"
             )
 
     def split_layers(self, pipeline_parallel_size: int) -> list[int]:

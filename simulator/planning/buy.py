@@ -299,7 +299,7 @@ def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offe
         again.start = one.replicas
         search_all(problem, [again], runs)
         if again.result.best is None:
-            one.never = "did not hold when it was looked at for longer"
+            one.never = "did not hold in a longer run"
             continue
         confirmed.append(again)
         confirmed = _ranked(confirmed)
@@ -342,7 +342,7 @@ def _changes(
         told = "the same" if same else line(found[0])
         yield f"{words}: {told}"
     if span is None:
-        yield "step times at both ends: of this cost model nobody knows its error"
+        yield "step times at both ends: the error of this cost model is not known"
 
 
 def _dearer(ranked: Sequence[Offer], priced: bool) -> Iterator[str]:

@@ -91,7 +91,7 @@ class Candidate(DesignPoint):
         return interval(self.best.runs, metric, confidence)
 
     def speeds(self) -> Iterator[tuple[Trial, float, float]]:
-        """Give, for each load tried, tokens/s per user and tokens/s per GPU.
+        """Return, for each load tried, tokens/s per user and tokens/s per GPU.
 
         Of a fleet whose size was searched for, only the place that was found.
         """

@@ -80,7 +80,7 @@ def open_journal(path: Path) -> Iterator[Journal]:
 
 
 def scenario_key(scenario: Scenario, *more: object) -> str:
-    """Tell whether two runs are the same: by the version, the whole scenario and what is given."""
+    """Return whether two runs are the same: by version, whole scenario and what is given."""
     return run_key([str(scenario.folder.resolve()), scenario.resolved(), *more])
 
 

@@ -49,7 +49,7 @@ def measure_run(
     warmup: float | None = None,
     change: Change = AS_IT_IS,
 ) -> MetricValues:
-    """Make a run and give its numbers.
+    """Make a run and return its numbers.
 
     `steady` says that its load stays the same: what comes before a steady state is then left out
     (`warmup`, else what the run finds, `found_warmup_s`), growth is looked for, and the run ends as
@@ -153,6 +153,6 @@ def broken_bound(table: RequestTable, scenario: Scenario, slos: Sequence[Slo]) -
 
 
 def _over(table: RequestTable) -> Flags:
-    """Tell which requests have come to an end, whichever."""
+    """Return which requests have come to an end, whichever."""
     ended: Flags = (table.reason >= 0) & (table.reason != UNFINISHED)
     return ended

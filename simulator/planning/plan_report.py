@@ -68,7 +68,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     notes += [f"{c.label}: never fits: {c.never}" for c in candidates if c.never]
     if problem.key and any(candidate.result.best for candidate in candidates):
         step = "one step more load" if problem.searches_rate else "the next value"
-        notes.insert(0, f"breaks: of a candidate that holds, what {step} breaks")
+        notes.insert(0, f"breaks: for a candidate that holds, what {step} breaks")
     for candidate in candidates:
         for a, b in not_monotone(candidate.result.trials, rising=bool(problem.high)):
             notes.append(f"{candidate.label}: not monotone: {a.at:g} and {b.at:g} contradict")
@@ -151,8 +151,8 @@ def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> I
     criteria = problem.criteria
     if row["cut_short"]:
         yield (
-            f"  cut short: no run may be longer than {criteria.max_seconds:g} s (--max-duration), "
-            "and to stand the verdict needs longer ones"
+            f"  cut short: the verdict needs runs longer than {criteria.max_seconds:g} s "
+            "(--max-duration)"
         )
     beyond = best.result.beyond
     if beyond is not None and not beyond.sure and not problem.searches_rate:

@@ -206,7 +206,7 @@ def compare_intervals(
             p = "<0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}"
             span = f"{apart.mean * metric.scale:+,.2f}", _range(metric, apart.interval, "+,.2f")
             rows.append((metric.label, first, other, *span, f"{p} {verdict(one)}"))
-        nothing = f"{label}: no difference to {labels[0]} that could not be chance."
+        nothing = f"{label}: every difference to {labels[0]} may be chance."
         blocks.append(align(rows) if same else nothing)
     blocks.append(
         f"Differences are to {labels[0]}, pair by pair: same requests, same errors of the cost "
@@ -265,8 +265,8 @@ def _winner(
         yield f"{metric.label}: the winner is {name} ({mean}); significant, {p} by Holm."
     else:
         yield (
-            f"{metric.label}: no winner; {name} ({mean}) is not told from {labels[nearest]} "
-            f"(p {test.adjusted:.2g} by Holm)."
+            f"{metric.label}: no winner; {name} ({mean}) may differ from {labels[nearest]} "
+            f"by chance (p {test.adjusted:.2g} by Holm)."
         )
 
 

@@ -63,7 +63,7 @@ def run_all(
     *,
     must: bool = False,
 ) -> list[Outcome]:
-    """Do the same on this machine, and give the outcomes in the order of the tasks.
+    """Do the same on this machine, and return the outcomes in the order of the tasks.
 
     `progress(done, total)` is called with every one. With `must` the first that fails raises its
     HeadwayError, and ends the others.

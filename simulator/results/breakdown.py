@@ -181,7 +181,7 @@ def prompt_rows(log: Log) -> Ints:
 
 
 def prompt_stalls(log: Log, cost: CostModel) -> Floats:
-    """Give, for each step that computes prompts, its time beyond that of its decodes alone.
+    """Return, for each step that computes prompts, its time beyond that of its decodes alone.
 
     Copies of KV blocks are left out. Never below 0, nor above the step's own time.
     """

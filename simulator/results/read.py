@@ -138,14 +138,14 @@ def _wrong(key: str, value: object) -> str:
 
 
 def _is_finding(value: object) -> bool:
-    """Tell whether a value is what a rule of the diagnosis finds."""
+    """Return whether a value is what a rule of the diagnosis finds."""
     return isinstance(value, Mapping) and all(
         isinstance(value.get(key), str) for key in ("rule", "text", "knob")
     )
 
 
 def _is_verdict(value: object) -> bool:
-    """Tell whether a value says whether a service level is kept."""
+    """Return whether a value says whether a service level is kept."""
     return (
         isinstance(value, Mapping)
         and isinstance(value.get("bound"), str)

@@ -54,7 +54,7 @@ class RequestTable:
 
     @property
     def completed(self) -> Flags:
-        """Tell which came to their end."""
+        """Return which came to their end."""
         return np.isin(self.reason, COMPLETED)
 
     @property
@@ -140,7 +140,7 @@ def gather_requests(
 
 
 def find_rows(keys: Floats | Ints, wanted: Floats | Ints) -> tuple[Flags, Ints]:
-    """Tell which of `wanted` are among the ascending `keys`, and give the places of these."""
+    """Return which of `wanted` are among the ascending `keys`, and return the places of these."""
     places = np.searchsorted(keys, wanted)
     there = places < len(keys)
     there[there] = keys[places[there]] == wanted[there]

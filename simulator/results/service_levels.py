@@ -238,7 +238,7 @@ def request_bounds(goodput: Mapping[str, float], slos: Sequence[Slo]) -> dict[st
 
 
 def keep_bounds(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> Flags:
-    """Tell which of the completed requests keep every bound (ms, inclusive)."""
+    """Return which of the completed requests keep every bound (ms, inclusive)."""
     keep = completed.copy()
     for name, bound in goodput.items():
         values: Floats = getattr(table, name)

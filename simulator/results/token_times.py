@@ -117,7 +117,7 @@ class TokensTogether:
 
 
 def token_times(log: Log, completed: Flags) -> TokenTimes | TokensTogether:
-    """Tell when the tokens of one replica's completed requests (a flag by id) were given."""
+    """Return when the tokens of one replica's completed requests (a flag by id) were given."""
     return (TokensTogether if log.delivers_together else TokenTimes)(log, completed)
 
 

@@ -62,7 +62,7 @@ def write_run(
         raise HeadwayError(f"--format: {format!r} is none of {', '.join(FORMATS)}")
     end = max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=0.0)
     if end > LONGEST:
-        raise HeadwayError(f"the run lasts {end:.0e} s, and can be told up to {LONGEST:.0e} s")
+        raise HeadwayError(f"the run lasts {end:.0e} s; times are exact up to {LONGEST:.0e} s")
     writers: dict[str, Writer] = {"summary.json": partial(_write_summary, result)}
     if format == "csv":
         writers["requests.csv"] = partial(_write_requests, result)

@@ -165,7 +165,7 @@ def _open_unnamed(folder: Path) -> int | None:
 
 
 def _give_name(number: int, path: Path) -> None:
-    """Give an open file without a name one."""
+    """Link an open file without a name to a name."""
     links = os.open(OPEN_FILES, os.O_RDONLY)
     try:  # relative to a folder: else Python's `os.link` would link the symbolic link itself
         os.link(str(number), path, src_dir_fd=links, follow_symlinks=True)
@@ -214,7 +214,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _is_open(number: int, folder: Path) -> bool:
-    """Tell whether an open folder still has its name."""
+    """Return whether an open folder still has its name."""
     try:
         return os.path.samestat(os.fstat(number), folder.stat())
     except OSError:

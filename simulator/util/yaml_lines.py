@@ -70,7 +70,7 @@ class SourceMap:
         return self._locations.get(key, (self.file, 0.0))
 
     def location(self, key: Key) -> str:
-        """Tell the place of a key, or that of the nearest one above it."""
+        """Return the place of a key, or that of the nearest one above it."""
         return self._nearest(key)[0]
 
     def line(self, key: Key) -> float:

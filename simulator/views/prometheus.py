@@ -132,7 +132,7 @@ class _Seen:
     times: Floats
 
     def sampled(self, buckets: Sequence[float], samples: Floats) -> tuple[Floats, Floats]:
-        """Give, at each sample, how many were seen up to each bound, and their sum."""
+        """Return, at each sample, how many were seen up to each bound, and their sum."""
         size = len(buckets) + 1
         when = np.searchsorted(samples, self.times, side="left")
         place = np.searchsorted(buckets, self.values, side="left")

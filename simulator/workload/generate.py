@@ -307,7 +307,7 @@ def draw_clients(
     priorities: Sequence[int] | None,
     rng: np.random.Generator,
 ) -> None:
-    """Give each session, numbered from 0 on, a client by its weight, and the client's priority."""
+    """Assign each session, numbered from 0 on, a client by weight, and the client's priority."""
     weights = np.ones(clients) if isinstance(clients, int) else np.asarray(clients, np.float64)
     sessions = int(session.max(initial=-1)) + 1
     drawn = weighted_choice(weights, rng.random(sessions))[session]

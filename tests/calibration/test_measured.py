@@ -370,5 +370,5 @@ def test_ranks_that_share_experts_are_predicted_together(folder):
     (outcome,) = validate_measured(folder)
     told = " ".join(outcome.notes)
     assert "experts of qwen3-30b-a3b over 2 GPUs: by roofline" in told
-    assert "of a rank alone" not in told
+    assert "one rank alone" not in told
     assert {row.metric for row in outcome.rows} == {"mean_ttft_ms", "mean_tpot_ms"}

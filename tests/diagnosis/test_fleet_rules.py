@@ -56,7 +56,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, str, tuple[str, ...]]] = {
     "target": (
         scaled(RATE, startup_delay=1, interval=1, target=40),
         *("autoscaling", "cluster.autoscaling.target"),
-        ("while queue_depth does not call for more by target 40",),
+        ("while target 40 of queue_depth calls for no more replicas",),
     ),
     "cooldown": (
         scaled(

@@ -261,7 +261,7 @@ def test_a_plan_that_is_cut_short_says_so_and_what_it_knows(
     out = scenario.parent / "out"
     assert main([*args, *short, "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "cut short: no run may be longer than 30 s (--max-duration)" in said
+    assert "cut short: the verdict needs runs longer than 30 s (--max-duration)" in said
     assert re.search(r"\(95 %: <?[\d.]+ to >?[\d.]+\)", said)
     (row,) = json.loads((out / "plan.json").read_text())["candidates"]
     assert row["cut_short"] is True

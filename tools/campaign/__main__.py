@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", default=None, help="as --resume has it; else llama-3.1-8b, tiny-test on cpu"
     )
-    parser.add_argument("--parts", default=None, help="names of the only ones to run, with commas")
+    parser.add_argument("--parts", default=None, help="parts to run, separated by commas")
     return parser
 
 

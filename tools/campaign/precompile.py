@@ -238,7 +238,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--capability", type=int, default=0, help="90 for an H100 [default: here]")
     parser.add_argument("--layers", default=",".join(LAYERS), help="names, with commas")
     parser.add_argument("--no-sweep", action="store_true", help="without what timings compare")
-    parser.add_argument("--describe", action="store_true", help="tell registers, spills and so on")
+    parser.add_argument("--describe", action="store_true", help="print registers, spills and so on")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args(words)
     capability = given.capability

@@ -158,7 +158,7 @@ def _largest(folder: Path, pattern: str) -> str:
 
 
 def set_aside(folder: Path, name: str) -> None:
-    """Give what a part has left another name, since none writes over what another measured."""
+    """Rename what a part has left, since none writes over what another measured."""
     if name and (folder / name).exists():
         number = len([*folder.glob(f"{name}-before-*")]) + 1
         (folder / name).rename(folder / f"{name}-before-{number}")

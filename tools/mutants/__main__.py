@@ -43,7 +43,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--package", action="append", help="a folder; may be given again")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of tests for each mutant")
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="seconds of tests for each mutant"
+    )
     asked = parser.parse_args()
     packages = [p.rstrip("/") for p in asked.package or [f"simulator/{w}" for w in WINGS]]
     folders = sorted(

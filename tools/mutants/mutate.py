@@ -141,7 +141,7 @@ def _mutant(root: Path, name: str, place: int) -> Mutant:
 
 
 def install(root: Path, mutant: Mutant, functions: list[FunctionType]) -> bool:
-    """Give the functions of this process the mutant's code; say whether any has it now."""
+    """Put the mutant's code into the functions of this process; say whether any has it now."""
     tree = ast.parse((root / mutant.path).read_text("utf-8"))
     _apply(list(_faults(tree))[mutant.place])
     file = str(root / mutant.path)

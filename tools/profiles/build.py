@@ -26,14 +26,18 @@ def build(
     model: Annotated[str, Parameter(help="shipped model, or the path of a config.json")],
     gpu: Annotated[str, Parameter(help="GPU with kernel tables, e.g. H100-80GB")],
     tp: Annotated[int, Parameter(help="GPUs that share each layer")] = 1,
-    dtype: Annotated[str, Parameter(help="of weights and activations: auto or a 16-bit one")] = (
-        "auto"
-    ),
+    dtype: Annotated[
+        str, Parameter(help="type of weights and activations: auto or a 16-bit type")
+    ] = ("auto"),
     quantization: Annotated[
         str | None,
-        Parameter(help="of the weights: fp8, int8, int4, nvfp4 or mxfp4 [default: as published]"),
+        Parameter(
+            help="type of the weights: fp8, int8, int4, nvfp4 or mxfp4 [default: as published]"
+        ),
     ] = None,
-    kv_cache_dtype: Annotated[str, Parameter(help="of the KV cache: auto, bfloat16, fp8")] = "auto",
+    kv_cache_dtype: Annotated[
+        str, Parameter(help="type of the KV cache: auto, bfloat16, fp8")
+    ] = "auto",
     data: Annotated[
         Path | None, Parameter(help="folder with the tables [default: $HEADWAY_DATA]")
     ] = None,

@@ -37,8 +37,8 @@ class PreemptionLoop:
         if self._futile > FUTILE_STEPS:
             raise HeadwayError(
                 f"engine.scheduling_policy: {self._policy_name} goes round in circles: "
-                f"{FUTILE_STEPS:,} steps in a row preempted somebody and not one token has come "
-                "out, since those who board are thrown out again before they have said one"
+                f"{FUTILE_STEPS:,} steps in a row preempted requests and computed no token, since "
+                "each admitted request is preempted before its first token"
             )
 
 

@@ -197,7 +197,7 @@ def _window(runs: Sequence[Run], most: int) -> tuple[float, float]:
 
 
 def seats(run: Run, begin: float, end: float) -> dict[str, list[Any]]:
-    """Give each request a seat from its admission to its end; those between two times as columns.
+    """Assign each request a seat from its admission to its end; those between two times as columns.
 
     A request takes the free seat of its replica with the lowest number. One that is preempted
     keeps its seat here: the tables do not say when it was out.

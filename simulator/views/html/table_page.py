@@ -52,7 +52,7 @@ MAX_REQUESTS = 200_000  # of the best point, to run it again for its charts
 
 
 def is_table_folder(folder: Path) -> bool:
-    """Tell whether a folder is one of a sweep or a plan."""
+    """Return whether a folder is one of a sweep or a plan."""
     return any((folder / name).is_file() for name in TABLES)
 
 

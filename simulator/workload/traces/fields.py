@@ -132,7 +132,7 @@ def find_fields(names: Iterable[str]) -> dict[str, Source]:
 
 
 def has_requests(names: Iterable[str]) -> bool:
-    """Tell whether columns of known names say when each request came and how long it was."""
+    """Return whether columns of known names say when each request came and how long it was."""
     return all(field in find_fields(names) for field in NEEDED)
 
 
@@ -216,7 +216,7 @@ def _words(name: str) -> str:
 
 
 def units_in(number: float) -> float:
-    """Tell how many units a second has of a clock that shows this: since 1970, if it can be."""
+    """Return how many units a second has of a clock that shows this: since 1970, if it can be."""
     for per_second in (1e9, 1e6, 1e3):
         if number >= 1e8 * per_second:  # 1973
             return per_second

@@ -106,7 +106,7 @@ class Problems:
         self.kinds: set[tuple[str, str]] = set()  # columns and what is wrong, but for the values
 
     def add(self, line: int, column: str, wrong: str) -> int:
-        """Note a problem and give its number from 0 on; past the first few it is only counted."""
+        """Note a problem and return its number from 0 on; past the first few it is only counted."""
         self.count += 1
         if len(self.kinds) < 2:  # as long as all may be alike
             self.kinds.add((column, re.sub(r"^('.*'|\".*\"|\S+) ", "", wrong)))

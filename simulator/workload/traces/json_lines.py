@@ -43,7 +43,7 @@ class Row:
     wrong: bool = False
 
     def add_problem(self, key: str, why: str) -> int:
-        """Note what is wrong with a value, and give the problem's number."""
+        """Note what is wrong with a value, and return the problem's number."""
         self.wrong = True
         return self.problems.add(self.line, key, why)
 

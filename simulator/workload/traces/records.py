@@ -207,7 +207,7 @@ def _is_http_error(word: str) -> bool:
 
 
 def failures(words: Mapping[str, Sequence[str]]) -> npt.NDArray[np.bool_] | None:
-    """Tell which requests failed, by what is said of errors, success and finish; None: untold."""
+    """Return which requests failed, by what is said of errors, success and finish; None: untold."""
     told: dict[str, Callable[[str], bool]] = {
         "error": lambda word: word not in NO_ERROR,
         "success": lambda word: word in NO_SUCCESS,

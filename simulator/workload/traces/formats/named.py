@@ -108,7 +108,7 @@ def first_request(head: Head) -> dict[str, object]:
 
 
 def detect(head: Head) -> bool:
-    """Tell whether times and lengths are there under names that are known."""
+    """Return whether times and lengths are there under names that are known."""
     return has_requests(head.columns) or has_requests(first_request(head))
 
 
