@@ -102,7 +102,7 @@ def test_an_interrupted_sweep_says_where_it_goes_on(capsys, monkeypatch):
     monkeypatch.setattr("simulator.planning.sweep.run_each", stop)
     assert main(["sweep", "small.yaml", "--vary", "seed=1,2", "--jobs", "1"]) == 130
     assert capsys.readouterr().err == (
-        "headway: interrupted; what is done is in out/small-sweep/results.csv, and the same "
+        "headway: interrupted; finished runs are in out/small-sweep/results.csv, and the same "
         "command goes on from there\n"
     )
 
@@ -124,7 +124,7 @@ class Terminated:
         (
             "sweep",
             "os.getppid()",
-            r"interrupted; what is done is in out/small-sweep/results.csv, and the same command "
+            r"interrupted; finished runs are in out/small-sweep/results.csv, and the same command "
             r"goes on from there",
         ),
     ],

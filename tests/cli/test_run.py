@@ -73,5 +73,5 @@ def test_a_run_too_long_for_its_files_is_told(folder, capsys):
     before = names(folder)
     assert main(["run", "small.yaml", "--set", "workload.request_rate=1e-20"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"headway: error: the run lasts \de\+21 s, .* up to 1e\+08 s", line)
+    assert re.fullmatch(r"headway: error: the run lasts \de\+21 s; .* up to 1e\+08 s", line)
     assert names(folder) == before

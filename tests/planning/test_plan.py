@@ -226,8 +226,8 @@ def test_a_plan_that_was_stopped_goes_on_where_it_was(
         "so far: holds 0.75 req/s\n"
     )
     assert last == (
-        f"headway: interrupted; what is done is in {out}/runs.jsonl, and the same command goes on "
-        "from there\n"
+        f"headway: interrupted; finished runs are in {out}/runs.jsonl, and the same command goes "
+        "on from there\n"
     )
     assert [path.name for path in out.iterdir()] == ["runs.jsonl"]
     stop_after = -1
