@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # leaves it out (a CPU build is enough; other builds are large).
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --quiet
+# Where it is set each of the tests' many commands compiles all that it imports, a second each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-clients test-engine lint mutants bench notebooks test-notebooks docs lock clean preflight
 

@@ -123,7 +123,7 @@ class _Group:
         if not self.model.keeps_window and engine.speculative_config is None:
             held = max(context - known * float(traffic.workload.prompt_tokens.mean()), 1.0)
             seats = max(min(seats, int(self.blocks * engine.block_size / held)), 1)
-        counts = np.unique(np.geomspace(1, seats, 40).astype(np.int64))
+        counts = np.array(sorted({int(count) for count in np.geomspace(1, seats, 40)}))
         seconds = self.cost.decode_seconds(counts, np.rint(counts * context).astype(np.int64))
         drafts = engine.speculative_config
         tokens = 1 if drafts is None else 1 + drafts.num_speculative_tokens

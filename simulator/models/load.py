@@ -84,10 +84,10 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
         raise ValueError("model: is empty")
     names = shipped_models()
     if name_or_path in names:
-        return read_config(MODELS / name_or_path / "config.json")
+        return _shipped_model(str(name_or_path))
     path = resolve(name_or_path, base or Path())
     if not path.exists() and (found := shipped_shape(str(name_or_path), names)):
-        return read_config(MODELS / found / "config.json")
+        return _shipped_model(found)
     if path.is_dir():
         path = path / "config.json"
     if not path.exists():
@@ -102,6 +102,11 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if wrong := why_not_regular(path):
         raise ValueError(f"model: {wrong}")
     return read_config(path)
+
+
+@cache
+def _shipped_model(name: str) -> ModelSpec:
+    return read_config(MODELS / name / "config.json")
 
 
 def shipped_shape(name: str, shipped: Sequence[str]) -> str | None:
