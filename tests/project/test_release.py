@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sysconfig
 import tarfile
 import venv
 from pathlib import Path
@@ -72,7 +73,10 @@ def test_the_image_has_what_its_steps_need(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_steps_of_the_image_make_a_command(tmp_path: Path) -> None:
-    """What docker would do: copy, install, take the sources away, run in another folder."""
+    """What docker would do: copy, install, take the sources away, run in another folder.
+
+    The packages that the project needs are those of this environment: the sdist's test loads them.
+    """
     steps = re.findall(r"(?m)^(\w+) (.*)$", (ROOT / "Dockerfile").read_text("utf-8"))
     source, work = tmp_path / "src", tmp_path / "work"
     source.mkdir()
@@ -83,6 +87,8 @@ def test_the_steps_of_the_image_make_a_command(tmp_path: Path) -> None:
     (install,) = (words for step, words in steps if step == "RUN")
     venv.create(tmp_path / "env", with_pip=True)
     programs = tmp_path / "env" / "bin"
+    (site,) = (tmp_path / "env" / "lib").glob("*/site-packages")
+    (site / "needed.pth").write_text(sysconfig.get_path("purelib"))
     script = install.replace("/src/", f"{source}/").replace("pip ", f"{programs}/pip -q ")
     run("sh", "-c", script, cwd=source)
     assert not any(source.iterdir())
