@@ -417,7 +417,12 @@ class HeadwayScheduler(RecordedScheduler):
 
     def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
         self._views.pop(request.request_id, None)
-        self._clients.pop(request.request_id, None)
+        client = self._clients.pop(request.request_id, None)
+        decodes = self._batch.decodes
+        stopped = request.status is RequestStatus.FINISHED_STOPPED
+        if stopped and client is not None and isinstance(decodes, ServiceCounter):
+            # A step that was decided before the stop token was known counts for nobody.
+            decodes.account(client).output -= request.num_output_placeholders
         return super()._free_request(request, *args, **options)
 
 
