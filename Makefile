@@ -15,7 +15,7 @@ demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --set engine.max_num_seqs=24 --out out/demo
 
 # With CI=true, as in .ci/run: every test, and every example of the property tests. Without: no slow
-# test, and a fifth of the examples, other ones each time.
+# test, a fifth of the cases of those with many, and a fifth of the examples, other ones each time.
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 

@@ -1,13 +1,15 @@
 """Where the tests find the published traces and tables, and how they draw examples."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 # Where a change is judged, every test and all examples, the same ones every time; elsewhere no test
-# that takes half a minute, and a fifth of the examples, new ones each time, which find bugs.
+# that takes two seconds, a fifth of the cases of a test that has many, and a fifth of the examples,
+# new ones each time, which find bugs.
 FULL = bool(os.environ.get("CI"))
 SHARE, LEAST = 5, 10
 settings.register_profile("ci", derandomize=True)
@@ -16,10 +18,16 @@ if FULL:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave slow tests out and draw fewer examples where nothing is judged."""
+    """Leave slow tests and cases out and draw fewer examples where nothing is judged."""
+    cases: Counter[str] = Counter()
     for item in () if FULL else items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: runs where CI=true is set"))
+        if item.get_closest_marker("many"):
+            kind = item.nodeid.partition("[")[0]
+            if cases[kind] % SHARE:
+                item.add_marker(pytest.mark.skip(reason="one of many: runs where CI=true is set"))
+            cases[kind] += 1
         test = getattr(item, "obj", None)
         asked = getattr(test, "_hypothesis_internal_use_settings", None)
         if asked is not None:

@@ -52,6 +52,7 @@ def test_there_are_500():
     assert sum("accepted" in case for case in CASES) < 100
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_damaged_input(good, folder, case):
@@ -142,6 +143,7 @@ class Damages(RuleBasedStateMachine):
         shutil.rmtree("o", ignore_errors=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_any_damage(good, monkeypatch):
     """Whatever is broken, in whatever order: a line, exit code 2 and nothing written, or done."""

@@ -117,6 +117,7 @@ class Terminated:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "pid", "told"),
     [

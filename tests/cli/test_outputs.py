@@ -57,6 +57,7 @@ def contents(path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", ALL)
 def test_folders_are_made_and_only_results_are_replaced(folder, capsys, name):
     """Also those above; a second call writes the same, or leaves what people edit."""

@@ -90,6 +90,7 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
     assert f"--port: 127.0.0.1:{port}: " in found.stderr
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -116,6 +117,7 @@ def test_what_cannot_be_is_told_before_anything_is_served(arguments: list[str], 
     assert found.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_written(tmp_path: Path) -> None:
     found = headway("tokenizer", str(tmp_path / "tok"), "--vocab-size", "600")
     assert found.returncode == 0

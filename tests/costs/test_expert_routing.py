@@ -108,6 +108,7 @@ WITH_EXPERTS = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_skewed_routing_is_near_the_even_one(name: str) -> None:
     """A few experts with most of the tokens: less to read in small steps, longer in large ones."""

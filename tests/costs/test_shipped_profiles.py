@@ -101,6 +101,7 @@ def shipped(name: str) -> Shipped:
     )
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 def test_a_decode_reads_its_weights_and_its_cache(name: str) -> None:
     one = shipped(name)
@@ -108,6 +109,7 @@ def test_a_decode_reads_its_weights_and_its_cache(name: str) -> None:
     assert one.moving(256) < one.decode(256)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_computes_its_products(name: str) -> None:
     """At 25 to 95 % of the FLOP/s of the data sheet, all-reduces and launches aside."""
@@ -117,6 +119,7 @@ def test_a_prompt_computes_its_products(name: str) -> None:
     assert least / 0.95 < one.prompt(2048) < least / 0.25 + beside + one.moving(2048, 0)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 def test_more_work_takes_longer(name: str) -> None:
     """Far beyond the tables, too; a stair's edge may go down a little, never the whole stair."""
@@ -173,6 +176,7 @@ def test_fewer_bytes_are_faster(name: str) -> None:
         assert shipped(name).prompt(4096) < 1.1 * shipped(name).slack * shipped(wide).prompt(4096)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 def test_a_million_cached_tokens_are_in_range_or_all_that_the_memory_holds(name: str) -> None:
     one = shipped(name)

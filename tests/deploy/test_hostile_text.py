@@ -64,6 +64,7 @@ def written(folder: Path, scenario: dict[str, Any]) -> Path:
     return out
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_model_is_one_argument_whatever_its_name(tmp_path: Path, text: str) -> None:
     """In bash that is run with a stub for vLLM, and in every YAML file."""
@@ -84,6 +85,7 @@ def test_a_model_is_one_argument_whatever_its_name(tmp_path: Path, text: str) ->
             assert text in found, path.name
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_group_s_name_is_made_plain(tmp_path: Path, text: str) -> None:
     """It names Kubernetes' objects; in comments it stands on one line."""

@@ -166,6 +166,7 @@ def test_no_such_folder_or_request(folder: Path, capsys) -> None:
 CELLS = ("id", "prompt_tokens", "arrival", "queue_time", "e2el", "preempted_time", "tpot")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", ["requests", "steps"])
 @pytest.mark.parametrize("value", ["", "six", "inf", "nan", "0", "-1", "2.5", "1e400"])
 def test_any_cell_may_be_spoilt(folder: Path, name: str, value: str) -> None:

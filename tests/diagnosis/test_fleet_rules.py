@@ -100,6 +100,7 @@ def findings(path: Path, *sets: str) -> tuple[Any, dict[str, Any], list[dict[str
     return scenario, summary, summary["headway"]["diagnosis"]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_finding_names_the_trouble_and_its_advice_helps(write, name: str) -> None:
     sets, rule, key, words = CASES[name]

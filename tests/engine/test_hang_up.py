@@ -38,6 +38,7 @@ def test_who_hangs_up_leaves_and_nothing_is_left_behind(load, engine, clock, pat
     assert scheduler.blocks.shared == scheduler.blocks.reserved == 0
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "overrides",
     [

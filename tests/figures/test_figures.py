@@ -33,6 +33,7 @@ LIVE = (
 )
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("kind", "source"),
     [

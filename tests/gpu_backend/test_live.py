@@ -35,6 +35,7 @@ def load(*overrides: str) -> Scenario:
     return load_scenario(SCENARIO, (*FEW, *overrides))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -110,6 +111,7 @@ def test_on_the_wall_clock_time_is_real() -> None:
         assert step["end"] - step["start"] >= 0.99 * timing.measured.wall_s
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cold")
 def test_live_writes_what_run_writes_and_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -93,6 +93,7 @@ def test_batched_and_chunked_texts_are_those_of_each_request_alone(engine: Engin
     assert {i: engine.answer(i) for i in range(len(load))} == texts(engine, load)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("swap_blocks", [0, 1000, 14], ids=["recompute", "swap", "both"])
 def test_preempted_texts_are_those_of_each_request_alone(engine: Engine, swap_blocks: int) -> None:
     """17 blocks for requests of up to 16: preemption by recompute, by swap, by either in turn."""
@@ -118,6 +119,7 @@ def test_texts_under_priorities_are_those_of_each_request_alone(
     assert {i: engine.answer(i) for i in range(len(load))} == texts(engine, load)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("num_blocks", [200, 24])
 @pytest.mark.parametrize("swap_blocks", [0, 1000])
 def test_texts_over_shared_pages_are_those_of_each_request_alone(

@@ -60,6 +60,7 @@ def test_smaller_steps_where_they_must_be_short(write) -> None:
     assert 0 < short.rate < free.rate
 
 
+@pytest.mark.slow
 def test_the_cheapest_that_holds(write, tmp_path: Path, capsys) -> None:
     """One command for GPUs, precision and replicas; the files are those of any plan."""
     command = ["plan", str(write(SHOP)), "--buy", "--out", str(tmp_path), "--min-duration", "60"]
@@ -100,6 +101,7 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
     assert as_it_is["mean_tpot_ms"] < slower["mean_tpot_ms"] < 1.5 * as_it_is["mean_tpot_ms"]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("options", "message"),
     [

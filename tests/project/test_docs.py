@@ -81,6 +81,7 @@ def blocks(page: Path, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
 
 
+@pytest.mark.slow
 def test_the_api_page_runs(tmp_path, monkeypatch) -> None:
     """All blocks in one namespace, in a folder with the scenarios."""
     shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")
@@ -124,6 +125,7 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(match[1], comments=True) for match in found if match]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_can_be_given(page: Path) -> None:
     """No page tells of a command or an option that is not there."""

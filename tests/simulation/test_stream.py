@@ -77,6 +77,7 @@ def flat(values: dict, name: str = "") -> dict[str, object]:
     return found
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_the_summary_is_that_of_a_run_that_keeps_its_requests(

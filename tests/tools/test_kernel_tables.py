@@ -227,6 +227,7 @@ def test_the_shipped_profiles_are_those_that_should_be() -> None:
     assert wanted | {"tiny-test.cpu.fp32"} == set(shipped_profiles())
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("target", some_targets(), ids=target_name)
 def test_the_shipped_profiles_come_out_of_the_data(data: Path, target: Target) -> None:
     """Fitting again gives the shipped numbers, and the errors that the file states."""

@@ -35,6 +35,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_completion_has_as_many_tokens_as_were_asked_for(tokenizer: Path) -> None:
     counter = BpeTokens(tokenizer)
 

@@ -158,6 +158,7 @@ BAD = (
 )
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", [*GOOD, *BAD, "x: '" + "\n" * 50, "a: \ud800", "[" * 3000])
 def test_with_and_without_libyaml_all_is_the_same(monkeypatch, text):
     """Values, lines and messages."""

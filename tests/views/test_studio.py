@@ -86,7 +86,7 @@ def test_knobs_set_what_was_turned() -> None:
     assert overrides(knobs, {"gpu": "H200"}) == ['gpu.name="H200"', "cost=null"]
     for name, value in (("seats", 63), ("seats", "64"), ("seats", True), ("policy", "os:system")):
         with pytest.raises(HeadwayError, match="is not one of its values"):
-            overrides(knobs, {name: value})
+            overrides([knob], {name: value})
     for given, error in (([], "is no mapping"), ({"engine": 1}, "there is no 'engine'")):
         with pytest.raises(HeadwayError, match=error):
             overrides(knobs, given)
@@ -106,11 +106,10 @@ def test_knobs_say_what_the_scenario_says() -> None:
 
 @pytest.mark.parametrize("name", [knob.name for knob in knobs_of(load_scenario("demo"))])
 def test_every_knob_turned_to_an_end_runs_or_is_refused_in_words(name: str) -> None:
-    knobs = knobs_of(load_scenario("demo"))
-    (knob,) = [knob for knob in knobs if knob.name == name]
+    (knob,) = [knob for knob in knobs_of(load_scenario("demo")) if knob.name == name]
     settings = ["workload.num_prompts=20"]
     for value in (knob.values[0], knob.values[-1]):
-        job = Job(1, "demo", (*settings, *overrides(knobs, {name: value})))
+        job = Job(1, "demo", (*settings, *overrides([knob], {name: value})))
         with contextlib.suppress(HeadwayError):  # too large for the GPU, say
             (last,) = answers(job, lambda: False)
             assert last["requests"] == 20
@@ -238,6 +237,7 @@ def figure(driver, key: str, column: int = 1) -> str:
     return str(cells[column - 1].text)
 
 
+@pytest.mark.slow
 def test_it_is_played_by_keyboard_alone(port: int) -> None:
     """Tab to a slider, move it: the number changes, the one before stays beside it; no errors."""
     with browser() as driver:
@@ -293,6 +293,7 @@ def test_it_is_played_by_keyboard_alone(port: int) -> None:
         assert slider.get_attribute("aria-valuetext") == "1"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("size", [DESK, (640, 450), PHONE])
 def test_it_can_be_read(port: int, size: tuple[int, int], dark: bool) -> None:
@@ -326,6 +327,7 @@ def copied(driver, button: str, *, clipboard: bool = True) -> str:
     return str(note.get_attribute("data-text"))
 
 
+@pytest.mark.slow
 def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
     """It keeps the knobs, and what is copied names it; a link cannot hold it, and says so."""
     path = tmp_path / "mine.csv"
@@ -372,6 +374,7 @@ def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
         assert driver.find_element("id", "status").text == "This trace cannot be played"
 
 
+@pytest.mark.slow
 def test_a_link_that_is_wrong_says_what(port: int) -> None:
     """What is right in it is followed; a link pasted into the open page is followed, too."""
     with browser() as driver:
