@@ -86,7 +86,7 @@ def test_knobs_set_what_was_turned() -> None:
     assert overrides(knobs, {"gpu": "H200"}) == ['gpu.name="H200"', "cost=null"]
     for name, value in (("seats", 63), ("seats", "64"), ("seats", True), ("policy", "os:system")):
         with pytest.raises(HeadwayError, match="is not one of its values"):
-            overrides([knob], {name: value})
+            overrides(knobs, {name: value})
     for given, error in (([], "is no mapping"), ({"engine": 1}, "there is no 'engine'")):
         with pytest.raises(HeadwayError, match=error):
             overrides(knobs, given)
