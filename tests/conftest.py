@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave slow tests and cases out and draw fewer examples where nothing is judged."""
     cases: Counter[str] = Counter()
     for item in () if FULL else items:
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow") or item.get_closest_marker("medium"):
             item.add_marker(pytest.mark.skip(reason="slow: runs where CI=true is set"))
         if item.get_closest_marker("many"):
             kind = item.nodeid.partition("[")[0]

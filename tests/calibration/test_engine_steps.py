@@ -243,7 +243,7 @@ def test_a_profile_says_what_was_fitted(tmp_path: Path) -> None:
     assert profile.hardware["gpu"] == "CPU"
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_shipped_profile_is_the_fit_of_the_shipped_measurement(tmp_path: Path) -> None:
     """To the letter; and the fit describes steps that it had not seen."""
     fit = refit(MEASURED / STEPS, tmp_path, lambda _: None)

@@ -51,7 +51,7 @@ def make_log(path: Path, write, seed: int, noise: float = 0.03) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_known_overheads_are_found(write, tmp_path):
     """Of logs with known overheads and 3 % noise: what fits best is near, intervals hold it."""
     held = 0
@@ -92,7 +92,7 @@ def test_what_a_log_does_not_tell_stays_and_the_others_are_found_beside_it(write
     assert client.value == pytest.approx(3e-3, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_command(write, tmp_path, capsys, monkeypatch):
     """The profile that is written, with the latency told, simulates what was logged."""
     log = make_log(tmp_path / "log.csv", write, 1, noise=0.0)
@@ -136,7 +136,7 @@ seed: 1
 """
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_hidden_host_is_found(write, tmp_path, capsys):
     """Of an asynchronous engine whose host takes 6 ms and 60 us a sequence, beside 0.1 ms."""
     path, log, out = write(HOST), tmp_path / "log.csv", tmp_path / "out"
@@ -164,7 +164,7 @@ def test_a_hidden_host_is_found(write, tmp_path, capsys):
     assert again["headway"]["host"]["per_step_interval_s"] is not None
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_large_logs_are_fitted_on_all_cores_alike(write, tmp_path, monkeypatch):
     path = make_log(tmp_path / "log.csv", write, 1)
     here = fit_log(read_log(path, load_scenario(scenario(write))))
@@ -180,7 +180,7 @@ workload: {num_prompts: 80, request_rate: 20, input_len: 500, output_len: 40}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_wait_for_the_longest_is_kept_in_a_profile(write, tmp_path):
     path, log = write(SPLIT, "b200.yaml"), tmp_path / "log.csv"
     table = run(load_scenario(path)).requests
@@ -277,7 +277,7 @@ def test_options_go_together(capsys, options, said):
     assert told.count("headway: error: ") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_real_server(data, write):
     """LLMServingSim's log of vLLM 0.19 on an RTX PRO 6000: from a step 2 ms too long."""
     text = """name: pro

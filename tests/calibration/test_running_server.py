@@ -377,7 +377,7 @@ def test_steps_of_a_load_are_those_written_meanwhile(tmp_path: Path) -> None:
         drive._steps()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_steps_that_were_logged_are_fitted(scenario: Scenario, tmp_path: Path) -> None:
     """Each load has its own rows of the log; those held out are judged."""
     path, sent, lines = tmp_path / "steps.csv", [], ["decodes,context,chunks,duration_s"]

@@ -38,7 +38,7 @@ def test_compare_with_many_runs(folder, capsys):
     assert [line.split()[0] for line in told.out.splitlines()[3:12]] == values.split(",")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_compare_tells_of_clients_and_of_named_variants(folder, capsys):
     """Rows for each client; in the files, too. Rows that do not differ come with --all."""
     sets = ["--set", "workload.clients=2", "--set", "workload.request_rate=inf"]
@@ -82,7 +82,7 @@ def test_colours_are_for_what_is_significant(folder, capsys, monkeypatch):
     assert f"{len(hidden)} lines that may be chance are left out: --all shows them." in folded
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_why_jains_index_is_missing_is_told(folder, capsys):
     """It is of windows in which clients compete: here only of the run with two seats."""
     load = {"num_prompts": 60, "request_rate": 1, "output_len": 400, "clients": 2}

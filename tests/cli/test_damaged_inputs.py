@@ -143,7 +143,7 @@ class Damages(RuleBasedStateMachine):
         shutil.rmtree("o", ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_any_damage(good, monkeypatch):
     """Whatever is broken, in whatever order: a line, exit code 2 and nothing written, or done."""

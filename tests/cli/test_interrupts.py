@@ -117,7 +117,7 @@ class Terminated:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("verb", "pid", "told"),
     [

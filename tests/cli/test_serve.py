@@ -117,7 +117,7 @@ def test_what_cannot_be_is_told_before_anything_is_served(arguments: list[str], 
     assert found.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_tokenizer_is_written(tmp_path: Path) -> None:
     found = headway("tokenizer", str(tmp_path / "tok"), "--vocab-size", "600")
     assert found.returncode == 0

@@ -41,7 +41,7 @@ def test_without_stdout_nothing_is_printed(folder):
     assert names(folder / "out" / "small") == FILES
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_without_stderr_a_run_and_a_mistake_end_as_usual(folder):
     """`headway ... 2>&-`; and no file of ours gets the number of a closed stream."""
     for closed in ((2,), (1, 2), (0, 1, 2)):
@@ -56,7 +56,7 @@ def test_without_stderr_a_run_and_a_mistake_end_as_usual(folder):
         assert headway("run", "none.yaml", preexec_fn=close).returncode == 2
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "settings",
     [
@@ -78,7 +78,7 @@ def test_names_that_a_terminal_cannot_show(folder, settings):
     assert done.stderr.startswith("headway: error: n\\")
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -196,7 +196,7 @@ def served(ranks: int, rho: float, front_ends: int = 1) -> np.ndarray:
     return rows["first_scheduled"] - arrival[rows["id"]]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_one_front_end_is_as_good_as_the_least_busy_replica_and_many_are_worse() -> None:
     """One knows all that is in flight: it reaches M/D/k. Four guess from a quarter each, and are
     still better than the better of two replicas drawn by chance."""
@@ -369,7 +369,7 @@ def test_what_does_not_go_together_is_told_by_line_and_key(tmp_path, more, messa
     assert any(line.startswith(message) for line in told), told
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_command_line_and_a_plan_know_the_key(tmp_path: Path) -> None:
     """2 GPUs: one engine of two, or two ranks; combinations that take others are left out."""
     path = tmp_path / "s.yaml"

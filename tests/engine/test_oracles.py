@@ -206,7 +206,7 @@ def waits(arrivals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(rows["first_scheduled"] - np.array(client.sent))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("rho", [0.5, 0.8])
 def test_one_seat_with_constant_service_is_an_m_d_1_queue(rho: float) -> None:
     """Mean wait by Pollaczek and Khinchine: rho S / (2 (1 - rho)); its error from batch means."""

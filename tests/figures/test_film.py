@@ -106,7 +106,7 @@ def test_looking_changes_nothing(policy: str) -> None:
         assert len({seat for seat, *_ in frame.seats}) == len(frame.seats) <= 8
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_pictures_that_move(scenario) -> None:
     films = [film.record("a<b", scenario()), film.record("c", scenario("engine.max_num_seqs=1"))]
     text = film.svg(films)

@@ -158,7 +158,7 @@ def test_from_memory_and_from_files_the_same_and_one_rank_is_a_part(folders, tmp
     assert len(fleet_levels(found, np.array([0.0, 4.0])).queue) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_picture_and_the_page(folders: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "f.svg"
     words = ["plot", "fleet", *map(str, folders.values()), "--out", str(out)]

@@ -111,7 +111,7 @@ def test_on_the_wall_clock_time_is_real() -> None:
         assert step["end"] - step["start"] >= 0.99 * timing.measured.wall_s
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.usefixtures("cold")
 def test_live_writes_what_run_writes_and_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

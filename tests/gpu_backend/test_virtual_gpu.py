@@ -28,7 +28,7 @@ def found() -> tuple[StepFit, int]:
     return fitted()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_calibration_of_it_is_the_same_every_time(found: tuple[StepFit, int]) -> None:
     """Its clock counts the steps' seconds, warm-up's too: no other process changes what is run."""
     again, steps = fitted()
@@ -65,7 +65,7 @@ def test_steps_bound_by_launches_say_nothing_of_kernels() -> None:
         assert seconds == pytest.approx(launch + host, rel=0.04)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_last_token_of_a_prompt_runs_in_a_graph(found: tuple[StepFit, int]) -> None:
     """A step of 8 decodes and one such token is padded to 16, as 9 decodes are."""
     rows = [sample.row for sample in found[0].samples]

@@ -231,7 +231,7 @@ class Alike(RuleBasedStateMachine):
             assert not third or tables == [third[0].blocks]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_set_of_decodes_is_its_members_and_a_wide_window_is_none() -> None:
     """Blocks with the same names, given out and found in the same order."""
     run_state_machine_as_test(

@@ -253,7 +253,7 @@ def test_requests_that_have_ended_take_no_memory() -> None:
     assert blocks.free == blocks.usable
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_blocks_without_names_are_given_out_as_those_with() -> None:
     """Any sequence of calls leaves the same free list, and requests find as much again."""
     run_state_machine_as_test(

@@ -60,7 +60,7 @@ def test_smaller_steps_where_they_must_be_short(write) -> None:
     assert 0 < short.rate < free.rate
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_cheapest_that_holds(write, tmp_path: Path, capsys) -> None:
     """One command for GPUs, precision and replicas; the files are those of any plan."""
     command = ["plan", str(write(SHOP)), "--buy", "--out", str(tmp_path), "--min-duration", "60"]

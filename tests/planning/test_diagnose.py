@@ -264,7 +264,7 @@ def followed(seed: int) -> tuple[str, str, float, float] | None:
     return f"{trouble}: {words(first['advice'][0])}", metric, better, served
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_first_advice_helps() -> None:
     """Of troubled scenarios; HEADWAY_CHECKS=300 draws so many.
 

@@ -41,7 +41,7 @@ GIVEN = {"model": "llama-3-8b", "workload": {"num_prompts": 8}}
 QUICK = ["plan.min_duration=10", "plan.replications=1", "plan.most_replications=1"]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_every_function_takes_what_load_scenario_takes(write):
     """A dict, a file, a name; in what is wrong with it all say the same."""
     alike = sweep(GIVEN, {"engine.max_num_seqs": [2]}, jobs=1)

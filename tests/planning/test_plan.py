@@ -38,7 +38,7 @@ def test_the_rate_of_a_server_that_takes_a_second_a_request(scenario: Path):
     assert row["headroom"] == pytest.approx(row["capacity"] / 0.2 - 1)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_function_writes_what_the_command_writes(scenario: Path, tmp_path: Path):
     """With `out`, from the same arguments as `sweep`."""
     more = {"overrides": ["workload.num_prompts=30"], "seed": 3, "jobs": 1}
@@ -61,7 +61,7 @@ def test_the_cheapest_that_holds_the_load(scenario: Path):
     assert frame["dollars_per_hour"].iloc[0] == 1.86
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_by_energy_the_best_draws_the_fewest_watts(scenario: Path):
     """Of three at the same price, by their power caps; by money it is the first of them."""
     caps = "gpu.power.max=400,150,300"
@@ -84,7 +84,7 @@ def test_by_energy_every_gpu_must_have_a_power(scenario: Path):
         find_best(make_problem(scenario, options), jobs=1)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_optuna_tries_some_of_the_combinations_and_finds_the_best(scenario: Path):
     pytest.importorskip("optuna")
     args = [
@@ -162,7 +162,7 @@ def test_where_the_closest_is_is_told_by_the_key_that_was_searched(scenario: Pat
         plan(scenario, ["p99_ttft_ms<=50"], jobs=1)  # less than a step takes
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_fleet_that_scales_is_priced_by_what_its_runs_paid(tmp_path: Path):
     """At least 1 or 4 of at most 4: not the 2 that it begins with, for the price of an A100."""
     path = tmp_path / "s.yaml"
@@ -205,7 +205,7 @@ def test_none_may_be_the_fewest(tmp_path: Path):
     assert found == [0, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_plan_that_was_stopped_goes_on_where_it_was(
     scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -273,7 +273,7 @@ def test_a_plan_that_is_cut_short_says_so_and_what_it_knows(
     assert row["broke"] in (None, "mean_ttft_ms")  # what grows is no bound
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_all_that_hold_have_a_headroom(scenario: Path):
     vary = {"engine.max_num_seqs": [4, 8]}
     for more in ({"cheapest": True}, {}):

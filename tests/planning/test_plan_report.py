@@ -52,7 +52,7 @@ def test_a_share_is_as_near_to_its_bound_as_what_is_missed_to_what_may_be():
         assert max(trial.ratios(slos).values()) == pytest.approx(strain)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_table_has_the_headroom_of_those_that_hold(
     scenario: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -192,7 +192,7 @@ def test_what_is_done_is_not_run_again(small: Path, monkeypatch: pytest.MonkeyPa
     assert seen == [4, 1]  # another scenario is another point
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_sweep_that_was_killed_goes_on_where_it_was(small: Path):
     """Killed for good (SIGKILL to all) as soon as something is done; then the same command."""
     out, whole = small.parent / "out", small.parent / "whole"

@@ -81,7 +81,7 @@ def blocks(page: Path, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_api_page_runs(tmp_path, monkeypatch) -> None:
     """All blocks in one namespace, in a folder with the scenarios."""
     shutil.copytree(ROOT / "scenarios", tmp_path / "scenarios")

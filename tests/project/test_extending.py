@@ -35,7 +35,7 @@ def test_scenarios_run(folder, capsys, name: str) -> None:
     assert "Successful requests:" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("number", range(len(SCRIPTS)))
 def test_scripts_run(folder, number: int) -> None:
     """Each by itself."""

@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.M | re.S)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_each_command_prints_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

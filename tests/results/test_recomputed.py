@@ -70,7 +70,7 @@ def differences(found):
     return wrong, len(told)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("first", range(0, CHECKS, BATCH))
 def test_the_summary_is_that_of_its_tables(tmp_path, first):
     """Each key is recomputed, or the files do not tell it, for a reason; tables agree."""

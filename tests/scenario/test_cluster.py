@@ -220,7 +220,7 @@ workload: {num_prompts: 400, request_rate: 3.2, input_len: 16, output_len: 4}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_fewest_replicas_that_hold_a_load_and_their_price(tmp_path: Path) -> None:
     """3.2 requests/s at one a second each need 4 at least, and queue up before fewer."""
     path = tmp_path / "s.yaml"
@@ -235,7 +235,7 @@ def test_the_fewest_replicas_that_hold_a_load_and_their_price(tmp_path: Path) ->
         assert summary["p90_ttft_ms"] > 3000
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_cheapest_mix_of_two_groups(tmp_path: Path) -> None:
     """4 or 5 seats are needed; new ones serve twice as fast for less than twice the money."""
     path = tmp_path / "s.yaml"

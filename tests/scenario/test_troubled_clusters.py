@@ -65,7 +65,7 @@ def test_replicas_that_fail_before_any_answer_ends(
     assert not list(tmp_path.glob("out/*"))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_run_of_endless_simulated_time_is_ended(tmp_path: Path, capsys, monkeypatch) -> None:
     """While it runs, not when it is to be written."""
     monkeypatch.setattr("simulator.engine.drive.LONGEST", 50.0)

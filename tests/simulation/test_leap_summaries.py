@@ -41,7 +41,7 @@ def load(folder, scenario):
     return load_scenario(path)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("first", range(0, CHECKS, BATCH))
 def test_leaping_and_stepwise_summaries_agree(tmp_path, first):
     """Engines, policies, clusters of any kind; diagnosis and warnings as well."""

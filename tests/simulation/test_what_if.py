@@ -134,7 +134,7 @@ def real(name: str) -> list[str]:
     return [found[1]]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("traced", [False, True])
 def test_azures_tenants(traced: bool, request: pytest.FixtureRequest) -> None:
     """Whoever goes first waits no more; to be thrown out costs the other twice the wait."""
@@ -157,7 +157,7 @@ def test_azures_tenants(traced: bool, request: pytest.FixtureRequest) -> None:
     assert throughput[0] < 0.97 * throughput[1]
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:cost")
 @pytest.mark.parametrize("traced", [False, True])
 def test_mooncakes_tenants(traced: bool, request: pytest.FixtureRequest) -> None:

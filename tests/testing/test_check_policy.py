@@ -22,7 +22,7 @@ def test_every_shipped_policy_keeps_the_laws(name: str) -> None:
     check_policy(name, **ARGUMENTS.get(name, {}))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_arguments_are_handed_on() -> None:
     """And refused as in a scenario."""
     check_policy("fair", weights={"a": 3}, output_weight=1)

@@ -16,7 +16,7 @@ from tools.profiles.leave_one_source_out import (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_source_left_out_is_predicted_with_the_terms_of_the_others(tmp_path: Path) -> None:
     """Two sources whose measurements are those of 1.0 ms + 20 us, and of 0.5 ms + 0 us."""
     row = CLOSED.replace("0.12.0", "0.19.0").replace(",4,,,1024", ",4,,8,1024")

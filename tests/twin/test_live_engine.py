@@ -164,7 +164,7 @@ def test_memory_does_not_grow_with_the_requests_served(monkeypatch: pytest.Monke
     assert (result.requests.e2el > 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("overrides", [[], ["cluster={replicas: 2, router: least_outstanding}"]])
 def test_a_server_takes_no_more_memory_however_long_it_serves(
     monkeypatch: pytest.MonkeyPatch, overrides: list[str]

@@ -35,7 +35,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_completion_has_as_many_tokens_as_were_asked_for(tokenizer: Path) -> None:
     counter = BpeTokens(tokenizer)
 

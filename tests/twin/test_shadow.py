@@ -177,7 +177,7 @@ def test_twin_against_simulation(path: Path, knob: str, code: int) -> None:
     assert ("simulation agree in" in told) == (not code)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_nothing_to_compare_is_no_agreement(path: Path) -> None:
     """A server that nobody asks anything."""
     with twin(str(path), "--port", "0") as ((url,), _):
@@ -187,7 +187,7 @@ def test_nothing_to_compare_is_no_agreement(path: Path) -> None:
     assert "nothing to compare: no request came" in found.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_nobody_there_is_told_in_a_line(path: Path) -> None:
     found = headway("shadow", "--url", "http://127.0.0.1:9", "--scenario", str(path))
     assert found.returncode == 2

@@ -17,7 +17,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.workers import WorkerDied, parallel_map, use_backend
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_an_item_that_always_kills_its_worker_is_given_up_and_no_other():
     def square(number: int) -> int:
         if number == 1:

@@ -170,7 +170,7 @@ def folder(tmp_path_factory) -> Path:
     return top
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_tokens_over_time_add_up(folder: Path) -> None:
     """Both tables agree with the summary, and CSV with Parquet."""
     for run in read_runs([folder / "both"]):
@@ -213,7 +213,7 @@ def test_every_colour_that_is_used_is_there(folder: Path, tmp_path: Path) -> Non
     assert used <= set(re.findall(r"(--[a-z0-9-]+):", text))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_large_run_makes_a_small_page() -> None:
     """100,000 requests and 400,000 rows of steps."""
     random = np.random.default_rng(0)
@@ -285,7 +285,7 @@ def test_a_run_without_steps(folder: Path, tmp_path: Path, form: str) -> None:
     assert "Warning: all 40 requests were rejected" in page([run])
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("view", ["--window-size=1280,900", "--window-size=390,800"])
 def test_in_a_browser(folder: Path, tmp_path: Path, view: str) -> None:

@@ -42,7 +42,7 @@ def report(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 @pytest.mark.parametrize("size", [DESK, PHONE])
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_can_be_read(report: Path, size: tuple[int, int], dark: bool) -> None:

@@ -372,7 +372,7 @@ def test_how_sure_step_times_are_is_told(tmp_path, capsys, changes, told):
     assert (ends is None) == (told is None)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_of_several_runs_each_cost_is_told_once(tmp_path, capsys):
     path = tmp_path / "s.yaml"
     path.write_text(RUN)

@@ -237,7 +237,7 @@ def figure(driver, key: str, column: int = 1) -> str:
     return str(cells[column - 1].text)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_it_is_played_by_keyboard_alone(port: int) -> None:
     """Tab to a slider, move it: the number changes, the one before stays beside it; no errors."""
     with browser() as driver:
@@ -327,7 +327,7 @@ def copied(driver, button: str, *, clipboard: bool = True) -> str:
     return str(note.get_attribute("data-text"))
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
     """It keeps the knobs, and what is copied names it; a link cannot hold it, and says so."""
     path = tmp_path / "mine.csv"
@@ -374,7 +374,7 @@ def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
         assert driver.find_element("id", "status").text == "This trace cannot be played"
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_a_link_that_is_wrong_says_what(port: int) -> None:
     """What is right in it is followed; a link pasted into the open page is followed, too."""
     with browser() as driver:

@@ -48,7 +48,7 @@ def test_a_sweep_ends_with_a_table_and_a_page(tmp_path: Path, capsys) -> None:
     assert "Below is its run" in text
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_page_of_a_plan_says_what_its_verdicts_stand_on(tmp_path: Path, capsys) -> None:
     """One seat never keeps up, 16 do; that says how many runs of what length tell so."""
     (tmp_path / "s.yaml").write_text(SMALL)
@@ -122,7 +122,7 @@ def test_a_folder_around_a_sweep_is_it_unless_there_is_more(tmp_path: Path, caps
     assert last == f"left out: {other}, {out}: a sweep or plan has a page of its own"
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_what_a_plan_did_not_try_is_neither_yes_nor_no(tmp_path: Path) -> None:
     """Nor has the table a place where nothing was searched."""
     (tmp_path / "s.yaml").write_text(SMALL)
