@@ -61,6 +61,9 @@ def plan(
     max_duration: Annotated[
         float | None, Parameter(help="s of load in the longest run [default: 2400]")
     ] = None,
+    window: Annotated[
+        float | None, silent("s; every such stretch must keep the bounds, as 3600: every hour")
+    ] = None,
     optuna: Annotated[
         int | None, silent("try so many of the combinations, chosen by Optuna")
     ] = None,
@@ -89,7 +92,7 @@ def plan(
     at_least_one(jobs=jobs, optuna=optuna)
     options = PlanOptions(
         *(slo, vary, fewest, cheapest, replications, tolerance, min_duration, max_duration),
-        objective,
+        *(objective, window),
     )
     wanted = [name.strip() for name in gpus.split(",")] if gpus else []
     if buy:

@@ -28,7 +28,7 @@ from simulator.planning.measure import AS_IT_IS, Change
 from simulator.planning.plan import Runs, search_all
 from simulator.planning.problem import PlanProblem
 from simulator.planning.runs import requests_of
-from simulator.planning.theory import MARGIN, Replica, best_sizes, too_slow
+from simulator.planning.theory import MARGIN, Replica, best_sizes, rates_apart, too_slow
 from simulator.results.service_levels import step_span
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
@@ -36,6 +36,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 
 SIZES = (1, 2, 4, 8)  # tensor parallelism
+ALIASES = {"bf16": "bfloat16", "fp16": "float16"}  # as users write them
 PRECISIONS = ((None, "auto"), ("fp8", "auto"), ("fp8", "fp8"))  # of weights and KV cache
 TOLD = 5  # candidates that the answer has: the best, the second, and what three more cost
 AT_ONCE = 2  # candidates that are searched at a time
@@ -44,8 +45,14 @@ LOOK = 4000  # requests of a first look, about
 SHORTEST, LONGEST = 60.0, 300.0  # s of load in it
 CHANGED = 3  # candidates that are looked at again under a change
 DEARER = 1.2
+DECODES, PREFILLS = "cluster.groups.decode.replicas", "cluster.groups.prefill.replicas"
+SIZED = ("engine.max_num_batched_tokens", "engine.max_num_seqs")
+APART = {
+    "cluster.replicas": "null",
+    "cluster.groups.prefill.kv_role": "kv_producer",
+    "cluster.groups.decode.kv_role": "kv_consumer",
+}
 KNOWN = 0.1  # share of the prompt tokens from which on a router that keeps prefixes is tried
-REPLICAS = "cluster.replicas"
 
 
 @dataclass(slots=True)
@@ -56,6 +63,7 @@ class Offer(Candidate):
     size: int = 1  # GPUs of a replica
     fewest: int = 0  # replicas, by theory
     price: float | None = None  # $/h of a replica
+    prefill: int = 0  # replicas that only prefill; those that decode are searched for
 
     @property
     def weight(self) -> float:
@@ -65,12 +73,22 @@ class Offer(Candidate):
     @property
     def replicas(self) -> int:
         """Replicas that hold the load."""
+        return self.prefill + self.searched
+
+    @property
+    def searched(self) -> int:
+        """Those of them whose number was searched for."""
         return int(self.best.at)
 
     @property
     def cost(self) -> float:
         """What it takes to hold the load; inf where nothing was found that does."""
         return inf if self.result.best is None else self.replicas * self.weight
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What one of other settings has, too."""
+        return {"gpu": self.gpu, "size": self.size, "price": self.price}
 
     @property
     def label(self) -> str:
@@ -83,6 +101,7 @@ class Offer(Candidate):
             parts.append(f"{cache} KV cache")
         for key in ("max_num_seqs", "max_num_batched_tokens", "router"):
             parts += [f"{key} {keys[key]}"] if key in keys else []
+        parts += ["prefill + decode"] if self.prefill else []
         return f"{self.gpu} ({', '.join(parts)})"
 
 
@@ -93,6 +112,7 @@ class Answer:
     ranked: list[Offer]  # that hold the load, the cheapest first
     offers: list[Offer]  # all, in order of what they cost at least
     priced: bool  # dollars are counted, not GPUs
+    variants: Sequence[str] = ()  # that were tried on the best in vain, or not tried, and why
     changes: list[str] = field(default_factory=list)  # what would change it, a line each
 
 
@@ -100,6 +120,8 @@ def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: 
     """Find what to buy; HeadwayError where nothing holds the load."""
     market = Market(problem, gpus, precision)
     offers = market.offers()
+    if not offers:
+        raise HeadwayError(f"--precision {precision}: the model has no profile with such weights")
     live = [offer for offer in offers if not offer.never]
     if not live:
         raise HeadwayError(f"--buy: nothing can hold it: {offers[0].label}: {offers[0].never}")
@@ -109,9 +131,9 @@ def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: 
         tried = next(offer for offer in live if offer.result.trials)
         reason = tried.result.trials[-1].reason
         raise HeadwayError(f"--buy: nothing holds it; the closest, {tried.label}, breaks {reason}")
-    ranked = market.with_variants(ranked, runs)
+    ranked, variants = market.with_variants(ranked, runs)
     ranked = _confirm(problem, ranked, runs)
-    answer = Answer(ranked, offers, market.priced)
+    answer = Answer(ranked, offers, market.priced, variants)
     answer.changes = [*_changes(problem, market, ranked, runs), *_dearer(ranked, market.priced)]
     return answer
 
@@ -168,7 +190,8 @@ class Market:
         own = model.weight_dtype()
         for weights, cache in PRECISIONS:
             name = weights or own
-            if self.precision is not None and not name.startswith(self.precision):
+            asked = ALIASES.get(self.precision or name, self.precision or name)
+            if not name.startswith(asked):
                 continue
             if weights == own:
                 continue  # it is published so
@@ -242,19 +265,71 @@ class Market:
         )
         return replace(self.problem, criteria=quick, change=change)
 
-    def with_variants(self, ranked: list[Offer], runs: Runs) -> list[Offer]:
-        """Try on the best what the traffic may gain from, with one replica fewer.
+    def with_variants(self, ranked: list[Offer], runs: Runs) -> tuple[list[Offer], list[str]]:
+        """Try on the best what the traffic may gain from, with fewer replicas than it takes.
 
-        XX"""
-        best = ranked[0]
-        if best.replicas < 2 or self.known < KNOWN:
-            return ranked
-        keys = best.varied | {"cluster.router": "prefix_aware"}
-        given = {"gpu": best.gpu, "size": best.size, "price": best.price}
-        other = self._load(keys, given)
-        other.within = max(best.replicas // 2, 1), best.replicas - 1
-        search_all(self.quick(), [other], runs)
-        return _ranked([*ranked, other])
+        Return all that hold the load, and what is to be said of what was tried in vain or not.
+        """
+        told, best = [], ranked[0]
+        for name, (why, offers) in (
+            ("a prefix-aware router", self._by_prefix(best)),
+            ("prefill and decode apart", self._apart(best)),
+        ):
+            if why:
+                told.append(f"{name}: not tried: {why}")
+                continue
+            search_all(self.quick(), offers, runs)
+            ranked = [*ranked, *(held := _ranked(offers)[:1])]
+            last = offers[-1]
+            reason = last.error or (last.result.trials[-1].reason if last.result.trials else "")
+            if not held:
+                told.append(f"{name}: tried with fewer replicas than {best.replicas}: {reason}")
+        return _ranked(ranked), told
+
+    def _by_prefix(self, best: Offer) -> tuple[str, list[Offer]]:
+        """Return why a router that keeps prefixes together is not tried, or the offer with one."""
+        if best.replicas < 2:
+            return "there is one replica", []
+        if self.known < KNOWN:
+            share = f"{100 * self.known:.0f} %"
+            return f"{share} of the prompt tokens begin like an earlier prompt", []
+        offer = self._load(best.varied | {"cluster.router": "prefix_aware"}, best.given)
+        offer.within = max(best.replicas // 2, 1), best.replicas - 1
+        return "", [offer]
+
+    def _apart(self, best: Offer) -> tuple[str, list[Offer]]:
+        """Likewise of a split of prefill and decode: in three ratios about that of theory."""
+        total = best.replicas - 1
+        if total < 2:
+            return (
+                f"it takes two replicas at least, and {best.replicas} hold the load as they are",
+                [],
+            )
+        # Budget and seats were chosen for prompts beside decodes: here the engine has its own.
+        keys = {key: value for key, value in best.varied.items() if key not in SIZED}
+        plain = self._load(keys, best.given).scenario
+        links = None if self.base.cluster is None else self.base.cluster.kv_transfer
+        keys |= APART | ({"cluster.kv_transfer": "{}"} if links is None else {})
+        assert plain is not None
+        parts = resolve(plain)
+        replica = Replica(plain.engine, parts.model, parts.gpu, parts.cost)
+        known = self.known if replica.engine.enable_prefix_caching else 0.0
+        rates = rates_apart(replica, self.traffic, self.problem.criteria.slos, known)
+        if not rates[1]:
+            return "no batch of decodes keeps the bounds", []
+        prefill, decode = (ceil(self.traffic.rate / (MARGIN * rate)) for rate in rates)
+        if prefill + decode > total:
+            least = f"{prefill} + {decode}"
+            return f"it takes {least} replicas at least, {best.replicas} hold as they are", []
+        share = rates[1] / sum(rates)
+        offers = []
+        for count in {round(total * share) + more for more in (-1, 0, 1)}:
+            if prefill <= count <= total - decode:
+                more = {"prefill": count, "key": DECODES}
+                offer = self._load(keys | {PREFILLS: str(count)}, best.given | more)
+                offer.within = decode, total - count
+                offers.append(offer)
+        return ("" if offers else "no ratio near that of theory fits", offers)
 
 
 def _ranked(offers: Sequence[Offer]) -> list[Offer]:
@@ -295,8 +370,8 @@ def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offe
     while left and len(confirmed) < 2:
         one = left.pop(0)
         again = replace(one, result=type(one.result)(None, []), done=False)
-        again.within = max(one.replicas - 1, 1), one.replicas + 2
-        again.start = one.replicas
+        again.within = max(one.searched - 1, 1), one.searched + 2
+        again.start = one.searched
         search_all(problem, [again], runs)
         if again.result.best is None:
             one.never = "did not hold in a longer run"
@@ -329,9 +404,9 @@ def _changes(
         for one in ranked[:CHANGED]:
             other = replace(one, result=type(one.result)(None, []), done=False)
             fewer = change.steps < 0  # all others only want more
-            least = max(one.replicas // 2, 1) if fewer else one.replicas
-            other.within = least, WIDEST * one.replicas + 2
-            other.start = one.replicas
+            least = max(one.searched // 2, 1) if fewer else one.searched
+            other.within = least, WIDEST * one.searched + 2
+            other.start = one.searched
             again.append(other)
         search_all(market.quick(change), again, runs)
         found = _ranked(again)
@@ -359,4 +434,5 @@ def _dearer(ranked: Sequence[Offer], priced: bool) -> Iterator[str]:
 
 def line(offer: Offer) -> str:
     """Write what to order in one line."""
-    return f"{offer.replicas} x {offer.label}: {_money(offer, offer.cost)}"
+    count = f"{offer.prefill} + {offer.searched}" if offer.prefill else str(offer.replicas)
+    return f"{count} x {offer.label}: {_money(offer, offer.cost)}"

@@ -6,10 +6,10 @@ from itertools import product
 
 from simulator.cluster.config import MOST_REPLICAS
 from simulator.models.gpus import GPUS, find_gpu
-from simulator.planning.buy import REPLICAS, SIZES, TOLD, Answer, Offer, buy, line
+from simulator.planning.buy import SIZES, TOLD, Answer, Offer, buy, line
 from simulator.planning.candidate import Candidate, looked_at, verdicts
 from simulator.planning.plan import Runs
-from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
+from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import scenario_cost_lines
 from simulator.scenario.load import Source, load_scenario
 from simulator.util.errors import HeadwayError
@@ -84,6 +84,7 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     lines += ["What would change it:", *(f"  {text}" for text in answer.changes)]
     tried = [one for one in answer.offers if one.result.trials]
     lines.append(f"Of {len(answer.offers)} candidates {len(tried)} were simulated.")
+    lines += [f"  {text}" for text in answer.variants]
     return [*lines, *_dropped(answer.offers), *_failed(tried)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from simulator.models.gpus import find_gpu
 from simulator.planning.design import DesignPoint
 from simulator.planning.intervals import Estimate
-from simulator.planning.problem import PlanProblem, is_random
+from simulator.planning.problem import PlanProblem, is_random, scales
 from simulator.planning.search import SearchResult, Trial, capacity, interval
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.results.service_levels import Judged, by_clock, step_span
@@ -48,8 +48,7 @@ class Candidate(DesignPoint):
         """
         assert self.scenario is not None
         gpus, price = resources(self.scenario)
-        cluster = self.scenario.cluster
-        if cluster is None or cluster.autoscaling is None:
+        if not scales(self.scenario):
             return gpus, price
         gpus, paid = (
             sum(3600.0 * run[key] / run["run_duration"] for run in trial.runs) / len(trial.runs)
@@ -120,6 +119,7 @@ def looked_at(trial: Trial) -> str:
     """Write how many runs there are of a place, and for how long requests came in each."""
     seconds = trial.seconds or sum(run["duration"] for run in trial.runs) / len(trial.runs)
     length = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+    length = length if seconds < 7200 else f"{seconds / 3600:.3g} h"
     return f"{len(trial.runs)} x {length}"
 
 
@@ -167,6 +167,10 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     row["seconds_of_load"] = best.seconds
     row["replications"] = len(best.runs)
     metrics = dict.fromkeys([slo.metric for slo in problem.criteria.slos])
+    for metric in metrics:
+        key = f"worst_window_{metric}"
+        if key in best.runs[0]:
+            row[key] = best.runs[0][key]
     for metric in (*metrics, "request_throughput", "output_throughput"):
         found = candidate.read(metric, problem.criteria.confidence)
         row[metric] = found.mean
@@ -179,6 +183,7 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     row["tokens_per_s_per_gpu"] = tokens / gpus
     row["tokens_per_s_per_user"] = 1000.0 / tpot if tpot else None
     row["dollars_per_hour"] = price
+    row["dollars_per_day"] = None if price is None else 24.0 * price
     row["dollars_per_million_output_tokens"] = (
         price / 3600.0 / tokens * 1e6 if price is not None and tokens else None
     )

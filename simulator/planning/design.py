@@ -34,6 +34,7 @@ class DesignPoint:
     varied: dict[str, str]  # value by dotted key, as YAML
     scenario: Scenario | None = None  # None: it cannot be loaded
     errors: Sequence[str] = ()
+    key: str = ""  # that a plan searches for it; "": the one that the problem names
 
     @property
     def error(self) -> str:

@@ -5,10 +5,11 @@ numbers: the same arrivals and lengths), and told by the confidence interval ove
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from time import perf_counter
 
 from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
@@ -23,7 +24,7 @@ from simulator.planning.design import (
 )
 from simulator.planning.journal import Journal, scenario_key
 from simulator.planning.measure import AS_IT_IS, measure_run
-from simulator.planning.problem import PlanProblem
+from simulator.planning.problem import REPLICAS, PlanProblem, scales
 from simulator.planning.runs import MetricValues, Outcome, requests_of, run_each
 from simulator.planning.search import (
     PlannedRun,
@@ -39,7 +40,9 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
 JOURNAL = "runs.jsonl"
+AUTOSCALING = "cluster.autoscaling"
 HEADROOM_TOLERANCE = 0.1  # relative
+WORTH = 2.0  # s of runs for which workers are started
 BATCH = 4  # candidates that Optuna names at a time
 
 
@@ -47,13 +50,32 @@ Progress = Callable[[Sequence[Candidate], int, Candidate | None], None]
 """Called with all candidates, the runs made since the last call, and one that got a new trial."""
 
 
-@dataclass(frozen=True, slots=True)
+LoadedRun = tuple[Scenario, bool, float | None, float | None]
+"""The scenario of one run, whether its load stays the same, its warm-up (s) if it is known, and
+the windows (s) by which it is judged."""
+
+
+@dataclass(slots=True)
 class Runs:
     """How runs are made: on how many workers, who is told of them, and where they stand."""
 
     jobs: int | None = None
     progress: Progress | None = None
     journal: Journal | None = None
+    seconds: float | None = None  # that a run took in this process; None: none was made yet
+
+    def make(
+        self, measure: Callable[[LoadedRun], MetricValues], tasks: Sequence[LoadedRun]
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Make runs, on workers as soon as that takes less time than to start them."""
+        spent = len(tasks) * (self.seconds or 0.0)
+        here = self.jobs is None and spent < WORTH and (len(tasks) == 1 or self.seconds is not None)
+        begin = perf_counter()
+        yield from run_each(measure, tasks, 1 if here else self.jobs)
+        if here and tasks:
+            self.seconds = (perf_counter() - begin) / len(tasks)
+        elif tasks:
+            self.seconds = inf
 
 
 def find_best(
@@ -71,7 +93,12 @@ def find_best(
     runs = Runs(jobs, progress, journal)
     if optuna is None:
         design = factors(problem.axes)
-        candidates = load_points(problem.path, design, problem.overrides, problem.seed, Candidate)
+        given = problem.overrides, problem.seed, Candidate
+        candidates = load_points(problem.path, design, *given)
+        if problem.key == REPLICAS and all(scales(one.scenario) for one in candidates):
+            others = [axis for axis in problem.axes if not axis[0].startswith(AUTOSCALING)]
+            design = [*factors(others), [{AUTOSCALING: "null"}]]
+            candidates += load_points(problem.path, design, *given)
         need_known_values(candidates)
         need_runnable(candidates)
         _need_power(problem, candidates)
@@ -96,7 +123,9 @@ def rule_out(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
     for candidate in candidates:
         if candidate.scenario is None:
             continue
-        keys = problem.settings(candidate, PlannedRun(problem.high)) if problem.high else ()
+        keys: list[tuple[str, str]] = []
+        if problem.high and not scales(candidate.scenario):
+            keys = problem.settings(candidate, PlannedRun(problem.high))
         try:
             most = load_scenario(
                 problem.path, problem.overrides, vary=keys or candidate.varied.items()
@@ -172,19 +201,14 @@ def search_by_price(problem: PlanProblem, candidates: Sequence[Candidate], runs:
     by_gpus = any(price is None for _, price in found)
     weights = [float(gpus if by_gpus or price is None else price) for gpus, price in found]
     limit = inf
-    for k in sorted(range(len(loaded)), key=lambda k: (_scales(loaded[k]), weights[k])):
+    for k in sorted(range(len(loaded)), key=lambda k: (scales(loaded[k].scenario), weights[k])):
         candidate = loaded[k]
-        if weights[k] > limit and not _scales(candidate) and not candidate.never:
+        if weights[k] > limit and not scales(candidate.scenario) and not candidate.never:
             candidate.dearer = candidate.done = True
             continue
         search_all(problem, [candidate], runs, candidates)
         if candidate.result.best is not None:
             limit = min(limit, weights[k])
-
-
-def _scales(candidate: Candidate) -> bool:
-    cluster = None if candidate.scenario is None else candidate.scenario.cluster
-    return cluster is not None and cluster.autoscaling is not None
 
 
 def find_headroom(problem: PlanProblem, candidates: Sequence[Candidate], runs: Runs) -> None:
@@ -247,24 +271,21 @@ def _run_all(
         if isinstance(loaded, Outcome):
             outcomes[k] = loaded
             continue
-        scenario, steady, warmup = loaded
-        changed = [] if problem.change == AS_IT_IS else [[*problem.change]]
+        scenario, steady, warmup, window = loaded
+        changed: list[object] = [] if problem.change == AS_IT_IS else [[*problem.change]]
+        changed += [] if window is None else [window]
         key = scenario_key(scenario, "plan", steady, warmup, bounds, *changed)
         if key in known:
             outcomes[k] = Outcome(known[key])
         else:
             missing.append((k, key, loaded))
-    measured = run_each(partial(_measure, problem), [run for *_, run in missing], runs.jobs)
+    measured = runs.make(partial(_measure, problem), [run for *_, run in missing])
     for index, outcome in measured:
         k, key, _ = missing[index]
         outcomes[k] = outcome
         if journal is not None and not outcome.errors:
             journal.append(key, outcome.values)
     return [outcomes[k] for k in range(len(work))]
-
-
-LoadedRun = tuple[Scenario, bool, float | None]
-"""The scenario of one run, whether its load stays the same, and its warm-up (s) if it is known."""
 
 
 def _load(problem: PlanProblem, candidate: Candidate, wanted: PlannedRun) -> LoadedRun | Outcome:
@@ -280,15 +301,15 @@ def _load(problem: PlanProblem, candidate: Candidate, wanted: PlannedRun) -> Loa
                 by = (f"--vary {problem.key}=", f"--fewest {problem.key}=")
                 messages = [text.replace(*by) for text in messages]
             return Outcome({}, messages)
-    return scenario, wanted.seconds is not None, wanted.warmup
+    window = None if wanted.burst else problem.criteria.window
+    return scenario, wanted.seconds is not None, wanted.warmup, window
 
 
 def _measure(problem: PlanProblem, run: LoadedRun) -> MetricValues:
     """Make one run, in a worker."""
-    scenario, steady, warmup = run
-    return measure_run(
-        scenario, problem.criteria.slos, steady=steady, warmup=warmup, change=problem.change
-    )
+    scenario, steady, warmup, window = run
+    slos, change = problem.criteria.slos, problem.change
+    return measure_run(scenario, slos, steady=steady, warmup=warmup, window=window, change=change)
 
 
 def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candidate:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from simulator.planning.candidate import Candidate, looked_at, result_row
 from simulator.planning.design import axes_of, fold_errors
 from simulator.planning.journal import open_journal
-from simulator.planning.plan import JOURNAL, find_best
-from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
+from simulator.planning.plan import JOURNAL, choose_best, find_best
+from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem, scales
 from simulator.planning.runs import encode_csv, scenario_cost_lines
 from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
 from simulator.scenario.load import Source, load_scenario
@@ -37,6 +37,7 @@ COLUMNS = {
     "tokens_per_s_per_gpu": "tok/s/GPU",
     "tokens_per_s_per_user": "tok/s/user",
 }
+BY_DAY = {"dollars_per_day": "$/day"} | COLUMNS
 GREY = "0.6"
 
 
@@ -50,7 +51,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     if problem.searches_rate:
         searched.append(f"{100 * problem.criteria.confidence:g} %")
     heads = ["candidate", *searched, *metrics, "SLO %", "breaks", "headroom %"]
-    heads += [*COLUMNS.values(), "looked at"]
+    heads += [*_columns(problem).values(), "looked at"]
     lines = [heads]
     for candidate in candidates:
         row = result_row(problem, candidate)
@@ -78,7 +79,8 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     held = [(c.label, c.scenario) for c in candidates if c.result.best and c.scenario]
     notes += scenario_cost_lines([label for label, _ in held], [scenario for _, scenario in held])
     text = ["under " + ", ".join(slo.text for slo in bounds), "", align(lines, heads=0), ""]
-    return "\n".join([*text, *notes, *_in_words(problem, best)])
+    words = [*_in_words(problem, best), *_by_need(problem, candidates)]
+    return "\n".join([*text, *notes, *words])
 
 
 def _cells(
@@ -89,14 +91,20 @@ def _cells(
         yield f"{row['capacity']:.3g}"
         yield _range(candidate)
     else:
-        yield f"{row['at']:g}" if problem.key else "yes"
+        begins = "from " if problem.key == REPLICAS and scales(candidate.scenario) else ""
+        yield f"{begins}{row['at']:g}" if problem.key else "yes"
     for name in metrics:
         yield "-" if row[name] is None else f"{row[name]:,.4g}"
     yield "-" if row["attainment"] is None else f"{100 * row['attainment']:.2f}"
     yield row["reason"] or "-"
     yield "-" if row["headroom"] is None else f"{100 * row['headroom']:.0f}"
-    for name in COLUMNS:
+    for name in _columns(problem):
         yield "-" if row[name] is None else f"{row[name]:,.4g}"
+
+
+def _columns(problem: PlanProblem) -> dict[str, str]:
+    """Return the columns of what a candidate takes: of a load that changes with $/day."""
+    return COLUMNS if problem.criteria.window is None else BY_DAY
 
 
 def _range(candidate: Candidate) -> str:
@@ -111,7 +119,8 @@ def _range(candidate: Candidate) -> str:
 def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     """Say what is best, what it takes and how far it goes."""
     row = result_row(problem, best)
-    parts = [f"{problem.key}={row['at']:g} holds the load" if problem.key else "holds the load"]
+    place = f"{problem.key}={row['at']:g} " if problem.key and not scales(best.scenario) else ""
+    parts = [f"{place}holds the load"]
     if problem.searches_rate:
         unit = " req/s" if problem.key == "workload.request_rate" else " x the trace's rate"
         sure = f"{100 * problem.criteria.confidence:g} %: {_range(best)}"
@@ -141,6 +150,32 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     if told and not problem.searches_rate:  # a largest rate is where a bound is just kept
         yield f"  {'; '.join(told)}"
     yield from _caveats(problem, best, row)
+
+
+def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[str]:
+    """Say what replicas that come and go cost beside a fixed number of them."""
+    kinds = {"with autoscaling": True, "fixed": False}
+    if problem.key != REPLICAS or not any(scales(one.scenario) for one in candidates):
+        return
+    held = [one for one in candidates if one.result.best is not None]
+    for words, scaled in kinds.items():
+        those = [one for one in held if scales(one.scenario) == scaled]
+        if not those:
+            yield f"  {words}: none holds"
+            continue
+        best = choose_best(problem, those)
+        row = result_row(problem, best)
+        worst = {
+            name.removeprefix("worst_window_"): f"from {value / 3600:.3g} h on"
+            for name, value in row.items()
+            if name.startswith("worst_window_") and "completion" not in name
+        }
+        told = f"{row['gpus']:.3g} GPUs"
+        if row["dollars_per_day"] is not None:
+            told = f"${row['dollars_per_day']:,.2f}/day, {told}"
+        told += "" if not scaled else " on average"
+        told += f"; worst {', '.join(map(' '.join, worst.items()))}" if worst else ""
+        yield f"  {words}, the cheapest: {told} ({best.label})"
 
 
 WIDE = 2.0  # times the tolerance: an interval of a capacity that is said to be wide
@@ -257,7 +292,7 @@ def _runs(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[dic
     for candidate in candidates:
         for trial in [*candidate.result.trials, *candidate.lower_loads]:
             for replication, run in enumerate(trial.runs):
-                place = {**candidate.varied, problem.key or "at": trial.at}
+                place = {**candidate.varied, candidate.key or problem.key or "at": trial.at}
                 numbers = {key: value for key, value in run.items() if key != "batches"}
                 yield {**place, "seed": problem.seed + replication, **numbers}
 

@@ -23,11 +23,14 @@ from simulator.planning.search import (
     fewest,
     largest_rate,
 )
-from simulator.results.service_levels import parse_slo
+from simulator.results.service_levels import Slo, parse_slo
 from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
+from simulator.util.from_mapping import from_mapping
+from simulator.workload.arrivals import Diurnal
 
+REPLICAS = "cluster.replicas"
 BURST = 400  # requests for each replica, by which it is seen how many it can serve
 FIRST_LOAD = 0.75  # of what it serves of a burst: where the search for a rate begins
 FEWEST_REQUESTS = 20  # of a run, however slowly they come
@@ -46,6 +49,7 @@ class PlanOptions:
     min_duration: float | None = None  # s
     max_duration: float | None = None  # s
     objective: Literal["cost", "energy"] | None = None
+    window: float | None = None  # s
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,6 +91,8 @@ class PlanProblem:
             criteria = replace(criteria, min_seconds=None)
         if not self.key:
             return as_configured(criteria, trials)
+        if self.key == REPLICAS and scales(scenario):  # it begins with what it is given
+            within = (_replicas(scenario),) * 2
         if within is not None:
             return fewest(*within, criteria, trials, start)
         if not self.high:
@@ -105,22 +111,27 @@ class PlanProblem:
         """Search; replicas from as many as serve the load by what the fewest make of a burst."""
         start = None
         few = max(self.low, 1)
-        steady = criteria.min_seconds is not None and _has_fixed_replicas(scenario)
-        if steady and self.key == "cluster.replicas":
+        generator = scenario.workload.generator
+        rate = generator.request_rate
+        if generator.diurnal is not None:
+            rate *= from_mapping(Diurnal, generator.diurnal).peak
+        known = scenario.workload.trace is None and rate < inf
+        if known and _has_fixed_replicas(scenario) and self.key == REPLICAS:
             found = yield from _served_per_second(few, few)
-            rate = scenario.workload.generator.request_rate
             start = ceil(few * rate / (FIRST_LOAD * found)) if found else None
         return (yield from fewest(self.low, self.high, criteria, trials, start))
 
     def is_steady(self, scenario: Scenario) -> bool:
         """Say whether the load stays the same for as long as requests come, so that runs can grow.
 
-        Not of a trace, of requests that come all at once, or whose rate changes with time.
+        Not of a trace, of requests that come all at once, or whose rate changes with time; nor
+        where windows of the load are asked for as it is given.
         """
         generator = scenario.workload.generator
         asked = {self.key, *(key for key, _ in self.axes)}
         return (
             scenario.workload.trace is None
+            and self.criteria.window is None
             and generator.ramp_up_strategy is None
             and generator.diurnal is None
             and (self.key == "workload.request_rate" or generator.request_rate < inf)
@@ -130,9 +141,10 @@ class PlanProblem:
     def settings(self, candidate: DesignPoint, wanted: PlannedRun) -> list[tuple[str, str]]:
         """Return the keys to set for one run."""
         keys = [*candidate.varied.items(), ("seed", str(self.seed + wanted.replication))]
-        searched = self.key == "workload.request_rate"
-        if self.key and not (searched and wanted.burst):
-            keys.append((self.key, str(int(wanted.at)) if self.high else repr(wanted.at)))
+        key = candidate.key or self.key
+        searched = key == "workload.request_rate"
+        if key and not (searched and wanted.burst):
+            keys.append((key, str(int(wanted.at)) if self.high else repr(wanted.at)))
         count = wanted.burst
         if count:
             keys.append(("workload.request_rate", ".inf"))
@@ -148,6 +160,12 @@ class PlanProblem:
         if count or wanted.seconds is not None:
             keys.append(("workload.num_prompts", str(max(count, FEWEST_REQUESTS))))
         return keys
+
+
+def scales(scenario: Scenario | None) -> bool:
+    """Say whether replicas come and go by need."""
+    cluster = None if scenario is None else scenario.cluster
+    return cluster is not None and cluster.autoscaling is not None
 
 
 def _has_fixed_replicas(scenario: Scenario) -> bool:
@@ -186,7 +204,7 @@ def make_problem(
 ) -> PlanProblem:
     """State the problem that the options pose and the scenario's block `plan`."""
     base = load_scenario(path, overrides, seed)
-    numbers = ("min_duration", "max_duration", "replications", "tolerance")
+    numbers = ("min_duration", "max_duration", "replications", "tolerance", "window")
     given = {name: got for name in numbers if (got := getattr(options, name)) is not None}
     block = base.plan.model_copy(update=given)
     if options.vary is not None:
@@ -228,6 +246,7 @@ def make_problem(
         min_seconds=shortest,
         min_e2els=block.min_e2els,
         max_seconds=longest,
+        window=block.window,
     )
     key, low, high = "", 0, 0
     asked = options.fewest or next((f"{k}={v}" for k, v in block.fewest.items()), None)
@@ -235,10 +254,23 @@ def make_problem(
         key, low, high = _range(asked)
     elif not (options.cheapest or block.cheapest):
         key = rate_key(base)[0]
+    _check_window(block.window, slos, at_a_load=bool(high) or not key)
     refuse_overridden([k for k, _ in axes], overrides, seed, searched=key)
     by_energy = (options.objective or block.objective) == "energy"
     what = path, overrides, base.seed, criteria, key, low, high, axes, base.name
     return PlanProblem(*what, by_energy=by_energy)
+
+
+def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool) -> None:
+    """Refuse a window that has no meaning."""
+    if window is None:
+        return
+    if not 0 < window < inf:
+        raise HeadwayError(f"--window {window:g}: must be more than 0 s, and finite")
+    if not at_a_load:
+        raise HeadwayError("--window: goes with --fewest or --cheapest, at the scenario's own load")
+    if whole := [slo.text for slo in slos if not slo.of_requests]:
+        raise HeadwayError(f"--window: goes without {', '.join(whole)}: it is of a whole run")
 
 
 def _range(text: str) -> tuple[str, int, int]:

@@ -145,6 +145,7 @@ class Criteria:
     min_seconds: float | None = None  # of load in a run that decides; None: as the scenario says
     min_e2els: float = 20.0  # likewise, in P99 E2EL
     max_seconds: float = inf
+    window: float | None = None  # s of arrivals, each of which must keep the bounds by itself
 
     @property
     def first_seconds(self) -> float | None:
@@ -179,7 +180,8 @@ class Criteria:
         counts = [first]
         while counts[-1] < most:
             counts.append(min(2 * counts[-1], most))
-        if self.min_seconds is not None and all(slo.of_requests for slo in self.slos):
+        batched = self.min_seconds is not None or self.window is not None
+        if batched and all(slo.of_requests for slo in self.slos):
             return sorted({1, *counts})
         return counts
 
@@ -236,6 +238,8 @@ def judge(runs: Sequence[MetricValues], criteria: Criteria, *, strict: bool = Fa
             least, why = 2 * NOT_KEPT, broken[0] if mean <= 0 else why
             return Verdict(None, False, why, (low, max(mean, least), inf))
         return Verdict(None, False, why, (low, max(mean, NOT_KEPT), inf), growing[0])
+    if high > 0 and mean <= 0:  # the one that the intervals leave open
+        why = max(spans, key=lambda metric: spans[metric][2])
     return Verdict(None if high > 0 else True, mean <= 0, why, (low, mean, high))
 
 
@@ -293,7 +297,7 @@ def look(
         trial.warmup = _mean_warmup(trial)
         found = judge(trial.runs, criteria, strict=strict)
         # One run may be lucky as a whole: that a place holds takes several.
-        alone = strict and count < criteria.replications and trial.seconds is not None
+        alone = strict and count < criteria.replications
         if found.kept is False or (found.kept and not alone):
             break
     trial.sure, trial.strict = found.kept is not None, strict

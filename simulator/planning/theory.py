@@ -56,20 +56,49 @@ def _mixed(cost: CostModel, chunk: int, count: int, decodes: int, context: int) 
     return cost.execute(Step(chunks, decodes, context))
 
 
+def _seats(replica: Replica, traffic: Traffic, known: float, tokens: int, seats: int) -> int:
+    """Return how many requests a replica of these sizes decodes at once, by its KV cache."""
+    if replica.model.keeps_window:
+        return seats
+    keys = {"max_num_batched_tokens": tokens, "max_num_seqs": seats}
+    blocks = kv_blocks(replica.engine, replica.model, replica.gpu, **keys)
+    prompt = float(traffic.workload.prompt_tokens.mean())
+    held = max(traffic.answer_context - known * prompt, 1.0)
+    return min(seats, int(blocks * replica.engine.block_size / held))
+
+
+def rates_apart(
+    replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: float
+) -> tuple[float, float]:
+    """Return the most requests/s of a replica that only prefills, and of one that only decodes."""
+    engine, cost, load = replica.engine, replica.cost, traffic.workload
+    tokens = engine.max_num_batched_tokens
+    prompt = max(round(float(load.prompt_tokens.mean()) * (1.0 - known)), 1)
+    count = min(max(tokens // prompt, 1), engine.max_num_seqs)  # prompts in a step
+    chunks = ceil(prompt / tokens)
+    prefill = chunks * _mixed(cost, ceil(prompt / chunks), count, 0, 0) / count
+    answer = max(float(load.output_tokens.mean()) - 1.0, 1e-9)
+    seats = _seats(replica, traffic, known, tokens, engine.max_num_seqs)
+    batches = np.unique(np.geomspace(1, max(seats, 1), 30).astype(int))
+    steps = cost.decode_seconds(batches, np.rint(batches * traffic.answer_context).astype(int))
+    decode = [
+        size / (answer * step)
+        for size, step in zip(batches.tolist(), steps.tolist(), strict=True)
+        if _within(slos, 1e3 * step, 1e3 * step)
+    ]
+    return 1.0 / max(prefill, 1e-12), max(decode, default=0.0) if seats else 0.0
+
+
 def most_requests(
     replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: float, *, sizes: tuple[int, int]
 ) -> float:
     """Return the most requests/s of a replica; 0: none. `sizes` are its token budget and seats."""
-    tokens, seats = sizes
-    load, cost, engine = traffic.workload, replica.cost, replica.engine
-    keys = {"max_num_batched_tokens": tokens, "max_num_seqs": seats}
-    blocks = kv_blocks(engine, replica.model, replica.gpu, **keys)
+    tokens = sizes[0]
+    load, cost = traffic.workload, replica.cost
     prompt = max(float(load.prompt_tokens.mean()) * (1.0 - known), 1.0)
     answer = max(float(load.output_tokens.mean()) - 1.0, 0.0)
     context = traffic.answer_context
-    held = max(context - known * float(load.prompt_tokens.mean()), 1.0)
-    if not replica.model.keeps_window:
-        seats = min(seats, int(blocks * engine.block_size / held))
+    seats = _seats(replica, traffic, known, *sizes)
     if seats < 1:
         return 0.0
     best = 0.0

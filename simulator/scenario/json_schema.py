@@ -16,7 +16,8 @@ GENERATOR_KEYS = {
     "ramp_up_start_rps": "rate at the beginning, requests per second",
     "ramp_up_end_rps": "rate at the end, requests per second",
     "diurnal": "{period: s, amplitude: share}: the load swings about request_rate, from its "
-    "lowest on; left out, 86400 and 0.5",
+    "lowest on; left out, 86400 and 0.5; {rates: [...]}: each for an equal part of the period, "
+    "relative to their mean, which is request_rate",
     "num_prompts": "requests; with sessions, their turns",
     "max_concurrency": "most requests sent and unfinished; null: no limit; also beside trace",
     "input_len": "tokens of a prompt: a number or a distribution; null: 1024",

@@ -102,6 +102,12 @@ class PlanConfig(Config):
     )
     max_duration: PositiveSeconds = Field(2400.0, description="s of load in the longest run")
 
+    window: PositiveSeconds | None = Field(
+        None,
+        description="s; each bound must be kept by the requests of every such stretch, as 3600: "
+        "every hour; null: by all requests",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> "PlanConfig":
         if self.max_duration < self.min_duration:

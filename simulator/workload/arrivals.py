@@ -6,7 +6,7 @@ from math import inf, pi
 
 import numpy as np
 
-from simulator.util.from_mapping import from_mapping, raise_if
+from simulator.util.from_mapping import check_type, from_mapping, raise_if
 from simulator.workload.workload import Floats
 
 POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
@@ -20,37 +20,73 @@ Checks = list[tuple[bool, str]]
 
 @dataclass(slots=True)
 class Diurnal:
-    """A load that swings about its mean: request_rate x (1 - amplitude cos(2 pi t / period))."""
+    """A load that swings about its mean: request_rate x (1 - amplitude cos(2 pi t / period)).
+
+    Or as `rates` say, each for an equal part of the period, relative to their mean.
+    """
 
     period: float = 86400.0  # s
-    amplitude: float = 0.5
+    amplitude: float | None = None  # 0.5, unless there are rates
+    rates: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        swing, rates = self.amplitude, self.rates
         raise_if(
             (
                 not SHORTEST_PERIOD <= self.period < inf,
                 f"period: {self.period} is not {SHORTEST_PERIOD} or more",
             ),
-            (not 0 <= self.amplitude <= 1, f"amplitude: {self.amplitude} is not from 0 to 1"),
+            (
+                swing is not None and not 0 <= swing <= 1,
+                f"amplitude: {swing} is not from 0 to 1",
+            ),
+            (None not in (swing, rates), "rates: goes without amplitude"),
+            (rates is not None and not _is_curve(rates), f"rates: {CURVE}"),
         )
+
+    @property
+    def peak(self) -> float:
+        """The greatest rate, by the mean."""
+        if self.rates is not None:
+            return max(self.rates) / sum(self.rates) * len(self.rates)
+        return 1.0 + self._swing
+
+    @property
+    def _swing(self) -> float:
+        return 0.5 if self.amplitude is None else self.amplitude
 
     def warp(self, times: Floats, last: float) -> Floats:
         """Move times of a steady load, none after `last`, so that they come by the swinging one.
 
-        The integral of the rate has no inverse in closed form: it is tabulated.
+        The integral of a cosine's rate has no inverse in closed form: it is tabulated.
         """
-        if not self.amplitude:
+        whole = np.floor(times / self.period) * self.period
+        if self.rates is not None:
+            edges = np.linspace(0.0, self.period, len(self.rates) + 1)
+            come = np.append(0.0, np.cumsum(self.rates))
+            inside: Floats = np.interp(times - whole, come / come[-1] * self.period, edges)
+            return whole + inside
+        if not self._swing:
             return times
         if last / self.period > MOST_PERIODS:
-            whole = np.floor(times / self.period) * self.period
             return whole + self.warp(times - whole, self.period)
         turn = 2 * pi / self.period
         grid = np.linspace(
             0.0, last + self.period, POINTS_PER_PERIOD * (2 + int(last / self.period))
         )
-        integral = grid - self.amplitude / turn * np.sin(turn * grid)
+        integral = grid - self._swing / turn * np.sin(turn * grid)
         warped: Floats = np.interp(times, integral, grid)
         return warped
+
+
+CURVE = "must be a list of numbers, finite, 0 or more, and not all 0"
+
+
+def _is_curve(rates: object) -> bool:
+    """Say whether a value is a list of rates."""
+    if not isinstance(rates, list | tuple) or any(check_type("", float, one)[0] for one in rates):
+        return False
+    return all(0 <= rate < inf for rate in rates) and 0 < sum(rates) < inf
 
 
 @dataclass(slots=True, kw_only=True)

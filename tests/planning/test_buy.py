@@ -1,6 +1,8 @@
 """What to buy: theory drops nothing that holds, and the answer is the cheapest that holds."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,19 @@ import pytest
 from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.feasibility import Traffic
+from simulator.planning.buy import Market, Offer
+from simulator.planning.buy_report import buying_problem
 from simulator.planning.measure import Change, measure_run
-from simulator.planning.theory import MARGIN, Replica, best_sizes, most_requests, too_slow
+from simulator.planning.problem import PlanOptions
+from simulator.planning.search import SearchResult, Trial
+from simulator.planning.theory import (
+    MARGIN,
+    Replica,
+    best_sizes,
+    most_requests,
+    rates_apart,
+    too_slow,
+)
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
@@ -110,6 +123,7 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
         (["--buy", "--gpus", "H300"], "--gpus: gpu.name: no GPU 'H300'"),
         (["--buy", "--gpus", "L4", "--set", "model=llama-3.1-405b"], "does not fit the L4"),
         (["--buy", "--slo", "p99_tpot_ms<=0.1"], "--buy: nothing can hold it"),
+        (["--buy", "--precision", "int3"], "--precision int3: the model has no profile with"),
         (["--buy", "--set", "cluster={groups: {a: {}}}"], "--buy: goes without cluster.groups"),
     ],
 )
@@ -117,3 +131,73 @@ def test_what_cannot_be_bought(write, capsys, tmp_path: Path, options, message) 
     path = write(SHOP)
     assert main(["plan", str(path), *options, "--out", str(tmp_path / "o"), "--jobs", "1"]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def market(scenario: Path, *slos: str, precision: str | None = "bf16") -> Market:
+    options = PlanOptions(slo=slos or None)
+    return Market(buying_problem(scenario, options, ([], None), ["H100"]), ["H100"], precision)
+
+
+def test_a_precision_as_users_write_it(write) -> None:
+    """bf16 is how the model is published; of fp8 there are profiles with both KV caches."""
+    path = write(SHOP)
+    assert {one.varied["engine.quantization"] for one in market(path).offers()} == {"null"}
+    eight = market(path, precision="fp8").offers()
+    assert {one.varied["engine.kv_cache_dtype"] for one in eight} == {"auto", "fp8"}
+
+
+@pytest.mark.parametrize("lengths", [(2000, 100), (6000, 50)])
+def test_theory_is_no_less_than_prefill_and_decode_apart_serve(lengths: tuple[int, int]) -> None:
+    """One replica of each serves of a burst what the slower can; and not far less."""
+    keys = [
+        f"workload.input_len={lengths[0]}",
+        f"workload.output_len={lengths[1]}",
+        "gpu.name=H100",
+    ]
+    keys += ["workload.request_rate=inf", "workload.num_prompts=300"]
+    groups = (
+        "cluster={groups: {p: {kv_role: kv_producer}, d: {kv_role: kv_consumer}}, kv_transfer: {}}"
+    )
+    scenario = {"model": "llama-3-8b", "name": "burst"}
+    one, traffic = replica(load_scenario(scenario, keys))
+    most = min(rates_apart(one, traffic, [], 0.0))
+    served = run(load_scenario(scenario, [*keys, groups])).summary()["request_throughput"]
+    assert 0.4 * most <= served <= MARGIN * most
+
+
+def found(offer: Offer, replicas: int) -> Offer:
+    """Say that so many replicas hold the load."""
+    return replace(offer, result=SearchResult(Trial(replicas), []))
+
+
+def test_prefill_and_decode_go_apart_where_fewer_may_be_enough(write) -> None:
+    """Under a strict bound on TPOT chunks must be small: alone, prompts need no small ones."""
+    long = "workload: {num_prompts: 400, request_rate: 30, input_len: 6000, output_len: 60}"
+    path = write(re.sub("workload: .*", long, SHOP))
+    strict = market(path, "p90_tpot_ms<=10")
+    (best,) = [one for one in strict.offers() if one.size == 1]
+    why, offers = strict._apart(found(best, best.fewest))
+    assert not why
+    for one in offers:
+        assert one.scenario is not None
+        assert one.scenario.cluster is not None
+        assert set(one.scenario.cluster.groups) == {"prefill", "decode"}
+        assert one.within is not None
+        assert one.prefill + one.within[1] == best.fewest - 1
+        assert "engine.max_num_batched_tokens" not in one.varied
+    assert "it takes two replicas at least" in strict._apart(found(best, 2))[0]
+    loose = market(path, "p90_tpot_ms<=50")
+    (best,) = [one for one in loose.offers() if one.size == 1]
+    assert "replicas at least" in loose._apart(found(best, best.fewest))[0]
+
+
+def test_a_prefix_aware_router_is_tried_where_prompts_begin_alike(write) -> None:
+    shared = "prefix_groups: {num_prefixes: 8, prefix_len: 800}, input_len: 200"
+    alike, other = write(SHOP.replace("input_len: 1000", shared)), write(SHOP, "other.yaml")
+    offer = market(alike).offers()[0]
+    why, (routed,) = market(alike)._by_prefix(found(offer, 4))
+    assert not why
+    assert routed.varied["cluster.router"] == "prefix_aware"
+    assert routed.within == (2, 3)
+    assert market(alike)._by_prefix(found(offer, 1))[0] == "there is one replica"
+    assert market(other)._by_prefix(found(offer, 4))[0].startswith("0 % of the prompt tokens")

@@ -21,7 +21,8 @@ def summary(name: str, *overrides: str) -> dict[str, Any]:
 def test_every_one_says_what_to_look_at(path: Path) -> None:
     text = path.read_text()
     assert "Look at" in text
-    assert f"headway compare scenarios/what-if/{path.name}" in text or "headway run" in text
+    verbs = "|".join(("compare", "plan", "run"))
+    assert re.search(rf"headway ({verbs}) scenarios/what-if/{path.name}", text)
     load_scenario(path)
 
 

@@ -119,6 +119,29 @@ def test_a_diurnal_load_that_cannot_be_is_refused():
         generate({"request_rate": 1, "diurnal": {"amplitude": 2}})
 
 
+def test_a_diurnal_load_follows_its_rates():
+    """Hours of 1, 3 and 0 and 4 share the mean's requests out so, day after day."""
+    spec = {"num_prompts": 16_000, "request_rate": 2, "burstiness": inf}
+    curve = {"period": 4000, "rates": [1, 3, 0, 4]}
+    times = generate(spec | {"diurnal": curve}).arrival
+    assert (np.diff(times) >= 0).all()
+    counts = np.histogram(times, np.arange(9) * 1000)[0]
+    assert counts == pytest.approx([1000, 3000, 0, 4000] * 2, abs=1)
+    assert Diurnal(rates=[1, 3, 0, 4]).peak == 2.0
+    assert Diurnal().peak == 1.5
+
+
+@pytest.mark.parametrize("rates", [[], [0, 0], [1, -1], [1, inf], 5, "x", [1, None], {"a": 1}])
+def test_a_diurnal_load_refuses_rates_that_cannot_be(rates):
+    with pytest.raises(ValueError, match=r"diurnal\.rates: must be a list of numbers, finite"):
+        generate({"request_rate": 1, "diurnal": {"rates": rates}})
+
+
+def test_a_diurnal_load_has_one_curve():
+    with pytest.raises(ValueError, match=r"diurnal\.rates: goes without amplitude"):
+        generate({"request_rate": 1, "diurnal": {"rates": [1, 2], "amplitude": 0.5}})
+
+
 def test_a_load_of_many_periods_swings_as_one_of_few(monkeypatch):
     """Beyond MOST_PERIODS the table is that of a single period."""
     times = np.sort(np.random.default_rng(3).uniform(0, 50, 200))
