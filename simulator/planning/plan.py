@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from time import perf_counter
+from time import process_time
 
 from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
@@ -70,10 +70,10 @@ class Runs:
         """Make runs, on workers as soon as that takes less time than to start them."""
         spent = len(tasks) * (self.seconds or 0.0)
         here = self.jobs is None and spent < WORTH and (len(tasks) == 1 or self.seconds is not None)
-        begin = perf_counter()
+        begin = process_time()
         yield from run_each(measure, tasks, 1 if here else self.jobs)
         if here and tasks:
-            self.seconds = (perf_counter() - begin) / len(tasks)
+            self.seconds = (process_time() - begin) / len(tasks)
         elif tasks:
             self.seconds = inf
 
