@@ -10,12 +10,14 @@ from simulator.cli.console import print_interrupted_runs
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
     DEPLOYMENT,
+    Json,
     Quiet,
     ScenarioFile,
     Settings,
     Vary,
     Workers,
     at_least_one,
+    print_json,
     silent,
 )
 from simulator.cli.progress import search_progress
@@ -73,6 +75,7 @@ def plan(
         Path | None, silent("folder for files that deploy the best: Kubernetes, Helm values")
     ] = None,
     quiet: Quiet = False,
+    json_: Json = False,
 ) -> int:
     """Find the largest request rate under service levels, the fewest replicas, the cheapest fleet.
 
@@ -113,7 +116,9 @@ def plan(
         with (
             open_journal(folder / JOURNAL) as journal,
             use_backend("loky", jobs),
-            search_progress(quiet, problem.key, rising=not problem.searches_rate) as progress,
+            search_progress(
+                quiet or json_, problem.key, rising=not problem.searches_rate
+            ) as progress,
         ):
             told: list[str] = []
             if buy:
@@ -131,7 +136,9 @@ def plan(
                 )
     except KeyboardInterrupt:
         return print_interrupted_runs(folder / JOURNAL)
-    if not quiet:
+    if json_:
+        print_json(folder / "plan.json")
+    elif not quiet:
         print("\n".join(told) or plan_table(problem, candidates, best))
         for where in (folder, *([deploy] if deploy is not None else [])):
             names = ", ".join(file.name for file in files if file.parent == where)

@@ -93,6 +93,10 @@ def test_autoscaling_is_priced_beside_the_fewest_fixed_replicas(day: Path, tmp_p
     assert "with autoscaling, the cheapest: $" in told
     assert f"fixed, the cheapest: ${fixed['dollars_per_day']:.2f}/day, {fixed['at']} GPUs" in told
     assert "worst p90_ttft_ms from 0.278 h on" in told
+    assert main([*command, "--out", str(tmp_path / "o"), "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["candidates"] == rows
+    assert not output.err
 
 
 def test_a_fleet_that_scales_too_late_is_told(day: Path):
