@@ -20,7 +20,7 @@ MODEL, LAUNCHES = "llama-3.2-1b", 8e-3  # of 32 layers; this one has 16
 
 def fitted() -> tuple[StepFit, int]:
     engine = VirtualEngine(MODEL, LAUNCHES)
-    return calibrated(engine, MODEL, 6.0), engine.steps
+    return calibrated(engine, MODEL, 2.0), engine.steps
 
 
 @pytest.fixture(scope="module")
