@@ -37,8 +37,9 @@ from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
-LOWER_LOADS = (0.125, 0.25, 0.5, 0.75)
+LOWER_LOADS = (0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
+DRAWN = 8  # candidates, the best, for which they are: others do not reach that front
 JOURNAL = "runs.jsonl"
 AUTOSCALING = "cluster.autoscaling"
 HEADROOM_TOLERANCE = 0.1  # relative
@@ -245,11 +246,10 @@ def find_headroom(problem: PlanProblem, candidates: Sequence[Candidate], runs: R
 
 
 def run_lower_loads(problem: PlanProblem, candidates: Sequence[Candidate], runs: Runs) -> None:
-    """Run every candidate that holds at lower loads, too, once each."""
+    """Run the best candidates at lower loads, too, once each."""
     work = [
         (one, PlannedRun(share * one.best.at, seconds=one.result.trials[0].seconds))
-        for one in candidates
-        if one.result.best is not None
+        for one in _best_first(problem, candidates)[:DRAWN]
         for share in LOWER_LOADS
     ]
     for (candidate, wanted), outcome in zip(work, _run_all(problem, work, runs), strict=True):
@@ -315,12 +315,18 @@ def _measure(problem: PlanProblem, run: LoadedRun) -> MetricValues:
 def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candidate:
     """Choose: at a fixed load the cheapest; else the most requests per dollar.
 
-    Where a price is unknown, GPUs count in place of dollars; by energy it is watts. Raises
-    HeadwayError, which names the candidate that comes closest, where none holds.
+    Raises HeadwayError, which names the candidate that comes closest, where none holds.
     """
+    if not (ranked := _best_first(problem, candidates)):
+        raise HeadwayError(_none_holds(problem, candidates))
+    return ranked[0]
+
+
+def _best_first(problem: PlanProblem, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Rank those that hold. Where a price is unknown GPUs count, not dollars; by energy watts."""
     holding = [candidate for candidate in candidates if candidate.result.best is not None]
     if not holding:
-        raise HeadwayError(_none_holds(problem, candidates))
+        return []
     gpus, prices = zip(*(candidate.resources for candidate in holding), strict=True)
     weights: Sequence[float] = gpus if None in prices else prices
     if problem.by_energy:
@@ -332,7 +338,7 @@ def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candid
             return weights[k], -rate
         return -rate / weights[k] if weights[k] else -rate, weights[k]
 
-    return holding[min(range(len(holding)), key=rank)]
+    return [holding[k] for k in sorted(range(len(holding)), key=rank)]
 
 
 def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
