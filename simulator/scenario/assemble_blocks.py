@@ -33,6 +33,12 @@ def make_blocks(
     Contiguous allocation is paging with one page a request, of the greatest length.
     """
     engine, pool = spec.engine, (spec.num_gpu_blocks, spec.engine.block_size)
+    if spec.keeps_window and engine.speculative_config is None:
+        if named:
+            raise ValueError(
+                "engine.disable_hybrid_kv_cache_manager: must be true: a live engine has one table"
+            )
+        return _make_hybrid(spec, caching)
     if engine.allocation == "contiguous":
         tokens = (spec.num_gpu_blocks - 1) * engine.block_size
         pages = tokens // spec.max_model_len
@@ -46,20 +52,14 @@ def make_blocks(
         if named:
             raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
         return BLOCKS["unshared radix" if counts and not shares else "radix"](*pool)
-    if engine.kv_offloading_size is not None:
-        if named or not caching:
-            why = "a live engine has no host tier" if caching else "there is no prefix cache"
-            raise ValueError(f"engine.kv_offloading_size: {why}")
-        size = spec.block_bytes * engine.tensor_parallel_size
-        return BlockManager(*pool, caching, HostTier(int(engine.kv_offloading_size * GIB // size)))
-    if spec.keeps_window and engine.speculative_config is None:
-        if named:
-            raise ValueError(
-                "engine.disable_hybrid_kv_cache_manager: must be true: a live engine has one table"
-            )
-        return _make_hybrid(spec, caching)
+    if engine.kv_offloading_size is not None and (named or not caching):
+        why = "a live engine has no host tier" if caching else "there is no prefix cache"
+        raise ValueError(f"engine.kv_offloading_size: {why}")
     if not caching and not named:
         return _make_counter(spec, *pool)
+    if engine.kv_offloading_size is not None:
+        size = spec.block_bytes * engine.tensor_parallel_size
+        return BlockManager(*pool, caching, HostTier(int(engine.kv_offloading_size * GIB // size)))
     return BlockManager(*pool, caching) if shares or named else BLOCKS["unshared"](*pool)
 
 

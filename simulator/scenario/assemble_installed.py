@@ -92,7 +92,8 @@ def _plugin_policy(spec: EngineSpec) -> dict[str, str]:
         )
     if engine.scheduler_cls != PLUGIN or engine.scheduling_policy == "fcfs":
         return {}
-    if told and told != plugin_spec(engine):
+    given = plugin_spec(engine.policy_name, spec.arguments)
+    if told and told != given:
         warnings.warn(
             f"{POLICY_VARIABLE} has no effect: the scenario names a policy",
             HeadwayWarning,
@@ -106,4 +107,4 @@ def _plugin_policy(spec: EngineSpec) -> dict[str, str]:
     check_arguments(spec.policy, spec.arguments, taken={})
     if not is_own(spec.policy):
         make_policy(spec, spec.policy, spec.arguments)
-    return {POLICY_VARIABLE: plugin_spec(engine)}
+    return {POLICY_VARIABLE: given}

@@ -11,13 +11,12 @@ from simulator.scenario.choose_scheduler import choose_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import (
     ADMISSION_RULES,
-    POLICIES,
+    ORDER,
     VLLM_OPTIONS,
     accepts,
     check_arguments,
     check_rules,
     construct,
-    find_order,
     is_own,
     make_policy,
     policy_name,
@@ -25,8 +24,6 @@ from simulator.scenario.policy_table import (
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
-
-ORDER = "engine.scheduling_policy.order"
 
 
 def make_scheduler(spec: EngineSpec, shares_prefixes: bool, *, named: bool = False) -> Scheduler:
@@ -70,12 +67,11 @@ def _make(
         warnings.warn(f"{name} {what}", HeadwayWarning, stacklevel=2)
     options = _options(spec, scheduler_class)
     check_rules(engine, name, options)
-    sglang, arguments = POLICIES.name_of(policy_class) == "sglang", dict(spec.arguments)
-    if sglang and isinstance(arguments.get("order"), dict):
-        order, given = find_order(arguments.pop("order"), spec.folder, ORDER)
-        options["policy"] = None
-        if not (check_only and is_own(order)):
-            options["policy"] = make_policy(spec, order, given, ORDER)
+    sglang, arguments = policy_name(policy_class) == "sglang", spec.arguments
+    if spec.order is not None:
+        order, given = spec.order
+        unmade = check_only and is_own(order)
+        options["policy"] = None if unmade else make_policy(spec, order, given, ORDER)
     tiers = scheduler_class.has_host_tier and scheduler_class.admit is Scheduler.admit
     if engine.kv_offloading_size and not tiers:
         told = policy_name(policy_class) if sglang else name

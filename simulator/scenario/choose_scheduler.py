@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_defaults import REQUIRED_FOR_WINDOW
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.policy_table import DYNAMIC_HOOKS, POLICIES, policy_name
+from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.imported import Imported
@@ -128,7 +128,7 @@ def _overlapped(chosen: type[Scheduler]) -> type[Scheduler] | None:
         from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 
         return AsyncScheduler
-    if POLICIES.name_of(chosen) == "sglang":
+    if policy_name(chosen) == "sglang":
         from simulator.schedulers.sglang.overlap import OverlappedSgLang
 
         return OverlappedSgLang

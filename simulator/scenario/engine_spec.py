@@ -32,7 +32,8 @@ class EngineSpec:
     num_gpu_blocks: int
     max_model_len: int  # tokens
     policy: type
-    arguments: Mapping[str, Any]  # of the policy
+    arguments: Mapping[str, Any]  # of the policy, less SGLang's order where it is a policy
+    order: tuple[type, Mapping[str, Any]] | None  # that policy and its arguments
     predicts: bool  # the policy is told how long answers will be
     seed: int
     folder: Path  # where code of the user's is looked for

@@ -51,6 +51,7 @@ POLICIES: Imported[type] = Imported(
 
 
 FIELD = "engine.scheduling_policy"
+ORDER = f"{FIELD}.order"
 VLLM_POLICIES = ("fcfs", "priority")
 """What vLLM's scheduler has by itself."""
 PLUGIN = "headway_vllm.HeadwayScheduler"
@@ -157,9 +158,8 @@ def takes_variable(engine: EngineConfig) -> bool:
     return engine.scheduler_cls == PLUGIN and engine.scheduling_policy == "fcfs"
 
 
-def plugin_spec(engine: EngineConfig) -> str:
-    """Write an engine's policy as HEADWAY_POLICY has it."""
-    name, arguments = split_spec(engine.scheduling_policy, "policy")
+def plugin_spec(name: str, arguments: Mapping[str, Any]) -> str:
+    """Write a policy, by its name in the scenario, as HEADWAY_POLICY has it."""
     return json.dumps({"policy": name, **arguments})
 
 
