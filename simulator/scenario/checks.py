@@ -281,10 +281,8 @@ def _check_cluster(scenario: Scenario, alone: EngineSpec | None) -> Iterator[Con
     roles = list(_check_roles(cluster))[:1]
     yield from (*found, *roles)
     specs = [] if cluster.groups else [alone]
-    for (
-        name,
-        group,
-    ) in cluster.groups.items():  # what the scenario itself gets wrong is told already
+    # What the scenario itself gets wrong is told already.
+    for name, group in cluster.groups.items():
         conflicts, spec = _check(scenario.of_group(name), None if roles else group.kv_role)
         specs.append(spec)
         for blamed, others, what in conflicts:

@@ -50,6 +50,7 @@ POLICIES: Imported[type] = Imported(
 )
 
 
+Found = tuple[type, Mapping[str, Any]]  # a policy and its arguments
 FIELD = "engine.scheduling_policy"
 ORDER = f"{FIELD}.order"
 VLLM_POLICIES = ("fcfs", "priority")
@@ -89,14 +90,18 @@ def accepts(cls: type, name: str) -> bool:
     return name in known or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
 
 
-def find_policy(engine: EngineConfig, folder: Path) -> tuple[type, dict[str, Any]]:
+def find_policy(engine: EngineConfig, folder: Path) -> tuple[type, dict[str, Any], Found | None]:
     """Find the class that `engine.scheduling_policy` names, and its keyword arguments.
 
     A subclass of Scheduler decides everything itself; any other class is a policy: it orders
-    the waiting queue of the Scheduler. The user's own is looked for in `folder`.
+    the waiting queue of the Scheduler. Of SGLang's scheduler such a policy may be the `order`: it
+    is found apart, with its own arguments. The user's own is looked for in `folder`.
     """
     name, arguments = split_spec(engine.scheduling_policy, "policy")
-    return find_class(name, folder, FIELD), arguments
+    cls, order = find_class(name, folder, FIELD), None
+    if policy_name(cls) == "sglang" and isinstance(arguments.get("order"), dict):
+        order = find_order(arguments.pop("order"), folder, ORDER)
+    return cls, arguments, order
 
 
 def find_class(name: Any, folder: Path, field: str) -> type:
@@ -130,7 +135,7 @@ def find_class(name: Any, folder: Path, field: str) -> type:
     return cls
 
 
-def find_order(spec: Any, folder: Path, field: str) -> tuple[type, dict[str, Any]]:
+def find_order(spec: Any, folder: Path, field: str) -> Found:
     """Find the policy that orders the queue of SGLang's scheduler, and its arguments.
 
     ValueError names `field` where it cannot.
@@ -327,7 +332,8 @@ def _missing(spec: EngineSpec, workload: Workload) -> Iterator[str]:
 
     name = f"engine.scheduling_policy: {policy_name(cls)}"
     clients = {*(workload.client or ())}
-    if issubclass(cls, Priority | Preemptive) and _all_equal(workload):
+    equal = workload.priority is None or np.ptp(workload.priority) == 0
+    if issubclass(cls, Priority | Preemptive) and equal:
         yield (
             f"{name}: all requests have the same priority, so they are served in order of "
             "arrival; a trace may have a column `priority`, a generator has `priorities`"
@@ -355,7 +361,3 @@ def _missing(spec: EngineSpec, workload: Workload) -> Iterator[str]:
     if issubclass(cls, Fair | WFQ | DRR | Deadline | VirtualFinishTime) and isinstance(named, dict):
         for client in sorted({str(one) for one in named} - clients):
             yield f"{name}: no request is of client {client!r}"
-
-
-def _all_equal(workload: Workload) -> bool:
-    return workload.priority is None or bool(np.ptp(workload.priority) == 0)

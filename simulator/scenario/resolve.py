@@ -22,14 +22,7 @@ from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.engines import release_of
 from simulator.scenario.kv_room import MEMORY_KEYS, enough_memory, memory_budget
-from simulator.scenario.policy_table import (
-    FIELD,
-    ORDER,
-    find_order,
-    find_policy,
-    ignored_keys,
-    policy_name,
-)
+from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import rules_of
 from simulator.util.errors import HeadwayWarning
@@ -62,12 +55,9 @@ def resolve_groups(scenario: Scenario) -> dict[str, EngineSpec]:
 def try_to_resolve(scenario: Scenario, attempt: Attempt) -> EngineSpec | None:
     """Settle what a scenario's engine is, each part in an attempt; None where one has failed."""
     engine, folder = scenario.engine, scenario.folder
-    policy = order = gpu = model = budget = cost = None
+    policy = gpu = model = budget = cost = None
     with attempt(FIELD, ""):
-        cls, arguments = find_policy(engine, folder)
-        if policy_name(cls) == "sglang" and isinstance(arguments.get("order"), dict):
-            order = find_order(arguments.pop("order"), folder, ORDER)
-        policy = cls
+        policy, arguments, order = find_policy(engine, folder)
     with attempt("gpu", "gpu.name"):
         gpu = find_gpu(scenario.gpu.name)
     with attempt("model", "model"):
