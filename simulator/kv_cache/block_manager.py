@@ -178,25 +178,6 @@ class BlockCounter:
         request.computed = 0
 
 
-class EvictingCounter(BlockCounter):
-    """Free blocks as a number, of which some are cached: whoever takes them may have to evict."""
-
-    def take(self, count: int) -> None:
-        """Take free blocks; the cache loses those of its own among them."""
-        raise NotImplementedError
-
-    def extend(self, request: Request, tokens: int) -> None:
-        size = self.block_size
-        self.take(-(-tokens // size) - -(-request.computed // size))
-        request.computed = tokens
-
-    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
-        if ticks > 1:
-            self.take(decodes.blocks(ticks, skip))
-        elif count := decodes.phases[(decodes.tick + skip) % self.block_size]:
-            self.take(count)
-
-
 class CacheListener(Protocol):
     """Hears of the blocks that the prefix cache holds, as vLLM's KV events tell of them."""
 

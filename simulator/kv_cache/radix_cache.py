@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from simulator.core.request import Request
-from simulator.kv_cache.block_manager import EvictingCounter
+from simulator.kv_cache.evicting_counter import TreeCounter
 
 Piece = tuple[Hashable, int, int]
 """A run of tokens: name, number of the first, how many."""
@@ -62,7 +62,7 @@ class _Path:
     inserted: int = 0  # blocks that it has put there itself, or found when it did
 
 
-class RadixCache(EvictingCounter):
+class RadixCache(TreeCounter):
     """Blocks of `block_size` tokens (SGLang's page_size) under a radix tree.
 
     `free` counts what may be had: blocks of nobody and those that may be evicted. `missing` and
@@ -70,27 +70,15 @@ class RadixCache(EvictingCounter):
     a key of EVICTION_POLICIES, may be set while the tree is empty.
     """
 
-    prefix_caching = True
-    caches_chunks = True
-    evicts_runs = True
-
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
         self.eviction_policy = "lru"
-        self._pool = self.usable  # blocks of nobody
         self._root = Node(None, [], 0, locks=1)
         self._held: dict[Request, _Path] = {}
         self._found = self._root  # the end of the path of the last hits
         self._idle = 0  # of the last hits, those that nobody has locked
-        self._clock = 0
         self._leaves: list[tuple[tuple[int, int], int, Node]] = []  # (key, number, leaf), a heap
         self._pushed = 0
-        self._blocks_in_tree = 0
-
-    @property
-    def hashed(self) -> int:
-        """Blocks in the tree."""
-        return self._blocks_in_tree
 
     @property
     def evictable(self) -> int:
@@ -174,13 +162,6 @@ class RadixCache(EvictingCounter):
         self.free += own
         self._unlock(path.end)
         request.computed = 0
-
-    def take(self, count: int) -> None:
-        """Take blocks of nobody; where there are too few, evict."""
-        if self._pool < count:
-            self.make_room(count)
-        self.free -= count
-        self._pool -= count
 
     def make_room(self, count: int) -> None:
         """Evict until so many blocks are nobody's, or nothing can be evicted."""

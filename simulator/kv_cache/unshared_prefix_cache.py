@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
-from simulator.kv_cache.block_manager import EvictingCounter
+from simulator.kv_cache.evicting_counter import EvictingCounter
 
 Part = tuple[int, int]
 """Successive blocks of a table: the number of the first, and the one after the last."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from simulator.core.request import Request
-from simulator.kv_cache.block_manager import EvictingCounter
+from simulator.kv_cache.evicting_counter import TreeCounter
 
 
 class _Chain:
@@ -29,27 +29,15 @@ class _Chain:
         self.offered = False  # it is in the heap of chains that may be evicted
 
 
-class UnsharedRadixCache(EvictingCounter):
+class UnsharedRadixCache(TreeCounter):
     """Blocks under a radix tree of which no two requests have any in common."""
-
-    prefix_caching = True
-    caches_chunks = True
-    evicts_runs = True
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self._pool = self.usable  # blocks of nobody
         self._chains: dict[Request, _Chain] = {}  # of those who run or may come back
         # Of those who have ended, in that order: (when, the blocks of each node).
         self._ended: deque[tuple[int, list[int]]] = deque()
         self._idle: list[tuple[int, _Chain]] = []  # (stamp of the leaf, chain), a heap
-        self._clock = 0
-        self._blocks_in_tree = 0
-
-    @property
-    def hashed(self) -> int:
-        """Blocks in the tree."""
-        return self._blocks_in_tree
 
     def match(self, request: Request) -> Sequence[int]:
         """Return as many numbers as blocks are left of its own, never with its last token."""
@@ -137,16 +125,6 @@ class UnsharedRadixCache(EvictingCounter):
             self._offer(chain)
         else:
             del self._chains[request]
-
-    def owned(self, request: Request, tokens: int) -> int:
-        return -(-tokens // self.block_size)
-
-    def take(self, count: int) -> None:
-        """Take blocks of nobody; where there are too few, evict."""
-        if self._pool < count:
-            self.make_room(count)
-        self.free -= count
-        self._pool -= count
 
     def make_room(self, count: int) -> None:
         """Evict until so many blocks are nobody's, or nothing can be evicted."""
