@@ -170,7 +170,7 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
             for name, value in row.items()
             if name.startswith("worst_window_") and "completion" not in name
         }
-        told = f"{row['gpus']:.3g} GPUs"
+        told = f"{row['gpus']:.3g} GPU{'s' if row['gpus'] != 1 else ''}"
         if row["dollars_per_day"] is not None:
             told = f"${row['dollars_per_day']:,.2f}/day, {told}"
         told += "" if not scaled else " on average"
