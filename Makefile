@@ -14,10 +14,12 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --set engine.max_num_seqs=24 --out out/demo
 
+# One more than there are cores: some tests wait for a server or a clock.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 # With CI=true, as in .ci/run: every test, and every example of the property tests. Without: no slow
 # test, a fifth of the cases of those with many, and a fifth of the examples, other ones each time.
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Load generators, an SDK and a proxy against `headway serve`: some gigabytes and minutes.
 # vLLM is installed without what its server needs; its benchmark wants the packages that follow.

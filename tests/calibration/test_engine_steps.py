@@ -302,6 +302,7 @@ def test_a_grid_without_runs_fits_with_a_warning(tmp_path: Path) -> None:
     assert fit.trained.median < 0.4
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("verb", ["live", "calibrate"])
 def test_without_torch_one_line_names_the_extra(verb: str, tmp_path: Path) -> None:
     """Exit code 2 and nothing written; the other commands never miss it."""

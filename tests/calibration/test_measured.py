@@ -52,6 +52,7 @@ def test_columns_of_the_requests_as_told(folder, capsys):
     assert "--columns: 'prompt' is not FIELD=COLUMN" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_every_run_is_predicted_or_listed_with_its_reason(folder, tmp_path):
     outcomes = validate_measured(folder)
     assert [outcome.run.run_id for outcome in outcomes] == ["one", "two", "bad"]

@@ -72,6 +72,7 @@ def test_the_table_has_every_comparison(validated: Validation) -> None:
     assert "live vs live" in text
 
 
+@pytest.mark.medium
 def test_another_profile_can_be_judged(
     log: Path, validated: Validation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_run_without_reruns_says_so(log: Path) -> None:
         assert validate(log).reruns == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

@@ -48,6 +48,7 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
     assert names(folder) == ["small.yaml"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("command", "stopped", "told"),
     [

@@ -50,6 +50,7 @@ def test_memory_prints_plain_numbers(capsys) -> None:
     assert longest == (found["num_gpu_blocks"] - 1) // (found["max_model_len"] // 16)
 
 
+@pytest.mark.medium
 def test_lists_are_json(capsys) -> None:
     rows = printed(capsys, "profile", "list")
     assert {"profile", "gpu", "dtype", "p95_relative_error"} < rows[0].keys()

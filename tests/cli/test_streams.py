@@ -20,6 +20,7 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "arguments", [["run", "small.yaml"], ["--help"], ["--version"], ["trace", "describe", "t.csv"]]
 )

@@ -269,6 +269,7 @@ def test_round_robin_of_equal_jobs_is_one_queue() -> None:
     assert mean == pytest.approx(cosmetatos, abs=half + 0.03 * cosmetatos)
 
 
+@pytest.mark.medium
 def test_least_outstanding_lies_between_one_queue_and_random_draws() -> None:
     """No better than the one queue, better than the better of two, better than one by chance."""
     k, rho = 4, 0.8

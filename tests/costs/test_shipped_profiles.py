@@ -134,6 +134,7 @@ def test_more_work_takes_longer(name: str) -> None:
     assert one.prompt(2048) < 0.8 * one.prompt(4096)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", [name for name in NAMES if "-tp" in name])
 def test_more_gpus_are_faster_but_no_miracle(name: str) -> None:
     """Half as many take less than twice as long and, with NVLink, no shorter."""

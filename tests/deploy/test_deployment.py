@@ -181,6 +181,7 @@ def test_the_image_is_of_the_version_that_was_simulated(tmp_path: Path) -> None:
         assert pod["containers"][0]["image"] == f"vllm/vllm-openai:{tag}"
 
 
+@pytest.mark.medium
 def test_run_and_plan_write_the_files(tmp_path: Path, capsys) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(ONE_A_SECOND)

@@ -103,6 +103,7 @@ def test_a_group_s_name_is_made_plain(tmp_path: Path, text: str) -> None:
                 assert set(name) <= {*"abcdefghijklmnopqrstuvwxyz0123456789-"}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_scenario_s_name_is_refused(tmp_path: Path, text: str) -> None:
     """It names a folder, too. The message is one line."""
@@ -111,6 +112,7 @@ def test_a_scenario_s_name_is_refused(tmp_path: Path, text: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_policy_s_words_are_one_value(tmp_path: Path, text: str) -> None:
     """Its arguments come to the server as JSON in an environment variable."""

@@ -138,6 +138,7 @@ def test_run_and_sweep_warn_before_they_begin(write, tmp_path: Path, capsys) -> 
     assert "50 of 60 requests never fit" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_a_plan_spends_no_run_on_what_never_fits(write, tmp_path: Path, capsys) -> None:
     """The table, the files and the error where there is nothing else say why."""
     vary = ["--cheapest", "--jobs", "1", "--out", str(tmp_path), "--min-duration", "20"]

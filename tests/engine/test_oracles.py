@@ -233,6 +233,7 @@ def test_every_request_waits_as_long_as_in_ciw() -> None:
     )
 
 
+@pytest.mark.medium
 @given(workloads(), engines(), clocks, st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_littles_law(load, engine, clock, leap) -> None:

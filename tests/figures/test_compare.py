@@ -52,6 +52,7 @@ def size_of(path: Path) -> tuple[int, int]:
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
 
 
+@pytest.mark.medium
 def test_a_picture_for_the_readme(runs: list[Ran], tmp_path: Path) -> None:
     """1350 x 900 pixels; the same runs give the same bytes."""
     path = save(draw_compare(["static", "fcfs"], runs), tmp_path / "compare.png")
@@ -136,6 +137,7 @@ def test_four_requests_are_four_steps() -> None:
     assert shares == pytest.approx([25, 50, 75, 100], abs=0.26)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 8])
 def test_one_to_eight_runs(runs: list[Ran], count: int, tmp_path: Path) -> None:
     """Each has a colour of its own."""
@@ -150,6 +152,7 @@ def test_nine_runs_are_refused(runs: list[Ran]) -> None:
         draw_compare(["x"] * 9, runs[:1] * 9)
 
 
+@pytest.mark.medium
 def test_a_run_in_which_nothing_happened(tmp_path: Path) -> None:
     """No step and no request: an empty picture, no warning."""
     nothing = Ran(Log(10, 4), np.empty(0), workload())

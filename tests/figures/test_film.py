@@ -125,6 +125,7 @@ def test_pictures_that_move(scenario) -> None:
     assert "1 waits: all 1 seats are taken" in wait
 
 
+@pytest.mark.medium
 def test_the_page_is_played_with_keys(scenario, tmp_path: Path) -> None:
     films = [film.record("one", scenario()), film.record("two", scenario("engine.max_num_seqs=1"))]
     path = tmp_path / "film.html"

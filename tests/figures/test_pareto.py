@@ -41,6 +41,7 @@ def test_the_front_is_drawn_over_the_points_that_nothing_beats() -> None:
     assert axes.get_ylim() == (0.0, 420.0)
 
 
+@pytest.mark.medium
 def test_of_more_points_than_colours_those_on_the_front_have_one() -> None:
     """Forty candidates of a plan, of which the first nine make the front and eight get a colour."""
     place = np.arange(40)

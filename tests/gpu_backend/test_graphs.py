@@ -363,6 +363,7 @@ def answers(*, pads: bool) -> tuple[list[list[int] | None], Counter[int]]:
     return [engine.answer(k) for k in range(24)], sizes
 
 
+@pytest.mark.medium
 def test_padding_changes_no_token() -> None:
     """Each answer is that of the engine without graphs, over steps of every size."""
     found, sizes = answers(pads=True)

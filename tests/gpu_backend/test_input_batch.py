@@ -85,6 +85,7 @@ def engine() -> Engine:
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["roomy", "recompute", "swap", "chunked", "static"])
 def test_a_step_that_goes_on_is_the_step_listed(kind: str, engine: Engine) -> None:
     """For whoever joins, ends, is preempted or comes back; a good part of the steps goes on."""

@@ -87,6 +87,7 @@ def test_swaps_are_carried_out_and_written_down() -> None:
     assert live.result.logs[0].step_rows == run(scenario, stepwise=True).logs[0].step_rows
 
 
+@pytest.mark.medium
 def test_on_the_execution_clock_time_is_what_steps_took() -> None:
     """Each step lasts as long as was measured; idle time costs nothing."""
     began = monotonic()
@@ -137,6 +138,7 @@ def test_live_writes_what_run_writes_and_more(
     assert (found.reruns, found.clock) == (1, "exec")
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("cold")
 def test_an_interrupt_of_a_rerun_says_what_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -105,6 +105,7 @@ def test_preempted_texts_are_those_of_each_request_alone(engine: Engine, swap_bl
     assert {i: engine.answer(i) for i in range(len(load))} == texts(engine, load)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("swap_blocks", [0, 1000], ids=["recompute", "swap"])
 def test_texts_under_priorities_are_those_of_each_request_alone(
     engine: Engine, swap_blocks: int

@@ -27,6 +27,7 @@ needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not i
 pytestmark = pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("turn", range(TURNS))
 def test_a_policy_decides_as_vllm_did_with_it(turn: int) -> None:
     """Every request, every time, to the last bit."""

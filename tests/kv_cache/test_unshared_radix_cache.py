@@ -134,6 +134,7 @@ class Twins(RuleBasedStateMachine):
         assert (one.free, one.hashed, one._pool) == (two.free, two.hashed, two._pool)
 
 
+@pytest.mark.medium
 def test_the_same_calls_have_the_same_outcome() -> None:
     """Requests board, go on, are put into the tree, retracted and evicted from, in any order."""
     run_state_machine_as_test(

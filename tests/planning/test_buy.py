@@ -118,7 +118,7 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--buy", "--vary", "gpu.name=H100"], "--vary: goes without --buy"),
+        (["--buy", "--vary", "gpu.name=H100"], "--vary: does not go with --buy"),
         (["--gpus", "H100"], "--gpus: goes with --buy"),
         (["--buy", "--gpus", "H300"], "--gpus: gpu.name: no GPU 'H300'"),
         (["--buy", "--gpus", "L4", "--set", "model=llama-3.1-405b"], "does not fit the L4"),
@@ -138,6 +138,7 @@ def market(scenario: Path, *slos: str, precision: str | None = "bf16") -> Market
     return Market(buying_problem(scenario, options, ([], None), ["H100"]), ["H100"], precision)
 
 
+@pytest.mark.medium
 def test_a_precision_as_users_write_it(write) -> None:
     """bf16 is how the model is published; of fp8 there are profiles with both KV caches."""
     path = write(SHOP)

@@ -64,6 +64,7 @@ def test_a_day_that_holds_as_a_whole_may_break_in_an_hour(day: Path):
         )
 
 
+@pytest.mark.medium
 def test_autoscaling_is_priced_beside_the_fewest_fixed_replicas(day: Path, tmp_path: Path, capsys):
     """It pays for what is up, from the order on; the fixed fleet is found from 1 to 6."""
     command = ["plan", str(day), "--slo", "p90_ttft_ms<=60000", "--fewest", "cluster.replicas=1..6"]
@@ -99,6 +100,7 @@ def test_autoscaling_is_priced_beside_the_fewest_fixed_replicas(day: Path, tmp_p
     assert not output.err
 
 
+@pytest.mark.medium
 def test_a_fleet_that_scales_too_late_is_told(day: Path):
     """A replica that takes half an hour to start comes when the busy hour is over."""
     late = ["cluster.autoscaling.startup_delay=1000", "plan.most_replications=3"]

@@ -190,6 +190,7 @@ def test_a_fleet_that_scales_is_priced_by_what_its_runs_paid(tmp_path: Path):
     assert 3.9 < frame["gpus"].iloc[1] <= 4
 
 
+@pytest.mark.medium
 def test_none_may_be_the_fewest(tmp_path: Path):
     """How many must be bought beside the one that is there: at 0.2 requests/s none, at 1.6 one."""
     path = tmp_path / "s.yaml"

@@ -165,6 +165,7 @@ def test_compare_command(write, tmp_path, capsys):
     assert "5 pairs" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [

@@ -134,6 +134,7 @@ def test_sigma_can_be_varied(write) -> None:
     assert means[2] > 1.2 * means[0]
 
 
+@pytest.mark.medium
 def test_what_a_better_prediction_costs() -> None:
     """The figures of docs/schedulers.md: srpt under an oracle displaces, and computes again."""
     sets = ["engine.max_num_seqs=32", "engine.scheduling_policy=srpt"]

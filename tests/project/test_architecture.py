@@ -78,6 +78,7 @@ def test_the_simulator_is_a_table_of_contents() -> None:
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_package_is_small_and_says_what_it_is(package: Path) -> None:
     """It has 25 files at most, and its docstring names a file to start with."""

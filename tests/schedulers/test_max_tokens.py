@@ -119,6 +119,7 @@ class LeastAllowed:
         return request.max_tokens or 0
 
 
+@pytest.mark.medium
 def test_a_policy_may_read_it() -> None:
     check_policy(LeastAllowed)
 
@@ -130,6 +131,7 @@ class RankedByAllowed:
         return waiting.max_tokens
 
 
+@pytest.mark.medium
 def test_it_is_a_column_of_rank(tmp_path: Path) -> None:
     """One at a time: 20 before 40 before 200."""
     check_policy(RankedByAllowed)

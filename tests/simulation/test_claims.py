@@ -52,6 +52,7 @@ def test_p50_is_alike_and_p99_better_at_low_load_but_a_token_waits_for_prompts()
     assert static["p99_itl_ms"] < continuous["p99_itl_ms"] / 2
 
 
+@pytest.mark.medium
 def test_drafts_raise_ttft_below_saturation() -> None:
     """A prompt waits for longer steps: 5 to 15 % more TTFT, while TPOT is halved."""
     drafts = "{num_speculative_tokens: 3, acceptance: 0.7, draft: {fraction: 0.05}}"

@@ -10,6 +10,7 @@ from simulator.scenario.load import load_scenario
 WEIGHTS = 6_979_321_856  # of Llama-3-8B's matrices; 1,050,939,392 more stay at 16 bits
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("engine", "weights", "token"),
     [

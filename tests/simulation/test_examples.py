@@ -169,6 +169,7 @@ def test_all_but_the_throughput_of_the_table_of_static_batching() -> None:
     assert continuous["output_throughput"] / static["output_throughput"] > 8
 
 
+@pytest.mark.medium
 def test_the_table_of_four_engines_needs_an_old_vllm_and_eight_bits() -> None:
     """1,000, 5,000, 6,000 and 8,000 tok/s within 16 %; at one version and dtype no such order."""
     exact = "scheduling_policy: {policy: trtllm, max_new_tokens: exact}"

@@ -56,6 +56,7 @@ def together(what: Scenario, monkeypatch: pytest.MonkeyPatch, stepwise: bool = F
         return run(what, stepwise=stepwise)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("stepwise", [False, True])
 def test_each_by_itself_gives_the_bytes_of_one_fleet(

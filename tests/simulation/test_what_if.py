@@ -176,6 +176,7 @@ def test_mooncakes_tenants(traced: bool, request: pytest.FixtureRequest) -> None
     assert max(one[1] for one in (priority, fair, wfq)) < 1.3 * fcfs[1]
 
 
+@pytest.mark.medium
 def test_autoscaling_pays_for_fewer_replica_hours_at_the_same_goodput() -> None:
     small = ("workload.num_prompts=6000", "workload.diurnal.period=400")
     fixed, scaled = (

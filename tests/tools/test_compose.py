@@ -215,6 +215,7 @@ def test_experts_are_shared_out(tmp_path: Path) -> None:
         assert found == pytest.approx(wanted)
 
 
+@pytest.mark.medium
 def test_build_list_and_show(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

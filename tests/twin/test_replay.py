@@ -156,6 +156,7 @@ def test_prompts_differ_from_run_to_run(scenario: Scenario, served: tuple[Server
         assert seed in (None, found.prompt_seed)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_replay_that_is_stopped_keeps_what_was_answered(
     number: signal.Signals, served: tuple[Server, str], tmp_path: Path
@@ -179,6 +180,7 @@ def test_a_replay_that_is_stopped_keeps_what_was_answered(
     assert [*np.isnan(wrong.sent_s)] == [False, True]
 
 
+@pytest.mark.medium
 def test_a_server_that_dies_is_told_and_the_exit_code_is_1(tmp_path: Path) -> None:
     trace, out = tmp_path / "log.csv", tmp_path / "out"
     rows = "".join(f"{k * 0.05:.2f},30,{4 if k == 0 else 4000}\n" for k in range(40))
@@ -336,6 +338,7 @@ def test_what_a_measurement_says_of_its_own_faults_is_noted(
     assert f"warning: {answered}" in table(found, load)
 
 
+@pytest.mark.medium
 def test_a_trace_is_replayed_without_a_scenario(served: tuple[Server, str], tmp_path: Path) -> None:
     trace = tmp_path / "log.csv"
     trace.write_text("arrival,prompt_tokens,output_tokens\n0,30,4\n0.1,50,6\n0.1,20,1\n")

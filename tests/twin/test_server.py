@@ -331,6 +331,7 @@ def test_a_request_that_never_fits_is_refused() -> None:
     served_by(play, "engine.num_gpu_blocks_override=7", "engine.max_model_len=200")
 
 
+@pytest.mark.medium
 def test_any_text_has_tokens(tokenizer: Path) -> None:
     counter = BpeTokens(tokenizer)
     assert counter.encode("caf\u00e9 \ud800 \x00")

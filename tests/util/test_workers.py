@@ -83,6 +83,7 @@ def test_workers_end_with_a_parent_that_is_killed():
     assert said == b""  # nor does loky's tracker tell what it cleans up
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("always")
 def test_who_stops_early_is_told_nothing(recwarn: pytest.WarningsRecorder):
     """As Ctrl-C does between two results; joblib would tell of the tasks that it gives up."""

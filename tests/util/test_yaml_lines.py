@@ -52,6 +52,7 @@ def test_numbers_are_read_as_written(text, value):
     assert type(read) is type(value)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -186,6 +186,7 @@ def test_tokens_over_time_add_up(folder: Path) -> None:
     assert [a.replace("parquet", "csv") for a in two] == one
 
 
+@pytest.mark.medium
 def test_the_page_needs_no_network(folder: Path, tmp_path: Path, capsys) -> None:
     """A comparison's folder stands for its runs, which are told apart by name."""
     out = tmp_path / "page.html"

@@ -71,6 +71,7 @@ def test_it_can_be_read(report: Path, size: tuple[int, int], dark: bool) -> None
             assert before == after  # the first column stays in sight
 
 
+@pytest.mark.medium
 def test_contents_theme_and_numbers(report: Path, tmp_path: Path) -> None:
     with browser(downloads=tmp_path) as driver:
         driver.get(report.as_uri())

@@ -104,6 +104,7 @@ def test_knobs_say_what_the_scenario_says() -> None:
     assert overrides([*knobs.values()], {"ttft": "none", "rate": 2}) == ["workload.request_rate=2"]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", [knob.name for knob in knobs_of(load_scenario("demo"))])
 def test_every_knob_turned_to_an_end_runs_or_is_refused_in_words(name: str) -> None:
     (knob,) = [knob for knob in knobs_of(load_scenario("demo")) if knob.name == name]
@@ -303,13 +304,12 @@ def test_it_can_be_read(port: int, size: tuple[int, int], dark: bool) -> None:
         wait_for_runs(driver, 1)
         copied(driver, "copy-yaml", clipboard=False)  # what is shown only now and then
         assert not is_wider_than_window(driver)
-        slider = driver.find_element("id", "knob-seats")
-        assert slider.rect["x"] + slider.rect["width"] <= size[0]
+        slider = driver.find_element("id", "knob-seats").rect
+        assert slider["x"] + slider["width"] <= size[0]
         assert low_contrast(driver) == []
         for node in driver.find_elements("css selector", "input, select"):
-            name = node.get_attribute("id")
-            labelled = driver.find_elements("css selector", f"label[for='{name}']")
-            assert labelled or node.get_attribute("aria-label")
+            label = f"label[for='{node.get_attribute('id')}']"
+            assert driver.find_elements("css selector", label) or node.get_attribute("aria-label")
         assert complaints(driver) == []
         window(driver, DESK)
 

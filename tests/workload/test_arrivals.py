@@ -70,6 +70,7 @@ def test_exponential_ramp():
     )
 
 
+@pytest.mark.medium
 def test_random_ramp():
     """A ramp scales random gaps: at twice the rate they are half as long."""
     ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 10, "ramp_up_end_rps": 30}
