@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Where a change is judged, every test and all examples, the same ones every time; elsewhere no test
+# Where a change is judged (CI=true), every test that takes less than ten seconds or so, and all
+# examples, the same ones every time; every week (CI=full) the slow tests, too. Elsewhere no test
 # that takes two seconds, a fifth of the cases of a test that has many, and a fifth of the examples,
 # new ones each time, which find bugs.
 FULL = bool(os.environ.get("CI"))
+SLOW = os.environ.get("CI") == "full"
 SHARE, LEAST = 5, 10
 settings.register_profile("ci", derandomize=True)
 if FULL:
@@ -20,9 +22,13 @@ if FULL:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave slow tests and cases out and draw fewer examples where nothing is judged."""
     cases: Counter[str] = Counter()
-    for item in () if FULL else items:
-        if item.get_closest_marker("slow") or item.get_closest_marker("medium"):
-            item.add_marker(pytest.mark.skip(reason="slow: runs where CI=true is set"))
+    for item in items:
+        if item.get_closest_marker("slow") and not SLOW:
+            item.add_marker(pytest.mark.skip(reason="slow: runs where CI=full is set"))
+        if FULL:
+            continue
+        if item.get_closest_marker("medium"):
+            item.add_marker(pytest.mark.skip(reason="medium: runs where CI=true is set"))
         if item.get_closest_marker("many"):
             kind = item.nodeid.partition("[")[0]
             if cases[kind] % SHARE:
