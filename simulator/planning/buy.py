@@ -429,7 +429,7 @@ def _dearer(ranked: Sequence[Offer], priced: bool) -> Iterator[str]:
     if others and others[0].cost < DEARER * best.cost:
         yield f"{best.gpu} 20 % dearer: {line(others[0])}"
     else:
-        yield f"{best.gpu} 20 % dearer, or any other: the same"
+        yield "any GPU 20 % dearer: the same"
 
 
 def line(offer: Offer) -> str:

@@ -78,7 +78,7 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     if others:
         lines.append(f"Second best: {line(others[0])}{_more(best, others[0])}")
     for one in others[1 : TOLD - 1]:
-        lines.append(f"Then {line(one)}{_more(best, one)}, at first sight")
+        lines.append(f"Then {line(one)}{_more(best, one)}, by short runs")
     if not answer.priced:
         lines.append("GPUs are counted: not each of them has a price.")
     lines += ["What would change it:", *(f"  {text}" for text in answer.changes)]
