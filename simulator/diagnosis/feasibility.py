@@ -26,8 +26,8 @@ from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.scenario.kv_room import kv_blocks, least_change, settings
-from simulator.scenario.resolve import make_cost
 from simulator.scenario.scenario import Scenario
+from simulator.scenario.settle import make_cost
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import Workload
 

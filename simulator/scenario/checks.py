@@ -1,6 +1,6 @@
 """What a scenario's keys must be to one another, to the model, to the hardware and to the disk."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,8 +13,8 @@ from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_spec import EngineSpec, Role
 from simulator.scenario.engines import ENGINES, release_of
 from simulator.scenario.policy_table import FIELD
-from simulator.scenario.resolve import try_to_resolve
 from simulator.scenario.scenario import Scenario, blamed_key
+from simulator.scenario.settle import try_to_settle
 from simulator.schedulers.vllm.rules import (
     OPTIONS_SINCE,
     V0_UNTIL,
@@ -51,16 +51,22 @@ Conflict = tuple[str, str, str]
 and what is wrong."""
 
 
-def find_conflicts(scenario: Scenario, wrong: set[Key]) -> tuple[list[FieldError], list[str]]:
+def find_conflicts(
+    scenario: Scenario, wrong: set[Key]
+) -> tuple[list[FieldError], list[str], dict[str, EngineSpec]]:
     """Find what is wrong in the scenario, and what in the files that it names.
 
-    What depends on a key that is wrong already is left out.
+    What depends on a key that is wrong already is left out. Beside it are the engines of each
+    group, of all where nothing is wrong.
     """
     found: list[FieldError] = []
     elsewhere = []
     seen: set[str] = set()
-    conflicts, spec = _check(scenario)
-    for blamed, others, what in (*conflicts, *_check_cluster(scenario, spec)):
+    conflicts, alone = _check(scenario)
+    cluster = scenario.cluster
+    names = [""] if cluster is None else [*cluster.replica_groups]
+    specs: dict[str, EngineSpec | None] = dict.fromkeys(names, alone)
+    for blamed, others, what in (*conflicts, *_check_cluster(scenario, specs)):
         keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
         if what in seen or any(_overlap(key, bad) for key in keys for bad in wrong):
             continue
@@ -69,7 +75,7 @@ def find_conflicts(scenario: Scenario, wrong: set[Key]) -> tuple[list[FieldError
             found.append((keys[0], what))
         else:
             elsewhere.append(what)
-    return found, elsewhere
+    return found, elsewhere, {name: spec for name, spec in specs.items() if spec is not None}
 
 
 def _overlap(mine: Key, bad: Key) -> bool:
@@ -106,7 +112,7 @@ def _check(
     if scenario.engine.scheduler_cls and scenario.engine.scheduler != "vllm":
         found.append(("engine.scheduler_cls", "engine.scheduler", "goes with scheduler: vllm"))
     found += _check_trace(scenario)
-    spec = try_to_resolve(scenario, partial(_attempt, found))
+    spec = try_to_settle(scenario, partial(_attempt, found))
     if spec is not None and not of_engine:
         found += _check_admission(spec.engine, spec.num_gpu_blocks - 1)
         with _attempt(found, FIELD, "engine predictor"):
@@ -262,10 +268,11 @@ def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
             yield f"workload.trace.{option}", "workload.trace.format", what
 
 
-def _check_cluster(scenario: Scenario, alone: EngineSpec | None) -> Iterator[Conflict]:
+def _check_cluster(scenario: Scenario, specs: dict[str, EngineSpec | None]) -> Iterator[Conflict]:
     """Check the routers, what the groups are to one another, and each as a scenario of its own.
 
-    `alone` is what the scenario's own engine is, which all replicas have where there are no groups.
+    `specs` gets what each group is; it has what the scenario's own engine is, which all replicas
+    have where there are no groups.
     """
     cluster = scenario.cluster
     if cluster is None:
@@ -280,19 +287,18 @@ def _check_cluster(scenario: Scenario, alone: EngineSpec | None) -> Iterator[Con
             router_maker(scenario, decodes=True)
     roles = list(_check_roles(cluster))[:1]
     yield from (*found, *roles)
-    specs = [] if cluster.groups else [alone]
     # What the scenario itself gets wrong is told already.
     for name, group in cluster.groups.items():
-        conflicts, spec = _check(scenario.of_group(name), None if roles else group.kv_role)
-        specs.append(spec)
+        own = scenario.of_group(name)
+        conflicts, specs[name] = _check(own, None if roles else group.kv_role)
         for blamed, others, what in conflicts:
             in_group = blamed.partition(".")[0] in {"gpu", "engine", "cost", "host"}
             yield f"cluster.groups.{name}.{blamed}" if in_group else blamed, others, what
     if not roles and cluster.kv_transfer is not None:
-        model = next((spec.model for spec in specs if spec is not None), None)
+        model = next((spec.model for spec in specs.values() if spec is not None), None)
         yield from _check_transfers(scenario, cluster, model)
     yield from _check_keys(cluster)
-    yield from _check_resilience(scenario, cluster, specs)
+    yield from _check_resilience(scenario, cluster, specs.values())
 
 
 def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
@@ -312,7 +318,7 @@ def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
 
 
 def _check_resilience(
-    scenario: Scenario, cluster: ClusterConfig, specs: Sequence[EngineSpec | None]
+    scenario: Scenario, cluster: ClusterConfig, specs: Iterable[EngineSpec | None]
 ) -> Iterator[Conflict]:
     """See whether scaling, failures and timeouts go with the rest."""
     scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client

@@ -3,19 +3,49 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from simulator.core.engine_config import EngineConfig
+from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
 from simulator.models.gpus import GIB, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.power import Power
 from simulator.models.spec import ModelSpec
-from simulator.schedulers.vllm.rules import Rules
+from simulator.schedulers.vllm.rules import Release, Rules
 from simulator.util.errors import HeadwayError
 
 Role = Literal["kv_producer", "kv_consumer"]
+
+
+class EngineBlocks(Protocol):
+    """What of a scenario says what its engine is."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def gpu(self) -> GpuConfig: ...
+
+    @property
+    def engine(self) -> EngineConfig: ...
+
+    @property
+    def host(self) -> HostConfig | None: ...
+
+    @property
+    def cost(self) -> dict[str, Any] | None: ...
+
+    @property
+    def predictor(self) -> object: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    def error_at(self, block: str, error: ValueError) -> HeadwayError: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,7 +58,8 @@ class EngineSpec:
     power: Power | None  # of one GPU; None: not known
     carbon_intensity: float  # g CO2e per kWh
     cost: CostModel
-    rules: Rules  # of the engine's version
+    release: Release | None  # of vLLM whose rules it follows; None: the newest known
+    rules: Rules
     num_gpu_blocks: int
     max_model_len: int  # tokens
     policy: type
@@ -41,6 +72,7 @@ class EngineSpec:
     """Says where in the scenario's file the value at a dotted key is, and what is wrong with it."""
     role: Role | None = None  # None: both at once
     retries: bool = False  # clients may send a request again
+    notes: tuple[str, ...] = ()  # what it does otherwise than asked, or than the real one would
 
     @property
     def keeps_window(self) -> bool:

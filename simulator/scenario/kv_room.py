@@ -7,8 +7,8 @@ from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import MemoryBudget, kv_budget
 from simulator.models.spec import ModelSpec
+from simulator.scenario.engine_spec import EngineBlocks
 from simulator.scenario.engines import ENGINES
-from simulator.scenario.scenario import Scenario
 
 UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
 EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
@@ -53,7 +53,7 @@ def kv_blocks(engine: EngineConfig, model: ModelSpec, gpu: Gpu, **keys: Any) -> 
     return changed.num_gpu_blocks_override or fit
 
 
-def _changes(own: Scenario, gpu: Gpu) -> Iterator[dict[str, Any]]:
+def _changes(own: EngineBlocks, gpu: Gpu) -> Iterator[dict[str, Any]]:
     """Yield keys of an engine that give it more KV blocks, the least change first.
 
     What changes no answer comes first: more of the memory, more GPUs; then narrower numbers.
@@ -78,7 +78,7 @@ def _changes(own: Scenario, gpu: Gpu) -> Iterator[dict[str, Any]]:
 
 
 def least_change(
-    own: Scenario, model: ModelSpec, gpu: Gpu, needed: int | None = None
+    own: EngineBlocks, model: ModelSpec, gpu: Gpu, needed: int | None = None
 ) -> Mapping[str, Any]:
     """Return the least change after which an engine has so many KV blocks, vLLM's null block
     included, by dotted keys of its replica's scenario; {} if none is known. None: those of a
@@ -96,7 +96,7 @@ def least_change(
     return {}
 
 
-def enough_memory(own: Scenario, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
+def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
     """Work out the memory; ValueError where there is too little, with what would be enough."""
     try:
         return memory_budget(own.engine, model, gpu)

@@ -102,11 +102,13 @@ def check_scenario(
         wrong += [(key, f"{name} {why}") for key, name in refused]
         if not refused:
             scenario = _wait_for_own_policies(scenario, raw)
-            contradicting, others = find_conflicts(scenario, {key for key, _ in wrong})
+            keys = {key for key, _ in wrong}
+            contradicting, others, specs = find_conflicts(scenario, keys)
             wrong += contradicting
     if scenario is None or wrong or others:
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
         raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]))
+    scenario.keep_specs(specs)
     return scenario
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from simulator.cluster.config import AdmissionConfig
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.engines import release_of
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import split_spec
@@ -192,7 +191,7 @@ def ignored_keys(spec: EngineSpec) -> list[str]:
             f"{policy_name(cls)} computes a preempted request again: engine.preemption_mode has no "
             "effect"
         )
-    absent = options_without_effect(release_of(engine))
+    absent = options_without_effect(spec.release)
     for name in ("max_num_batched_tokens", *VLLM_OPTIONS):
         given = getattr(engine, name)
         default = EngineConfig.model_fields[name].default

@@ -1,197 +1,35 @@
-"""From a scenario to what each engine of it is: its model, its hardware, their memory, its costs.
-
-Every function names the scenario's field in its errors: `ValueError("field: what is wrong")`.
-"""
+"""What each engine of a scenario is, with what it does otherwise than asked."""
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
-from simulator.core.engine_config import UNIFORM, EngineConfig
-from simulator.costs.cost_model import CostModel, DraftedCost
-from simulator.costs.load import load_cost
 from simulator.costs.noise import describe_cost
-from simulator.costs.overhead import VLLM, read_version
-from simulator.costs.profile import settings_of, shipped_profile, shipped_profiles
-from simulator.models.gpus import Gpu, find_gpu
-from simulator.models.load import load_model
-from simulator.models.power import gpu_power
-from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.engines import release_of
-from simulator.scenario.kv_room import MEMORY_KEYS, enough_memory, memory_budget
-from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.rules import rules_of
 from simulator.util.errors import HeadwayWarning
-
-Attempt = Callable[[str, str], AbstractContextManager[object]]
-"""Takes the key to blame where what is done within fails, and others that have a part in it."""
 
 
 def resolve(scenario: Scenario) -> EngineSpec:
-    """Settle what a scenario's engine is, and warn of what it does otherwise than asked."""
-    spec = try_to_resolve(scenario, lambda *_: nullcontext())
-    assert spec is not None
-    for message in _warnings(spec):
-        warnings.warn(message, HeadwayWarning, stacklevel=3)
-    return spec
+    """Return what the engine of a scenario is, whatever its cluster; warn as `resolve_groups`."""
+    alone = scenario
+    if scenario.cluster is not None:
+        alone = scenario.model_copy(update={"cluster": None})
+    return resolve_groups(alone)[""]
 
 
-def resolve_groups(scenario: Scenario) -> dict[str, EngineSpec]:
-    """Settle what the engines of each group are; without a cluster the only one has no name."""
-    cluster = scenario.cluster
-    if cluster is None:
-        return {"": resolve(scenario)}
-    retries = cluster.client is not None and cluster.client.max_retries > 0
-    return {
-        name: replace(resolve(scenario.of_group(name)), role=group.kv_role, retries=retries)
-        for name, group in cluster.replica_groups.items()
-    }
+def resolve_groups(scenario: Scenario) -> Mapping[str, EngineSpec]:
+    """Return what the engines of each group are; without a cluster the only one has no name.
 
-
-def try_to_resolve(scenario: Scenario, attempt: Attempt) -> EngineSpec | None:
-    """Settle what a scenario's engine is, each part in an attempt; None where one has failed."""
-    engine, folder = scenario.engine, scenario.folder
-    policy = gpu = model = budget = cost = None
-    with attempt(FIELD, ""):
-        policy, arguments, order = find_policy(engine, folder)
-    with attempt("gpu", "gpu.name"):
-        gpu = find_gpu(scenario.gpu.name)
-    with attempt("model", "model"):
-        model = load_model(scenario.model, folder)
-    if model is None:
-        return None
-    longest = engine.max_model_len or model.max_position_embeddings
-    tokens = engine.max_num_batched_tokens
-    holds_longest = engine.enable_chunked_prefill or tokens >= longest
-    with attempt("engine", "engine.enable_chunked_prefill engine.max_model_len model"):
-        if not holds_longest:
-            raise ValueError(
-                f"engine.max_num_batched_tokens: without chunked prefill must be at least "
-                f"max_model_len ({longest}), not {tokens}: the longest prompt must fit into one "
-                "step"
-            )
-    if gpu is None:
-        return None
-    power, given = None, scenario.gpu.power
-    with attempt("gpu.power", "gpu.name"):
-        power = gpu_power(given.idle, given.max, gpu.max_power)
-    with attempt("gpu", " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])):
-        budget = enough_memory(scenario, model, gpu)
-    with attempt("cost", "cost host model gpu engine"):
-        cost = make_cost(scenario, model, gpu)
-    if policy is None or budget is None or cost is None or not holds_longest:
-        return None
-    return EngineSpec(
-        engine=engine,
-        model=model,
-        gpu=gpu,
-        power=power,
-        carbon_intensity=scenario.gpu.carbon_intensity,
-        cost=cost,
-        rules=rules_of(release_of(engine)),
-        num_gpu_blocks=engine.num_gpu_blocks_override or budget.num_gpu_blocks,
-        max_model_len=longest,
-        policy=policy,
-        arguments=arguments,
-        order=order,
-        predicts=scenario.predictor is not None,
-        seed=scenario.seed,
-        folder=folder,
-        blame=scenario.error_at,
-    )
-
-
-def make_cost(scenario: Scenario, model: ModelSpec, gpu: Gpu) -> CostModel:
-    """Make what a scenario's steps cost: as its `cost` says, else by a profile or the roofline.
-
-    Profiles know of no experts that are spread over data-parallel ranks.
+    Warns of what they do otherwise than asked.
     """
-    engine = scenario.engine
-    if not model.num_experts:
-        for key in ("expert_routing", "enable_expert_parallel"):
-            if getattr(engine, key) != EngineConfig.model_fields[key].default:
-                raise ValueError(f"engine.{key}: {model.name} has no experts")
-    parallel = engine.data_parallel_size > 1 and model.num_experts > 0
-    if parallel and engine.pipeline_parallel_size > 1:
-        raise ValueError(
-            "engine.pipeline_parallel_size: must be 1 where data-parallel ranks share experts"
-        )
-    shipped = None if parallel or scenario.cost else shipped_profile(model, gpu, engine)
-    if engine.expert_routing != UNIFORM and scenario.cost is None and shipped is None:
-        raise ValueError(_why_uniform(model, gpu, engine, parallel=parallel))
-    spec = scenario.cost or shipped or {"kind": "roofline"}
-    target: Any = {"model": model, "gpu": gpu, "engine": engine, "host": scenario.host}
-    cost: CostModel = load_cost(spec, scenario.folder, **target)
-    speculation = engine.speculative_config
-    if speculation is not None and speculation.draft is not None:
-        cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)
-    if not parallel:
-        return cost
-    from simulator.costs.data_parallel import DataParallelCost, Experts
-
-    experts = None
-    if spec.get("kind") == "roofline":
-        sizes = engine.tensor_parallel_size, engine.data_parallel_size
-        experts = Experts(model, gpu, engine.weight_dtype, *sizes)
-    kernels = cost.without_host() if engine.async_scheduling else None
-    return DataParallelCost(cost, engine.data_parallel_size, experts, kernels)
-
-
-def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: bool) -> str:
-    """Say why experts can only be chosen evenly where no profile is taken."""
-    if parallel:
-        return (
-            f"engine.expert_routing: experts that data-parallel ranks share are by roofline, which "
-            f"knows {UNIFORM} routing alone"
-        )
-    others = any(name.startswith(f"{model.name}.") for name in shipped_profiles())
-    there = "; `headway profile list` has those of other layouts" if others else ""
-    words = [f"{key} {value}" for key, value in settings_of(model, engine).items()]
-    return (
-        f"engine.expert_routing: no profile is shipped of {model.name} on {gpu.name} with "
-        f"{', '.join(words)}, and the roofline that stands for it knows {UNIFORM} alone{there}"
-    )
-
-
-def _warnings(spec: EngineSpec) -> Iterator[str]:
-    """Say what an engine does otherwise than it was asked to, or than the real one would."""
-    engine, model, longest = spec.engine, spec.model, spec.max_model_len
-    if longest > model.max_position_embeddings:
-        yield (
-            f"engine.max_model_len {longest:,} is beyond the "
-            f"{model.max_position_embeddings:,} positions of {model.name}: vLLM takes it only if "
-            "told to"
-        )
-    if engine.name == VLLM and model.keeps_window and engine.disable_hybrid_kv_cache_manager:
-        room = ""
-        if engine.num_gpu_blocks_override is None:
-            budget = memory_budget(engine, model, spec.gpu)
-            whole, windowed = budget.concurrent(longest), budget.concurrent_windowed(longest)
-            room = f": {whole:,} requests of {longest:,} tokens fit, not {windowed:,}"
-        yield (
-            f"{model.name} has layers that keep a window alone in vLLM; here they keep all tokens"
-            f"{room}. engine.disable_hybrid_kv_cache_manager: false has windows"
-        )
-    yield from ignored_keys(spec)
-    version = read_version(engine.version or "")
-    if engine.data_parallel_size == 1 or version is None:
-        return
-    from simulator.cluster.data_parallel import BALANCES_SINCE
-
-    if version < BALANCES_SINCE:
-        yield (
-            f"engine.version {engine.version}: its load balancer filled data-parallel ranks less "
-            "evenly than vLLM 0.33's, which is simulated"
-        )
+    for spec in scenario.specs.values():
+        for message in spec.notes:
+            warnings.warn(message, HeadwayWarning, stacklevel=3)
+    return scenario.specs
 
 
 def describe_costs(scenario: Scenario) -> dict[str, Any]:
     """Return what a summary would say of the costs of a scenario, by group in a cluster."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HeadwayWarning)  # its runs tell them
-        groups = {name: describe_cost(spec.cost) for name, spec in resolve_groups(scenario).items()}
+    groups = {name: describe_cost(spec.cost) for name, spec in scenario.specs.items()}
     return groups[""] if scenario.cluster is None else {"cluster": {"groups": groups}}

@@ -4,8 +4,8 @@ vLLM's spelling for every knob it has. What the file leaves out has the default 
 it says wrongly is refused, all mistakes at once, each with its line.
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,9 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_v
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_defaults import fill_in_defaults
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.planning_config import PlanConfig, SweepConfig
+from simulator.scenario.settle import settle
 from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
 from simulator.util.config import Config
 from simulator.util.errors import HeadwayError
@@ -96,6 +98,7 @@ class Scenario(Config):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random numbers")
     _folder: Path = PrivateAttr(default=Path())
     _source_map: SourceMap | None = PrivateAttr(default=None)
+    _specs: Mapping[str, EngineSpec] | None = PrivateAttr(default=None)  # None: not settled yet
 
     @model_validator(mode="before")
     @classmethod
@@ -112,6 +115,41 @@ class Scenario(Config):
         """The path of the scenario's file, as it was given."""
         return "scenario" if self._source_map is None else self._source_map.file
 
+    @property
+    def specs(self) -> Mapping[str, EngineSpec]:
+        """What the engines of each group are; without a cluster the only one has no name.
+
+        Settled once: where a scenario is loaded, or when a copy that was changed is asked first.
+        """
+        if self._specs is None:
+            self.keep_specs({name: settle(own) for name, own in self.groups.items()})
+            assert self._specs is not None
+        return self._specs
+
+    def keep_specs(self, specs: Mapping[str, EngineSpec]) -> None:
+        """Keep what the engines of each group are by themselves, with what the cluster adds."""
+        if (cluster := self.cluster) is not None:
+            retries = cluster.client is not None and cluster.client.max_retries > 0
+            specs = {
+                name: replace(specs[name], role=group.kv_role, retries=retries)
+                for name, group in cluster.replica_groups.items()
+            }
+        self._specs = specs
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> "Scenario":
+        """Return a copy with other values, whose engines have to be settled anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy._specs = None
+        return copy
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Leave the specs out, which may have the user's own code: a worker settles them itself."""
+        state = super().__getstate__()
+        private = {**state["__pydantic_private__"], "_specs": None}
+        return {**state, "__pydantic_private__": private}
+
     def of_group(self, name: str) -> "Scenario":
         """Return the scenario of one replica of a group of the cluster."""
         if self.cluster is None:
@@ -124,7 +162,10 @@ class Scenario(Config):
             "host": group.host or (None if group.gpu else self.host),
             "cluster": None,
         }
-        return self.model_copy(update=changed)
+        own = self.model_copy(update=changed)
+        if self._specs is not None:
+            own.keep_specs({"": self._specs[name]})
+        return own
 
     @property
     def groups(self) -> dict[str, "Scenario"]:

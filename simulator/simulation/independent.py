@@ -27,7 +27,7 @@ from simulator.engine.pipeline import make_replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
-from simulator.scenario import make_scheduler, resolve_groups
+from simulator.scenario import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -184,7 +184,7 @@ class ReplicaGroup:
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            specs = specs or resolve_groups(self.scenario)
+            specs = specs or self.scenario.specs
             return [
                 IndependentReplica(
                     make_scheduler(specs[name], self.shares),

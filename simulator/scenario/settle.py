@@ -1,0 +1,179 @@
+"""From the blocks of a scenario to what an engine is: model, hardware, memory, costs, policy.
+
+Every function names the scenario's field in its errors: `ValueError("field: what is wrong")`.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from simulator.core.engine_config import UNIFORM, EngineConfig
+from simulator.costs.cost_model import CostModel, DraftedCost
+from simulator.costs.load import load_cost
+from simulator.costs.overhead import VLLM, read_version
+from simulator.costs.profile import settings_of, shipped_profile, shipped_profiles
+from simulator.models.gpus import Gpu, find_gpu
+from simulator.models.load import load_model
+from simulator.models.power import gpu_power
+from simulator.models.spec import ModelSpec
+from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
+from simulator.scenario.engines import release_of
+from simulator.scenario.kv_room import MEMORY_KEYS, enough_memory, memory_budget
+from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
+from simulator.schedulers.vllm.rules import rules_of
+from simulator.util.errors import HeadwayWarning
+
+Attempt = Callable[[str, str], AbstractContextManager[object]]
+"""Takes the key to blame where what is done within fails, and others that have a part in it."""
+
+
+def settle(own: EngineBlocks) -> EngineSpec:
+    """Settle what an engine is; ValueError for the first thing that is wrong."""
+    spec = try_to_settle(own, lambda *_: nullcontext())
+    assert spec is not None
+    return spec
+
+
+def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
+    """Settle what an engine is, each part in an attempt; None where one has failed."""
+    engine, folder = own.engine, own.folder
+    policy = gpu = model = budget = cost = None
+    with attempt(FIELD, ""):
+        policy, arguments, order = find_policy(engine, folder)
+    with attempt("gpu", "gpu.name"):
+        gpu = find_gpu(own.gpu.name)
+    with attempt("model", "model"):
+        model = load_model(own.model, folder)
+    if model is None:
+        return None
+    longest = engine.max_model_len or model.max_position_embeddings
+    tokens = engine.max_num_batched_tokens
+    holds_longest = engine.enable_chunked_prefill or tokens >= longest
+    with attempt("engine", "engine.enable_chunked_prefill engine.max_model_len model"):
+        if not holds_longest:
+            raise ValueError(
+                f"engine.max_num_batched_tokens: without chunked prefill must be at least "
+                f"max_model_len ({longest}), not {tokens}: the longest prompt must fit into one "
+                "step"
+            )
+    if gpu is None:
+        return None
+    power, given = None, own.gpu.power
+    with attempt("gpu.power", "gpu.name"):
+        power = gpu_power(given.idle, given.max, gpu.max_power)
+    with attempt("gpu", " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])):
+        budget = enough_memory(own, model, gpu)
+    with (
+        attempt("cost", "cost host model gpu engine"),
+        warnings.catch_warnings(record=True, action="always", category=HeadwayWarning) as notes,
+    ):
+        cost = make_cost(own, model, gpu)
+    if policy is None or budget is None or cost is None or not holds_longest:
+        return None
+    release = release_of(engine)
+    spec = EngineSpec(
+        engine=engine,
+        model=model,
+        gpu=gpu,
+        power=power,
+        carbon_intensity=own.gpu.carbon_intensity,
+        cost=cost,
+        release=release,
+        rules=rules_of(release),
+        num_gpu_blocks=engine.num_gpu_blocks_override or budget.num_gpu_blocks,
+        max_model_len=longest,
+        policy=policy,
+        arguments=arguments,
+        order=order,
+        predicts=own.predictor is not None,
+        seed=own.seed,
+        folder=folder,
+        blame=own.error_at,
+    )
+    return replace(spec, notes=(*(str(note.message) for note in notes), *_warnings(spec)))
+
+
+def _warnings(spec: EngineSpec) -> Iterator[str]:
+    """Say what an engine does otherwise than it was asked to, or than the real one would."""
+    engine, model, longest = spec.engine, spec.model, spec.max_model_len
+    if longest > model.max_position_embeddings:
+        yield (
+            f"engine.max_model_len {longest:,} is beyond the "
+            f"{model.max_position_embeddings:,} positions of {model.name}: vLLM takes it only if "
+            "told to"
+        )
+    if engine.name == VLLM and model.keeps_window and engine.disable_hybrid_kv_cache_manager:
+        room = ""
+        if engine.num_gpu_blocks_override is None:
+            budget = memory_budget(engine, model, spec.gpu)
+            whole, windowed = budget.concurrent(longest), budget.concurrent_windowed(longest)
+            room = f": {whole:,} requests of {longest:,} tokens fit, not {windowed:,}"
+        yield (
+            f"{model.name} has layers that keep a window alone in vLLM; here they keep all tokens"
+            f"{room}. engine.disable_hybrid_kv_cache_manager: false has windows"
+        )
+    yield from ignored_keys(spec)
+    version = read_version(engine.version or "")
+    if engine.data_parallel_size == 1 or version is None:
+        return
+    from simulator.cluster.data_parallel import BALANCES_SINCE
+
+    if version < BALANCES_SINCE:
+        yield (
+            f"engine.version {engine.version}: its load balancer filled data-parallel ranks less "
+            "evenly than vLLM 0.33's, which is simulated"
+        )
+
+
+def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
+    """Make what an engine's steps cost: as their `cost` says, else by a profile or the roofline.
+
+    Profiles know of no experts that are spread over data-parallel ranks.
+    """
+    engine = own.engine
+    if not model.num_experts:
+        for key in ("expert_routing", "enable_expert_parallel"):
+            if getattr(engine, key) != EngineConfig.model_fields[key].default:
+                raise ValueError(f"engine.{key}: {model.name} has no experts")
+    parallel = engine.data_parallel_size > 1 and model.num_experts > 0
+    if parallel and engine.pipeline_parallel_size > 1:
+        raise ValueError(
+            "engine.pipeline_parallel_size: must be 1 where data-parallel ranks share experts"
+        )
+    shipped = None if parallel or own.cost else shipped_profile(model, gpu, engine)
+    if engine.expert_routing != UNIFORM and own.cost is None and shipped is None:
+        raise ValueError(_why_uniform(model, gpu, engine, parallel=parallel))
+    spec = own.cost or shipped or {"kind": "roofline"}
+    target: Any = {"model": model, "gpu": gpu, "engine": engine, "host": own.host}
+    cost: CostModel = load_cost(spec, own.folder, **target)
+    speculation = engine.speculative_config
+    if speculation is not None and speculation.draft is not None:
+        cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)
+    if not parallel:
+        return cost
+    from simulator.costs.data_parallel import DataParallelCost, Experts
+
+    experts = None
+    if spec.get("kind") == "roofline":
+        sizes = engine.tensor_parallel_size, engine.data_parallel_size
+        experts = Experts(model, gpu, engine.weight_dtype, *sizes)
+    kernels = cost.without_host() if engine.async_scheduling else None
+    return DataParallelCost(cost, engine.data_parallel_size, experts, kernels)
+
+
+def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: bool) -> str:
+    """Say why experts can only be chosen evenly where no profile is taken."""
+    if parallel:
+        return (
+            f"engine.expert_routing: experts that data-parallel ranks share are by roofline, which "
+            f"knows {UNIFORM} routing alone"
+        )
+    others = any(name.startswith(f"{model.name}.") for name in shipped_profiles())
+    there = "; `headway profile list` has those of other layouts" if others else ""
+    words = [f"{key} {value}" for key, value in settings_of(model, engine).items()]
+    return (
+        f"engine.expert_routing: no profile is shipped of {model.name} on {gpu.name} with "
+        f"{', '.join(words)}, and the roofline that stands for it knows {UNIFORM} alone{there}"
+    )

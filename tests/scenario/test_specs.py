@@ -1,0 +1,63 @@
+"""What engines are is settled where a scenario is loaded, kept, and settled anew for a copy."""
+
+import pickle
+
+import pytest
+
+from simulator import load_scenario
+from simulator.scenario import resolve, resolve_groups, settle
+from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayWarning
+
+GROUPS = {
+    "big": {"replicas": 1, "gpu": "H100-80GB"},
+    "small": {"replicas": 2},
+}
+
+
+@pytest.fixture
+def nothing_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where an engine is settled from now on."""
+
+    def settled(*_: object) -> None:
+        raise AssertionError("settled once more")
+
+    monkeypatch.setattr(settle, "load_model", settled)
+
+
+def loaded(**keys: object) -> Scenario:
+    return load_scenario({"engine": {"max_num_seqs": 8}, **keys})
+
+
+def test_each_spec_is_made_where_the_scenario_is_loaded(
+    request: pytest.FixtureRequest,
+) -> None:
+    alone, fleet = loaded(), loaded(cluster={"groups": GROUPS})
+    request.getfixturevalue("nothing_is_settled")
+    assert resolve(alone) is alone.specs[""]
+    assert [spec.gpu.name for spec in resolve_groups(fleet).values()] == ["H100-80GB", "A100-80GB"]
+    assert fleet.of_group("big").specs[""].gpu.name == "H100-80GB"
+
+
+def test_a_changed_copy_is_settled_by_its_own_values() -> None:
+    scenario = loaded(cluster={"replicas": 2, "client": {"timeout": 1.0, "max_retries": 1}})
+    changed = scenario.model_copy(
+        update={"engine": scenario.engine.model_copy(update={"max_model_len": 100}), "seed": 5}
+    )
+    spec = changed.specs["all"]
+    assert (spec.max_model_len, spec.seed, spec.retries) == (100, 5, True)
+    assert scenario.specs["all"].max_model_len == 8192
+
+
+def test_a_worker_settles_a_scenario_by_itself() -> None:
+    scenario = loaded(cluster={"groups": GROUPS})
+    there = pickle.loads(pickle.dumps(scenario))
+    assert there._specs is None
+    assert there.specs["big"].num_gpu_blocks == scenario.specs["big"].num_gpu_blocks
+
+
+def test_what_differs_is_told_each_time_the_engine_is_asked_for() -> None:
+    scenario = loaded(model="mistral-7b-v0.1", cost={"profile": "llama-3-8b.a100.bf16"})
+    for _ in range(2):
+        with pytest.warns(HeadwayWarning, match="was fitted to llama-3-8b, not mistral-7b-v0.1"):
+            resolve(scenario)
