@@ -8,9 +8,17 @@ than these shows. A scenario's block `host` puts a server's own in their place. 
 runs without the CUDA graph of a whole decode step, and its layers are launched one after the
 other: `prompt_per_layer`.
 
-Where requests are sampled with top-p or top-k, vLLM before 0.17 sorts all logits of a step on the
-GPU: `sort` seconds, and as long as the memory takes for `sort_bytes` of each logit. From 0.9 to
-0.11.0 it left that to FlashInfer, which sorts nothing.
+Where requests are sampled with top-p or top-k, vLLM from 0.11.1 to 0.16, and before 0.9, sorts all
+logits of a step in PyTorch, as float32 with their indices: a radix sort of four passes over a batch
+and one by sequence, then softmax, running sum, mask, scatter, softmax, noise and argmax. That is
+`sort` for some twenty launches and, for each logit, `sort_per_logit` seconds of the multiprocessors
+and `sort_bytes` through the memory: the passes come to 250 to 300 bytes. FlashInfer's sampler (0.9
+to 0.11.0, and from 0.21) and the Triton kernel between (0.17 to 0.20, batches of 8 and more) sort
+nothing; they cost up to 0.3 ms a step, which is part of `step` from 0.17 on. Temperature 0 takes
+the argmax alone.
+
+Ranks of tensor parallelism wait for one another at each all-reduce, of which tables of all-reduces
+timed back to back show nothing: `ranks_per_layer`.
 
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
@@ -42,7 +50,9 @@ TERMS = (
     "per_sequence",
     *HOST_TERMS,
     "prompt_per_layer",
+    "ranks_per_layer",
     "sort",
+    "sort_per_logit",
     "sort_bytes",
     "key_per_layer",
 )
@@ -88,7 +98,9 @@ class Overhead:
     host_per_prefill_token: float = 0.0
     prompt_per_layer: float = 0.0
     captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
+    ranks_per_layer: float = 0.0  # where there are several ranks
     sort: float = 0.0  # of the logits of a step
+    sort_per_logit: float = 0.0
     sort_bytes: float = 0.0  # bytes moved for each logit
     host_interval: Sequence[float] = ()  # 95 % interval of `host`; (): none is known
     key_per_layer: float = 0.0  # per key of the longest sequence; 0: nobody waits for it
@@ -131,13 +143,14 @@ class Overhead:
         """
         if layers is None:
             layers = model.num_hidden_layers if model else 0
-        sort = self.sort if sampled else 0.0
-        logits = model.vocab_size * self.sort_bytes if sampled and model else 0.0
+        step = self.step + (self.ranks_per_layer * layers if tensor_parallel_size > 1 else 0.0)
+        logits = model.vocab_size if sampled and model and gpu else 0
+        each = self.sort_per_logit + (self.sort_bytes / gpu.bandwidth if gpu else 0.0)
         whole = cost.with_engine(
-            step=self.step,
-            sort=sort,
+            step=step,
+            sort=self.sort if sampled else 0.0,
             prompts=self.prompt_per_layer * layers,
-            overhead_per_sequence=self.per_sequence + (logits / gpu.bandwidth if gpu else 0.0),
+            overhead_per_sequence=self.per_sequence + logits * each,
             host=self.host,
             host_per_sequence=self.host_per_sequence,
             host_per_prefill=self.host_per_prefill,
