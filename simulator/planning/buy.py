@@ -347,8 +347,8 @@ def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs) -> None:
         for offer in offers[begin : begin + AT_ONCE]:
             least = offer.fewest * offer.weight
             if least > limit:
-                offer.dearer = True
-                offer.never = f"costs {_money(offer, least)} at least, more than {TOLD} that hold"
+                cost = _money(offer, least)
+                offer.not_tried = f"costs {cost} at least, more than {TOLD} that hold"
             else:
                 most = int(min(WIDEST * offer.fewest + 2, limit / offer.weight))
                 offer.within = offer.fewest, max(most, offer.fewest)

@@ -96,13 +96,13 @@ def _dropped(offers: Sequence[Offer]) -> Iterator[str]:
     """Say which were dropped without a run; those of one GPU for a like reason share a line."""
     alike: dict[tuple[str, str], list[Offer]] = {}
     for offer in offers:
-        if offer.never and not offer.result.trials:
-            kind = "dearer" if offer.dearer else offer.never.split(" ", 2)[0]
+        if (offer.never or offer.not_tried) and not offer.result.trials:
+            kind = "dearer" if offer.not_tried else offer.never.split(" ", 2)[0]
             alike.setdefault((offer.gpu, kind), []).append(offer)
     for first, *rest in alike.values():
         likewise = ", ".join(one.label for one in rest[:LABELS])
         more = f" and {len(rest) - LABELS} more" if len(rest) > LABELS else ""
-        yield f"  not run: {first.label}: {first.never}" + (
+        yield f"  not run: {first.label}: {first.not_tried or first.never}" + (
             f" (likewise {likewise}{more})" if rest else ""
         )
 

@@ -1,6 +1,6 @@
 """A candidate of a plan, what was found out about it, and its row in the table."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,9 @@ ENERGY = (
     "kg_co2_per_million_output_tokens",
 )
 
+SEATS = "engine.max_num_seqs"
+SEATED = ("vllm", "textbook")  # engines for which seats are a limit and nothing else
+
 
 @dataclass(slots=True)
 class Candidate(DesignPoint):
@@ -29,7 +32,7 @@ class Candidate(DesignPoint):
     result: SearchResult = field(default_factory=lambda: SearchResult(None, []))
     lower_loads: list[Trial] = field(default_factory=list)
     done: bool = False  # its search is over
-    dearer: bool = False  # than one that holds the load, and so not tried
+    not_tried: str = ""  # why it was left out for what another was found to do
     within: tuple[int, int] | None = None  # bounds of what is searched, where theory knows them
     start: int | None = None  # where the search begins then
     never: str = ""  # why it cannot hold, whatever a run would say: it costs none
@@ -115,6 +118,41 @@ def resources(scenario: Scenario) -> tuple[int, float | None]:
     return count, price_of_cluster(scenario)
 
 
+def by_seats(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    """Yield candidates in turns, each after those that have fewer seats and are else alike.
+
+    Where no run has filled the seats, more are never better: they take memory from the KV cache.
+    Such a candidate is not tried.
+    """
+    alike: dict[tuple[tuple[str, str], ...], list[Candidate]] = {}
+    for candidate in candidates:
+        others = tuple(pair for pair in candidate.varied.items() if pair[0] != SEATS)
+        alike.setdefault(others, []).append(candidate)
+    for rows in alike.values():
+        rows.sort(key=lambda one: 0 if one.scenario is None else one.scenario.engine.max_num_seqs)
+    for k in range(max(map(len, alike.values()), default=0)):
+        wave = []
+        for rows in alike.values():
+            if k < len(rows):
+                if not (why := _seats_to_spare(rows[:k], rows[k])):
+                    wave.append(rows[k])
+                rows[k].not_tried, rows[k].done = why, rows[k].done or bool(why)
+        yield wave
+
+
+def _seats_to_spare(fewer: Sequence[Candidate], candidate: Candidate) -> str:
+    """Say which number of fewer seats no run has filled; "" if none, or if the rule is unknown."""
+    for other in fewer:
+        if other.scenario is None or candidate.scenario is None or candidate.never:
+            continue
+        own, seats = candidate.scenario.engine, other.scenario.engine.max_num_seqs
+        most = max((r["max_running"] for t in other.result.trials for r in t.runs), default=seats)
+        same = own.model_copy(update={"max_num_seqs": seats}) == other.scenario.engine
+        if same and own.name in SEATED and most < seats:
+            return f"at most {most} of {seats} seats were taken with {other.label}"
+    return ""
+
+
 def looked_at(trial: Trial) -> str:
     """Write how many runs there are of a place, and for how long requests came in each."""
     seconds = trial.seconds or sum(run["duration"] for run in trial.runs) / len(trial.runs)
@@ -145,7 +183,7 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     if problem.searches_rate:
         row |= dict.fromkeys(("capacity", "capacity_low", "capacity_high"))
     row["error"] = candidate.error or None
-    row["not_tried"] = "costs more than one that holds" if candidate.dearer else None
+    row["not_tried"] = candidate.not_tried or None
     row["never_holds"] = candidate.never or None
     beyond = candidate.result.beyond
     row["broke"] = (beyond.breaks if beyond is not None else "") or None

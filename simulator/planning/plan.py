@@ -13,7 +13,7 @@ from time import process_time
 
 from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
-from simulator.planning.candidate import Candidate, resources
+from simulator.planning.candidate import Candidate, by_seats, resources
 from simulator.planning.design import (
     factors,
     fold_errors,
@@ -107,8 +107,11 @@ def find_best(
         for candidate in candidates:
             if candidate.never and progress is not None:
                 progress(candidates, 0, candidate)
-        search = search_all if problem.key or problem.by_energy else search_by_price
-        search(problem, candidates, runs)
+        if problem.key or problem.by_energy:
+            for wave in by_seats(candidates):
+                search_all(problem, wave, runs, candidates)
+        else:
+            search_by_price(problem, candidates, runs)
     else:
         candidates = search_by_optuna(problem, optuna, runs)
     best = choose_best(problem, candidates)
@@ -205,7 +208,7 @@ def search_by_price(problem: PlanProblem, candidates: Sequence[Candidate], runs:
     for k in sorted(range(len(loaded)), key=lambda k: (scales(loaded[k].scenario), weights[k])):
         candidate = loaded[k]
         if weights[k] > limit and not scales(candidate.scenario) and not candidate.never:
-            candidate.dearer = candidate.done = True
+            candidate.not_tried, candidate.done = "costs more than one that holds", True
             continue
         search_all(problem, [candidate], runs, candidates)
         if candidate.result.best is not None:

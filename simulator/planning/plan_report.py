@@ -55,7 +55,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     lines = [heads]
     for candidate in candidates:
         row = result_row(problem, candidate)
-        said = "cannot run" if candidate.errors else "dearer" if candidate.dearer else "no"
+        said = "cannot run" if candidate.errors else "not tried" if candidate.not_tried else "no"
         said = "never fits" if candidate.never else said
         cells = [said, *[""] * (len(heads) - 2)]
         if row["holds"]:
@@ -67,6 +67,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
         lines.append([("* " if candidate is best else "  ") + candidate.label, *cells])
     notes = [": ".join(pair) for pair in fold_errors(candidates)]
     notes += [f"{c.label}: never fits: {c.never}" for c in candidates if c.never]
+    notes += [f"{c.label}: not tried: {c.not_tried}" for c in candidates if c.not_tried]
     if problem.key and any(candidate.result.best for candidate in candidates):
         step = "one step more load" if problem.searches_rate else "the next value"
         notes.insert(0, f"breaks: for a candidate that holds, what {step} breaks")

@@ -462,6 +462,9 @@ def _search(
         again.settled = longer >= criteria.enough(again) and again.agrees(criteria, strict=rising)
         if again.ok != end.ok:  # so long, and so often, it has to be looked at here
             seconds, quick = longer, False
+            if not rising and not again.ok:  # nor does a short look just below it tell anything
+                near = again.at / (1.0 + criteria.tolerance)
+                places = {k: p for k, p in places.items() if not near <= k < again.at}
 
 
 def ends(places: Iterable[Trial], rising: bool) -> tuple[Trial | None, Trial | None]:

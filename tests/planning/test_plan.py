@@ -49,6 +49,37 @@ def test_the_function_writes_what_the_command_writes(scenario: Path, tmp_path: P
     assert again.equals(frame)
 
 
+def test_seats_that_nobody_takes_are_not_tried_again(scenario: Path):
+    """A server that computes a request in 0.6 s has not 64 at a time.
+
+    Under SGLang seats mean more than a limit, so there all are tried.
+    """
+    vary = {"engine.max_num_seqs": [128, 64, 1], "engine.max_num_batched_tokens": [2048, 4096]}
+    given = {"jobs": 1, "overrides": ["plan.min_duration=60", "cost.per_token=0.02"]}
+    frame = plan(scenario, ["mean_ttft_ms<=1100"], vary, **given)
+    rows = {
+        (r["engine.max_num_seqs"], r["engine.max_num_batched_tokens"]): r
+        for _, r in frame.iterrows()
+    }
+    for tokens in ("2048", "4096"):
+        fewer, more = rows["64", tokens], rows["128", tokens]
+        assert not more["holds"]
+        found = re.fullmatch(r"at most (\d+) of 64 seats were taken with (.*)", more["not_tried"])
+        assert found
+        assert 1 < int(found[1]) < 64
+        assert f"max_num_batched_tokens={tokens}" in found[2]
+        assert fewer["holds"]
+        assert not isinstance(fewer["not_tried"], str)  # one seat was full
+    sglang = [
+        "plan.min_duration=60",
+        "engine={name: sglang, max_model_len: 256}",
+        "cost.per_token=0.02",
+    ]
+    vary = {"engine.max_num_seqs": [64, 128]}
+    again = plan(scenario, ["mean_ttft_ms<=1100"], vary, jobs=1, overrides=sglang)
+    assert again["holds"].all()
+
+
 def test_the_cheapest_that_holds_the_load(scenario: Path):
     frame = plan(
         scenario,

@@ -72,7 +72,7 @@ def table_page(folder: Path) -> tuple[str, str]:
     if not len(rows):
         raise HeadwayError(f"{folder}: its table has no row")
     if "not_tried" in rows:  # neither yes nor no
-        rows["holds"] = rows.holds.where(rows.not_tried.isna(), "dearer, not tried")
+        rows["holds"] = rows.holds.where(rows.not_tried.isna(), "not tried")
     if "never_holds" in rows:
         rows["holds"] = rows.holds.where(
             rows.never_holds.isna() | rows.not_tried.notna(), "never fits"
