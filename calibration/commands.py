@@ -3,7 +3,8 @@
 The command line loads this module only for them: it is all that reaches from it to torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from math import inf
@@ -34,6 +35,32 @@ Device = Annotated[str, Parameter(help="cpu or cuda")]
 DEFAULT_SETUP = Setup()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server to calibrate from, and how it is driven."""
+
+    server: Annotated[
+        str | None,
+        Parameter(help="drive this running vLLM (http://HOST:PORT), and write its scenario"),
+    ] = None
+    minutes: Annotated[float | None, silent("with --server: time to drive it [default: 5]")] = None
+    max_rate: Annotated[
+        float | None, silent("with --server: requests/s at most [default: to the knee]")
+    ] = None
+    steps: Annotated[
+        Path | None, silent("with --server: the file that its step recorder writes")
+    ] = None
+
+    @property
+    def beside(self) -> dict[str, object]:
+        """What each option beside --server gives."""
+        return {"--minutes": self.minutes, "--max-rate": self.max_rate, "--steps": self.steps}
+
+
+NO_SERVER = RunningServer()
+
+
 def calibrate(
     *,
     setup: Setup = DEFAULT_SETUP,
@@ -58,17 +85,7 @@ def calibrate(
         Path | None,
         Parameter(help="fit a profile to the steps in this trace of torch's profiler, from vLLM"),
     ] = None,
-    server: Annotated[
-        str | None,
-        Parameter(help="drive this running vLLM (http://HOST:PORT), and write its scenario"),
-    ] = None,
-    minutes: Annotated[float | None, silent("with --server: time to drive it [default: 5]")] = None,
-    max_rate: Annotated[
-        float | None, silent("with --server: requests/s at most [default: to the knee]")
-    ] = None,
-    steps: Annotated[
-        Path | None, silent("with --server: the file that its step recorder writes")
-    ] = None,
+    running: RunningServer = NO_SERVER,
     scenario: Annotated[
         Path | None,
         Parameter(help="scenario file with the model, GPU, engine and cost of a log or server"),
@@ -93,25 +110,20 @@ def calibrate(
         "--from-requests": from_requests,
         "--from-steps": from_steps,
         "--from-torch-profile": from_torch_profile,
-        "--server": server,
-    }
-    measuring = {
-        "--device": setup.device != DEFAULT_SETUP.device,
-        "--budget-s": setup.budget_s != DEFAULT_SETUP.budget_s,
-        "--no-graphs": setup.no_graphs,
+        "--server": running.server,
     }
     beside: dict[str, object] = {"--scenario": scenario, "--columns": columns, "--set": set_}
-    beside |= {"--minutes": minutes, "--max-rate": max_rate, "--steps": steps}
-    _check_source(sources, beside, [option for option, given in measuring.items() if given])
-    if server is not None:
+    beside |= running.beside
+    _check_source(sources, beside, setup)
+    if running.server is not None:
         from calibration.running_server.calibrate import calibrate_server
 
         return calibrate_server(
-            server,
+            running.server,
             check_folder(out or Path("out") / "calibrate-server"),
-            minutes=5.0 if minutes is None else minutes,
-            max_rate=inf if max_rate is None else max_rate,
-            steps=steps,
+            minutes=5.0 if running.minutes is None else running.minutes,
+            max_rate=inf if running.max_rate is None else running.max_rate,
+            steps=running.steps,
             scenario=scenario,
             overrides=set_ or [],
             echo=partial(print, flush=True),
@@ -160,13 +172,19 @@ def _calibrate_from_log(
 
 
 def _check_source(
-    sources: Mapping[str, object], beside: Mapping[str, object], measuring: Sequence[str]
+    sources: Mapping[str, object], beside: Mapping[str, object], setup: Setup
 ) -> None:
     """Refuse options of `calibrate` that do not go together, each by its name.
 
-    `sources` say what is fitted: there is to be one. `beside` are of logs, `measuring` those given
-    of a measurement.
+    `sources` say what is fitted: there is to be one. `beside` are of logs, `setup` of a
+    measurement.
     """
+    of_measuring = {
+        "--device": setup.device != DEFAULT_SETUP.device,
+        "--budget-s": setup.budget_s != DEFAULT_SETUP.budget_s,
+        "--no-graphs": setup.no_graphs,
+    }
+    measuring = [option for option, given in of_measuring.items() if given]
     named = [option for option, value in sources.items() if value is not None]
     others = [option for option, value in beside.items() if value not in (None, [])]
     wrong: list[str] = []

@@ -1,6 +1,7 @@
 """The verb `headway run`: one scenario, once, several times or without its tables."""
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from math import inf
@@ -45,28 +46,106 @@ FILES = (
 """What is written to the folder of a run."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Exports:
+    """What else may be written of a run, each to a file or folder of its own."""
+
+    timeline: Annotated[
+        Path | None, Parameter(help="trace for ui.perfetto.dev (JSON); gzipped if it ends in .gz")
+    ] = None
+    prometheus: Annotated[
+        Path | None, Parameter(help="metrics over time under vLLM's names, as OpenMetrics")
+    ] = None
+    prometheus_interval: Annotated[float, silent("s between two samples of --prometheus")] = (
+        SAMPLING_INTERVAL
+    )
+    prometheus_start: Annotated[
+        str | None, silent("start of that run: a date, or s since 1970 [default: 1970]")
+    ] = None
+    deploy: Annotated[
+        Path | None,
+        silent("folder for files that deploy this: Kubernetes, Helm values, vllm serve"),
+    ] = None
+
+    @property
+    def files(self) -> dict[str, Path | None]:
+        """What each option names."""
+        return {name: getattr(self, name) for name in ("timeline", "deploy", "prometheus")}
+
+    def check(self, folder: Path) -> None:
+        """See before a run that it reads none of its files, and that its further ones are two."""
+        from simulator.simulation.write import check_folder
+
+        for name in FILES:
+            check_unread("--out", folder / name)
+        timeline, prometheus = self.timeline, self.prometheus
+        for option, path in (("--timeline", timeline), ("--prometheus", prometheus)):
+            if path is not None:
+                check_file(option, path)
+        if timeline and prometheus and timeline.resolve() == prometheus.resolve():
+            raise HeadwayError(f"--prometheus {prometheus}: --timeline names the same file")
+        if not 0 < self.prometheus_interval < inf:
+            raise HeadwayError(
+                f"--prometheus-interval {self.prometheus_interval}: is not more than 0"
+            )
+        start = self.prometheus_start
+        if prometheus is None and (start, self.prometheus_interval) != (None, SAMPLING_INTERVAL):
+            option = "--prometheus-interval" if start is None else "--prometheus-start"
+            raise HeadwayError(f"{option}: goes with --prometheus")
+        self.start_s()
+        if self.deploy is not None:
+            check_folder(self.deploy, option="--deploy")
+
+    def start_s(self) -> float:
+        """Return when the run begins for --prometheus, s since 1970."""
+        start = self.prometheus_start
+        if start is None:
+            return 0.0
+        from simulator.workload.traces.fields import parse_date
+
+        try:
+            number = start.replace(".", "", 1).isdigit()
+            seconds = float(start) if number else parse_date(start) / 1e6
+        except ValueError:
+            raise HeadwayError(
+                f"--prometheus-start {start}: is not a date, or s since 1970"
+            ) from None
+        if not 0 <= seconds < 1e11:
+            raise HeadwayError(f"--prometheus-start {start}: is before 1970, or too far away")
+        return seconds
+
+    def write(self, result: "Result") -> list[str]:
+        """Write what was asked for; return a line about each."""
+        notes = []
+        if self.timeline is not None:
+            from simulator.views.timeline import write_timeline
+
+            shown = write_timeline(result, self.timeline)
+            notes.append(f"written to {self.timeline}: {shown}; open it at https://ui.perfetto.dev")
+        if self.prometheus is not None:
+            from simulator.views.prometheus import DASHBOARD, write_prometheus
+
+            write_prometheus(result, self.prometheus, self.prometheus_interval, self.start_s())
+            notes.append(
+                f"written to {self.prometheus}: vLLM's metrics; Grafana's dashboard: {DASHBOARD}"
+            )
+        if self.deploy is not None:
+            written = import_module(DEPLOYMENT).write_deployment(result.scenario, self.deploy)
+            notes.append(f"written to {self.deploy}: {', '.join(file.name for file in written)}")
+        return notes
+
+
+DEFAULT_EXPORTS = Exports()
+
+
 def run(
     scenario: ScenarioOrName,
     /,
     *,
     settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME]")] = None,
-    timeline: Annotated[
-        Path | None, Parameter(help="trace for ui.perfetto.dev (JSON); gzipped if it ends in .gz")
-    ] = None,
-    prometheus: Annotated[
-        Path | None, Parameter(help="metrics over time under vLLM's names, as OpenMetrics")
-    ] = None,
-    prometheus_interval: Annotated[
-        float, silent("s between two samples of --prometheus")
-    ] = SAMPLING_INTERVAL,
-    prometheus_start: Annotated[
-        str | None, silent("start of that run: a date, or s since 1970 [default: 1970]")
-    ] = None,
-    deploy: Annotated[
-        Path | None,
-        silent("folder for files that deploy this: Kubernetes, Helm values, vllm serve"),
-    ] = None,
+    exports: Exports = DEFAULT_EXPORTS,
     sensitivity: Annotated[
         bool, silent("how far results move for 1 % of step time and by the profile's uncertainty")
     ] = False,
@@ -100,15 +179,11 @@ def run(
     loaded = load_scenario(scenario, with_slo(settings.overrides, options.slo), settings.seed)
     service_levels(loaded)  # what is wrong with them is told before the run
     folder = check_folder(out or Path("out") / loaded.name, options.format)
-    _check_exports(folder, timeline, prometheus)
-    sampling = _sampling(prometheus, prometheus_interval, prometheus_start)
-    if deploy is not None:
-        check_folder(deploy, option="--deploy")
+    exports.check(folder)
     trim = options.trim()
     at_least_one(jobs=jobs)
     spread = jobs is not None or backend is not None or address is not None
-    others = {"jobs": spread, "timeline": timeline, "deploy": deploy, "sensitivity": sensitivity}
-    others["prometheus"] = prometheus
+    others = {"jobs": spread, **exports.files, "sensitivity": sensitivity}
     if no_tables:
         _refuse_beside_no_tables(others, options)
         return _run_without_tables(loaded, folder, options)
@@ -135,11 +210,7 @@ def run(
     if changed is not None:
         _add_sensitivity(result, changed, options.quiet)
     files = write_run(result, folder, options.format)
-    notes = _write_exports(result, timeline, prometheus, *sampling)
-    if deploy is not None:
-        written = import_module(DEPLOYMENT).write_deployment(loaded, deploy)
-        named = ", ".join(file.name for file in written)
-        notes.append(f"written to {deploy}: {named}")
+    notes = exports.write(result)
     if options.json_:
         print_json(folder / "summary.json")
     elif not options.quiet:
@@ -258,56 +329,3 @@ def _run_replications(scenario: "Scenario", folder: Path, count: int, options: R
 
 def _print_written(folder: Path, names: list[str]) -> None:
     print(f"written to {folder}: {', '.join(names)}", flush=True)
-
-
-def _check_exports(folder: Path, timeline: Path | None, prometheus: Path | None) -> None:
-    """See before a run that it reads none of its files, and that its further ones are two."""
-    for name in FILES:
-        check_unread("--out", folder / name)
-    for option, path in (("--timeline", timeline), ("--prometheus", prometheus)):
-        if path is not None:
-            check_file(option, path)
-    if timeline and prometheus and timeline.resolve() == prometheus.resolve():
-        raise HeadwayError(f"--prometheus {prometheus}: --timeline names the same file")
-
-
-def _sampling(prometheus: Path | None, interval: float, start: str | None) -> tuple[float, float]:
-    """Return the s between two samples, and when the run begins, s since 1970."""
-    if not 0 < interval < inf:
-        raise HeadwayError(f"--prometheus-interval {interval}: is not more than 0")
-    if prometheus is None and (start is not None or interval != SAMPLING_INTERVAL):
-        option = "--prometheus-interval" if start is None else "--prometheus-start"
-        raise HeadwayError(f"{option}: goes with --prometheus")
-    if start is None:
-        return interval, 0.0
-    from simulator.workload.traces.fields import parse_date
-
-    try:
-        seconds = float(start) if start.replace(".", "", 1).isdigit() else parse_date(start) / 1e6
-    except ValueError:
-        raise HeadwayError(f"--prometheus-start {start}: is not a date, or s since 1970") from None
-    if not 0 <= seconds < 1e11:
-        raise HeadwayError(f"--prometheus-start {start}: is before 1970, or too far away")
-    return interval, seconds
-
-
-def _write_exports(
-    result: "Result",
-    timeline: Path | None,
-    prometheus: Path | None,
-    interval: float,
-    start: float,
-) -> list[str]:
-    """Write what was asked for; return a line about each file."""
-    notes = []
-    if timeline is not None:
-        from simulator.views.timeline import write_timeline
-
-        shown = write_timeline(result, timeline)
-        notes.append(f"written to {timeline}: {shown}; open it at https://ui.perfetto.dev")
-    if prometheus is not None:
-        from simulator.views.prometheus import DASHBOARD, write_prometheus
-
-        write_prometheus(result, prometheus, interval, start)
-        notes.append(f"written to {prometheus}: vLLM's metrics; Grafana's dashboard: {DASHBOARD}")
-    return notes

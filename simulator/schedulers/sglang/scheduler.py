@@ -101,8 +101,8 @@ class SgLang(ContinuousBatching):
         enable_chunked_prefill: bool = True,
         policy: Any = None,
     ) -> None:
-        # A statement for each of SGLang's arguments: that is what makes it long.
         self._check_names(blocks, order, retraction_policy, radix_eviction_policy)
+        self._check_order(order, policy, priorities=enable_priority_scheduling)
         raise_if(
             check_range("schedule_conservativeness", schedule_conservativeness, 0, 1000),
             check_least("max_prefill_tokens", max_prefill_tokens, 1),
@@ -113,14 +113,6 @@ class SgLang(ContinuousBatching):
             check_least("retract_decode_steps", retract_decode_steps, 0),
             check_range("init_new_token_ratio", init_new_token_ratio, 0, 1),
             check_range("min_new_token_ratio_factor", min_new_token_ratio_factor, 0, 1),
-            (
-                policy is not None and (order != "fcfs" or enable_priority_scheduling),
-                "order: a policy of Headway's goes with order fcfs, without priorities",
-            ),
-            (
-                enable_priority_scheduling and order not in WITH_PRIORITIES,
-                f"enable_priority_scheduling: goes with order fcfs and lof, not {order}",
-            ),
         )
         super().__init__(
             blocks,
@@ -137,14 +129,9 @@ class SgLang(ContinuousBatching):
             blocks.eviction_policy = radix_eviction_policy
         self.batch = RunningBatch(blocks.block_size, blocks.names_blocks)
         """Those who decode: `decodes` itself, which is slower to read."""
-        self.computed_tokens = 0  # of prompts, so far
+        self._begin()
         by_entry = enable_priority_scheduling or order in BY_ENTRY
-        self.queue: Queue | PolicyQueue = Queue(
-            (lambda: self.computed_tokens) if by_entry else None
-        )
-        if policy is not None:
-            self.queue = self._make_queue(policy)
-        self.waiting = self.queue
+        self.waiting = self.queue = self._make_queue(policy, by_entry=by_entry)
         self.decodes = self.batch
         self.order = order
         self.ignore_eos = ignore_eos
@@ -154,11 +141,9 @@ class SgLang(ContinuousBatching):
         self._preempts = enable_priority_scheduling and not disable_priority_preemption
         self.preemption_threshold = priority_scheduling_preemption_threshold
         self._retracts_by_priority = retraction_policy == "priority"
-        self.tried: dict[Request, tuple[int, int]] = {}  # tokens known and cached, at the last try
         self.max_prefill_tokens = max_prefill_tokens
         self.prefill_max_requests = prefill_max_requests
         self._interval = prefill_decode_interval
-        self._passes_left = 0  # of that interval, before a prefill may be tried
         self._min_free_slots = min(min_free_slots_delay or 0, max_num_seqs)
         self.mixes = enable_mixed_chunk and enable_chunked_prefill
         self.retract_steps = retract_decode_steps
@@ -167,6 +152,12 @@ class SgLang(ContinuousBatching):
         self._decay = (self._init_ratio - self._min_ratio) / new_token_ratio_decay_steps
         self.ratio = self._init_ratio
         """The share of what they may that those who decode are expected to bring out."""
+
+    def _begin(self) -> None:
+        """Set what changes from pass to pass to how a scheduler begins."""
+        self.computed_tokens = 0  # of prompts, so far
+        self.tried: dict[Request, tuple[int, int]] = {}  # tokens known and cached, at the last try
+        self._passes_left = 0  # of the interval, before a prefill may be tried
         self.full = False  # nobody else fits, and nobody has ended since
         self._resets_full = False  # from the next pass on
         self.chunked: Request | None = None  # who is in the middle of its prompt
@@ -210,8 +201,24 @@ class SgLang(ContinuousBatching):
             ),
         )
 
-    def _make_queue(self, policy: Any) -> PolicyQueue:
-        """Make the queue of one of Headway's policies, and a batch that tells its books."""
+    @staticmethod
+    def _check_order(order: str, policy: Any, *, priorities: bool) -> None:
+        """Refuse orders beside which priorities, or a policy of Headway's, have no place."""
+        raise_if(
+            (
+                policy is not None and (order != "fcfs" or priorities),
+                "order: a policy of Headway's goes with order fcfs, without priorities",
+            ),
+            (
+                priorities and order not in WITH_PRIORITIES,
+                f"enable_priority_scheduling: goes with order fcfs and lof, not {order}",
+            ),
+        )
+
+    def _make_queue(self, policy: Any, *, by_entry: bool) -> Queue | PolicyQueue:
+        """Make the queue; for one of Headway's policies also a batch that tells its books."""
+        if policy is None:
+            return Queue((lambda: self.computed_tokens) if by_entry else None)
         blocks = self.blocks
         decodes = DecodeSet(blocks.block_size, blocks.names_blocks)
         queue, books = make_queue(policy, EngineView(decodes), type(policy).__name__)
