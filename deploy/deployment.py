@@ -4,6 +4,7 @@ The manifests are Kubernetes' own (apps/v1, v1, autoscaling/v2) and KEDA's (keda
 The values are those of the charts vllm-stack 0.1.9 (vLLM production-stack, `helm/values.yaml`) and
 llm-d-modelservice 0.4.0 (`values.yaml`), the router's options those of production-stack's
 `vllm_router/parsers/parser.py`, all read in 2026. Metrics have vLLM's names.
+The targets are one file: all are written of the same groups and environment.
 """
 
 import re

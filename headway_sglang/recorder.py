@@ -5,7 +5,8 @@ memory pools. In place of a model is a worker that gives each request its next t
 place of a socket the case's requests, on a clock that counts nanoseconds. It runs on a CPU. Modules
 that are only there with a GPU, and that a schedule does not need, are stood in for.
 
-Each case has a process of its own: SGLang keeps its settings in the process.
+Each case has a process of its own: SGLang keeps its settings in the process. It is one file since
+most of it is the one recording, by the order in which SGLang calls its parts.
 """
 
 import json

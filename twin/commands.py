@@ -165,8 +165,8 @@ def replay(
     from simulator.scenario.load import load_scenario
     from simulator.scenario.resolve import resolve
     from simulator.simulation.write import check_folder
+    from twin.measured_run import table, write_measured
     from twin.replay import replay as send
-    from twin.replay import table, write_measured
 
     _check_url(url)
     if not 0 < timeout <= 1e6:

@@ -1,4 +1,7 @@
-"""A scenario's engines in real time: requests come from outside, tokens go out as they come."""
+"""A scenario's engines in real time: requests come from outside, tokens go out as they come.
+
+The engine and the watches on its cores are one file: both change the streams.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence

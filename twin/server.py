@@ -1,4 +1,7 @@
-"""The addresses of a vLLM server, answered by a simulation."""
+"""The addresses of a vLLM server, answered by a simulation.
+
+It is long since each address is a method; what they answer is made in other files.
+"""
 
 import asyncio
 import gc

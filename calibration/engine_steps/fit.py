@@ -12,6 +12,8 @@ a graph take no less than their launches: of several such floors, the one that l
 Points of the grid count by their median over the passes, steps of runs one by one. On the wall's
 clock a step's time includes the scheduler's, which a grid has not: its points get what steps of as
 many sequences took in runs.
+
+It is one file since all its parts share the columns that `features_of` makes.
 """
 
 from collections import defaultdict

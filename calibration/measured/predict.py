@@ -44,7 +44,7 @@ from simulator.util.workers import WorkerDied, parallel_map
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.traces.fields import parse_columns
 from simulator.workload.workload import Frontend, Workload
-from twin.replay import lateness_notes
+from twin.measured_run import lateness_notes
 
 FOUR_BIT_SPEEDUP = 3.0  # over 8 bits: B300's data sheet; others' say 2 or none
 EIGHT_BIT_SPEEDUP = 2.0  # over 16 bits

@@ -19,7 +19,7 @@ from simulator.models.load import load_model
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
-from twin.replay import write_measured
+from twin.measured_run import write_measured
 
 PROFILE, SCENARIO, PAGE, LOADS = "profile.yaml", "scenario.yaml", "calibration.html", "loads"
 MOST_MINUTES = 24 * 60

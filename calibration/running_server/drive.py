@@ -18,7 +18,8 @@ from calibration.running_server.ask import Server, look
 from calibration.server_logs.from_loads import Load
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
-from twin.replay import Replayed, replay, summary
+from twin.measured_run import summary
+from twin.replay import Replayed, replay
 
 Echo = Callable[[str], None]
 

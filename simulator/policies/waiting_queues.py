@@ -1,7 +1,7 @@
 """The waiting queues: who is admitted next, by arrival, by a policy's key, rank or own queue.
 
 A queue whose order changes while nobody comes or goes has `refresh(now)`, which DynamicScheduler
-calls when an order may matter.
+calls when an order may matter. The queues are one file: `queue_of` chooses among them.
 """
 
 from collections import deque

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.server_logs.from_requests import RequestLog, fit_log, read_log
+from calibration.server_logs.from_requests import fit_log
+from calibration.server_logs.request_log import RequestLog, read_log
 from simulator.cli.main import main
 from simulator.costs.profile import read_profile
 from simulator.costs.split import SplitCost
@@ -168,7 +169,7 @@ def test_a_hidden_host_is_found(write, tmp_path, capsys):
 def test_large_logs_are_fitted_on_all_cores_alike(write, tmp_path, monkeypatch):
     path = make_log(tmp_path / "log.csv", write, 1)
     here = fit_log(read_log(path, load_scenario(scenario(write))))
-    monkeypatch.setattr("calibration.server_logs.from_requests.PARALLEL_FROM", 1)
+    monkeypatch.setattr("calibration.server_logs.request_log.PARALLEL_FROM", 1)
     assert fit_log(read_log(path, load_scenario(scenario(write)))).terms == here.terms
 
 

@@ -31,14 +31,9 @@ from simulator.workload.traces import read_trace
 from simulator.workload.workload import Workload
 from tests.support.commands import ROOT, headway
 from tests.support.twins import twin
+from twin.measured_run import summary, table, write_measured
 from twin.polled_gauges import polled_gauges
-from twin.replay import (
-    prompt_of,
-    replay,
-    summary,
-    table,
-    write_measured,
-)
+from twin.replay import prompt_of, replay
 from twin.server import ServeOptions, Server, token_counter
 
 SCENARIO = """

@@ -127,12 +127,11 @@ class SgLang(ContinuousBatching):
         self.tree = blocks if isinstance(blocks, RadixCache | UnsharedRadixCache) else None
         if isinstance(blocks, RadixCache):
             blocks.eviction_policy = radix_eviction_policy
-        self.batch = RunningBatch(blocks.block_size, blocks.names_blocks)
+        self.decodes = self.batch = RunningBatch(blocks.block_size, blocks.names_blocks)
         """Those who decode: `decodes` itself, which is slower to read."""
         self._begin()
         by_entry = enable_priority_scheduling or order in BY_ENTRY
         self.waiting = self.queue = self._make_queue(policy, by_entry=by_entry)
-        self.decodes = self.batch
         self.order = order
         self.ignore_eos = ignore_eos
         self._sign = 1 if schedule_low_priority_values_first else -1
@@ -223,7 +222,7 @@ class SgLang(ContinuousBatching):
         decodes = DecodeSet(blocks.block_size, blocks.names_blocks)
         queue, books = make_queue(policy, EngineView(decodes), type(policy).__name__)
         if books is not None:
-            self.batch = CountedBatch(blocks.block_size, blocks.names_blocks, books)
+            self.decodes = self.batch = CountedBatch(blocks.block_size, blocks.names_blocks, books)
         return PolicyQueue(queue)
 
     def _check(self) -> None:

@@ -1,0 +1,202 @@
+"""A server's log of requests, and how far off a simulation of it is under some terms."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.errors import Floats
+from calibration.measured.compare import LATENCIES
+from calibration.measured.predict import sibling_file
+from calibration.measured.requests import Requests, read_requests
+from calibration.measured.runs import NEAR, Run
+from calibration.measured.workload import read_config, replay
+from calibration.server_logs.response_surface import Prior
+from calibration.text_files import read_rows
+from simulator.costs.linear import Fitted
+from simulator.results.request_table import gather_requests
+from simulator.scenario.resolve import resolve
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
+from simulator.util.workers import WorkerDied, parallel_map
+from simulator.workload.traces.fields import SPANS, UNITS, find_fields
+from simulator.workload.workload import Workload
+
+BLOCKS = 20  # of time
+FEWEST = 3 * BLOCKS  # requests
+PARALLEL_FROM = 1000  # requests: below, starting workers takes longer than they save
+LOSS_SCALE = 0.1  # of the robust loss: a relative error beyond which a request counts less
+TPOT_SCALE = 0.02  # that of TPOT, where the host is hidden: it shows there, TTFT hides it in noise
+GAP_SD = 0.3e-3  # s, of launch gaps: versions and servers differ by so much
+
+
+@dataclass(frozen=True)
+class TermScale:
+    """How a term is sought: all in s."""
+
+    unit: float  # a change of one matters
+    most: float
+    first: float  # of the search's first steps, units
+    half_width: float  # of the grid, units: it evens out what is rough
+
+
+SCALES = {
+    "step": TermScale(1e-3, 0.1, 1.0, 0.5),
+    "per_sequence": TermScale(1e-5, 2e-3, 2.0, 4.0),
+    "client": TermScale(1e-3, 10.0, 0.0, 2.0),
+}
+HIDDEN_SCALES = {
+    "step": TermScale(1e-3, 0.1, 1.0, 0.15),
+    "host": TermScale(1e-3, 0.1, 3.0, 0.25),
+    "per_sequence": TermScale(1e-5, 2e-3, 2.0, 1.0),
+    "client": TermScale(1e-3, 10.0, 0.0, 1.0),
+}
+"""Where the host is hidden: a term more, in a sharper valley."""
+
+
+@dataclass(frozen=True)
+class RequestLog:
+    """A server's requests, and how to simulate them."""
+
+    requests: Requests
+    workload: Workload
+    scenario: Scenario
+    cost: Fitted
+    block: npt.NDArray[np.int64]  # of each request, by time
+    simulated: dict[bytes, dict[str, Floats]] = field(default_factory=dict)
+
+    def simulate(self, terms: Floats) -> dict[str, Floats]:
+        """Return the simulated seconds of every request by latency; NaN: never completed.
+
+        What lies before the scheduler delays all alike, and needs no other simulation.
+        """
+        key = _cache_key(terms)
+        if key not in self.simulated:
+            self.simulated[key] = self._simulate(terms)
+        simulated = self.simulated[key]
+        return simulated | {name: simulated[name] + terms[-1] for name in ("ttft", "e2el")}
+
+    def simulate_all(self, every: Iterable[Floats]) -> None:
+        """Simulate many terms at once, a large log on all cores."""
+        new = {key: terms for terms in every if (key := _cache_key(terms)) not in self.simulated}
+        if len(self.requests) < PARALLEL_FROM:
+            return
+        alone = replace(self, simulated={})  # sent to the workers
+        keys = list(new)
+        for index, found in parallel_map(alone._simulate, list(new.values())):
+            if not isinstance(found, WorkerDied):  # else it is simulated here
+                self.simulated[keys[index]] = found
+
+    def _simulate(self, terms: Floats) -> dict[str, Floats]:
+        result = run(self.scenario, workload=self.workload, cost=with_terms(self.cost, terms))
+        table = gather_requests(self.workload, result.sent, result.logs)
+        return {n: np.where(table.completed, getattr(table, n), np.nan) for n in LATENCIES}
+
+    def measured(self) -> dict[str, Floats]:
+        """Return what was measured, likewise."""
+        found = {name: getattr(self.requests, name) for name in LATENCIES}
+        return {name: np.where(values > 0, values, np.nan) for name, values in found.items()}
+
+    def residuals(self, terms: Floats) -> Floats:
+        """Get log(simulated / measured), a row for TTFT and one for TPOT, else for E2EL alone."""
+        simulated, measured = self.simulate(terms), self.measured()
+        names = ("ttft", "tpot") if np.isfinite(measured["ttft"]).any() else ("e2el",)
+        return np.stack([np.log(simulated[name] / measured[name]) for name in names])
+
+    def losses(self, terms: Floats) -> Floats:
+        """Return the loss of each block (soft l1, in units of squared relative errors)."""
+        off = self.residuals(terms)
+        own = "host" in self.names and len(off) == 2
+        scales = np.array([LOSS_SCALE, TPOT_SCALE] if own else [LOSS_SCALE] * len(off))
+        z = (off / scales[:, None]) ** 2
+        each = np.nan_to_num(np.sqrt(1 + z) - 1, nan=0.0).sum(axis=0)
+        found = np.asarray(np.bincount(self.block, each, BLOCKS), np.float64)
+        return found if self.prior is None else found + self.prior.losses(terms, BLOCKS)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name the terms that are fitted."""
+        return (*self.cost.fitted_terms, "client")
+
+    @property
+    def prior(self) -> Prior | None:
+        """What is known of the launch gap beside a hidden host."""
+        if "host" not in self.names:
+            return None
+        return Prior(self.names.index("step"), float(terms_of(self.cost)[0]), GAP_SD)
+
+
+def _cache_key(terms: Floats) -> bytes:
+    """Return what tells simulations apart."""
+    return np.ascontiguousarray(terms[:-1]).tobytes()
+
+
+def read_log(path: Path, scenario: Scenario, columns: str | None = None) -> RequestLog:
+    """Read a log of requests; HeadwayError tells what is wrong with it.
+
+    Its format is any that traces have, among them the plain one: `arrival_s`, `prompt_tokens`,
+    `output_tokens`, `ttft_s`, and `e2e_s` or `tpot_s`; `columns` names other columns.
+    """
+    requests = read_requests(path, columns)
+    if len(requests) < FEWEST:
+        raise HeadwayError(
+            f"{path}: {len(requests)} requests are too few to fit: it takes {FEWEST} or more"
+        )
+    if not any(np.isfinite(getattr(requests, name)).any() for name in LATENCIES):
+        raise HeadwayError(f"{path}:1: lacks a column of latencies: ttft_s, tpot_s or e2e_s")
+    if columns is None:
+        _check_misspelt(path, requests)
+    run = Run({"run_id": path.name}, {}, {})
+    workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
+    cost = resolve(scenario).cost
+    if not isinstance(cost, Fitted) or not cost.fitted_terms:
+        raise HeadwayError(f"cost {cost.name}: has no terms to fit")
+    block = np.arange(len(requests)) * BLOCKS // len(requests)
+    return RequestLog(requests, workload, scenario, cost, block)
+
+
+def _check_misspelt(path: Path, requests: Requests) -> None:
+    """Refuse columns that look like a latency that is lacking: the fit would do without it."""
+    there = {name for name in LATENCIES if np.isfinite(getattr(requests, name)).any()}
+    lacking = {"ttft"} - there | ({"tpot", "e2el"} if not there & {"tpot", "e2el"} else set())
+    if not lacking:
+        return
+    try:
+        names = [*next(iter(read_rows(path)), {})]
+    except HeadwayError:
+        return  # a format of other files
+    read = {name for found in find_fields(names).values() for name in found.names}
+    known = [
+        f"{word}_{unit}" for field in sorted(lacking) for word in SPANS[field] for unit in UNITS
+    ]
+    for name in names:
+        near = get_close_matches(name.lower(), known, 1, NEAR) if name not in read else []
+        if near:
+            raise HeadwayError(
+                f"{path}:1: {name}: unknown column; did you mean {near[0]}? Else say with "
+                "--columns which columns hold what"
+            )
+
+
+def terms_of(cost: Fitted, client: float = 0.0) -> Floats:
+    """Return a cost model's terms."""
+    return np.array([*(getattr(cost, field) for field in cost.fitted_terms.values()), client])
+
+
+def with_terms(cost: Fitted, terms: Floats) -> Fitted:
+    """Put terms into a cost model."""
+    fields = cost.fitted_terms.values()
+    changed: dict[str, Any] = dict(zip(fields, map(float, terms[:-1]), strict=True))
+    return replace(cost, **changed)
+
+
+def _scaled(names: Sequence[str], key: str) -> Floats:
+    """Return a scale of each term, s."""
+    scales = HIDDEN_SCALES if "host" in names else SCALES
+    units = key in ("first", "half_width")
+    return np.array([getattr(scales[n], key) * (scales[n].unit if units else 1.0) for n in names])
