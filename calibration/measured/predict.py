@@ -31,6 +31,7 @@ from simulator.costs.profile import shipped_profiles
 from simulator.engine.pipeline import make_replica
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
+from simulator.planning.knee import find_knee
 from simulator.planning.sensitivity import changed_costs, sensitivities
 from simulator.scenario import make_scheduler, resolve
 from simulator.scenario.engine_spec import EngineSpec
@@ -152,6 +153,8 @@ def _predict(
     outcome.engine = _describe_rules(scenario, spec)
     result = _simulate(scenario, spec, workload)
     compare(outcome, result, requests, before)
+    knee = find_knee(result, recorded=True)
+    outcome.load = None if knee is None else knee.as_summary()
     means = completed_means(result, before)
     outcome.impossible = why_impossible(
         {row.metric: row.measured for row in outcome.rows if isfinite(row.measured)},

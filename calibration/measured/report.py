@@ -11,7 +11,7 @@ import numpy as np
 from calibration.measured.compare import Outcome
 from calibration.plots import Pair, Series, plot_metrics, plot_run
 from simulator.util.files import Writer, write_atomic, write_together
-from simulator.views.report import moved_by
+from simulator.views.report import load_line, moved_by, near_capacity
 
 SUMMARY_METRICS = (
     "mean_ttft_ms",
@@ -44,6 +44,8 @@ def _run_lines(outcome: Outcome) -> Iterator[str]:
         yield f"  note: {note}"
     if outcome.impossible:
         yield f"  impossible, no part of the means: {outcome.impossible}"
+    if outcome.load is not None:
+        yield f"  {load_line(outcome.load)}"
     yield from _sensitivity_lines(outcome)
     yield f"  {'':<20}{'predicted':>12}{'measured':>12}{'error':>9}"
     for row in outcome.rows:
@@ -92,13 +94,18 @@ def _label(metric: str) -> str:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the median and mean absolute error of each metric, by source and tier."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
+    """Yield the median and mean absolute error of each metric, by source and tier.
+
+    Runs near their capacity, where errors are multiplied, are counted apart.
+    """
+    groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault((outcome.run.source, outcome.run.word("tier")), []).append(outcome)
+        near = "near capacity" if near_capacity(outcome.load) else ""
+        key = (outcome.run.source, outcome.run.word("tier"), near)
+        groups.setdefault(key, []).append(outcome)
     yield f"{'source, tier':<44}{'metric':<18}{'runs':>5}{'median |e|':>12}{'mean |e|':>10}"
-    for (source, tier), members in groups.items():
-        title = ", ".join(filter(None, (source, tier)))
+    for names, members in groups.items():
+        title = ", ".join(filter(None, names))
         for metric in SUMMARY_METRICS:
             errors = [
                 abs(row.error)

@@ -207,6 +207,7 @@ def run(
     result.warmup, result.cooldown = trim
     if result.interrupted:
         return print_interrupted_run(result)
+    _add_load(result)
     if changed is not None:
         _add_sensitivity(result, changed, options.quiet)
     files = write_run(result, folder, options.format)
@@ -251,6 +252,16 @@ def _spread_run(
 
     with use_backend(backend or "loky", jobs, address):
         return spread_cluster(scenario, jobs=jobs, **options)
+
+
+def _add_load(result: "Result") -> None:
+    """Put into a run's summary how near its load is to the capacity."""
+    from simulator.planning.knee import find_knee
+    from simulator.simulation.write import check_span
+
+    check_span(result)
+    if (knee := find_knee(result)) is not None:
+        result.summary()["headway"]["load"] = knee.as_summary()
 
 
 def _add_sensitivity(result: "Result", costs: "Mapping[str, CostModel]", quiet: bool) -> None:

@@ -49,6 +49,13 @@ def check_folder(folder: Path, format: str = "csv", option: str = "--out") -> Pa
     return folder
 
 
+def check_span(result: Result) -> None:
+    """Raise HeadwayError where a run lasts so long that its times are not exact."""
+    end = max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=0.0)
+    if end > LONGEST:
+        raise HeadwayError(f"the run lasts {end:.0e} s; times are exact up to {LONGEST:.0e} s")
+
+
 def write_run(
     result: Result, out: Path, format: str = "csv", more: Mapping[str, Writer] | None = None
 ) -> list[Path]:
@@ -60,9 +67,7 @@ def write_run(
     """
     if format not in FORMATS:
         raise HeadwayError(f"--format: {format!r} is none of {', '.join(FORMATS)}")
-    end = max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=0.0)
-    if end > LONGEST:
-        raise HeadwayError(f"the run lasts {end:.0e} s; times are exact up to {LONGEST:.0e} s")
+    check_span(result)
     writers: dict[str, Writer] = {"summary.json": partial(_write_summary, result)}
     if format == "csv":
         writers["requests.csv"] = partial(_write_requests, result)

@@ -28,6 +28,7 @@ from simulator.views.metric_rows import (
 WIDTH = 50  # of vLLM's block
 TEXT_WIDTH = 80  # of what is wrapped, and of a comparison of three runs
 NAME_WIDTH = 14  # of a client
+NEAR = 0.9  # share of the capacity from which on an error of step times is told as a warning
 SECTIONS = (
     ("ttft", "TTFT", "Time to First Token"),
     ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
@@ -81,6 +82,8 @@ def run_table(summary: Summary) -> str:
     if gauges.get("interrupted"):
         lines.append("Interrupted: the figures are those up to then.")
     lines += [f"Warning: {text}" for text in gauges.get("warnings", ())]
+    if near_capacity(load := gauges.get("load")):
+        lines.append(f"Warning: the load {load_line(load)}")
     lines += [
         f"Warning: on a cliff: 1 % of step time moves mean {key.split('_')[1].upper()} by "
         f"{one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
@@ -132,6 +135,11 @@ def three_digits(value: float) -> str:
 def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
     """Say how far metrics move for 1 % of step time, and by what is unsure of the cost model."""
     lines = []
+    if load := gauges.get("load"):
+        moves = load["e2el_elasticity"]
+        lines.append(("Load, of capacity (%)", f"{100 * load['share']:.1f}"))
+        told = "no bound" if moves is None else f"+{moves:.2f} by theory"
+        lines.append(("Mean E2EL, 1 % longer steps (%)", told))
     for key, one in (gauges.get("sensitivity") or {}).items():
         name = key.removeprefix("mean_").removesuffix("_ms").upper()
         moved = moved_by(
@@ -143,6 +151,23 @@ def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
             shown = " to ".join(f"{end:.2f}" for end in one["interval_95"])
         lines.append((f"Mean {name}, 95 % by the profile (ms)", shown))
     return lines
+
+
+def near_capacity(load: Summary | None) -> bool:
+    """Return whether a load is so near to the capacity that errors of step times are multiplied."""
+    return load is not None and load["share"] >= NEAR
+
+
+def load_line(load: Summary) -> str:
+    """Say where a load sits, and what 1 % of step time does to it there."""
+    elasticity = load["e2el_elasticity"]
+    moves = "grows with the run's length"
+    if elasticity is not None:
+        moves = f"moves by about {elasticity:.1f} % for 1 % of step time"
+    return (
+        f"sits at {load['share']:.0%} of capacity ({three_digits(load['capacity'])} requests/s): "
+        f"mean E2EL {moves}"
+    )
 
 
 def moved_by(elasticity: float, ends: Sequence[float] | None, *, resolved: bool) -> str:

@@ -1,0 +1,111 @@
+"""How near a load is to the most that an engine serves, and what an error of step times does there.
+
+By theory, without another simulation. A replica in balance that holds d decodes serves as many
+requests/s as `theory.most_requests` says of d seats; the load decides d, and by Little's law a
+request takes d / rate. If every step takes 1 % longer, the same load needs the d of a rate 1 %
+higher: the time moves by d ln d / d ln rate percent. That is 1 where a step's time does not depend
+on the batch, and grows without bound towards the capacity. Queues come on top, so near full seats
+it is the least that it may be; `sensitivity.py` measures it.
+"""
+
+from dataclasses import dataclass
+from math import inf, log
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.diagnosis.feasibility import Traffic
+from simulator.planning.theory import Replica, most_requests
+from simulator.results.request_table import RequestTable
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.result import Result
+from simulator.workload.workload import Workload
+
+POINTS = 24  # numbers of decodes at which the rate is looked up
+
+
+class Knee(NamedTuple):
+    """Where a load sits."""
+
+    capacity: float  # requests/s, of all replicas
+    share: float  # of it that comes
+    elasticity: float  # % of mean E2EL for 1 % of step time; inf: beyond the capacity
+
+    def as_summary(self) -> dict[str, float | None]:
+        """Return what `summary.json` has of it."""
+        elasticity = self.elasticity if self.elasticity < inf else None
+        return {"capacity": self.capacity, "share": self.share, "e2el_elasticity": elasticity}
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A load on replicas that are all alike, each with the same share of it."""
+
+    replica: Replica
+    traffic: Traffic
+    replicas: int
+    known: float  # share of the prompt tokens that prefix caches knew
+
+    def rate(self, seats: int) -> float:
+        """Return the most requests/s of a replica that decodes so many at once."""
+        tokens = self.replica.engine.max_num_batched_tokens
+        return most_requests(self.replica, self.traffic, (), self.known, sizes=(tokens, seats))
+
+    def find(self) -> Knee | None:
+        """Return where it sits; None where theory has no rate."""
+        seats = self.replica.engine.max_num_seqs
+        sizes = np.unique(np.geomspace(1, seats, POINTS).astype(int)).tolist()
+        rates = [self.rate(size) for size in sizes]
+        most, asked = max(rates), self.traffic.rate / self.replicas
+        if not most:
+            return None
+        share = asked / most
+        if share >= 1:
+            return Knee(most * self.replicas, share, inf)
+        above = next(k for k, rate in enumerate(rates) if rate >= asked)
+        low, high = max(above - 1, 0), max(above, 1)
+        moved = log(rates[high] / rates[low]) if len(rates) > 1 and rates[low] else 0.0
+        elasticity = log(sizes[high] / sizes[low]) / moved if moved > 0 else 1.0
+        return Knee(most * self.replicas, share, max(elasticity, 1.0))
+
+
+def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:
+    """Return where a run's load sits; that of a `recorded` load by its arrivals.
+
+    None where no rate is given (closed loops), or where theory says nothing: replicas of several
+    kinds, or whose number changes; pipelines, ranks that share experts, speculative decoding.
+    """
+    scenario, spec = result.scenario, result.spec
+    traffic = Traffic.of(scenario, result.workload)
+    if recorded:
+        traffic = Traffic(result.workload, _arrival_rate(result.workload))
+    if not _is_plain(scenario) or spec.cost.joint is not None or not traffic.rate:
+        return None
+    replicas = (scenario.cluster.replicas if scenario.cluster else None) or 1
+    known = _known_share(result.request_table())
+    replica = Replica(spec.engine, spec.model, spec.gpu, spec.cost)
+    return _Load(replica, traffic, replicas * spec.engine.data_parallel_size, known).find()
+
+
+def _is_plain(scenario: Scenario) -> bool:
+    """Return whether all replicas are alike and there from first to last."""
+    cluster, engine = scenario.cluster, next(iter(scenario.groups.values())).engine
+    if cluster is not None and (cluster.groups or cluster.autoscaling):
+        return False
+    return engine.pipeline_parallel_size == 1 and engine.speculative_config is None
+
+
+def _arrival_rate(workload: Workload) -> float:
+    """Return the requests/s that come; 0 where some wait for others, or all come at once."""
+    arrival = workload.arrival
+    if workload.max_concurrency is not None or np.isnan(arrival).any():
+        return 0.0
+    span = float(arrival.max() - arrival.min())
+    return len(arrival) / span if span else 0.0
+
+
+def _known_share(table: RequestTable) -> float:
+    """Return the share of the prompt tokens that were found in prefix caches."""
+    done = table.completed
+    prompts = float(table.workload.prompt_tokens[done].sum())
+    return float(table.cached[done].sum()) / prompts if prompts else 0.0

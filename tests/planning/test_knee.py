@@ -1,0 +1,98 @@
+"""How near a load is to the capacity, by theory: steps whose times are known, and simulation."""
+
+import json
+
+import pytest
+
+from calibration.measured.compare import MetricComparison, Outcome
+from calibration.measured.report import report
+from calibration.measured.runs import Run
+from simulator.cli.main import main
+from simulator.planning.knee import find_knee
+from simulator.planning.sensitivity import measure_sensitivity, scenario_costs
+from simulator.scenario.load import load_scenario
+from simulator.simulation.run import run
+from simulator.views.report import load_line
+
+BATCHED = """
+name: batched
+engine: {max_num_seqs: 64, max_num_batched_tokens: 8192}
+cost: {kind: linear, base: 0.01, per_sequence: 0.001}
+workload: {num_prompts: 1500, request_rate: RATE, input_len: 10, output_len: 101}
+"""
+"""A step of d decodes takes 10 + d ms, so that a request takes 1 + 0.1 d s for its 100 tokens; 64
+seats serve 64 / (100 (10 + 64) ms) = 8.65 requests/s."""
+
+
+@pytest.mark.parametrize("rate", [2.0, 5.0, 7.0])
+def test_theory_is_that_of_a_batch_that_fills(write, rate):
+    """d = rate (1 + 0.1 d), so a request moves by 1 / (1 - 0.1 rate) % for 1 % of step time.
+
+    The prompt's own step takes 10 ms more, for each request.
+    """
+    knee = find_knee(run(load_scenario(write(BATCHED.replace("RATE", str(rate))))))
+    assert knee.capacity == pytest.approx(64 / 7.4, rel=0.1)
+    assert knee.share == pytest.approx(rate / knee.capacity)
+    assert knee.elasticity == pytest.approx(1 / (1 - 0.1 * rate), rel=0.15)
+
+
+def test_theory_agrees_with_what_simulations_measure(write):
+    scenario = load_scenario(write(BATCHED.replace("RATE", "7")))
+    result = run(scenario)
+    e2el, _ = measure_sensitivity(result, scenario_costs(scenario))
+    assert find_knee(result).elasticity == pytest.approx(e2el.elasticity, rel=0.25)
+
+
+def test_a_run_near_its_capacity_says_so_in_numbers(write, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["run", str(write(BATCHED.replace("RATE", "8.2"))), "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    load = json.loads((out / "summary.json").read_text())["headway"]["load"]
+    assert load["share"] > 0.9
+    assert f"Warning: the load sits at {load['share']:.0%} of capacity" in told
+    assert f"about {load['e2el_elasticity']:.1f} % for 1 % of step time" in told
+    assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
+    assert "Load, of capacity (%)" in (tmp_path / "page.html").read_text()
+    assert main(["run", str(write(BATCHED.replace("RATE", "4"))), "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "Load, of capacity (%):" in told
+    assert "Warning: the load" not in told
+
+
+def test_beyond_the_capacity_nothing_bounds_it(write):
+    knee = find_knee(run(load_scenario(write(BATCHED.replace("RATE", "20")))))
+    assert knee.as_summary()["e2el_elasticity"] is None
+    assert load_line(knee.as_summary()).endswith("mean E2EL grows with the run's length")
+
+
+@pytest.mark.parametrize(
+    "keys", ["workload.max_concurrency=4", "cluster.autoscaling.max_replicas=3"]
+)
+def test_loads_without_a_rate_and_fleets_that_change_have_none(write, keys):
+    scenario = load_scenario(write(BATCHED.replace("RATE", "5")), [keys])
+    assert find_knee(run(scenario)) is None
+
+
+def test_two_replicas_serve_twice_as_much(write):
+    path = write(BATCHED.replace("RATE", "7"))
+    one, two = (
+        find_knee(run(load_scenario(path, [f"cluster.replicas={count}"]))) for count in (1, 2)
+    )
+    assert two.capacity == pytest.approx(2 * one.capacity)
+
+
+def test_validate_counts_runs_near_their_capacity_apart():
+    outcomes = []
+    for share, predicted in ((0.5, 101.0), (0.95, 150.0)):
+        outcome = Outcome(Run({"run_id": "a", "source": "lab"}, {}, {}))
+        outcome.rows = [MetricComparison("mean_e2el_ms", predicted, 100.0)]
+        outcome.load = {"capacity": 10.0, "share": share, "e2el_elasticity": 2.0}
+        outcomes.append(outcome)
+    told = report(outcomes)
+    assert "sits at 95% of capacity (10 requests/s)" in told
+    summary = told[told.index("source, tier") :].splitlines()
+    calm, near = (line for line in summary if "e2el mean" in line)
+    assert calm.startswith("lab  ")
+    assert calm.endswith("1.0%      1.0%")
+    assert near.startswith("lab, near capacity")
+    assert near.endswith("50.0%     50.0%")
