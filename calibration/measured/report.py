@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from calibration.measured.client_offset import find_offset
 from calibration.measured.compare import Outcome
 from calibration.plots import Pair, Series, plot_metrics, plot_run
 from simulator.util.files import Writer, write_atomic, write_together
@@ -30,7 +31,7 @@ LABELS = {"request_throughput": "requests/s", "output_throughput": "output tok/s
 def report(outcomes: Sequence[Outcome]) -> str:
     """Return the text: every run, those that could not be predicted, and the summary."""
     lines = [line for outcome in outcomes for line in _run_lines(outcome)]
-    return "\n".join([*lines, "", *_summary(outcomes)])
+    return "\n".join([*lines, "", *_summary(outcomes), *_clients(outcomes)])
 
 
 def _run_lines(outcome: Outcome) -> Iterator[str]:
@@ -91,6 +92,27 @@ def _label(metric: str) -> str:
     parts = metric.removesuffix("_ms").split("_")
     unit = " (ms)" if metric.endswith("_ms") else " (%)" if "kv" in parts else ""
     return f"{' '.join(parts[1:])} {parts[0]}{unit}"
+
+
+def _clients(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Say of each server what its clients add to TTFT, and what is left without it."""
+    servers: dict[tuple[str, str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        run = outcome.run
+        key = run.source, run.word("model"), run.word("gpu")
+        servers.setdefault(key, []).append(outcome)
+    for (source, *server), members in servers.items():
+        if (found := find_offset(members)) is None:
+            continue
+        left = ", ".join(
+            f"{_label(metric)} {np.median(np.abs(errors)):.1%}"
+            for metric, errors in found.errors.items()
+        )
+        yield (
+            f"{source}, {' on '.join(server)}: clients add {found.value:+.1f} ms "
+            f"(±{found.half_width:.1f}) to each TTFT, beyond what is assumed "
+            f"(workload.frontend.latency). Median |e| with what the other runs tell of it: {left}"
+        )
 
 
 def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
