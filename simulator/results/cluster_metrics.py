@@ -16,6 +16,7 @@ from simulator.results.engine_metrics import (
     share,
 )
 from simulator.results.kv_transfers import link_summary
+from simulator.results.needed_work import peak_flops
 from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
 from simulator.results.request_table import RequestTable, gather_requests
 from simulator.scenario.engine_spec import EngineSpec
@@ -78,12 +79,7 @@ class ClusterMetrics:
         self._router = scenario.cluster.router_name
         self._replicas = replicas_in(record.groups)  # numbers of engine cores, by group
         self._groups = {
-            name: EngineMetrics(
-                scenario.of_group(name),
-                cores[numbers[0]],
-                len(numbers),
-                scenario.cluster.replica_groups[name].kv_role,
-            )
+            name: EngineMetrics(cores[numbers[0]], len(numbers), cores[numbers[0]].role)
             if scenario.cluster.groups
             else whole
             for name, numbers in self._replicas.items()
@@ -115,15 +111,15 @@ class ClusterMetrics:
         gpu_hours = 0.0
         energy: Energy | None = Energy(0.0, 0.0)
         for name, metrics in self._groups.items():
-            taken = metrics.energy(self._paid(name, span) * metrics.served.data_parallel_size)
+            engine = metrics.spec.engine
+            taken = metrics.energy(self._paid(name, span) * engine.data_parallel_size)
             energy = None if energy is None or taken is None else energy + taken
             groups[name] = self._group(name, metrics, span)
-            engine = self._scenario.of_group(name).engine
             count = engine.gpus * groups[name]["replica_hours"]
             gpu_hours += count
             weights = {
-                "mfu": metrics.served.peak_flops,
-                "bandwidth_utilization": metrics.served.gpu.bandwidth,
+                "mfu": peak_flops(metrics.spec),
+                "bandwidth_utilization": metrics.spec.gpu.bandwidth,
                 "gpu_busy_fraction": 1.0 / engine.gpus_per_rank,  # by engine core
             }
             for key, peak in weights.items():
@@ -162,8 +158,7 @@ class ClusterMetrics:
 
     def _group(self, name: str, metrics: EngineMetrics, span: tuple[float, float]) -> Values:
         """Return the keys of one group."""
-        scenario, numbers = self._scenario.of_group(name), self._replicas[name]
-        spec, duration = self._cores[numbers[0]], span[1] - span[0]
+        spec, numbers, duration = metrics.spec, self._replicas[name], span[1] - span[0]
         price = price_of_group(self._scenario, name)
         servers = sorted({self._record.servers[number] for number in numbers})
         paid = self._paid(name, span)
@@ -176,10 +171,10 @@ class ClusterMetrics:
             tokens = 0  # the token of a prompt goes to nobody
         return {
             "replicas": len(servers),
-            "data_parallel_size": scenario.engine.data_parallel_size,
+            "data_parallel_size": spec.engine.data_parallel_size,
             "replica_hours": paid / 3600.0,
             "gpu": spec.gpu.name,
-            "gpus": scenario.gpu.count * len(servers),
+            "gpus": spec.engine.gpus * len(servers),
             "dollars_per_hour": None if price is None else price * len(servers),
             "dollars": None if price is None else price * paid / 3600.0,
             **describe_cost(spec.cost),

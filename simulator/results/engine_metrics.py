@@ -15,13 +15,11 @@ import numpy.typing as npt
 
 from simulator.core.log import REJECTED, UNFINISHED, Log
 from simulator.costs.cost_model import CostModel
-from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.power import HIGH, LOW
-from simulator.results.needed_work import ServedModel, needed_flops, read_bytes
+from simulator.results.needed_work import needed_flops, peak_flops, read_bytes
 from simulator.results.request_table import RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.scenario import Scenario
 
 JOULES_PER_KWH = 3.6e6
 
@@ -214,14 +212,9 @@ class RequestSums:
 class EngineMetrics:
     """What some replicas did, all alike: gauges and utilizations, of parts of a run."""
 
-    def __init__(
-        self, scenario: Scenario, spec: EngineSpec, replicas: int, kv_role: str | None = None
-    ) -> None:
-        """Measure replicas with the engine of a scenario."""
-        self.replicas, self.kv_role = replicas, kv_role
-        self.served = ServedModel.of(scenario.engine, spec)
+    def __init__(self, spec: EngineSpec, replicas: int, kv_role: str | None = None) -> None:
+        self.spec, self.replicas, self.kv_role = spec, replicas, kv_role
         self.steps, self.requests = StepSums(), RequestSums()
-        self._engine = scenario.engine
         self._waiting_time = self._flops = self._read = 0.0
         self._max_waiting = 0
         self._host_time = 0.0  # s; NaN: nobody can tell
@@ -249,8 +242,8 @@ class EngineMetrics:
         if self.kv_role == "kv_consumer":  # it computes what comes after the prompt's last token
             done = table.completed
             table.cached[done] = table.workload.prompt_tokens[done] - 1
-        self._flops += needed_flops(self.served.model, table)
-        self._read += read_bytes(self.served, logs, sums.steps, sums.context)
+        self._flops += needed_flops(self.spec.model, table)
+        self._read += read_bytes(self.spec, logs, sums.steps, sums.context)
 
     def gauges(self, duration: float) -> Values:
         """Return the gauges of a run of so many s; means are over time and over replicas."""
@@ -300,8 +293,7 @@ class EngineMetrics:
         `swap_time` are the s that swaps took. The host tier is asked for what the GPU's prefix
         cache lacks.
         """
-        block_bytes = kv_block_bytes(self.served.model, self._engine)
-        block_bytes *= self._engine.tensor_parallel_size  # of all GPUs
+        block_bytes = self.spec.block_bytes * self.spec.engine.tensor_parallel_size  # of all GPUs
         steps, requests = self.steps, self.requests
         swapped = steps.swapped_out_blocks + steps.swapped_in_blocks
         offloading = steps.offloaded_blocks + steps.loaded_blocks
@@ -322,11 +314,11 @@ class EngineMetrics:
 
     def utilizations(self, duration: float) -> Values:
         """Return the FLOPs needed and the bytes read as shares of the peaks."""
-        served = self.served
-        gpus = served.gpus * self.replicas
+        gpus = self.spec.engine.gpus_per_rank * self.replicas
+        bandwidth = self.spec.gpu.bandwidth
         return {
-            "mfu": share(self._flops, served.peak_flops * gpus * duration),
-            "bandwidth_utilization": share(self._read, served.gpu.bandwidth * gpus * duration),
+            "mfu": share(self._flops, peak_flops(self.spec) * gpus * duration),
+            "bandwidth_utilization": share(self._read, bandwidth * gpus * duration),
         }
 
     def energy(self, paid: float) -> Energy | None:
@@ -335,14 +327,14 @@ class EngineMetrics:
         While steps run they draw by the FLOPs and the bandwidth that these need on the mean, else
         what they draw idle.
         """
-        served, busy = self.served, self.steps.busy_time
-        if served.power is None:
+        spec, busy = self.spec, self.steps.busy_time
+        if spec.power is None:
             return None
-        gpu_seconds = served.gpus * busy
-        watts = served.power.busy(
-            share(self._flops, served.peak_flops * gpu_seconds),
-            share(self._read, served.gpu.bandwidth * gpu_seconds),
+        gpu_seconds = spec.engine.gpus_per_rank * busy
+        watts = spec.power.busy(
+            share(self._flops, peak_flops(spec) * gpu_seconds),
+            share(self._read, spec.gpu.bandwidth * gpu_seconds),
         )
-        idle = served.gpus * max(paid - busy, 0.0)
-        joules = watts * gpu_seconds + served.power.idle * idle
-        return Energy(joules, joules / JOULES_PER_KWH * served.carbon_intensity / 1000.0)
+        idle = spec.engine.gpus_per_rank * max(paid - busy, 0.0)
+        joules = watts * gpu_seconds + spec.power.idle * idle
+        return Energy(joules, joules / JOULES_PER_KWH * spec.carbon_intensity / 1000.0)

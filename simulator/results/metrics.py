@@ -12,6 +12,7 @@ into `cluster_metrics.py`.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -146,7 +147,8 @@ class RunMetrics:
         stay those of the whole run.
         """
         self.workload, self.total, self.within = workload, total, within
-        self.engines = EngineMetrics(scenario, cores[0], len(cores))
+        # Of a cluster with groups: with the engine that these vary.
+        self.engines = EngineMetrics(replace(cores[0], engine=scenario.engine), len(cores))
         self.cluster = None
         if cluster is not None:
             self.cluster = ClusterMetrics(scenario, cluster, cores, self.engines)
@@ -295,7 +297,7 @@ class RunMetrics:
         return {
             "date": None,
             "backend": "headway",
-            "model_id": self.engines.served.model.name,
+            "model_id": self.engines.spec.model.name,
             "num_prompts": len(workload) if self.total is None else self.total,
             "request_rate": or_inf(workload.request_rate),
             "burstiness": or_inf(workload.burstiness),

@@ -1,48 +1,18 @@
 """What a run asks of the GPUs' arithmetic and memory bandwidth."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
-from simulator.models.gpus import Gpu
-from simulator.models.power import Power
 from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.results.request_table import Floats, RequestTable
 from simulator.scenario.engine_spec import EngineSpec
 
 
-class ServedModel(NamedTuple):
-    """A model on one engine core's GPUs; the dtypes are those of the weights and the KV cache."""
-
-    model: ModelSpec
-    gpu: Gpu
-    tensor_parallel_size: int = 1
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    data_parallel_size: int = 1
-    power: Power | None = None  # of one GPU; None: not known
-    carbon_intensity: float = 0.0  # g CO2e per kWh
-    pipeline_parallel_size: int = 1
-
-    @classmethod
-    def of(cls, engine: EngineConfig, spec: EngineSpec) -> "ServedModel":
-        """Say what an engine with these knobs serves on."""
-        sizes = engine.tensor_parallel_size, engine.weight_dtype, engine.cache_dtype
-        own = engine.data_parallel_size, spec.power, spec.carbon_intensity
-        return cls(spec.model, spec.gpu, *sizes, *own, engine.pipeline_parallel_size)
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of one engine core."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def peak_flops(self) -> float:
-        """The FLOP/s of one GPU in the weights' dtype."""
-        return self.gpu.flops(self.model.weight_dtype(self.dtype))
+def peak_flops(spec: EngineSpec) -> float:
+    """Return the FLOP/s of one GPU in the weights' dtype."""
+    return spec.gpu.flops(spec.model.weight_dtype(spec.engine.weight_dtype))
 
 
 def needed_flops(model: ModelSpec, table: RequestTable) -> float:
@@ -76,18 +46,19 @@ def _seen(end: Floats, window: int) -> Floats:
     return pairs
 
 
-def read_bytes(served: ServedModel, logs: Sequence[Log], steps: int, context: int) -> float:
+def read_bytes(spec: EngineSpec, logs: Sequence[Log], steps: int, context: int) -> float:
     """Count the bytes that all GPUs read: every step the weights, and the decodes' KV entries.
 
     Left out: activations, writes, and the KV that prefills read. Of a mixture of experts, those
     that a step's tokens meet if they choose evenly, and those of its like on other ranks. `steps`
     and `context` (KV entries that decodes read) are the sums over the logs.
     """
-    model, size = served.model, served.tensor_parallel_size
-    experts = _mean_experts(model, logs, steps, served.data_parallel_size)
-    width = max(bytes_of(model.weight_dtype(served.dtype)), HALF)
-    weights = model.matrix_bytes(experts, served.dtype) + width * model.head_parameters
-    kv = model.kv_bytes_per_token(served.kv_cache_dtype) * model.kv_share(size) * size
+    model, engine = spec.model, spec.engine
+    size, dtype = engine.tensor_parallel_size, engine.weight_dtype
+    experts = _mean_experts(model, logs, steps, engine.data_parallel_size)
+    width = max(bytes_of(model.weight_dtype(dtype)), HALF)
+    weights = model.matrix_bytes(experts, dtype) + width * model.head_parameters
+    kv = model.kv_bytes_per_token(engine.cache_dtype) * model.kv_share(size) * size
     return weights * steps + kv * _read_tokens(model, logs, context)
 
 
