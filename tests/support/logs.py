@@ -5,6 +5,7 @@ All times are multiples of 1/64 s, so that sums and differences of them are exac
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,10 @@ from simulator.models.power import gpu_power
 from simulator.models.spec import ModelSpec
 from simulator.results.metrics import PERCENTILES, RunMetrics, Summary
 from simulator.results.record import PartialRecord
+from simulator.scenario.engine_spec import EngineSpec
+from simulator.schedulers.vllm.rules import rules_of
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock, workload
 
@@ -105,12 +110,24 @@ def summarize(
         cluster=None,
     )
     gpu, given = find_gpu("A100-80GB"), scenario.gpu.power
-    spec = SimpleNamespace(
+    spec = EngineSpec(
+        engine=scenario.engine,
         model=model,
         gpu=gpu,
         cost=LinearCost(base=1.0),
         power=gpu_power(given.idle, given.max, gpu.max_power),
         carbon_intensity=scenario.gpu.carbon_intensity,
+        release=None,
+        rules=rules_of(None),
+        num_gpu_blocks=1000,
+        max_model_len=1000,
+        policy=Scheduler,
+        arguments={},
+        order=None,
+        predicts=False,
+        seed=3,
+        folder=Path(),
+        blame=lambda block, error: HeadwayError(f"{block}: {error}"),
     )
     metrics = RunMetrics(scenario, load, [spec] * len(logs))
     metrics.add(PartialRecord(load, sent, logs))
