@@ -23,7 +23,13 @@ from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.policies.orders import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
-from simulator.schedulers.vllm.rules import Release, options_without_effect, rules_of, write_release
+from simulator.schedulers.vllm.rules import (
+    NEWEST_RELEASE,
+    Release,
+    options_without_effect,
+    rules_of,
+    write_release,
+)
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.version import __version__
 
@@ -276,11 +282,12 @@ class Replay:
         else:
             blocks = RecordedCounter(*size)
         blocks.recorder = self._recorder
+        release = self.release or NEWEST_RELEASE
         return self.schedulers[config.async_scheduling](
             blocks,
             policy=Priority() if config.policy == "priority" else None,
-            rules=rules_of(self.release),
-            **options | options_without_effect(self.release),
+            rules=rules_of(release),
+            **options | options_without_effect(release),
         )
 
     def _arrive(self, alarm: simpy.Event) -> None:

@@ -23,7 +23,7 @@ from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
 from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.rules import NEWEST, write_release
+from simulator.schedulers.vllm.rules import write_release
 from simulator.util.files import write_together
 from simulator.views.vllm_serve import (
     comment,
@@ -116,7 +116,7 @@ class Group:
     @property
     def tag(self) -> str:
         """Of the image: the release whose rules were simulated."""
-        return f"v{write_release(release_of(self.scenario.engine) or (*NEWEST, 0))}"
+        return f"v{write_release(release_of(self.scenario.engine))}"
 
     @property
     def product(self) -> str | None:

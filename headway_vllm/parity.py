@@ -25,6 +25,7 @@ from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import PLUGIN
 from simulator.schedulers.vllm.interface import check_vllm
 from simulator.schedulers.vllm.rules import (
+    NEWEST_RELEASE,
     Release,
     options_without_effect,
     rules_of,
@@ -70,7 +71,8 @@ def draw_scenario(seed: int, number: int, release: Release | None = None) -> Val
     None: the newest known.
     """
     rng = Random(f"parity {seed} {number}")
-    names = [*ORDERS, *DYNAMIC] if rules_of(release).withdraws_tokens else [*WITHOUT_VICTIM]
+    withdraws = rules_of(release or NEWEST_RELEASE).withdraws_tokens
+    names = [*ORDERS, *DYNAMIC] if withdraws else [*WITHOUT_VICTIM]
     policies = [(name, kind) for kind in (False, True) for name in names]
     name, asynchronous = policies[number % len(policies)]
     longest, clients = rng.choice([60, 120, 200]), rng.randint(1, 5)

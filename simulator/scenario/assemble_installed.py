@@ -63,13 +63,14 @@ def _check_installed(engine: EngineConfig) -> None:
     """Refuse a version that is not the installed one's, whose scheduler decides."""
     from importlib.metadata import PackageNotFoundError, version
 
-    wanted = release_of(engine)
+    if engine.version is None:
+        return
     try:
         installed = version("vllm")
     except PackageNotFoundError:
         return  # told elsewhere
     found = read_release(installed)
-    if wanted is not None and found is not None and wanted[:2] != found[:2]:
+    if found is not None and release_of(engine)[:2] != found[:2]:
         raise ValueError(
             f"engine.version: is {engine.version}, and vLLM {installed} is installed, whose "
             "scheduler decides: leave it out"

@@ -16,6 +16,7 @@ from simulator.models.spec import ModelSpec
 from simulator.scenario.engines import ENGINES, Defaults, release_of
 from simulator.schedulers.vllm.rules import (
     NEWEST,
+    NEWEST_RELEASE,
     Release,
     options_without_effect,
     read_release,
@@ -136,7 +137,8 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     if not isinstance(engine, dict):
         return engine
     name, version = engine.get("name"), engine.get("version")
-    release = read_release(str(version)) if isinstance(version, str | float) else None
+    told = read_release(str(version)) if isinstance(version, str | float) else None
+    release = told or NEWEST_RELEASE
     if name is None:
         name = VLLM
         engine = engine | {"name": name}
@@ -152,7 +154,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         defaults |= known.by_memory(found)
     if name == TEXTBOOK:
         defaults |= options_without_effect(release)
-    if name == VLLM and release is not None:
+    if name == VLLM:
         defaults |= version_defaults(release, found)
         if engine.get("pipeline_parallel_size", 1) != 1 and release < ASYNC_PIPELINE_SINCE:
             defaults["async_scheduling"] = False
@@ -182,7 +184,7 @@ def _overlaps(name: str, engine: Defaults, model: object) -> bool:
     return engine.get("prefix_cache") != "radix" or policy == "sglang" or name == "sglang"
 
 
-def _give_windows_back(block: Defaults, release: Release | None) -> None:
+def _give_windows_back(block: Defaults, release: Release) -> None:
     """Let a block of vLLM's give back what leaves a window, where nobody says and it is simulated.
 
     Policies of one's own may keep books of all blocks.
@@ -194,7 +196,7 @@ def _give_windows_back(block: Defaults, release: Release | None) -> None:
     without_drafts = REQUIRED_FOR_WINDOW | {"speculative_config": None}
     if any(block.get(key, value) != value for key, value in without_drafts.items()):
         return
-    if release is None or release >= HYBRID_SINCE:
+    if release >= HYBRID_SINCE:
         block.setdefault("disable_hybrid_kv_cache_manager", False)
 
 
@@ -209,12 +211,12 @@ def version_defaults(release: Release, gpu: Gpu | None = None) -> Defaults:
     return defaults | options_without_effect(release)
 
 
-def _clamp_sizes(block: Defaults, given: Defaults, longest: Any, release: Release | None) -> None:
+def _clamp_sizes(block: Defaults, given: Defaults, longest: Any, release: Release) -> None:
     """Fit the sizes of a batch that nobody gave to the others, as vLLM's EngineArgs does."""
     tokens, seqs = block["max_num_batched_tokens"], block["max_num_seqs"]
     if not all(type(size) is int and size > 0 for size in (tokens, seqs, longest)):
         return  # told elsewhere
-    if "max_num_batched_tokens" not in given and (release is None or release >= CLAMPS_SINCE):
+    if "max_num_batched_tokens" not in given and release >= CLAMPS_SINCE:
         tokens = min(tokens, seqs * longest)
         if block["enable_chunked_prefill"] is False:
             tokens = max(tokens, longest)
@@ -256,11 +258,11 @@ def _not_simulated(engine: EngineConfig, model: object) -> Defaults:
     if engine.name != VLLM:
         return found
     drafts = engine.speculative_config is not None and engine.speculative_config.method != "ngram"
-    if drafts and not engine.async_scheduling and (release is None or release >= ASYNC_SINCE):
+    if drafts and not engine.async_scheduling and release >= ASYNC_SINCE:
         found["async_scheduling"] = True
     spec = _find_model(model)
     keeps_all = engine.disable_hybrid_kv_cache_manager and spec is not None and spec.keeps_window
-    if keeps_all and (release is None or release >= HYBRID_SINCE):
+    if keeps_all and release >= HYBRID_SINCE:
         found["disable_hybrid_kv_cache_manager"] = False
     return found
 

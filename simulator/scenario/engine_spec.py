@@ -58,7 +58,7 @@ class EngineSpec:
     power: Power | None  # of one GPU; None: not known
     carbon_intensity: float  # g CO2e per kWh
     cost: CostModel
-    release: Release | None  # of vLLM whose rules it follows; None: the newest known
+    release: Release  # of vLLM whose rules it follows
     rules: Rules
     num_gpu_blocks: int
     max_model_len: int  # tokens

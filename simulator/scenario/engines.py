@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from simulator.core.engine_config import TEXTBOOK, EngineConfig
 from simulator.models.gpus import GIB, Gpu
 from simulator.models.kv_budget import FractionOf
-from simulator.schedulers.vllm.rules import Release, read_release
+from simulator.schedulers.vllm.rules import NEWEST_RELEASE, Release, read_release
 
 Defaults = dict[str, Any]
 
@@ -29,10 +29,10 @@ class Engine(NamedTuple):
     by_memory: Callable[[Gpu], Defaults] | None = None  # what the size of the GPU's memory changes
 
 
-def release_of(engine: EngineConfig) -> Release | None:
-    """Return the vLLM release whose rules an engine follows; None: those of the newest known."""
-    follows = engine.version is not None and engine.follows_vllm
-    return read_release(engine.version or "") if follows else None
+def release_of(engine: EngineConfig) -> Release:
+    """Return the vLLM release whose rules an engine follows, unless told the newest known."""
+    told = read_release(engine.version or "") if engine.follows_vllm else None
+    return told or NEWEST_RELEASE
 
 
 def _vllm_by_memory(gpu: Gpu) -> Defaults:

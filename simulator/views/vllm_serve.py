@@ -15,7 +15,7 @@ from simulator.scenario.policy_table import (
     takes_variable,
 )
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
+from simulator.schedulers.vllm.rules import options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Config, split_spec
 from simulator.util.errors import HeadwayWarning
@@ -107,7 +107,7 @@ def _has_plugin(scenario: Scenario) -> bool:
 def _loses_policy(scenario: Scenario) -> str:
     """Say why the command starts vLLM without the engine's policy; "" where it has it."""
     engine = scenario.engine
-    name, release = engine.policy_name, release_of(engine) or (*NEWEST, 0)
+    name, release = engine.policy_name, release_of(engine)
     if name in VLLM_POLICIES:
         return ""
     if name == "sglang":

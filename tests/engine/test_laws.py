@@ -25,7 +25,7 @@ from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import AsyncDynamicScheduler, DynamicScheduler
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
-from simulator.schedulers.vllm.rules import families, rules_of
+from simulator.schedulers.vllm.rules import NEWEST_RELEASE, families, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.support.engines import Clock
@@ -185,7 +185,7 @@ def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
     releases = [*families().values()]
     if hasattr(policy(), "victim"):  # what the oldest do to those they pick cannot be simulated
         releases = releases[1:]
-    rules = rules_of(draw(st.sampled_from([None, None, *releases])))
+    rules = rules_of(draw(st.sampled_from([NEWEST_RELEASE, NEWEST_RELEASE, *releases])))
     options |= {
         "rules": rules,
         "enable_chunked_prefill": draw(st.sampled_from([True, True, False])),

@@ -20,7 +20,7 @@ from simulator.models.spec import ModelSpec
 from simulator.results.metrics import PERCENTILES, RunMetrics, Summary
 from simulator.results.record import PartialRecord
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.schedulers.vllm.rules import rules_of
+from simulator.schedulers.vllm.rules import NEWEST_RELEASE, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
@@ -117,8 +117,8 @@ def summarize(
         cost=LinearCost(base=1.0),
         power=gpu_power(given.idle, given.max, gpu.max_power),
         carbon_intensity=scenario.gpu.carbon_intensity,
-        release=None,
-        rules=rules_of(None),
+        release=NEWEST_RELEASE,
+        rules=rules_of(NEWEST_RELEASE),
         num_gpu_blocks=1000,
         max_model_len=1000,
         policy=Scheduler,

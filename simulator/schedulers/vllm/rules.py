@@ -15,6 +15,8 @@ Release = tuple[int, int, int]
 
 OLDEST, NEWEST = (0, 10), (0, 33)
 """Major and minor numbers of the versions known."""
+NEWEST_RELEASE: Release = (*NEWEST, 0)
+"""What is followed where a scenario names no version."""
 OLDEST_ALIKE = (0, 8)
 """The versions of V1 before decide as the oldest; that was read in their sources, not replayed."""
 V0_UNTIL = (0, 10, 2)
@@ -118,17 +120,13 @@ def newest_up_to(release: Release) -> Release:
     return *release[:2], min(release[2], LAST_PATCHES.get(release[:2], 0))
 
 
-def rules_of(release: Release | None) -> Rules:
-    """Return the rules of a release; None: of the newest known."""
-    if release is None:
-        return NEWEST_RULES
+def rules_of(release: Release) -> Rules:
+    """Return the rules of a release."""
     return Rules(**{name: release >= since for name, since in RULES_SINCE.items()})
 
 
-def options_without_effect(release: Release | None) -> dict[str, Any]:
+def options_without_effect(release: Release) -> dict[str, Any]:
     """Return the options that a release lacks or ignores, and the values that stand for that."""
-    if release is None:
-        return {}
     return {name: off for name, (since, off) in OPTIONS_SINCE.items() if release < since}
 
 
