@@ -12,7 +12,7 @@ from calibration.errors import Floats
 from calibration.measured.requests import Requests
 from calibration.measured.runs import Run
 from calibration.text_files import read_rows
-from simulator.planning.sensitivity import BATCH_MEANS, METRICS, Sensitivity, batch_means
+from simulator.planning.sensitivity import BATCH_MEANS, MEANS, Sensitivity, batch_means
 from simulator.results.request_table import gather_requests
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
@@ -142,7 +142,7 @@ def compare(outcome: Outcome, result: Result, requests: Requests | None, before:
 
 
 def completed_means(result: Result, before: int) -> dict[str, Any]:
-    """Return the mean TTFT and E2EL, ms, and what a request computes, tokens, without the first.
+    """Return METRICS, ms, and what a request computes, tokens, without the first requests.
 
     And, under BATCH_MEANS, the means of batches of requests.
     """
@@ -152,13 +152,17 @@ def completed_means(result: Result, before: int) -> dict[str, Any]:
     columns = {
         "mean_ttft_ms": table.ttft * 1e3,
         "mean_e2el_ms": table.e2el * 1e3,
+        "mean_tpot_ms": table.tpot * 1e3,
         "computed": result.workload.prompt_tokens - table.cached,
         "output": result.workload.output_tokens,
     }
-    means = {name: float(column[keep].mean()) for name, column in columns.items() if keep.any()}
-    return means | {
-        BATCH_MEANS: batch_means({name: np.asarray(columns[name], float) for name in METRICS}, keep)
-    }
+    if not keep.any():
+        return {BATCH_MEANS: {}}
+    kept = {name: column[keep] for name, column in columns.items()}
+    means = {name: float(np.mean(one[~np.isnan(one)])) for name, one in kept.items() if len(one)}
+    means["p99_ttft_ms"] = float(np.percentile(kept["mean_ttft_ms"], 99))
+    batches = batch_means({name: np.asarray(columns[name], float) for name in MEANS}, keep)
+    return means | {BATCH_MEANS: batches}
 
 
 def _statistics(

@@ -21,7 +21,14 @@ from calibration.measured.engine import (
 )
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
-from calibration.measured.workload import draw_from_pool, frontend, generate, read_config, replay
+from calibration.measured.workload import (
+    UNTOLD_RATIO,
+    draw_from_pool,
+    frontend,
+    generate,
+    read_config,
+    replay,
+)
 from calibration.text_files import read_json, read_rows
 from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
@@ -32,7 +39,13 @@ from simulator.engine.pipeline import make_replica
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.planning.knee import find_knee
-from simulator.planning.sensitivity import changed_costs, sensitivities
+from simulator.planning.sensitivity import (
+    LESS_CACHE,
+    changed_costs,
+    sensitivities,
+    unexplained,
+    unsorted_cost,
+)
 from simulator.scenario import make_scheduler, resolve
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import check_scenario
@@ -65,7 +78,7 @@ def validate_measured(
 ) -> list[Outcome]:
     """Predict the runs of DIR/runs.csv, or those that are named; in the order of the file.
 
-    `sensitivity` asks how far each moves with its cost model, up to seven more simulations;
+    `sensitivity` asks how far each moves with what is not known of it, up to ten more simulations;
     `columns` names those of the files of requests, as `read_trace` takes it. `profile`, a shipped
     one's name or a path, is the cost of all of them, in place of their own.
     `done(runs done, runs in all, outcome)` is called as they get done. HeadwayError
@@ -164,11 +177,24 @@ def _predict(
         output=means["output"],
     )
     if sensitivity and not _in_lock_step(scenario, spec):
-        changed = {
-            name: completed_means(_simulate(scenario, replace(spec, cost=cost), workload), before)
-            for name, cost in changed_costs(spec.cost).items()
+        specs = {
+            name: replace(spec, cost=cost)
+            for name, cost in (changed_costs(spec.cost) | unsorted_cost(spec)).items()
         }
-        outcome.sensitivity = sensitivities(means, changed)
+        if run.count("kv_capacity_tokens") is None:
+            blocks = max(int(LESS_CACHE * spec.num_gpu_blocks), 1)
+            specs["KV low"] = replace(spec, num_gpu_blocks=blocks)
+        changed = {
+            name: completed_means(_simulate(scenario, one, workload), before)
+            for name, one in specs.items()
+        }
+        if requests is None:
+            other, warm = draw_from_pool(run, generate(run, seed=1, spread=UNTOLD_RATIO))
+            other.frontend = workload.frontend
+            changed["requests drawn"] = completed_means(_simulate(scenario, spec, other), warm)
+        drawn = requests is None and workload.max_concurrency is not None
+        more = unexplained(means, spec.cost, drawn=drawn)
+        outcome.sensitivity = sensitivities(means, changed, more)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart
     polls = next((found for name in POLLS if (found := sibling_file(path, name))), None)

@@ -12,7 +12,7 @@ from calibration.measured.client_offset import find_offset
 from calibration.measured.compare import Outcome
 from calibration.plots import Pair, Series, plot_metrics, plot_run
 from simulator.util.files import Writer, write_atomic, write_together
-from simulator.views.report import load_line, moved_by, near_capacity
+from simulator.views.report import load_line, moved_by, near_capacity, shares_line
 
 SUMMARY_METRICS = (
     "mean_ttft_ms",
@@ -31,7 +31,7 @@ LABELS = {"request_throughput": "requests/s", "output_throughput": "output tok/s
 def report(outcomes: Sequence[Outcome]) -> str:
     """Return the text: every run, those that could not be predicted, and the summary."""
     lines = [line for outcome in outcomes for line in _run_lines(outcome)]
-    return "\n".join([*lines, "", *_summary(outcomes), *_clients(outcomes)])
+    return "\n".join([*lines, "", *_summary(outcomes), *_coverage(outcomes), *_clients(outcomes)])
 
 
 def _run_lines(outcome: Outcome) -> Iterator[str]:
@@ -60,7 +60,8 @@ def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
     for one in outcome.sensitivity:
         ends = ""
         if one.interval is not None:
-            ends = "; by the profile's uncertainty {:.2f} to {:.2f} (95 %)".format(*one.interval)
+            ends = "; 95 %: {:.2f} to {:.2f}".format(*one.interval)
+            ends += f" ({shares_line(one.shares)})"
         yield (
             f"  {_label(one.metric)} {one.value:.2f}: 1 % longer steps (%): "
             f"{moved_by(one.elasticity, one.elasticity_95, resolved=one.resolved)}{ends}"
@@ -68,6 +69,24 @@ def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
     for one in outcome.sensitivity:
         if one.cliff:
             yield f"  on a cliff: a small error of the profile is a large one of this {one.metric}"
+
+
+def _coverage(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Say of each source how many measurements lie in their 95 % interval, and how wide it is."""
+    held: dict[tuple[str, str], list[tuple[bool, float]]] = {}
+    for outcome in outcomes:
+        rows = {row.metric: row.measured for row in outcome.rows if isfinite(row.error)}
+        for one in outcome.sensitivity:
+            if one.metric in rows and one.interval is not None and not outcome.impossible:
+                low, high = one.interval
+                within = low <= rows[one.metric] <= high
+                width = (high - low) / 2 / one.value
+                held.setdefault((outcome.run.source, one.metric), []).append((within, width))
+    for (source, metric), found in held.items():
+        yield (
+            f"{source:<44.43}{_label(metric):<18}{sum(within for within, _ in found)} of "
+            f"{len(found)} in their 95 % interval, ±{np.median([w for _, w in found]):.0%} (median)"
+        )
 
 
 def outcome_line(outcome: Outcome) -> str:
@@ -150,7 +169,8 @@ def _summary(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write `[{run_id, metric, predicted, measured, error}]`; a run without prediction has its
+    """Write `[{run_id, metric, predicted, measured, error}]`, with sensitivity `interval_95` and
+    `shares` of it, too; a run without prediction has its
     reason in place of metrics, one that cannot be says why as `impossible`."""
     rows = [row for outcome in outcomes for row in _json_rows(outcome)]
     text = json.dumps(rows, indent=1, allow_nan=False)
@@ -159,6 +179,7 @@ def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 def _json_rows(outcome: Outcome) -> Iterator[dict[str, object]]:
     name = outcome.run.run_id
+    intervals = {one.metric: one for one in outcome.sensitivity if one.interval is not None}
     if outcome.reason:
         nothing = dict.fromkeys(("metric", "predicted", "measured", "error"))
         yield {"run_id": name, **nothing, "reason": outcome.reason}
@@ -169,6 +190,11 @@ def _json_rows(outcome: Outcome) -> Iterator[dict[str, object]]:
             "predicted": row.predicted,
             "measured": row.measured if isfinite(row.measured) else None,
             "error": row.error if isfinite(row.error) else None,
+            **(
+                {"interval_95": [*(one.interval or ())], "shares": dict(one.shares)}
+                if (one := intervals.get(row.metric))
+                else {}
+            ),
             **({"impossible": outcome.impossible} if outcome.impossible else {}),
         }
 

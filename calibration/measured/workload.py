@@ -24,6 +24,7 @@ DEFAULT_RATIO = (0.98, 1.02)
 """Of the mean, where the spread of lengths is not recorded: load generators ask for one length, and
 texts come within a few tokens of it. Requests of exactly one length in a closed loop would march in
 step for ever, all prompts of a wave at once."""
+UNTOLD_RATIO = (0.8, 1.2)  # likewise, for what an untold spread of lengths may change
 WARM_GAP = 0.5  # s between requests that fill the prefix cache before a run
 
 
@@ -182,10 +183,11 @@ def _turn_segments(
     return tuple(parts)
 
 
-def generate(run: Run, seed: int = 0) -> Workload:
+def generate(run: Run, seed: int = 0, spread: tuple[float, float] = DEFAULT_RATIO) -> Workload:
     """Make the workload of a run that records rate or concurrency and mean lengths alone.
 
-    With both, requests come at the rate and wait at the client for one of the seats.
+    With both, requests come at the rate and wait at the client for one of the seats. `spread` is
+    that of lengths around their mean, where it is not recorded.
     """
     concurrency = run.count("concurrency")
     rate = run.number("rate_rps")
@@ -194,8 +196,9 @@ def generate(run: Run, seed: int = 0) -> Workload:
     count = _count(run, concurrency, rate)
     lengths, outputs = np.random.default_rng(seed).spawn(2)
     nominal_in, nominal_out = _nominal_lengths(run)
-    prompt = _lengths(lengths, "input", nominal_in, run.number("mean_input_tokens"), count)
-    output = _lengths(outputs, "output", nominal_out, run.number("mean_output_tokens"), count)
+    means = run.number("mean_input_tokens"), run.number("mean_output_tokens")
+    prompt = _lengths(lengths, "input", nominal_in, means[0], count, spread=spread)
+    output = _lengths(outputs, "output", nominal_out, means[1], count, spread=spread)
     arrival = np.zeros(count)
     if rate is not None and isfinite(rate):
         arrival = _arrivals(run, rate, count, seed)
@@ -283,7 +286,13 @@ def _nominal_lengths(run: Run) -> tuple[float | None, float | None]:
 
 
 def _lengths(
-    draw: np.random.Generator, what: str, nominal: float | None, mean: float | None, count: int
+    draw: np.random.Generator,
+    what: str,
+    nominal: float | None,
+    mean: float | None,
+    count: int,
+    *,
+    spread: tuple[float, float],
 ) -> Ints:
     """Return lengths: uniform near the nominal where the mean says so, else near the mean."""
     middle = mean or nominal
@@ -292,7 +301,7 @@ def _lengths(
     if nominal and mean and abs(mean / nominal - sum(INFERENCEMAX_RATIO) / 2) < 0.02:
         low, high = (round(part * nominal) for part in INFERENCEMAX_RATIO)
         return draw.integers(low, high + 1, count)
-    low, high = (max(1, round(part * middle)) for part in DEFAULT_RATIO)
+    low, high = (max(1, round(part * middle)) for part in spread)
     return draw.integers(low, high + 1, count)
 
 

@@ -30,7 +30,7 @@ from simulator.util.files import check_file, check_unread
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from simulator.costs.cost_model import CostModel
+    from simulator.planning.sensitivity import Change
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.result import Result
     from simulator.workload.workload import Workload
@@ -147,7 +147,7 @@ def run(
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME]")] = None,
     exports: Exports = DEFAULT_EXPORTS,
     sensitivity: Annotated[
-        bool, silent("how far results move for 1 % of step time and by the profile's uncertainty")
+        bool, silent("how far results move for 1 % of step time, and their 95 % intervals")
     ] = False,
     options: RunOptions = DEFAULT_RUN,
     jobs: Annotated[
@@ -196,9 +196,9 @@ def run(
         return _run_replications(loaded, folder, options.replications, options)
     changed = None
     if sensitivity:
-        from simulator.planning.sensitivity import scenario_costs
+        from simulator.planning.sensitivity import changed_runs
 
-        changed = scenario_costs(loaded)  # what it is not for is told before the run
+        changed = changed_runs(loaded)  # what it is not for is told before the run
     with run_progress(loaded.name, options.quiet) as progress:
         simulate = partial(_spread_run, backend, jobs, address) if spread else _run
         result = simulate(
@@ -264,12 +264,12 @@ def _add_load(result: "Result") -> None:
         result.summary()["headway"]["load"] = knee.as_summary()
 
 
-def _add_sensitivity(result: "Result", costs: "Mapping[str, CostModel]", quiet: bool) -> None:
+def _add_sensitivity(result: "Result", changes: "Mapping[str, Change]", quiet: bool) -> None:
     """Put into a run's summary how far it moves with its cost model."""
     from simulator.planning.sensitivity import as_summary, measure_sensitivity
 
     with runs_progress("runs", quiet) as progress:
-        found = measure_sensitivity(result, costs, progress=progress)
+        found = measure_sensitivity(result, changes, progress=progress)
     result.summary()["headway"]["sensitivity"] = as_summary(found)
 
 

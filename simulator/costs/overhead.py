@@ -112,6 +112,10 @@ class Overhead:
         sizes = [1, 2, 4, *range(8, 256, 8), *range(256, self.captured + 1, 16)]
         return tuple(size for size in sizes if size <= self.captured)
 
+    def logit_seconds(self, gpu: Gpu) -> float:
+        """Return what sorting takes for each logit, s."""
+        return self.sort_per_logit + self.sort_bytes / gpu.bandwidth
+
     def with_host(self, host: HostConfig, *, overlapped: bool) -> "Overhead":
         """Put a server's own host in place of the version's.
 
@@ -145,7 +149,7 @@ class Overhead:
             layers = model.num_hidden_layers if model else 0
         step = self.step + (self.ranks_per_layer * layers if tensor_parallel_size > 1 else 0.0)
         logits = model.vocab_size if sampled and model and gpu else 0
-        each = self.sort_per_logit + (self.sort_bytes / gpu.bandwidth if gpu else 0.0)
+        each = self.logit_seconds(gpu) if gpu else 0.0
         whole = cost.with_engine(
             step=step,
             sort=self.sort if sampled else 0.0,

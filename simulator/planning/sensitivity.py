@@ -4,10 +4,15 @@ A run in which every step takes 1 % longer gives the elasticity of a metric, d l
 time: 1 where nobody waits, far more near saturation, where a small error of the cost model is a
 large one of the result.
 
-The interval is that of the cost model's own uncertainty. Each cause is taken to both ends of its
-95 %: the `residuals` of decode steps and of steps with prompts, each a factor of all these steps
-(`costs/noise.py`), and the host's interval. What they move a metric by is added in squares, up and
-down each by itself, as of causes that do not depend on one another.
+The interval, 95 %, is that of what a prediction does not know, cause by cause, each taken to both
+ends of its own: the profile's `residuals`, a factor of all decode steps and one of those with
+prompts (`costs/noise.py`); the host's work; whether clients ask for top-p or top-k, where they are
+only taken to do so; the KV cache's size, where it is computed and not told; which requests come,
+where they are drawn. Each of these is a simulation. What clients add to a TTFT, and the rest that
+no cause explains, come on top; both are what half of the measured sets asked for, and were judged
+by the other half (docs/accuracy.md). What the causes move a metric by is added in squares, up and
+down each by itself, as of causes that do not depend on one another; a cause's share is that of its
+squares.
 
 An elasticity has an interval of its own, that of chance: a request meets another moment of the step
 under way in steps that are 1 % longer, and waits more or less for its end. Where that is all there
@@ -17,7 +22,7 @@ would move the metric is no part of it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import hypot, log, sqrt
 from typing import Any
@@ -27,9 +32,10 @@ import numpy.typing as npt
 
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
+from simulator.costs.overhead import find_overhead, samples_truncated
 from simulator.planning.runs import MetricValues, metric_values, run_all, run_point
 from simulator.results.steady_state import measurement_window
-from simulator.scenario.resolve import resolve
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
@@ -37,7 +43,22 @@ from simulator.util.errors import HeadwayError
 LONGER = 1.01  # times as long as it should be is each step of the run that tells the elasticity
 BATCHES = 20  # of requests, the means of which say what is chance
 CLIFF = 5.0  # an elasticity above it is worth a warning
-METRICS = ("mean_e2el_ms", "mean_ttft_ms")
+METRICS = ("mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "p99_ttft_ms")
+MEANS = METRICS[:3]  # that batches of requests have
+HOST = 0.3e-3  # s a step by which the waits of a host that nobody gave an interval may be off
+LESS_CACHE = 0.85  # of the KV cache that is computed, where a server's log does not tell it
+CLIENT = 5.0  # ms that clients may add to a TTFT, or take off it
+REST = {
+    "mean_e2el_ms": (0.067, 0.067),
+    "mean_ttft_ms": (0.156, 0.156),
+    "mean_tpot_ms": (0.066, 0.066),
+    "p99_ttft_ms": (0.156, 1.05),  # servers that are cold at first have long tails
+}
+"""By what share of the metric it may be less, and more, for what no cause explains."""
+DRAWN = {"mean_ttft_ms": 0.62, "p99_ttft_ms": 0.62}
+"""The same either way in a closed loop whose requests nobody recorded: prompts meet in waves."""
+CAUSES = {"decode": "profile", "prompts": "profile", "KV": "KV cache"}
+"""What the changes are called in a report, by their first word; the others by this itself."""
 BATCH_MEANS = "batches"  # beside them: their means over batches of requests
 
 STEPS = "steps"
@@ -53,6 +74,8 @@ class Sensitivity:
     elasticity: float  # d ln metric / d ln step time
     interval: tuple[float, float] | None  # 95 %; None: nothing is known of the model's error
     chance: float | None = None  # half the width of the elasticity's 95 %; None: too few requests
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Of the interval, by cause, the largest first; they sum to 1."""
 
     @property
     def elasticity_95(self) -> tuple[float, float] | None:
@@ -63,8 +86,8 @@ class Sensitivity:
 
     @property
     def resolved(self) -> bool:
-        """Whether the elasticity is told from chance."""
-        return self.chance is None or abs(self.elasticity) > self.chance
+        """Whether the elasticity is told from chance; a percentile's is not."""
+        return self.metric in MEANS and (self.chance is None or abs(self.elasticity) > self.chance)
 
     @property
     def cliff(self) -> bool:
@@ -87,18 +110,36 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
         if sd.get("prompts"):
             found[f"prompts {end}"] = Noise(0.0, sign).apply(cost)
     ends = cost.host_work.interval if cost.host_work else ()
-    return found | {
-        f"host {end}": cost.with_host(host=host)
-        for end, host in zip(("low", "high"), ends, strict=False)
-    }
+    for end, host in zip(("low", "high"), ends, strict=False):
+        found[f"host {end}"] = cost.with_host(host=host)
+    if sd and not ends:
+        found |= {
+            f"host {end}": cost.with_waits(more, 0.0)
+            for end, more in (("low", -HOST), ("high", HOST))
+        }
+    return found
+
+
+def unsorted_cost(spec: EngineSpec) -> dict[str, CostModel]:
+    """Return the cost without sorting logits, where nobody told that requests ask for it."""
+    engine, gpu = spec.engine, spec.gpu
+    terms = find_overhead(engine.version, asynchronous=engine.async_scheduling, gpu=gpu)
+    sampled = samples_truncated(spec.model, engine.generation_config)
+    if not spec.cost.residuals or not sampled or not terms.sort:
+        return {}
+    each = spec.model.vocab_size * terms.logit_seconds(gpu)
+    return {"sampling low": spec.cost.with_waits(-terms.sort, -each)}
 
 
 def sensitivities(
-    base: Mapping[str, Any], changed: Mapping[str, Mapping[str, Any]]
+    base: Mapping[str, Any],
+    changed: Mapping[str, Mapping[str, Any]],
+    more: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
 ) -> list[Sensitivity]:
     """Put together what metrics are, and what they become under each change.
 
-    Each has METRICS and, under BATCH_MEANS, their means over batches of requests.
+    Each has METRICS and, under BATCH_MEANS, their means over batches of requests. `more` has, by
+    cause and metric, by how much they may be less, and more, besides, ms.
     """
     found = []
     for metric in METRICS:
@@ -108,14 +149,56 @@ def sensitivities(
             continue
         longer = values.pop(STEPS)
         elasticity = log(longer / value) / log(LONGER)
-        moved = [one - value for one in values.values()]
-        ends = (
-            value - hypot(*(min(one, 0.0) for one in moved)),
-            value + hypot(*(max(one, 0.0) for one in moved)),
-        )
+        causes: dict[str, list[float]] = {}
+        for name, one in values.items():
+            word = name.split()[0]
+            causes.setdefault(CAUSES.get(word, word), []).append(one - value)
+        for name, off in (more or {}).items():
+            if metric in off:
+                less, greater = off[metric]
+                causes.setdefault(name, []).extend((-less, greater))
+        interval, shares = _combine(value, causes)
         chance = _chance(*(one.get(BATCH_MEANS, {}).get(metric) for one in (base, changed[STEPS])))
         chance = None if chance is None else chance / (longer * log(LONGER))
-        found.append(Sensitivity(metric, value, elasticity, ends if moved else None, chance))
+        found.append(Sensitivity(metric, value, elasticity, interval, chance, shares))
+    return found
+
+
+def _combine(
+    value: float, causes: Mapping[str, Sequence[float]]
+) -> tuple[tuple[float, float] | None, dict[str, float]]:
+    """Add what each cause moves a metric by in squares; return the interval and their shares."""
+    if not causes:
+        return None, {}
+    down, up = (
+        {name: hypot(*(pick(one, 0.0) for one in moved)) for name, moved in causes.items()}
+        for pick in (min, max)
+    )
+    squares = {name: down[name] ** 2 + up[name] ** 2 for name in causes}
+    whole = sum(squares.values())
+    largest = sorted(squares.items(), key=lambda pair: -pair[1])
+    shares = {name: square / whole for name, square in largest if square} if whole else {}
+    return (max(value - hypot(*down.values()), 0.0), value + hypot(*up.values())), shares
+
+
+def unexplained(
+    base: Mapping[str, Any], cost: CostModel, *, drawn: bool
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return by how much metrics may be less, and more, by clients and by what nobody knows, ms.
+
+    `drawn` says that it is a closed loop whose requests are not recorded. Nothing where a scenario
+    gives its own costs: those of no server.
+    """
+    if not cost.residuals:
+        return {}
+    timed = {metric: base[metric] for metric in METRICS if metric in base}
+    found = {
+        "client": {one: (CLIENT, CLIENT) for one in timed if one != "mean_tpot_ms"},
+        "rest": {one: (REST[one][0] * ms, REST[one][1] * ms) for one, ms in timed.items()},
+    }
+    if drawn:
+        shares = {one: share * timed[one] for one, share in DRAWN.items() if one in timed}
+        found["requests"] = {one: (ms, ms) for one, ms in shares.items()}
     return found
 
 
@@ -160,39 +243,57 @@ def latencies(result: Result) -> dict[str, Any]:
     counted = table.completed
     if within is not None:
         counted = counted & (table.sent >= within[0]) & (table.sent <= within[1])
-    columns = dict(zip(METRICS, (1e3 * table.e2el, 1e3 * table.ttft), strict=True))
+    times = (1e3 * table.e2el, 1e3 * table.ttft, 1e3 * table.tpot)
+    columns = dict(zip(MEANS, times, strict=True))
     return metric_values(result.summary()) | {BATCH_MEANS: batch_means(columns, counted)}
 
 
-def scenario_costs(scenario: Scenario) -> dict[str, CostModel]:
-    """Return a scenario's cost model changed in each way.
+Change = tuple[Scenario, CostModel]
+
+
+def changed_runs(scenario: Scenario) -> dict[str, Change]:
+    """Return a scenario and its cost model changed in each way.
 
     Raises HeadwayError of clusters whose groups may differ in cost.
     """
-    first, *others = scenario.groups.values()
+    spec, *others = scenario.specs.values()
     if others:
         raise HeadwayError("--sensitivity: not for clusters of several groups")
-    return changed_costs(resolve(first).cost)
+    costs = changed_costs(spec.cost) | unsorted_cost(spec)
+    found: dict[str, Change] = {name: (scenario, cost) for name, cost in costs.items()}
+    if not spec.cost.residuals:
+        return found
+    if spec.engine.num_gpu_blocks_override is None:
+        blocks = {"num_gpu_blocks_override": max(int(LESS_CACHE * spec.num_gpu_blocks), 1)}
+        engine = scenario.engine.model_copy(update=blocks)
+        found["KV low"] = scenario.model_copy(update={"engine": engine}), spec.cost
+    if scenario.workload.trace is None:
+        other = scenario.model_copy(update={"seed": scenario.seed + 1})
+        found["requests drawn"] = other, spec.cost
+    return found
 
 
 def measure_sensitivity(
     result: Result,
-    costs: Mapping[str, CostModel],
+    changes: Mapping[str, Change],
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Sensitivity]:
-    """Run a result's scenario under each change, up to seven times, on all cores.
+    """Run a result's scenario under each change, up to ten times, on all cores.
 
     Raises HeadwayError where a run fails.
     """
-    measure = partial(_measure, result.scenario, result.warmup, result.cooldown)
-    outcomes = run_all(measure, [*costs.values()], None, progress, must=True)
-    found = {name: one.values for name, one in zip(costs, outcomes, strict=True)}
-    return sensitivities(latencies(result), found)
+    measure = partial(_measure, result.warmup, result.cooldown)
+    outcomes = run_all(measure, [*changes.values()], None, progress, must=True)
+    found = {name: one.values for name, one in zip(changes, outcomes, strict=True)}
+    base, load = latencies(result), result.scenario.workload
+    drawn = load.trace is None and load.max_concurrency is not None
+    return sensitivities(base, found, unexplained(base, result.spec.cost, drawn=drawn))
 
 
-def _measure(scenario: Scenario, warmup: float, cooldown: float, cost: CostModel) -> MetricValues:
-    """Run a scenario on a changed cost model, in a worker."""
+def _measure(warmup: float, cooldown: float, change: Change) -> MetricValues:
+    """Run a changed scenario on a changed cost model, in a worker."""
+    scenario, cost = change
     result = run_point(scenario, cost=cost)
     result.warmup, result.cooldown = warmup, cooldown
     return latencies(result)
@@ -207,6 +308,7 @@ def as_summary(found: list[Sensitivity]) -> dict[str, object]:
             "resolved": one.resolved,
             "cliff": one.cliff,
             "interval_95": None if one.interval is None else [*one.interval],
+            "shares": dict(one.shares),
         }
         for one in found
     }

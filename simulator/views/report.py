@@ -85,8 +85,8 @@ def run_table(summary: Summary) -> str:
     if near_capacity(load := gauges.get("load")):
         lines.append(f"Warning: the load {load_line(load)}")
     lines += [
-        f"Warning: on a cliff: 1 % of step time moves mean {key.split('_')[1].upper()} by "
-        f"{one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
+        f"Warning: on a cliff: 1 % of step time moves {metric_name(key).replace('M', 'm')} "
+        f"by {one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
         for key, one in (gauges.get("sensitivity") or {}).items()
         if one["cliff"]
     ]
@@ -141,16 +141,29 @@ def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
         told = "no bound" if moves is None else f"+{moves:.2f} by theory"
         lines.append(("Mean E2EL, 1 % longer steps (%)", told))
     for key, one in (gauges.get("sensitivity") or {}).items():
-        name = key.removeprefix("mean_").removesuffix("_ms").upper()
+        name = metric_name(key)
         moved = moved_by(
             one["elasticity"], one.get("elasticity_95"), resolved=one.get("resolved", True)
         )
-        lines.append((f"Mean {name}, 1 % longer steps (%)", moved))
+        lines.append((f"{name}, 1 % longer steps (%)", moved))
         shown = "not known"
         if one["interval_95"] is not None:
-            shown = " to ".join(f"{end:.2f}" for end in one["interval_95"])
-        lines.append((f"Mean {name}, 95 % by the profile (ms)", shown))
+            ends = " to ".join(three_digits(end) for end in one["interval_95"])
+            shown = f"{ends}: {shares_line(one.get('shares') or {})}"
+        lines.append((f"{name}, 95 % (ms)", shown))
     return lines
+
+
+def metric_name(key: str) -> str:
+    """Write a metric's key as people say it: Mean TTFT, P99 TTFT."""
+    statistic, name = key.removesuffix("_ms").split("_")
+    return f"{statistic.capitalize()} {name.upper()}"
+
+
+def shares_line(shares: Mapping[str, float]) -> str:
+    """Say what an interval is made of, the largest cause first, without those of no weight."""
+    told = (f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
+    return ", ".join(told)
 
 
 def near_capacity(load: Summary | None) -> bool:
@@ -173,7 +186,9 @@ def load_line(load: Summary) -> str:
 def moved_by(elasticity: float, ends: Sequence[float] | None, *, resolved: bool) -> str:
     """Say by how much, in %, a metric moves for 1 % of step time, and what of it is chance."""
     chance = "" if ends is None else f"±{(ends[1] - ends[0]) / 2:.2f}"
-    return f"{elasticity:+.2f} {chance}".strip() if resolved else f"below resolution ({chance})"
+    if not resolved:
+        return f"below resolution ({chance})" if chance else "not told from chance"
+    return f"{elasticity:+.2f} {chance}".strip()
 
 
 def _line(label: str, value: object) -> str:

@@ -1,5 +1,6 @@
 """Measured runs one by one as they get done; those that cannot be; how far they may be off."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def test_runs_are_told_as_they_get_done(folder, capsys):
 
 def test_how_far_a_run_moves_with_its_profile(folder, capsys):
     (outcome,) = validate_measured(folder, ["two"], sensitivity=True)
-    e2el, _ = outcome.sensitivity
+    e2el, *_ = outcome.sensitivity
     assert e2el.metric == "mean_e2el_ms"
     assert 0.5 < e2el.elasticity < 2.0
     assert e2el.interval is not None
@@ -98,6 +99,12 @@ def test_how_far_a_run_moves_with_its_profile(folder, capsys):
     text = report([outcome])
     assert "1 % longer steps (%): +" in text
     assert "on a cliff" not in text
+    assert " of 1 in their 95 % interval, ±" in text
+    write_json(folder / "errors.json", [outcome])
+    rows = {row["metric"]: row for row in json.loads((folder / "errors.json").read_text())}
+    tpot = next(one for one in outcome.sensitivity if one.metric == "mean_tpot_ms")
+    assert rows["mean_tpot_ms"]["interval_95"] == [*tpot.interval]
+    assert sum(rows["mean_tpot_ms"]["shares"].values()) == pytest.approx(1)
     steep = replace(e2el, elasticity=5.1, chance=0.1)
     outcome.sensitivity = [steep]
     assert "on a cliff: a small error of the profile is a large one of" in report([outcome])
