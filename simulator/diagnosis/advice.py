@@ -16,6 +16,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.evidence import Evidence
+from simulator.diagnosis.feasibility import obstacles
 from simulator.results.breakdown import prompt_rows
 from simulator.results.metrics import percentiles
 from simulator.results.record import replicas_in
@@ -168,7 +169,13 @@ class Advisor:
         end = np.nanmax(table.finish)
         arriving, whole = float(sent.max() - sent.min()), float(end - sent.min())
         times = 2.0 if arriving < SPAN * whole else HEADROOM * whole / arriving
-        return min(max(int(np.ceil(now * times)), now + 1), MOST_REPLICAS)
+        return min(max(int(np.ceil(now * times)), now + 1, self._least()), MOST_REPLICAS)
+
+    def _least(self) -> int:
+        """Say how many the warning before the run asks for, which sees all of the load."""
+        record = self.run.record
+        found = obstacles(record.scenario, record.workload)
+        return max((n for one in found if not one.memory for n in one.change.values()), default=0)
 
     def quantization(self) -> list[Advice]:
         """Narrower weights: less to read in each step; a fitted profile of others says nothing."""

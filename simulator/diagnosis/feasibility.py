@@ -46,7 +46,8 @@ class Obstacle(NamedTuple):
     def __str__(self) -> str:
         """Say it in a line, with the change."""
         told = settings(self.change)
-        return f"{self.text}; " + (f"{told} is enough" if told else "no key is known that helps")
+        told = f"it fits with {told}" if self.memory else f"it takes {told} or more"
+        return f"{self.text}; " + (told if self.change else "no key is known that helps")
 
 
 @dataclass(frozen=True)

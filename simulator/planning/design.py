@@ -198,7 +198,7 @@ def fold_errors(points: Sequence[DesignPoint]) -> Iterator[tuple[str, str]]:
 
 def _hide_values(text: str, varied: Mapping[str, str]) -> str:
     for value in sorted(varied.values(), key=len, reverse=True):
-        text = text.replace(value, HIDDEN)
+        text = re.sub(rf"(?<![\w.]){re.escape(value)}(?!\w|\.\d)", HIDDEN, text)
     return text
 
 

@@ -9,6 +9,9 @@ from simulator.planning.design import (
     Axes,
     DesignPoint,
     as_yaml,
+    factors,
+    load_points,
+    need_runnable,
     refuse_overridden,
     split_values,
 )
@@ -203,13 +206,12 @@ def make_problem(
     path: Source, options: PlanOptions, overrides: Sequence[str] = (), seed: int | None = None
 ) -> PlanProblem:
     """State the problem that the options pose and the scenario's block `plan`."""
-    base = load_scenario(path, overrides, seed)
+    axes = [split_values(item) for item in options.vary or ()]
+    base = _first_that_loads(path, axes, overrides, seed)
     numbers = ("min_duration", "max_duration", "replications", "tolerance", "window")
     given = {name: got for name in numbers if (got := getattr(options, name)) is not None}
     block = base.plan.model_copy(update=given)
-    if options.vary is not None:
-        axes = [split_values(item) for item in options.vary]
-    else:
+    if options.vary is None:
         axes = [(key, [as_yaml(v) for v in values]) for key, values in block.vary.items()]
     texts = options.slo if options.slo is not None else block.slo or base.slo
     bounded = bool(base.goodput.bounds)
@@ -259,6 +261,21 @@ def make_problem(
     by_energy = (options.objective or block.objective) == "energy"
     what = path, overrides, base.seed, criteria, key, low, high, axes, base.name
     return PlanProblem(*what, by_energy=by_energy)
+
+
+def _first_that_loads(
+    path: Source, axes: Axes, overrides: Sequence[str], seed: int | None
+) -> Scenario:
+    """Load the scenario as it is, else the first candidate: the model need not fit its GPU.
+
+    Raises HeadwayError where none loads.
+    """
+    try:
+        return load_scenario(path, overrides, seed)
+    except HeadwayError:
+        points = load_points(path, factors(axes), overrides, seed, DesignPoint)
+        need_runnable(points)
+        return next(point.scenario for point in points if point.scenario is not None)
 
 
 def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool) -> None:

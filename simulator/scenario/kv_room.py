@@ -102,7 +102,7 @@ def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> MemoryBudget
         return memory_budget(own.engine, model, gpu)
     except ValueError as error:
         change = settings(least_change(own, model, gpu))
-        enough = f"{change} is enough" if change else "take a larger GPU"
+        enough = f"it fits with {change}" if change else "take a larger GPU"
         fits = "does not fit" in str(error)
         raise ValueError(f"{error}; {enough}" if fits else str(error)) from None
 

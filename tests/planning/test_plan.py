@@ -342,3 +342,20 @@ def test_an_outage_that_meets_no_replica_is_told():
     with pytest.warns(HeadwayWarning, match=r"outages\.0: has no effect: at 1 s replica 2 is off"):
         result = run(load_scenario("demo", keys))
     assert result.warnings
+
+
+def test_the_model_need_not_fit_the_gpu_of_the_file(scenario: Path):
+    """As long as one candidate has room for it; where none has, each says what it lacks."""
+    base = ["model=llama-3.3-70b", "cost=null", "plan.min_duration=20", "engine.max_num_seqs=8"]
+    more = {"jobs": 1, "overrides": [*base, "engine.num_gpu_blocks_override=null"]}
+    frame = plan(scenario, ["mean_ttft_ms<=60000"], {"gpu.count": [1, 2]}, cheapest=True, **more)
+    by_count = frame.set_index("gpu.count")
+    assert by_count.loc["2", "holds"]
+    assert "does not fit the A100-80GB" in by_count.loc["1", "error"]
+    with pytest.raises(HeadwayError, match=r"larger GPU \(likewise engine.max_num_seqs=6\)$"):
+        plan(
+            scenario,
+            ["mean_ttft_ms<=60000"],
+            {"engine.max_num_seqs": [4, 6]},
+            **more | {"overrides": more["overrides"][:3]},
+        )

@@ -66,7 +66,7 @@ BAD = [
         "gpu: {name: A100-40GB}\nmodel: llama-3-70b\ncost: {kind: roofline}\n",
         "s.yaml:1: gpu: llama-3-70b in bfloat16 does not fit the A100-40GB: 131.42 GiB of weights "
         "and 1.47 GiB of activations exceed 0.92 of 39.40 GiB by 96.65 GiB; "
-        "engine.tensor_parallel_size=8 gpu.count=8 is enough",
+        "it fits with engine.tensor_parallel_size=8 gpu.count=8",
     ),
     (
         "engine: {allocation: contiguous, num_gpu_blocks_override: 100}\n",
