@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TYPICAL_RUNS = 15.0  # of a search, as long as nothing better is known
 SHOWN = 20  # candidates that a table has room for
+SILENCE = 30.0  # s after which a plan says how many runs it has made
 DELAY = 0.7  # s; a shorter run shows nothing and pays nothing
 
 
@@ -86,7 +87,7 @@ class SearchProgress:
     def __init__(self, live: "Live | None", key: str, rising: bool) -> None:
         self._live = live
         self._place, self._rising = _form_of_place(key), rising
-        self._began = perf_counter()
+        self._began = self._told = perf_counter()
         self._runs = 0
 
     def __call__(
@@ -99,9 +100,14 @@ class SearchProgress:
         elif decided is not None:
             state = "done" if decided.done else "so far"
             said = _last_trial(decided, self._place)
-            if self._place:
+            if self._place and not decided.not_tried:
                 said += f"; {state}: {_bracket(decided, self._place, self._rising)}"
             print_line(f"{decided.label}: {said}")
+            self._told = perf_counter()
+        elif perf_counter() - self._told > SILENCE:
+            seconds = perf_counter() - self._began
+            print_line(f"{self._runs} run{'s' if self._runs > 1 else ''} made in {seconds:.0f} s")
+            self._told = perf_counter()
 
     def _table(self, candidates: "Sequence[Candidate]") -> "Table":
         from rich.table import Table
@@ -166,7 +172,8 @@ def _last_trial(candidate: "Candidate", place: str) -> str:
 
     if not candidate.result.trials:
         never = f"never fits: {candidate.never}" if candidate.never else ""
-        return candidate.error or never or "no run"
+        spared = f"not tried: {candidate.not_tried}" if candidate.not_tried else ""
+        return candidate.error or never or spared or "no run"
     trial = candidate.result.trials[-1]
     verdict = f"breaks {trial.breaks}" if trial.breaks else f"does not hold: {trial.reason}"
     verdict = "holds" if trial.ok else verdict

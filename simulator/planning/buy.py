@@ -71,6 +71,11 @@ class Offer(Candidate):
         return self.size if self.price is None else self.price
 
     @property
+    def reads(self) -> float:
+        """Bytes/s that a replica reads at most: the fastest reads most."""
+        return self.size * find_gpu(self.gpu).bandwidth
+
+    @property
     def replicas(self) -> int:
         """Replicas that hold the load."""
         return self.prefill + self.searched
@@ -84,6 +89,11 @@ class Offer(Candidate):
     def cost(self) -> float:
         """What it takes to hold the load; inf where nothing was found that does."""
         return inf if self.result.best is None else self.replicas * self.weight
+
+    @property
+    def order(self) -> tuple[str, int]:
+        """The GPU, and how many: what one pays for, however it is set."""
+        return self.gpu, self.replicas * self.size
 
     @property
     def given(self) -> dict[str, Any]:
@@ -124,7 +134,8 @@ def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: 
         raise HeadwayError(f"--precision {precision}: the model has no profile with such weights")
     live = [offer for offer in offers if not offer.never]
     if not live:
-        raise HeadwayError(f"--buy: nothing can hold it: {offers[0].label}: {offers[0].never}")
+        best = max(offers, key=lambda one: (one.scenario is not None, one.reads))
+        raise HeadwayError(f"--buy: nothing can hold it, not even {best.label}: {best.never}")
     _search(market.quick(), live, runs)
     ranked = _ranked(live)
     if not ranked:
@@ -338,17 +349,25 @@ def _ranked(offers: Sequence[Offer]) -> list[Offer]:
     return sorted(held, key=lambda one: (round(one.cost, 6), one.best.strain[1], one.label))
 
 
+def orders(ranked: Sequence[Offer]) -> list[Offer]:
+    """Return the first of those that are one order, each."""
+    found: dict[tuple[str, int], Offer] = {}
+    for one in ranked:
+        found.setdefault(one.order, one)
+    return [*found.values()]
+
+
 def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs) -> None:
     """Simulate offers in order until what is left costs more than the fifth that holds."""
     for begin in range(0, len(offers), AT_ONCE):
-        found = _ranked(offers)
+        found = orders(_ranked(offers))
         limit = found[TOLD - 1].cost if len(found) >= TOLD else inf
         part = []
         for offer in offers[begin : begin + AT_ONCE]:
             least = offer.fewest * offer.weight
             if least > limit:
                 cost = _money(offer, least)
-                offer.not_tried = f"costs {cost} at least, more than {TOLD} that hold"
+                offer.not_tried = f"costs {cost} at least; {TOLD} that cost less hold"
             else:
                 most = int(min(WIDEST * offer.fewest + 2, limit / offer.weight))
                 offer.within = offer.fewest, max(most, offer.fewest)
@@ -367,8 +386,12 @@ def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offe
     """
     confirmed: list[Offer] = []
     left = list(ranked)
-    while left and len(confirmed) < 2:
-        one = left.pop(0)
+
+    def others() -> list[Offer]:
+        return [one for one in left if one.order not in {known.order for known in confirmed}]
+
+    while len(confirmed) < 2 and others():
+        left.remove(one := others()[0])
         again = replace(one, result=type(one.result)(None, []), done=False)
         again.within = max(one.searched - 1, 1), one.searched + 2
         again.start = one.searched
@@ -378,8 +401,8 @@ def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offe
             continue
         confirmed.append(again)
         confirmed = _ranked(confirmed)
-        if left and len(confirmed) == 2 and left[0].cost < confirmed[-1].cost:
-            confirmed = confirmed[:1] if confirmed[0].cost <= left[0].cost else []
+        if len(confirmed) == 2 and others() and others()[0].cost < confirmed[-1].cost:
+            confirmed = confirmed[:1] if confirmed[0].cost <= others()[0].cost else []
     return _ranked([*confirmed, *left])
 
 

@@ -6,7 +6,7 @@ from itertools import product
 
 from simulator.cluster.config import MOST_REPLICAS
 from simulator.models.gpus import GPUS, find_gpu
-from simulator.planning.buy import SIZES, TOLD, Answer, Offer, buy, line
+from simulator.planning.buy import SIZES, TOLD, Answer, Offer, buy, line, orders
 from simulator.planning.candidate import Candidate, looked_at, verdicts
 from simulator.planning.plan import Runs
 from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem
@@ -68,13 +68,16 @@ def find_offers(
 
 def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     """Return the answer, a line each."""
-    best, *others = answer.ranked
+    best, *others = orders(answer.ranked)
     assert best.scenario is not None
     slos = ", ".join(slo.text for slo in problem.criteria.slos)
     lines = [f"Buy {line(best)}", f"  under {slos}"]
     told = [f"{one.slo.text} {one}" for one in verdicts(problem, best)]
     lines.append(f"  {'; '.join(told)}; looked at {looked_at(best.best)} of load")
     lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]
+    alike = [one.label for one in answer.ranked if one is not best and one.order == best.order]
+    if alike:
+        lines.append(f"  by short runs it holds, too, as {', '.join(alike)}")
     if others:
         lines.append(f"Second best: {line(others[0])}{_more(best, others[0])}")
     for one in others[1 : TOLD - 1]:

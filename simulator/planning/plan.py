@@ -114,6 +114,9 @@ def find_best(
             search_by_price(problem, candidates, runs)
     else:
         candidates = search_by_optuna(problem, optuna, runs)
+    for candidate in candidates:
+        if candidate.not_tried and progress is not None:
+            progress(candidates, 0, candidate)
     best = choose_best(problem, candidates)
     if problem.key and not problem.high:
         run_lower_loads(problem, candidates, runs)
@@ -172,9 +175,7 @@ def search_all(
             active.append((candidate, search, next(search)))
     while active:
         work = [(candidate, wanted) for candidate, _, places in active for wanted in places]
-        outcomes = iter(_run_all(problem, work, runs))
-        if progress is not None:
-            progress(shown, len(work), None)
+        outcomes = iter(_run_all(problem, work, runs, shown))
         still = []
         for candidate, search, places in active:
             results = [next(outcomes) for _ in places]
@@ -255,16 +256,21 @@ def run_lower_loads(problem: PlanProblem, candidates: Sequence[Candidate], runs:
         for one in _best_first(problem, candidates)[:DRAWN]
         for share in LOWER_LOADS
     ]
-    for (candidate, wanted), outcome in zip(work, _run_all(problem, work, runs), strict=True):
+    for (candidate, wanted), outcome in zip(
+        work, _run_all(problem, work, runs, candidates), strict=True
+    ):
         if not outcome.errors:
             candidate.lower_loads.append(Trial(wanted.at, wanted.seconds, [outcome.values]))
 
 
 def _run_all(
-    problem: PlanProblem, work: Sequence[tuple[Candidate, PlannedRun]], runs: Runs
+    problem: PlanProblem,
+    work: Sequence[tuple[Candidate, PlannedRun]],
+    runs: Runs,
+    shown: Sequence[Candidate],
 ) -> list[Outcome]:
     """Make the runs. What they warn of was told when the candidates were loaded."""
-    journal = runs.journal
+    journal, progress = runs.journal, runs.progress
     known = {} if journal is None else journal.known
     bounds = sorted(slo.text for slo in problem.criteria.slos)
     outcomes: dict[int, Outcome] = {}
@@ -286,6 +292,8 @@ def _run_all(
     for index, outcome in measured:
         k, key, _ = missing[index]
         outcomes[k] = outcome
+        if progress is not None:
+            progress(shown, 1, None)
         if journal is not None and not outcome.errors:
             journal.append(key, outcome.values)
     return [outcomes[k] for k in range(len(work))]
