@@ -1,13 +1,14 @@
 """A sweep or plan over its keys: a curve over one, a heat map over two."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simulator.figures.style import color, draw_levels, grid, sheet
-from simulator.figures.tables import bounds_of, short_key, short_value, varied_keys
+from simulator.figures.tables import bounds_of, point_label, short_value, varied_keys
 from simulator.results.read import check_columns
+from simulator.results.service_levels import parse_slo
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ MEASURES = {
 """Column: label, factor, and whether more of it is better (1) or less (-1)."""
 PANELS = 2
 MAX_BARS = 12
+LETTERS = 30  # below a heat map, written side by side
 MAX_CELLS = 24  # a side of a heat map whose numbers can be read
 
 
@@ -57,51 +59,61 @@ def draw_grid(rows: "pd.DataFrame") -> "Figure":
 
 
 def draw_costs(rows: "pd.DataFrame") -> "Figure":
-    """Draw what the candidates of a plan that hold cost, the cheapest above, and their headroom.
+    """Draw what the candidates of a plan that hold cost, the cheapest above.
 
     At each bar stands what breaks next. Raises HeadwayError where there are no two costs.
     """
-    held = rows[rows["holds"].astype(str) == "True"]
-    cost = "dollars_per_hour" if held["dollars_per_hour"].notna().all() else "gpus"
-    held = held.sort_values(cost, kind="stable").head(MAX_BARS)[::-1]
+    held, cost = _by_cost(rows)
     if held[cost].nunique() < 2:
         raise HeadwayError("the candidates cost the same")
-    panels = [(cost, {"dollars_per_hour": "$/h", "gpus": "GPUs"}[cost], 1.0)]
-    if "headroom" in held and held["headroom"].nunique() > 1:
-        panels.append(("headroom", "headroom, %", 100.0))
-    keys = [key for key in held if "." in key and held[key].nunique(dropna=False) > 1]
-    names = [_named(row[keys]) for _, row in held.iterrows()]
-    if "capacity" not in held and held["at"].max() > 1:
-        names = [f"{at:g} x {name}" for at, name in zip(held["at"], names, strict=True)]
-    with sheet(1, len(panels), 1.6 + 0.3 * len(held)) as figure:
-        for axes, (column, label, factor) in zip(figure.axes, panels, strict=True):
-            bars = axes.barh(range(len(held)), factor * held[column], color=color(0), height=0.6)
-            first = axes is figure.axes[0]
-            axes.set_yticks(range(len(held)), names if first else [])
-            axes.set_xlabel(label)
-            if first:
-                told = ["" if isinstance(why, float) else f"{why}" for why in held["reason"]]
-                axes.bar_label(bars, told, padding=3, fontsize=8)
-                axes.set_xlim(right=1.6 * float(held[column].max()))
-                axes.set_title("What it costs, and what breaks next")
-            grid(axes, "x")
+    panels = {cost: ({"dollars_per_hour": "$/h", "gpus": "GPUs"}[cost], 1.0)}
+    figure = _draw_bars(held, panels)
+    (axes,) = figure.axes
+    told = ["" if isinstance(why, float) else f"{why}" for why in held["reason"]]
+    axes.bar_label(axes.containers[0], told, padding=3, fontsize=8)  # type: ignore[arg-type]
+    axes.set_xlim(right=1.6 * float(held[cost].max()))
+    axes.set_title("What it costs, and what breaks next")
     return figure
 
 
-SHORT = {"tensor_parallel_size": "TP", "max_num_batched_tokens": "tokens", "max_num_seqs": "seats"}
+def draw_room(rows: "pd.DataFrame") -> "Figure":
+    """Draw the headroom of the candidates of a plan that hold, and latencies beside their bounds.
+
+    `rows.attrs["slo"]` are the service levels. Raises HeadwayError where all bars are equal.
+    """
+    held, _ = _by_cost(rows)
+    panels = {"headroom": ("headroom, %", 100.0)}
+    bounds = {slo.metric: slo.bound for slo in map(parse_slo, rows.attrs["slo"])}
+    panels |= {key: (key, 1.0) for key in bounds if key.endswith("_ms")}
+    panels = {key: what for key, what in panels.items() if key in held and held[key].nunique() > 1}
+    if not panels:
+        raise HeadwayError("the candidates have the same room")
+    figure = _draw_bars(held, panels)
+    for axes, key in zip(figure.axes, panels, strict=True):
+        if key in bounds:
+            axes.axvline(bounds[key], color="0.3", linestyle="--", linewidth=1)
+    figure.axes[0].set_title("How much room is left" + (" (dashed: the bound)" if bounds else ""))
+    return figure
 
 
-def _short(key: str) -> str:
-    return SHORT.get(short_key(key), short_key(key))
+def _by_cost(rows: "pd.DataFrame") -> tuple["pd.DataFrame", str]:
+    """Return the candidates that hold, the cheapest last, and the column of what they cost."""
+    held = rows[rows["holds"].astype(str) == "True"]
+    cost = "dollars_per_hour" if held["dollars_per_hour"].notna().all() else "gpus"
+    return held.sort_values(cost, kind="stable").head(MAX_BARS)[::-1], cost
 
 
-def _named(keys: "pd.Series[Any]") -> str:
-    """Name a candidate by its values: numbers with their keys."""
-    return ", ".join(
-        str(value) if isinstance(value, str) else f"{_short(str(key))} {short_value(value)}"
-        for key, value in keys.dropna().items()
-        if key != "gpu.count"
-    )
+def _draw_bars(held: "pd.DataFrame", panels: Mapping[str, tuple[str, float]]) -> "Figure":
+    """Draw columns, each by its label and factor, as bars; a row for each candidate."""
+    keys = [key for key in held if "." in key and held[key].nunique(dropna=False) > 1]
+    names = [point_label(row, keys) for _, row in held.iterrows()]
+    with sheet(1, len(panels), 1.6 + 0.3 * len(held)) as figure:
+        for axes, (column, (label, factor)) in zip(figure.axes, panels.items(), strict=True):
+            axes.barh(range(len(held)), factor * held[column], color=color(0), height=0.6)
+            axes.set_yticks(range(len(held)), names if axes is figure.axes[0] else [])
+            axes.set_xlabel(label)
+            grid(axes, "x")
+    return figure
 
 
 def _draw_curve(axes: "Axes", rows: "pd.DataFrame", keys: Sequence[str], name: str) -> None:
@@ -130,7 +142,9 @@ def _draw_heat(axes: "Axes", rows: "pd.DataFrame", keys: Sequence[str], name: st
         raise HeadwayError("a heat map of one cell says nothing")
     values = wide.to_numpy(float) * factor
     axes.imshow(values, cmap="viridis" if better > 0 else "viridis_r", aspect="auto")
-    axes.set_xticks(range(len(wide.columns)), [short_value(value) for value in wide.columns])
+    names = [short_value(value) for value in wide.columns]
+    crowded = sum(map(len, names)) > LETTERS
+    axes.set_xticks(range(len(names)), names, rotation=30 if crowded else 0)
     axes.set_yticks(range(len(wide.index)), [short_value(value) for value in wide.index])
     axes.set_ylabel(along)
     low, high = np.nanmin(values), np.nanmax(values)

@@ -320,8 +320,8 @@ def split_by_keys(rows: "pd.DataFrame", along: str) -> "Iterator[tuple[str, pd.D
     if not keys:
         yield "", rows
         return
-    for values, part in rows.groupby(keys, sort=False):
-        yield ", ".join(map(str, values)), part
+    for values, part in rows.groupby(keys, sort=False, dropna=False):
+        yield ", ".join(str(value) for value in values if value == value), part  # noqa: PLR0124
 
 
 def legend_title(rows: "pd.DataFrame", along: str) -> str:
@@ -350,9 +350,22 @@ def point_label(row: "pd.Series[Any]", keys: Sequence[str]) -> str:
         alone = f"{count} GPU" if count == "1" else f"{count} GPUs"
         parts.append(f"{count} x {known['gpu.name']}" if "gpu.name" in known else alone)
     told = ("gpu.name", "gpu.count", "cluster.replicas") if parts else ()
-    others = [key for key in keys if key not in told]
-    parts += [f"{short_key(key)} {short_value(row[key])}" for key in others]
+    others = [key for key in keys if key not in told and str(row[key]) not in DEFAULTS]
+    parts += [
+        f"{SHORT.get(short_key(key), short_key(key))} {short_value(row[key])}" for key in others
+    ]
     return ", ".join(parts)
+
+
+SHORT = {
+    "tensor_parallel_size": "TP",
+    "max_num_batched_tokens": "tokens",
+    "max_num_seqs": "seats",
+    "quantization": "weights",
+    "kv_cache_dtype": "KV cache",
+}
+DEFAULTS = ("null", "auto", "nan", "None")
+"""Values that leave a thing as it is."""
 
 
 def short_value(value: object) -> str:

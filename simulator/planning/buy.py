@@ -61,7 +61,6 @@ class Offer(Candidate):
 
     gpu: str = ""
     size: int = 1  # GPUs of a replica
-    fewest: int = 0  # replicas, by theory
     price: float | None = None  # $/h of a replica
     prefill: int = 0  # replicas that only prefill; those that decode are searched for
 

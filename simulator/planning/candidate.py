@@ -34,6 +34,7 @@ class Candidate(DesignPoint):
     done: bool = False  # its search is over
     not_tried: str = ""  # why it was left out for what another was found to do
     within: tuple[int, int] | None = None  # bounds of what is searched, where theory knows them
+    fewest: int = 0  # replicas that hold the load, by theory, at least; 0: it says nothing
     start: int | None = None  # where the search begins then
     never: str = ""  # why it cannot hold, whatever a run would say: it costs none
     headroom: float | None = None  # by which the load may grow, relative to it
@@ -188,6 +189,8 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     beyond = candidate.result.beyond
     row["broke"] = (beyond.breaks if beyond is not None else "") or None
     row["reason"] = (beyond.reason if beyond is not None else "") or None
+    if best is not None and beyond is None and 1 < best.at <= candidate.fewest:
+        row["reason"] = "fewer: too slow by theory"
     judged = best or (candidate.result.trials[-1] if candidate.result.trials else None)
     row["looked_at"] = looked_at(judged) if judged is not None else None
     row["cut_short"] = candidate.cut_short

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from simulator.cli.main import main
-from simulator.figures.grids import draw_costs, draw_grid
+from simulator.figures.grids import draw_costs, draw_grid, draw_room
 from simulator.figures.tables import point_label
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL
@@ -185,24 +185,34 @@ def test_points_are_named_by_their_gpus() -> None:
 
 
 def test_the_page_of_a_plan_begins_with_what_candidates_cost(tmp_path: Path) -> None:
-    """Bars in order of cost, with what breaks next; equal ones are left out."""
+    """Bars in order of cost, with what breaks next; then room and bounds; none that are equal."""
     rows = pd.DataFrame(
         {
             "gpu.name": ["H100-80GB", "L40S", "A10G"],
+            "engine.quantization": ["null", "fp8", "fp8"],
             "holds": [True, True, False],
             "at": [1.0, 2.0, None],
+            "gpus": [1, 2, None],
+            "p99_ttft_ms": [100.0, 900.0, 2000.0],
+            "p90_tpot_ms": [20.0, 20.0, 50.0],
             "dollars_per_hour": [6.88, 3.72, None],
             "reason": ["p99_ttft_ms", "p90_tpot_ms", "p99_ttft_ms"],
             "headroom": [0.4, 0.1, None],
         }
     )
-    cost, room = draw_costs(rows).axes
+    (cost,) = draw_costs(rows).axes
+    rows.attrs["slo"] = ["p99_ttft_ms<=1000", "p90_tpot_ms<=40", "completion>=1"]
+    room, ttft = draw_room(rows).axes
     assert [bar.get_width() for bar in cost.patches] == [6.88, 3.72]
     assert [label.get_text() for label in cost.get_yticklabels()] == [
         "1 x H100-80GB",
-        "2 x L40S",
+        "2 x L40S, weights fp8",
     ]
+    assert [bar.get_width() for bar in ttft.patches] == [100.0, 900.0]
+    assert [line.get_xdata() for line in ttft.lines] == [[1000.0, 1000.0]]
     assert [text.get_text() for text in cost.texts] == ["p99_ttft_ms", "p90_tpot_ms"]
     assert [bar.get_width() for bar in room.patches] == pytest.approx([40.0, 10.0])
     with pytest.raises(HeadwayError, match="cost the same"):
         draw_costs(rows.assign(dollars_per_hour=3.0))
+    with pytest.raises(HeadwayError, match="the same room"):
+        draw_room(rows.assign(headroom=0.1, p99_ttft_ms=5.0))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.figures.data import Run
-from simulator.figures.grids import draw_costs, draw_grid
+from simulator.figures.grids import draw_costs, draw_grid, draw_room
 from simulator.figures.style import encode
 from simulator.figures.tables import draw_pareto, varied_keys
 from simulator.results.read import load_mapping, read_table
@@ -78,13 +78,14 @@ def table_page(folder: Path) -> tuple[str, str]:
             rows.never_holds.isna() | rows.not_tried.notna(), "never fits"
         )
     best, slo, count, searched = _plan_best(folder) if planned else (_sweep_best(rows), None, 1, "")
+    rows.attrs["slo"] = slo or []
     columns = _plan_columns(rows, searched) if planned else _sweep_columns(rows)
     kind = "candidates" if planned else "points"
     runs, note = _best(folder, slo)
     if runs and count > 1:
         note += f" Its figures are of this one run; those of the table are means of {count} runs."
     above = (
-        ("The best", f"<p>{escape(best).replace(chr(10), '<br>')}</p><p class=note>{note}</p>"),
+        ("The best", f"<p class=lines>{escape(best)}</p><p class=note>{note}</p>"),
         ("Over the keys", "".join(_pictures(rows, planned=planned))),
         (kind.capitalize(), _table(rows, columns)),
     )
@@ -149,7 +150,7 @@ def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
 def _pictures(rows: "pd.DataFrame", *, planned: bool) -> Iterator[str]:
     """Draw what can be drawn of the table, of a plan first what its candidates cost."""
     draws: tuple[Callable[[pd.DataFrame], Figure], ...] = (draw_grid, draw_pareto)
-    draws = (draw_costs, *draws) if planned else draws
+    draws = (draw_costs, draw_room, *draws) if planned else draws
     for draw in draws:
         try:
             figure = draw(rows[rows.error.isna()] if "error" in rows else rows)
