@@ -64,10 +64,10 @@ LLAMA, QWEN = "meta-llama/Meta-Llama-3.1", "Qwen/Qwen3"
 H100, H200, L40S = ("H100", "h100_sxm"), ("H200", "h200_sxm"), ("L40S", "l40s")
 PROBLEMS = [
     Problem(("llama-3-8b", f"{LLAMA}-8B"), H100, 30, 1024, 256, 500, 20),
-    Problem(("qwen3-32b", f"{QWEN}-32B"), H100, 6, 3000, 300, 2000, 40),
+    Problem(("llama-3-8b", f"{LLAMA}-8B"), H200, 10, 3000, 150, 1000, 20),
     Problem(("qwen3-8b", f"{QWEN}-8B"), L40S, 8, 2000, 200, 2000, 60),
     Problem(("llama-3-70b", f"{LLAMA}-70B"), H200, 4, 2000, 400, 2000, 40),
-    Problem(("qwen3-30b-a3b", f"{QWEN}-30B-A3B"), H100, 20, 1000, 500, 1000, 25),
+    Problem(("qwen3-8b", f"{QWEN}-8B"), H100, 12, 1500, 300, 1000, 15),
 ]
 
 

@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+from types import FrameType
 
 SELDOM = 100_000
 """Objects that come before the garbage collector looks for circles: imports make few, and stay."""
@@ -20,7 +21,7 @@ def main() -> int:
     gc.set_threshold(SELDOM)
     try:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # else whoever started us cares
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, _interrupt)
         from simulator.cli.main import main as command
 
         return command()
@@ -29,6 +30,12 @@ def main() -> int:
         return 130
     finally:
         gc.freeze()  # the process ends: Python would look through all that is left, 0.1 s of a run
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Do as on Ctrl-C; a second one, while workers are still being ended, waits for nothing."""
+    signal.signal(number, lambda *_: os._exit(128 + number))
+    signal.default_int_handler(number, frame)
 
 
 def _prepare_streams() -> None:

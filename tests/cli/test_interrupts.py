@@ -1,6 +1,7 @@
 """Ctrl-C, whenever it comes: one line, exit code 130, no half-written file."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -153,3 +154,24 @@ def test_a_sweep_of_which_nothing_is_there_says_so(capsys, monkeypatch):
     assert main(["sweep", "small.yaml", "--vary", "seed=1,2"]) == 130
     assert capsys.readouterr().err == "headway: interrupted; no file was written\n"
     assert not Path("out").exists()
+
+
+TWICE = """
+import os, signal
+from simulator.__main__ import _interrupt
+signal.signal(signal.SIGTERM, _interrupt)
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    print("first", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print("second", flush=True)
+"""
+
+
+def test_a_second_sigterm_ends_the_process_at_once() -> None:
+    """The first is taken as Ctrl-C."""
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "first\n", "")

@@ -66,7 +66,7 @@ def test_the_page_of_a_plan_says_what_its_verdicts_stand_on(tmp_path: Path, caps
     assert "replica can decode" in text
     assert bases[1] in capsys.readouterr().out
     assert f"those of the table are means of {bases[1].split()[0]} runs." in text
-    best = re.search("<h2[^>]*>The best</h2><p>(.*?)</p>", text)
+    best = re.search("<h2[^>]*>The best</h2><p class=lines>(.*?)</p>", text)
     assert best is not None
     assert re.fullmatch(
         r"engine.max_num_seqs=16, under p99_ttft_ms&lt;=250, completion&gt;=1; SLO attainment "
