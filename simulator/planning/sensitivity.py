@@ -182,15 +182,12 @@ def _combine(
 
 
 def unexplained(
-    base: Mapping[str, Any], cost: CostModel, *, drawn: bool
+    base: Mapping[str, Any], *, drawn: bool
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """Return by how much metrics may be less, and more, by clients and by what nobody knows, ms.
 
-    `drawn` says that it is a closed loop whose requests are not recorded. Nothing where a scenario
-    gives its own costs: those of no server.
+    `drawn` says that it is a closed loop whose requests are not recorded.
     """
-    if not cost.residuals:
-        return {}
     timed = {metric: base[metric] for metric in METRICS if metric in base}
     found = {
         "client": {one: (CLIENT, CLIENT) for one in timed if one != "mean_tpot_ms"},
@@ -281,6 +278,7 @@ def measure_sensitivity(
 ) -> list[Sensitivity]:
     """Run a result's scenario under each change, up to ten times, on all cores.
 
+    What nobody knows is no part of costs that a scenario gives without residuals: of no server.
     Raises HeadwayError where a run fails.
     """
     measure = partial(_measure, result.warmup, result.cooldown)
@@ -288,7 +286,8 @@ def measure_sensitivity(
     found = {name: one.values for name, one in zip(changes, outcomes, strict=True)}
     base, load = latencies(result), result.scenario.workload
     drawn = load.trace is None and load.max_concurrency is not None
-    return sensitivities(base, found, unexplained(base, result.spec.cost, drawn=drawn))
+    more = unexplained(base, drawn=drawn) if result.spec.cost.residuals else None
+    return sensitivities(base, found, more)
 
 
 def _measure(warmup: float, cooldown: float, change: Change) -> MetricValues:
