@@ -168,7 +168,7 @@ def _bracket(candidate: "Candidate", place: str, rising: bool) -> str:
 
 def _last_trial(candidate: "Candidate", place: str) -> str:
     """Write what the newest place said."""
-    from simulator.planning.search import TOO_CLOSE
+    from simulator.planning.verdict import TOO_CLOSE
 
     if not candidate.result.trials:
         never = f"never fits: {candidate.never}" if candidate.never else ""

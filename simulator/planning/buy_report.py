@@ -6,8 +6,9 @@ from itertools import product
 
 from simulator.cluster.config import MOST_REPLICAS
 from simulator.models.gpus import GPUS, find_gpu
-from simulator.planning.buy import SIZES, TOLD, Answer, Offer, buy, line, orders
+from simulator.planning.buy import TOLD, Answer, buy, line, orders
 from simulator.planning.candidate import Candidate, looked_at, verdicts
+from simulator.planning.market import SIZES, Offer
 from simulator.planning.plan import Runs
 from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import scenario_cost_lines

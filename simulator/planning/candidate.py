@@ -8,7 +8,8 @@ from simulator.models.gpus import find_gpu
 from simulator.planning.design import DesignPoint
 from simulator.planning.intervals import Estimate
 from simulator.planning.problem import PlanProblem, is_random, scales
-from simulator.planning.search import SearchResult, Trial, capacity, interval
+from simulator.planning.search import SearchResult, capacity
+from simulator.planning.verdict import Trial, interval
 from simulator.results.cluster_metrics import price_of_cluster
 from simulator.results.service_levels import Judged, by_clock, step_span
 from simulator.scenario.resolve import resolve

@@ -12,7 +12,7 @@ import numpy as np
 from simulator.core.log import REQUEST, UNFINISHED, Log
 from simulator.costs.noise import Noise
 from simulator.planning.runs import MetricValues, read_metric_values
-from simulator.planning.search import CERTAIN, WARMING_UP
+from simulator.planning.verdict import CERTAIN, WARMING_UP
 from simulator.results.request_table import (
     Flags,
     Floats,

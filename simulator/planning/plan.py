@@ -26,12 +26,8 @@ from simulator.planning.journal import Journal, scenario_key
 from simulator.planning.measure import AS_IT_IS, measure_run
 from simulator.planning.problem import REPLICAS, PlanProblem, scales
 from simulator.planning.runs import MetricValues, Outcome, requests_of, run_each
-from simulator.planning.search import (
-    PlannedRun,
-    Search,
-    Trial,
-    interval,
-)
+from simulator.planning.search import PlannedRun, Search
+from simulator.planning.verdict import Trial, interval
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package

@@ -13,7 +13,8 @@ from simulator.planning.journal import open_journal
 from simulator.planning.plan import JOURNAL, choose_best, find_best
 from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem, scales
 from simulator.planning.runs import encode_csv, scenario_cost_lines
-from simulator.planning.search import PlannedRun, Trial, interval, not_monotone
+from simulator.planning.search import PlannedRun, not_monotone
+from simulator.planning.verdict import Trial, interval
 from simulator.scenario.load import Source, load_scenario
 from simulator.simulation.write import write_scenario
 from simulator.util.errors import HeadwayError

@@ -17,15 +17,8 @@ from simulator.planning.design import (
 )
 from simulator.planning.measure import AS_IT_IS, Change
 from simulator.planning.runs import MetricValues
-from simulator.planning.search import (
-    Criteria,
-    PlannedRun,
-    Search,
-    Trial,
-    as_configured,
-    fewest,
-    largest_rate,
-)
+from simulator.planning.search import PlannedRun, Search, as_configured, fewest, largest_rate
+from simulator.planning.verdict import Criteria, Trial
 from simulator.results.service_levels import Slo, parse_slo
 from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario

@@ -4,7 +4,8 @@ import re
 
 from simulator.cli.progress import run_progress, runs_progress, search_progress
 from simulator.planning.candidate import Candidate
-from simulator.planning.search import SearchResult, Trial
+from simulator.planning.search import SearchResult
+from simulator.planning.verdict import Trial
 
 
 def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, capsys):

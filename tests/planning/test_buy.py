@@ -10,11 +10,11 @@ import pytest
 from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.feasibility import Traffic
-from simulator.planning.buy import Market, Offer
 from simulator.planning.buy_report import buying_problem
+from simulator.planning.market import Market, Offer
 from simulator.planning.measure import Change, measure_run
 from simulator.planning.problem import PlanOptions
-from simulator.planning.search import SearchResult, Trial
+from simulator.planning.search import SearchResult
 from simulator.planning.theory import (
     MARGIN,
     Replica,
@@ -23,6 +23,7 @@ from simulator.planning.theory import (
     rates_apart,
     too_slow,
 )
+from simulator.planning.verdict import Trial
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario

@@ -9,9 +9,7 @@ import pytest
 from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.planning.runs import read_metric_values
-from simulator.planning.search import (
-    Trial,
-)
+from simulator.planning.verdict import Trial
 from simulator.results.service_levels import parse_slo
 
 SLO = parse_slo("p99_ttft_ms<=100")

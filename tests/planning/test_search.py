@@ -7,20 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.planning.search import (
-    WARMING_UP,
-    Criteria,
     PlannedRun,
     Search,
     SearchResult,
-    Trial,
     as_configured,
     capacity,
     fewest,
-    interval,
-    judge,
     largest_rate,
     not_monotone,
 )
+from simulator.planning.verdict import WARMING_UP, Criteria, Trial, interval, judge
 from simulator.results.service_levels import parse_slo
 
 SLO = parse_slo("p99_ttft_ms<=100")
