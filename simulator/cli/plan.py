@@ -1,8 +1,10 @@
 """The verb `headway plan`: what is enough to keep service levels."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -23,8 +25,16 @@ from simulator.cli.options import (
 from simulator.cli.progress import search_progress
 from simulator.util.errors import HeadwayError
 
+if TYPE_CHECKING:
+    from simulator.planning.candidate import Candidate
+    from simulator.planning.plan import Runs
+    from simulator.planning.problem import PlanProblem
 
-def plan(
+    Find = Callable[[Runs], tuple[Sequence[Candidate], Candidate, list[str]]]
+    """Make the runs: all candidates, the best, and the answer in words where no table gives it."""
+
+
+def plan(  # more than 80 lines, for 50 of them are its options
     scenario: ScenarioFile,
     /,
     *,
@@ -84,13 +94,9 @@ def plan(
     earlier one was stopped.
     """
     from simulator.planning.buy_report import buying_problem, find_offers
-    from simulator.planning.journal import open_journal
-    from simulator.planning.plan import JOURNAL, Runs, find_best
-    from simulator.planning.plan_report import plan_table, write_plan
+    from simulator.planning.plan import find_best
     from simulator.planning.problem import PlanOptions, make_problem
-    from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
-    from simulator.util.workers import use_backend
 
     at_least_one(jobs=jobs, optuna=optuna)
     options = PlanOptions(
@@ -98,6 +104,7 @@ def plan(
         *(objective, window),
     )
     wanted = [name.strip() for name in gpus.split(",")] if gpus else []
+    find: Find
     if buy:
         given = {"vary": vary, "fewest": fewest, "cheapest": cheapest, "optuna": optuna}
         if wrong := [name for name, value in given.items() if value]:
@@ -105,29 +112,43 @@ def plan(
                 f"--{wrong[0]}: does not go with --buy, which varies all that one buys"
             )
         problem = buying_problem(scenario, options, (settings.overrides, settings.seed), wanted)
+        find = partial(find_offers, problem, wanted, precision)
     elif gpus or precision:
         raise HeadwayError(f"--{'gpus' if gpus else 'precision'}: goes with --buy")
     else:
         problem = make_problem(scenario, options, settings.overrides, settings.seed)
+        find = partial(find_best, problem, optuna)
     folder = check_folder(out or Path("out") / f"{problem.name}-plan")
     if deploy is not None:
         check_folder(deploy, option="--deploy")
+    return _answer(problem, find, folder, deploy, jobs, quiet=quiet, as_json=json_)
+
+
+def _answer(
+    problem: "PlanProblem",
+    find: "Find",
+    folder: Path,
+    deploy: Path | None,
+    jobs: int | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Make the runs, write the files and print the answer; return the exit code."""
+    from simulator.planning.journal import open_journal
+    from simulator.planning.plan import JOURNAL, Runs
+    from simulator.planning.plan_report import plan_table, write_plan
+    from simulator.scenario.load import load_scenario
+    from simulator.util.workers import use_backend
+
+    rising = not problem.searches_rate
     try:
         with (
             open_journal(folder / JOURNAL) as journal,
             use_backend("loky", jobs),
-            search_progress(
-                quiet or json_, problem.key, rising=not problem.searches_rate
-            ) as progress,
+            search_progress(quiet or as_json, problem.key, rising=rising) as progress,
         ):
-            told: list[str] = []
-            if buy:
-                candidates, told = find_offers(
-                    problem, wanted, precision, Runs(jobs, progress, journal)
-                )
-                best = candidates[0]
-            else:
-                candidates, best = find_best(problem, optuna, jobs, progress, journal)
+            candidates, best, told = find(Runs(jobs, progress, journal))
             journal.check()
             files = write_plan(problem, candidates, best, folder, told)
             if deploy is not None:
@@ -136,7 +157,7 @@ def plan(
                 )
     except KeyboardInterrupt:
         return print_interrupted_runs(folder / JOURNAL)
-    if json_:
+    if as_json:
         print_json(folder / "plan.json")
     elif not quiet:
         print("\n".join(told) or plan_table(problem, candidates, best))

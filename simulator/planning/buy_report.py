@@ -59,12 +59,12 @@ def find_offers(
     gpus: Sequence[str],
     precision: str | None,
     runs: Runs,
-) -> tuple[list[Candidate], list[str]]:
-    """Return all candidates, what to buy first, and the answer in words."""
+) -> tuple[list[Candidate], Candidate, list[str]]:
+    """Return all candidates, what to buy, and the answer in words."""
     answer = buy(problem, gpus, precision, runs)
     ranked = {one.label for one in answer.ranked}
     others = [one for one in answer.offers if one.label not in ranked]
-    return [*answer.ranked, *others], buy_lines(problem, answer)
+    return [*answer.ranked, *others], answer.ranked[0], buy_lines(problem, answer)
 
 
 def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:

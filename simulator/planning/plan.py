@@ -76,18 +76,14 @@ class Runs:
 
 
 def find_best(
-    problem: PlanProblem,
-    optuna: int | None = None,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    journal: Journal | None = None,
-) -> tuple[list[Candidate], Candidate]:
+    problem: PlanProblem, optuna: int | None, runs: Runs
+) -> tuple[list[Candidate], Candidate, list[str]]:
     """Search for every candidate, or for `optuna` of them; return them answered, and the best.
 
-    Runs that the journal has are not made again, and it gets those that are.
-    Raises HeadwayError where none can be run, or none holds.
+    Runs that the journal has are not made again, and it gets those that are. Nothing is to be said
+    beside the table: the third is []. Raises HeadwayError where none can be run, or none holds.
     """
-    runs = Runs(jobs, progress, journal)
+    progress = runs.progress
     if optuna is None:
         design = factors(problem.axes)
         given = problem.overrides, problem.seed, Candidate
@@ -117,7 +113,7 @@ def find_best(
     if problem.key and not problem.high:
         run_lower_loads(problem, candidates, runs)
     find_headroom(problem, candidates, runs)
-    return candidates, best
+    return candidates, best, []
 
 
 def rule_out(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:

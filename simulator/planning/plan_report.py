@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from simulator.planning.candidate import Candidate, looked_at, result_row
 from simulator.planning.design import axes_of, fold_errors
 from simulator.planning.journal import open_journal
-from simulator.planning.plan import JOURNAL, choose_best, find_best
+from simulator.planning.plan import JOURNAL, Runs, choose_best, find_best
 from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem, scales
 from simulator.planning.runs import encode_csv, scenario_cost_lines
 from simulator.planning.search import PlannedRun, not_monotone
@@ -250,7 +250,7 @@ def plan(
     problem = make_problem(scenario, options, overrides, seed)
     kept = nullcontext(None) if out is None else open_journal(Path(out) / JOURNAL)
     with kept as journal, use_backend(backend, jobs, address):
-        candidates, best = find_best(problem, jobs=jobs, journal=journal)
+        candidates, best, _ = find_best(problem, None, Runs(jobs, journal=journal))
     if out is not None:
         write_plan(problem, candidates, best, Path(out))
     ordered = [best, *(c for c in candidates if c is not best)]

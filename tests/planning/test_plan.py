@@ -9,7 +9,7 @@ import pytest
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
 from simulator.planning.candidate import result_row
-from simulator.planning.plan import find_best
+from simulator.planning.plan import Runs, find_best
 from simulator.planning.plan_report import plan_table
 from simulator.planning.problem import PlanOptions, make_problem
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -99,7 +99,7 @@ def test_by_energy_the_best_draws_the_fewest_watts(scenario: Path):
     for objective, best in (("cost", "400"), ("energy", "150")):
         options = PlanOptions(["p99_ttft_ms<=60000"], [caps], cheapest=True, objective=objective)
         problem = make_problem(scenario, options)
-        candidates, found = find_best(problem, jobs=1)
+        candidates, found, _ = find_best(problem, None, Runs(1))
         assert found.varied["gpu.power.max"] == best
         watts = [result_row(problem, c)["power_w"] for c in candidates if c.result.best]
         assert len(watts) == 3
@@ -112,7 +112,7 @@ def test_by_energy_every_gpu_must_have_a_power(scenario: Path):
     """GH200's is unknown, unless it is given."""
     options = PlanOptions(["p99_ttft_ms<=60000"], ["gpu.name=GH200"], objective="energy")
     with pytest.raises(HeadwayError, match="GH200 has no power in the table"):
-        find_best(make_problem(scenario, options), jobs=1)
+        find_best(make_problem(scenario, options), None, Runs(1))
 
 
 @pytest.mark.medium

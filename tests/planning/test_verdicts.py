@@ -16,7 +16,7 @@ import pytest
 from simulator import load_scenario
 from simulator.planning.candidate import Candidate
 from simulator.planning.measure import measure_run
-from simulator.planning.plan import find_best
+from simulator.planning.plan import Runs, find_best
 from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 
 CASES = os.environ.get("HEADWAY_PLAN_CASES")
@@ -106,7 +106,7 @@ def test_the_chosen_fleet_holds_and_one_replica_fewer_does_not(tmp_path: Path):
         path.write_text(case.text)
         slo = f"p{case.percentile}_ttft_ms<={1000 * case.bound}"
         problem = make_problem(path, PlanOptions([slo], fewest="cluster.replicas=1..32"))
-        _, best = find_best(problem, jobs=1)
+        _, best, _ = find_best(problem, None, Runs(1))
         chosen = int(best.best.at)
         held += holds(problem, best, chosen, case, seed)
         if chosen > 1:
