@@ -1,10 +1,9 @@
 """The verb `headway plan`: what is enough to keep service levels."""
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -25,16 +24,8 @@ from simulator.cli.options import (
 from simulator.cli.progress import search_progress
 from simulator.util.errors import HeadwayError
 
-if TYPE_CHECKING:
-    from simulator.planning.candidate import Candidate
-    from simulator.planning.plan import Runs
-    from simulator.planning.problem import PlanProblem
 
-    Find = Callable[[Runs], tuple[Sequence[Candidate], Candidate, list[str]]]
-    """Make the runs: all candidates, the best, and the answer in words where no table gives it."""
-
-
-def plan(  # more than 80 lines, for 50 of them are its options
+def plan(  # more than 80 lines: 50 are its options
     scenario: ScenarioFile,
     /,
     *,
@@ -94,9 +85,13 @@ def plan(  # more than 80 lines, for 50 of them are its options
     earlier one was stopped.
     """
     from simulator.planning.buy_report import buying_problem, find_offers
-    from simulator.planning.plan import find_best
+    from simulator.planning.journal import open_journal
+    from simulator.planning.plan import JOURNAL, Runs, find_best
+    from simulator.planning.plan_report import plan_table, write_plan
     from simulator.planning.problem import PlanOptions, make_problem
+    from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
+    from simulator.util.workers import use_backend
 
     at_least_one(jobs=jobs, optuna=optuna)
     options = PlanOptions(
@@ -104,7 +99,7 @@ def plan(  # more than 80 lines, for 50 of them are its options
         *(objective, window),
     )
     wanted = [name.strip() for name in gpus.split(",")] if gpus else []
-    find: Find
+    find: Any  # all candidates, the best, and the answer in words where it is no table
     if buy:
         given = {"vary": vary, "fewest": fewest, "cheapest": cheapest, "optuna": optuna}
         if wrong := [name for name, value in given.items() if value]:
@@ -121,32 +116,12 @@ def plan(  # more than 80 lines, for 50 of them are its options
     folder = check_folder(out or Path("out") / f"{problem.name}-plan")
     if deploy is not None:
         check_folder(deploy, option="--deploy")
-    return _answer(problem, find, folder, deploy, jobs, quiet=quiet, as_json=json_)
-
-
-def _answer(
-    problem: "PlanProblem",
-    find: "Find",
-    folder: Path,
-    deploy: Path | None,
-    jobs: int | None,
-    *,
-    quiet: bool,
-    as_json: bool,
-) -> int:
-    """Make the runs, write the files and print the answer; return the exit code."""
-    from simulator.planning.journal import open_journal
-    from simulator.planning.plan import JOURNAL, Runs
-    from simulator.planning.plan_report import plan_table, write_plan
-    from simulator.scenario.load import load_scenario
-    from simulator.util.workers import use_backend
-
     rising = not problem.searches_rate
     try:
         with (
             open_journal(folder / JOURNAL) as journal,
             use_backend("loky", jobs),
-            search_progress(quiet or as_json, problem.key, rising=rising) as progress,
+            search_progress(quiet or json_, problem.key, rising=rising) as progress,
         ):
             candidates, best, told = find(Runs(jobs, progress, journal))
             journal.check()
@@ -157,7 +132,7 @@ def _answer(
                 )
     except KeyboardInterrupt:
         return print_interrupted_runs(folder / JOURNAL)
-    if as_json:
+    if json_:
         print_json(folder / "plan.json")
     elif not quiet:
         print("\n".join(told) or plan_table(problem, candidates, best))
