@@ -38,6 +38,7 @@ from simulator.results.service_levels import Judged
 SHOWN = 4  # findings that a report prints
 NOTHING = "Nothing stands out: nothing needs turning."
 KEPT = "All service levels are kept: nothing needs turning."
+GROWS = "All service levels are kept so far, but a queue grows: in a longer run they break."
 CLOSE = "All service levels are kept, but within the error of the step times: {}."
 
 TTFT, E2EL = "p99_ttft_ms", "p99_e2el_ms"
@@ -123,13 +124,17 @@ def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
     that is told first, and a knob only where it saves replicas. A host that keeps the GPU waiting
     is told last: no rule finds it, since no knob of the engine makes it faster.
     """
-    kept = bool(gauges.get("slo_met"))
+    met = bool(gauges.get("slo_met"))
+    grows = gauges.get("stationary") is False and (gauges.get("trend_per_s") or 0.0) > 0
+    kept = met and not grows
     found = [
         (str(one["text"]), "" if kept and one["rule"] != "low_load" else str(one["knob"]))
         for one in gauges.get("diagnosis") or ()
     ]
     if (host := gauges.get("host_share") or 0.0) >= HOST:
         found.append((f"The GPU waits for the host in {host:.0%} of the steps' time.", ""))
+    if met and grows:
+        return [(GROWS, ""), *found]
     judged = [Judged.of(one) for one in gauges.get("slo") or ()]
     if close := [f"{one.slo.text} is {one}" for one in judged if kept and one.close]:
         return [(CLOSE.format("; ".join(close)), ""), *found]

@@ -44,7 +44,8 @@ def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: 
     market = Market(problem, gpus, precision)
     offers = market.offers()
     if not offers:
-        raise HeadwayError(f"--precision {precision}: the model has no profile with such weights")
+        names = ", ".join(market.names)
+        raise HeadwayError(f"--precision {precision}: no profile of the model on {names} has it")
     live = [offer for offer in offers if not offer.never]
     if not live:
         best = max(offers, key=lambda one: (one.scenario is not None, one.reads))
@@ -52,8 +53,8 @@ def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: 
     _search(market.quick(), live, runs)
     ranked = ranked_offers(live)
     if not ranked:
-        tried = next(offer for offer in live if offer.result.trials)
-        reason = tried.result.trials[-1].reason
+        tried = next((offer for offer in live if offer.result.trials), live[0])
+        reason = tried.result.trials[-1].reason if tried.result.trials else tried.error
         raise HeadwayError(f"--buy: nothing holds it; the closest, {tried.label}, breaks {reason}")
     ranked, variants = market.with_variants(ranked, runs)
     ranked = _confirm(problem, ranked, runs)
@@ -166,5 +167,7 @@ def _dearer(ranked: Sequence[Offer], priced: bool) -> Iterator[str]:
 
 def line(offer: Offer) -> str:
     """Write what to order in one line."""
-    count = f"{offer.prefill} + {offer.searched}" if offer.prefill else str(offer.replicas)
-    return f"{count} x {offer.label}: {money(offer, offer.cost)}"
+    gpu, count = offer.order
+    each = f"{offer.prefill} + {offer.searched}" if offer.prefill else str(offer.replicas)
+    replicas = f"{each} replica{'s' if offer.replicas > 1 else ''} of {offer.settings}"
+    return f"{count} x {gpu} ({replicas}): {money(offer, offer.cost)}"

@@ -76,9 +76,9 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     told = [f"{one.slo.text} {one}" for one in verdicts(problem, best)]
     lines.append(f"  {'; '.join(told)}; looked at {looked_at(best.best)} of load")
     lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]
-    alike = [one.label for one in answer.ranked if one is not best and one.order == best.order]
+    alike = [line(one) for one in answer.ranked if one is not best and one.order == best.order]
     if alike:
-        lines.append(f"  by short runs it holds, too, as {', '.join(alike)}")
+        lines.append(f"  by short runs these hold, too: {'; '.join(alike)}")
     if others:
         lines.append(f"Second best: {line(others[0])}{_more(best, others[0])}")
     for one in others[1 : TOLD - 1]:
@@ -116,4 +116,4 @@ def _failed(tried: Sequence[Offer]) -> Iterator[str]:
     for offer in tried:
         if offer.result.best is None:
             last = max(offer.result.trials, key=lambda trial: trial.at)
-            yield f"  does not hold: {last.at:.0f} x {offer.label}: {last.reason}"
+            yield f"  does not hold: {last.at:.0f} replicas of {offer.label}: {last.reason}"

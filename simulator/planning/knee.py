@@ -72,18 +72,22 @@ class _Load:
 def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:
     """Return where a run's load sits; that of a `recorded` load by its arrivals.
 
-    None where no rate is given (closed loops), or where theory says nothing: replicas of several
-    kinds, or whose number changes; pipelines, ranks that share experts, speculative decoding.
+    None where no one rate is given (closed loops, days), or where theory says nothing: replicas of
+    several kinds, or whose number changes; pipelines, ranks that share experts, speculative
+    decoding.
     """
     scenario, spec = result.scenario, result.spec
     traffic = Traffic.of(scenario, result.workload)
     if recorded:
         traffic = Traffic(result.workload, _arrival_rate(result.workload))
-    if not _is_plain(scenario) or spec.cost.joint is not None or not traffic.rate:
+    changes = scenario.workload.generator.diurnal is not None and not recorded
+    if not _is_plain(scenario) or changes or spec.cost.joint is not None or not traffic.rate:
         return None
     replicas = (scenario.cluster.replicas if scenario.cluster else None) or 1
     known = _known_share(result.request_table())
-    replica = Replica(spec.engine, spec.model, spec.gpu, spec.cost)
+    # Whatever seats are asked for, the KV cache stays as it is.
+    engine = spec.engine.model_copy(update={"num_gpu_blocks_override": spec.num_gpu_blocks})
+    replica = Replica(engine, spec.model, spec.gpu, spec.cost)
     return _Load(replica, traffic, replicas * spec.engine.data_parallel_size, known).find()
 
 

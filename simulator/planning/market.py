@@ -85,7 +85,12 @@ class Offer(Candidate):
 
     @property
     def label(self) -> str:
-        """Name it as one orders it."""
+        """Name what a replica is."""
+        return f"{self.gpu} ({self.settings})"
+
+    @property
+    def settings(self) -> str:
+        """Say how a replica is set."""
         keys = {key.rpartition(".")[2]: value for key, value in self.varied.items()}
         parts = [f"TP {self.size}"]
         if (weights := keys.get("quantization", "null")) != "null":
@@ -95,7 +100,7 @@ class Offer(Candidate):
         for key in ("max_num_seqs", "max_num_batched_tokens", "router"):
             parts += [f"{key} {keys[key]}"] if key in keys else []
         parts += ["prefill + decode"] if self.prefill else []
-        return f"{self.gpu} ({', '.join(parts)})"
+        return ", ".join(parts)
 
 
 def money(offer: Offer, amount: float) -> str:
@@ -185,7 +190,7 @@ class Market:
     def _bounded(self, gpu: str, size: int, pair: tuple[str | None, str]) -> Offer:
         """Make a candidate and say what it takes at least."""
         keys, device = self._keys(gpu, size, pair), find_gpu(gpu)
-        price = device.dollars_per_hour
+        price = device.dollars_per_hour if self.priced else None
         given = {"gpu": gpu, "size": size, "price": None if price is None else size * price}
         offer = self._load(keys, given)
         if offer.scenario is None:
@@ -253,7 +258,7 @@ class Market:
             last = offers[-1]
             reason = last.error or (last.result.trials[-1].reason if last.result.trials else "")
             if not held:
-                told.append(f"{name}: tried with fewer replicas than {best.replicas}: {reason}")
+                told.append(f"{name}: fewer replicas than {best.replicas} do not hold: {reason}")
         return ranked_offers(ranked), told
 
     def _by_prefix(self, best: Offer) -> tuple[str, list[Offer]]:

@@ -68,7 +68,7 @@ def measure_run(
     broken = growing = ""
     more: dict[str, float] = {}
     if stop is not None and (result.interrupted or window is not None):
-        broken = stop.broken(result.request_table(), whole=not result.interrupted)
+        broken = stop.told or stop.broken(result.request_table(), whole=True)
     if result.interrupted and not broken:
         raise KeyboardInterrupt("the user broke it off")
     if steady and not result.interrupted:
@@ -177,13 +177,15 @@ class _Watch:
         self._workload, self._scenario, self._slos = workload, scenario, slos
         self._window = window
         self._next = 0
+        self.told = ""  # the bound for which it has ended the run
 
     def __call__(self, sent: Floats, logs: Sequence[Log]) -> bool:
         over = sum(len(log.request_rows) for log in logs) // REQUEST.itemsize
         if over < self._next:
             return False
         self._next = over + max(len(self._workload) // 100, 1)
-        return bool(self.broken(gather_requests(self._workload, sent, logs)))
+        self.told = self.broken(gather_requests(self._workload, sent, logs))
+        return bool(self.told)
 
     def broken(self, table: RequestTable, *, whole: bool = False) -> str:
         """Name the bound that is broken; `whole`: no more requests come in the last window."""

@@ -263,6 +263,12 @@ def test_a_host_that_the_gpu_waits_for_is_told() -> None:
         "- All service levels are kept: nothing needs turning.",
         "- The GPU waits for the host in 39% of the steps' time.",
     ]
+    grows = {"stationary": False, "trend_per_s": 0.3, "slo_met": True}
+    more = {"rule": "memory", "text": "Full.", "knob": "raise it"}
+    assert diagnosis_lines(grows | {"diagnosis": [more]}) == [
+        "- All service levels are kept so far, but a queue grows: in a longer run they break.",
+        "- Full. Knob: raise it.",
+    ]
     assert diagnosis_lines({"diagnosis": [], "host_share": 0.2}) == [
         "Nothing stands out: nothing needs turning."
     ]

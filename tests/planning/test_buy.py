@@ -124,7 +124,10 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
         (["--buy", "--gpus", "H300"], "--gpus: gpu.name: no GPU 'H300'"),
         (["--buy", "--gpus", "L4", "--set", "model=llama-3.1-405b"], "does not fit the L4"),
         (["--buy", "--slo", "p99_tpot_ms<=0.1"], "--buy: nothing can hold it"),
-        (["--buy", "--precision", "int3"], "--precision int3: the model has no profile with"),
+        (
+            ["--buy", "--precision", "int3"],
+            "--precision int3: no profile of the model on A100-40GB",
+        ),
         (["--buy", "--set", "cluster={groups: {a: {}}}"], "--buy: goes without cluster.groups"),
     ],
 )

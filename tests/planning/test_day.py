@@ -130,3 +130,12 @@ def test_windows_that_cannot_be_are_refused(day: Path, capsys, options: list[str
 def test_a_window_is_of_the_load_as_it_is(day: Path, capsys):
     assert main(["plan", str(day), "--slo", "p90_ttft_ms<=9", "--window", "60"]) == 2
     assert "--window: goes with --fewest or --cheapest" in capsys.readouterr().err
+
+
+def test_a_run_that_breaks_a_window_ends_and_is_told(tmp_path: Path) -> None:
+    """When it ends, later windows have begun: what was broken is still what ended it."""
+    command = ["plan", "demo", "--slo", "p99_ttft_ms<=1000", "--window", "60", "--jobs", "1"]
+    command += ["--fewest", "cluster.replicas=1..2", "--set", "workload.request_rate=6"]
+    assert main([*command, "--replications", "1", "--out", str(tmp_path)]) == 0
+    (row,) = json.loads((tmp_path / "plan.json").read_text())["candidates"]
+    assert (row["at"], row["broke"]) == (2, "p99_ttft_ms")

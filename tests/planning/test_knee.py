@@ -96,3 +96,17 @@ def test_validate_counts_runs_near_their_capacity_apart():
     assert calm.endswith("1.0%      1.0%")
     assert near.startswith("lab, near capacity")
     assert near.endswith("50.0%     50.0%")
+
+
+def test_the_cache_of_the_engine_bounds_the_capacity_whatever_seats_are_asked_for() -> None:
+    """Fewer seats would leave more memory to the cache; this engine has 1,024."""
+    given = {
+        "model": "llama-3-70b",
+        "gpu": {"name": "H100", "count": 2},
+        "engine": {"name": "vllm", "gpu_memory_utilization": 0.95},
+        "workload": {"num_prompts": 100, "request_rate": 2, "input_len": 2000, "output_len": 300},
+    }
+    result = run(load_scenario(given))
+    knee = find_knee(result)
+    assert knee is not None
+    assert knee.capacity == pytest.approx(result.summary()["request_throughput"], rel=0.1)
