@@ -13,7 +13,7 @@ from simulator.planning.plan import Runs, search_all
 from simulator.planning.problem import PlanOptions, make_problem, rate_key
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
 from simulator.planning.search import capacity
-from simulator.results.service_levels import Judged
+from simulator.results.service_levels import Judged, Slo
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
@@ -169,7 +169,8 @@ def diagnose(
     values, gpus = _known(summary), resources(scenario)[0]
     judged = [Judged.of(one) for one in summary["headway"].get("slo") or ()]
     verdicts = [f"{one.slo.text} {one}" for one in judged]
-    trials = _try_all(scenario, values, advised, jobs, progress)
+    kept = [one.slo for one in judged if one.slo.met(one.value)]
+    trials = _try_all(scenario, values, advised, kept, jobs=jobs, progress=progress)
     if not trials:
         return Diagnosis(findings, values, gpus, (), verdicts=verdicts)
     ranked_by = [*([GOODPUT] if GOODPUT in values else []), trials[0].metric]
@@ -177,7 +178,7 @@ def diagnose(
     as_it_is = Trial("", "", {}, values)
     good = [trial for trial in trials if _rank(trial, ranked_by) < _rank(as_it_is, ranked_by)]
     if together := _together(good):
-        for both in _try_all(scenario, values, [together], 1, None):
+        for both in _try_all(scenario, values, [together], kept, jobs=1, progress=None):
             if _rank(both, ranked_by) < _rank(good[0], ranked_by):
                 trials.insert(0, both)
     return Diagnosis(findings, values, gpus, trials, ranked_by, verdicts=verdicts)
@@ -218,10 +219,15 @@ def _try_all(
     scenario: Scenario,
     values: MetricValues,
     advised: Sequence[tuple[str, str, Mapping[str, Any]]],
+    kept: Sequence[Slo],
+    *,
     jobs: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> list[Trial]:
-    """Follow each advice, given with its rule and metric; `values` are of the run as it is."""
+    """Follow each advice, given with its rule and metric.
+
+    `values` are of the run as it is, and `kept` the service levels that it keeps.
+    """
     followed: list[Scenario | Outcome] = []
     for _, _, advice in advised:
         try:
@@ -239,16 +245,19 @@ def _try_all(
             Trial(
                 *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
                 gpus=0 if isinstance(one, Outcome) else resources(one)[0],
-                trade=traded(metric, values, outcome.values),
+                trade=traded(metric, values, outcome.values, kept),
             )
         )
     return trials
 
 
-def traded(metric: str, before: MetricValues, after: MetricValues) -> list[str]:
+def traded(
+    metric: str, before: MetricValues, after: MetricValues, kept: Sequence[Slo] = ()
+) -> list[str]:
     """Name what gets worse and makes an advice for `metric` a bad trade.
 
-    That is goodput that falls, where it has bounds; else what loses a greater share than is won.
+    That is goodput that falls, where it has bounds; else what loses a greater share than is won;
+    and a service level that was `kept` and is broken.
     """
     if GOODPUT in before:
         keys, won = [GOODPUT], 0.0
@@ -256,7 +265,8 @@ def traded(metric: str, before: MetricValues, after: MetricValues) -> list[str]:
         keys, won = [*SHOWN], gain(metric, value_of(before, metric), value_of(after, metric))
     both = before.keys() & after.keys()
     lost = {key: -gain(key, before[key], after[key]) for key in keys if key in both}
-    return [key for key in lost if lost[key] > max(won, ALIKE)]
+    broken = [one.metric for one in kept if one.metric in both and not one.met(after[one.metric])]
+    return [*dict.fromkeys([*(key for key in lost if lost[key] > max(won, ALIKE)), *broken])]
 
 
 def _rank(trial: Trial, metrics: Sequence[str]) -> tuple[bool | float, ...]:

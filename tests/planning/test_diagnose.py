@@ -12,6 +12,7 @@ from simulator.cli.main import main
 from simulator.diagnosis.advice import turn, words
 from simulator.planning.diagnose import Held, find_held, follow, gain, table, traded, value_of
 from simulator.planning.runs import metric_values
+from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import check_scenario, with_keys
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap
@@ -153,6 +154,9 @@ def test_what_a_trade_loses(after, lost) -> None:
     before = {"p99_itl_ms": 100, "p99_ttft_ms": 100, "output_throughput": 10}
     before |= {"request_goodput": 2} if "request_goodput" in after else {}
     assert traded("p99_itl_ms", before, after) == lost
+    kept = [parse_slo("p99_ttft_ms<=140"), parse_slo("p99_itl_ms<=500")]
+    broken = ["p99_ttft_ms"] if after["p99_ttft_ms"] > 140 else []
+    assert {*traded("p99_itl_ms", before, after, kept)} == {*lost, *broken}
 
 
 def test_all_is_well(write, capsys) -> None:
