@@ -79,11 +79,12 @@ class Fitted(CostModel):
             + self.swap_in_per_block * swaps["blocks_in"]
         )
 
-    def with_engine(self, *, step: float, sort: float, prompts: float, **terms: Any) -> Self:
+    def with_engine(self, *, step: float, apart: float, prompts: float, **terms: Any) -> Self:
         """Put on a cost of kernels alone what an engine adds, s.
 
-        That is to each step, to sort logits, and to a step with prompts; `terms` are others by
-        their names. ValueError: the cost has no place for them.
+        That is to each step, likewise what is no host's (`apart`: ranks that wait, sorted logits),
+        and to a step with prompts; `terms` are others by their names. ValueError: the cost has no
+        place for them.
         """
         raise ValueError("overhead: goes with a piecewise cost")
 

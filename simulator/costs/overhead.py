@@ -147,12 +147,12 @@ class Overhead:
         """
         if layers is None:
             layers = model.num_hidden_layers if model else 0
-        step = self.step + (self.ranks_per_layer * layers if tensor_parallel_size > 1 else 0.0)
+        ranks = self.ranks_per_layer * layers if tensor_parallel_size > 1 else 0.0
         logits = model.vocab_size if sampled and model and gpu else 0
         each = self.logit_seconds(gpu) if gpu else 0.0
         whole = cost.with_engine(
-            step=step,
-            sort=self.sort if sampled else 0.0,
+            step=self.step,
+            apart=ranks + (self.sort if sampled else 0.0),
             prompts=self.prompt_per_layer * layers,
             overhead_per_sequence=self.per_sequence + logits * each,
             host=self.host,

@@ -485,10 +485,10 @@ class PiecewiseCost(Fitted):
         hidden = {"host": "host"} if self.overlapped else {}
         return {"step": "overhead", **hidden, "per_sequence": "host_per_sequence"}
 
-    def with_engine(self, *, step: float, sort: float, prompts: float, **terms: Any) -> Self:
+    def with_engine(self, *, step: float, apart: float, prompts: float, **terms: Any) -> Self:
         return replace(
             self,
-            overhead=self.overhead + step + sort,
+            overhead=self.overhead + step + apart,
             prefill=self.prefill + prompts,
             engine_overhead=step,
             engine_prefill=prompts,

@@ -65,10 +65,8 @@ def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: 
 
 def orders(ranked: Sequence[Offer]) -> list[Offer]:
     """Return the first of those that are one order, each."""
-    found: dict[tuple[str, int], Offer] = {}
-    for one in ranked:
-        found.setdefault(one.order, one)
-    return [*found.values()]
+    first = {one.order: one for one in reversed(ranked)}
+    return [one for one in ranked if first[one.order] is one]
 
 
 def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs) -> None:

@@ -102,17 +102,25 @@ def _block(labels: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def row_per_run(labels: Sequence[str], summaries: Sequence[Summary], note: str) -> str:
-    """Return a row for each run; `*` marks the best of a column, `n/a` what a run does not have."""
+    """Return a row for each run; `*` marks the best of a column, `n/a` what a run does not have.
+
+    A run that lost requests is the best of nothing, unless all have.
+    """
+    lost = [s.get("failed", 0) for s in summaries]
     columns = [("", "", *labels)]
     for column in COLUMNS:
         values = [metric_value(s, column.key) for s in summaries]
         known = [value for value in values if value is not None]
         if not any(known) or (column.better == 0 and len(set(known)) < 2):
             continue
-        best = max(known, key=lambda value: value * column.better) if column.better else None
+        fair = [None if n and not all(lost) else v for v, n in zip(values, lost, strict=True)]
+        best = max(
+            (v for v in fair if v is not None), key=lambda v: v * column.better, default=None
+        )
+        marks = [" *"[bool(column.better) and v is not None and v == best] for v in fair]
         cells = [
-            "n/a" if value is None else three_digits(value * column.scale) + " *"[value == best]
-            for value in values
+            "n/a" if value is None else three_digits(value * column.scale) + mark
+            for value, mark in zip(values, marks, strict=True)
         ]
         columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
     text = align([*zip(*columns, strict=True)], heads=2)

@@ -15,7 +15,7 @@ from simulator.core.request import Request, Segments, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.orders import SJF, Priority
 from simulator.schedulers.static import Static
-from simulator.schedulers.vllm.rules import families, rules_of
+from simulator.schedulers.vllm.rules import NEWEST_RELEASE, families, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import clocks, engines, workloads
@@ -88,7 +88,9 @@ options = st.fixed_dictionaries(
         "prefill_schedule_interval": st.sampled_from([1, 1, 2, 4]),
         "scheduler_reserve_full_isl": st.booleans(),
         "watermark": st.sampled_from([0.0, 0.0, 0.2]),
-        "rules": st.sampled_from([None, None, *families().values()]).map(rules_of),
+        "rules": st.sampled_from([NEWEST_RELEASE, NEWEST_RELEASE, *families().values()]).map(
+            rules_of
+        ),
     }
 )
 

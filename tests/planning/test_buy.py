@@ -10,6 +10,7 @@ import pytest
 from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.feasibility import Traffic
+from simulator.planning.buy import line, orders
 from simulator.planning.buy_report import buying_problem
 from simulator.planning.market import Market, Offer
 from simulator.planning.measure import Change, measure_run
@@ -206,3 +207,16 @@ def test_a_prefix_aware_router_is_tried_where_prompts_begin_alike(write) -> None
     assert routed.within == (2, 3)
     assert market(alike)._by_prefix(found(offer, 1))[0] == "there is one replica"
     assert market(other)._by_prefix(found(offer, 4))[0].startswith("0 % of the prompt tokens")
+
+
+def test_orders_are_told_apart_by_gpus_and_their_number() -> None:
+    """Of those of one order the first stands for all, in the given order."""
+
+    def offer(gpu: str, size: int, replicas: int, **keys: str) -> Offer:
+        found = SearchResult(Trial(float(replicas)), [])
+        return Offer(keys, result=found, gpu=gpu, size=size, price=float(size))
+
+    ranked = [offer("A", 1, 2), offer("B", 1, 2), offer("A", 2, 1), offer("A", 1, 3)]
+    assert orders(ranked) == [ranked[0], ranked[1], ranked[3]]
+    assert line(ranked[0]) == "2 x A (2 replicas of TP 1): $2.00/h"
+    assert line(ranked[2]) == "2 x A (1 replica of TP 2): $2.00/h"

@@ -1,5 +1,6 @@
 """Who wins a comparison, and why."""
 
+from simulator.views.comparison import row_per_run
 from simulator.views.winner import DOLLARS, best_run, winner_lines
 
 
@@ -106,3 +107,24 @@ def test_a_run_alone_leads_in_nothing() -> None:
         for line in winner_lines(["a", "b"], [summary(100, 9), summary(50, 9)])
         if "highest" in line
     ]
+
+
+def test_a_run_that_lost_requests_is_the_best_of_nothing() -> None:
+    """Those that it served may well have been quick; where all lost some it is as ever."""
+
+    def starred(*lost: int) -> list[bool]:
+        given = [
+            {
+                "p99_ttft_ms": 10.0 * k,
+                "mean_ttft_ms": 5.0,
+                "completed": 9,
+                "failed": n,
+                "headway": {},
+            }
+            for k, n in enumerate(lost, 1)
+        ]
+        lines = row_per_run([f"run{k}" for k in range(len(lost))], given, "").splitlines()
+        return ["*" in line for line in lines if line.startswith("run")]
+
+    assert starred(3, 0, 0) == [False, True, True]
+    assert starred(3, 1, 1) == [True, True, True]
