@@ -34,8 +34,8 @@ from calibration.server_logs.request_log import (
     HIDDEN_SCALES,
     SCALES,
     RequestLog,
-    _scaled,
     read_log,
+    scaled,
     terms_of,
     with_terms,
 )
@@ -162,7 +162,7 @@ def _surface(log: RequestLog, start: Floats, free: Flags) -> Surface | None:
     """Put a surface over the terms that are free, around the best place; None: none is."""
     if not free.any():
         return None
-    width = _scaled(log.names, "half_width")[free]
+    width = scaled(log.names, "half_width")[free]
     center = np.maximum(_search(log, start, free)[free], width)  # no term of the grid below 0
 
     def place(terms: Floats) -> Floats:
@@ -186,7 +186,7 @@ def _fit(
     if surface is None:
         return found, intervals
     least = surface.minimum(blocks)
-    least = np.where(least > NEGLIGIBLE * _scaled(names, "unit")[free], least, 0.0)
+    least = np.where(least > NEGLIGIBLE * scaled(names, "unit")[free], least, 0.0)
     known = surface.intervals(least, blocks)
     for k, value, interval in zip(np.flatnonzero(free), least, known, strict=True):
         intervals[k] = interval
@@ -203,7 +203,7 @@ def _search(log: RequestLog, start: Floats, free: Flags) -> Floats:
     from scipy.optimize import minimize, minimize_scalar
 
     ttft = log.measured()["ttft"]
-    units, bounds = _scaled(log.names, "unit")[:-1], _scaled(log.names, "most")
+    units, bounds = scaled(log.names, "unit")[:-1], scaled(log.names, "most")
     most = float(np.nanmedian(ttft)) if np.isfinite(ttft).any() else float(bounds[-1])
     best: dict[str, Any] = {"loss": np.inf, "terms": np.minimum(start, bounds)}
 
@@ -229,7 +229,7 @@ def _search(log: RequestLog, start: Floats, free: Flags) -> Floats:
         if not sought:
             loss(first)
             return
-        steps = np.diag(_scaled(log.names, "first")[:-1] / units)[sought]
+        steps = np.diag(scaled(log.names, "first")[:-1] / units)[sought]
 
         def with_sought(x: Floats) -> Floats:
             whole = first.copy()

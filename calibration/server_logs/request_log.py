@@ -195,7 +195,7 @@ def with_terms(cost: Fitted, terms: Floats) -> Fitted:
     return replace(cost, **changed)
 
 
-def _scaled(names: Sequence[str], key: str) -> Floats:
+def scaled(names: Sequence[str], key: str) -> Floats:
     """Return a scale of each term, s."""
     scales = HIDDEN_SCALES if "host" in names else SCALES
     units = key in ("first", "half_width")

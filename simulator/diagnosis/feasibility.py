@@ -22,12 +22,10 @@ from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.cost_model import CostModel
 from simulator.diagnosis.evidence import known_share
-from simulator.models.gpus import Gpu, find_gpu
-from simulator.models.load import load_model
+from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
-from simulator.scenario.kv_room import kv_blocks, least_change, settings
+from simulator.scenario.kv_room import least_change, settings
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.settle import make_cost
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import Workload
 
@@ -141,10 +139,9 @@ def obstacles(scenario: Scenario, workload: Workload) -> list[Obstacle]:
     for name, own in scenario.groups.items():
         cluster = scenario.cluster
         if replicas := 1 if cluster is None else cluster.max_replicas(name):
-            model, gpu = load_model(own.model, own.folder), find_gpu(own.gpu.name)
-            blocks = kv_blocks(own.engine, model, gpu)
-            cost = make_cost(own, model, gpu)
-            groups.append(_Group(name, own, replicas, model, gpu, cost, blocks))
+            spec = scenario.specs[name]
+            parts = spec.model, spec.gpu, spec.cost, spec.num_gpu_blocks
+            groups.append(_Group(name, own, replicas, *parts))
             if (room := _room(scenario, groups[-1], workload)) is not None:
                 found.append(room)
     if found or not groups:
