@@ -231,7 +231,7 @@ def with_terms(
     spec: EngineSpec, engine: EngineConfig, step: float, per_sequence: float
 ) -> EngineSpec:
     """Put other seconds to wait in each step, and for each sequence in it, on the kernels."""
-    usual = find_overhead(engine.version, asynchronous=engine.async_scheduling, gpu=spec.gpu)
+    usual = find_overhead(engine, spec.gpu)
     changed = spec.cost.with_waits(step - usual.step, per_sequence - usual.per_sequence)
     return replace(spec, cost=changed)
 

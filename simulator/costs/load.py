@@ -32,25 +32,27 @@ from simulator.util.from_mapping import prefix_keys, short_repr
 if TYPE_CHECKING:
     from simulator.costs.pipeline import PipelineCost, Stage
 
+SAME_HOST = HostConfig()
+"""The host by which an engine's overhead, or a profile, was measured."""
+
 
 def load_cost(
     spec: Mapping[str, object] | str,
     base: Path | None = None,
     *,
-    model: ModelSpec | None = None,
-    gpu: Gpu | None = None,
-    engine: EngineConfig | None = None,
-    host: HostConfig | None = None,
+    model: ModelSpec,
+    gpu: Gpu,
+    engine: EngineConfig,
+    host: HostConfig = SAME_HOST,
 ) -> CostModel:
     """Make the cost model of a scenario's `cost`.
 
     `spec` is the name of a shipped profile or the path of one, alone or as `{profile: ...}`, or a
     mapping with `kind` (linear, piecewise, roofline) and the form's terms in seconds. A relative
-    path is looked up in `base`, then in the folder that HEADWAY_DATA names. `roofline` needs
-    `model` and `gpu`; a profile that was fitted to others is taken, with a HeadwayWarning. What
-    the engine adds to its kernels, by its `version`, comes on top of a roofline and of profiles
-    that name an `overhead`; `overhead: vllm` beside one that names none adds it, too, and a mapping
-    changes terms of it.
+    path is looked up in `base`, then in the folder that HEADWAY_DATA names. A profile that was
+    fitted to another `model` or `gpu` is taken, with a HeadwayWarning. What the engine adds to its
+    kernels, by its `version`, comes on top of a roofline and of profiles that name an `overhead`;
+    `overhead: vllm` beside one that names none adds it, too, and a mapping changes terms of it.
     `host` puts a server's own host in place of the version's, or of a profile's.
     `residuals`, beside either, are how far off its steps may be (`noise`), in place of the
     profile's own.
@@ -60,7 +62,7 @@ def load_cost(
     """
     if isinstance(spec, str):
         spec = {"profile": spec}
-    target = _Target(model, gpu, engine, host=host)
+    target = _Target(model, gpu, engine, host)
     try:
         _refuse_two_hosts(spec, host)
         cost = _load(spec, base, target)
@@ -70,8 +72,6 @@ def load_cost(
         if str(error).startswith(("engine.", "host")):
             raise
         raise prefix_keys("cost", error) from None
-    if engine is None or model is None or gpu is None:
-        return cost
     if engine.pipeline_parallel_size > 1:
         return _make_pipeline(cost, spec, base, target)
     return _with_copies(cost, model, gpu, engine)
@@ -96,47 +96,44 @@ def _make_pipeline(
     target: "_Target",
 ) -> "PipelineCost":
     """Split a cost of all layers into stages."""
-    from simulator.costs.pipeline import make_pipeline, stages_of
+    from simulator.costs.pipeline import link_of, make_pipeline, stages_of
 
-    model, gpu, engine = target.model, target.gpu, target.engine
-    assert model is not None
-    assert gpu is not None
-    assert engine is not None
+    model, engine, link = target.model, target.engine, link_of(target.gpu)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HeadwayWarning)  # `whole` has told them
         stages = [
             _load(spec, base, target._replace(stage=stage))
             for stage in stages_of(model, engine.pipeline_parallel_size)
         ]
-    rate = engine.pipeline_parallel_bandwidth
-    return make_pipeline(whole, stages, model, gpu, None if rate is None else rate * 1e9)
+    if engine.pipeline_parallel_bandwidth is not None:
+        link = link._replace(bandwidth=engine.pipeline_parallel_bandwidth * 1e9)
+    return make_pipeline(whole, stages, model, link)
 
 
 class _Target(NamedTuple):
-    """What a cost is loaded for; None where nobody says."""
+    """What a cost is loaded for."""
 
-    model: ModelSpec | None
-    gpu: Gpu | None
-    engine: EngineConfig | None
+    model: ModelSpec
+    gpu: Gpu
+    engine: EngineConfig
+    host: HostConfig = SAME_HOST
     stage: "Stage | None" = None  # of a pipeline; None: all layers
-    host: HostConfig | None = None
 
     @property
     def overlapped(self) -> bool:
         """Whether the host's work is hidden behind the kernels."""
-        return self.engine is not None and self.engine.async_scheduling
+        return self.engine.async_scheduling
 
     @property
     def overhead(self) -> Overhead:
         """What the engine's version adds to its kernels."""
-        version = self.engine.version if self.engine is not None else None
-        return find_overhead(version, asynchronous=self.overlapped, gpu=self.gpu)
+        return find_overhead(self.engine, self.gpu)
 
     def add_overhead(self, overhead: Overhead, kernels: Fitted) -> Fitted:
         """Put an overhead on a cost of kernels alone."""
-        engine, stage = self.engine or EngineConfig(), self.stage
+        engine, stage = self.engine, self.stage
         sampled = samples_truncated(self.model, engine.generation_config)
-        if self.host is not None:
+        if self.host != SAME_HOST:
             overhead = overhead.with_host(self.host, overlapped=self.overlapped)
         return overhead.add_to(
             self.part(kernels),
@@ -145,7 +142,7 @@ class _Target(NamedTuple):
             gpu=self.gpu,
             sampled=sampled and (stage is None or stage.last),
             tensor_parallel_size=engine.tensor_parallel_size,
-            layers=None if stage is None else stage.layers,
+            layers=self.model.num_hidden_layers if stage is None else stage.layers,
         )
 
     def part(self, cost: Fitted) -> Fitted:
@@ -153,9 +150,7 @@ class _Target(NamedTuple):
         return cost if self.stage is None else self.stage.part(cost)
 
 
-def with_overhead(
-    kernels: Fitted, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
-) -> Fitted:
+def with_overhead(kernels: Fitted, model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> Fitted:
     """Put what the engine adds on a cost of kernels alone, by its version and its scheduling."""
     target = _Target(model, gpu, engine)
     return target.add_overhead(target.overhead, kernels)
@@ -176,15 +171,15 @@ def _load_profile(spec: Mapping[str, object], base: Path | None, target: _Target
             HeadwayWarning,
             stacklevel=2,
         )
-    cost = profile.cost if target.engine is None else profile.routed(target.engine)
+    cost = profile.routed(target.engine)
     if overhead is None:
         return _with_host(target.part(cost), target.host)
     return target.add_overhead(overhead, cost)
 
 
-def _with_host(cost: Fitted, host: HostConfig | None) -> Fitted:
+def _with_host(cost: Fitted, host: HostConfig) -> Fitted:
     """Put a server's own host into a cost that has its engine's overhead within."""
-    if host is None:
+    if host == SAME_HOST:
         return cost
     told = {key: value for key, value in host_terms(host).items() if key != "step"}
     changed = cost.with_host(**told)
@@ -204,9 +199,7 @@ def _make_roofline(spec: Mapping[str, object], target: _Target) -> Fitted:
         raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
     overhead = choose_overhead(spec.get("overhead"), VLLM, target.overhead)
     assert overhead is not None  # there is a default
-    engine = target.engine or EngineConfig()
-    if target.model is None or target.gpu is None:
-        raise ValueError("kind: roofline needs to know the model and the GPU")
+    engine = target.engine
     if engine.expert_routing != UNIFORM:
         raise ValueError("engine.expert_routing: a roofline knows uniform routing alone")
     kernels = roofline(
@@ -232,10 +225,10 @@ def _make_form(spec: Mapping[str, object], target: _Target) -> Fitted:
     return _with_host(target.part(make_form(spec, str(kind))), target.host)
 
 
-def _refuse_two_hosts(spec: Mapping[str, object], host: HostConfig | None) -> None:
+def _refuse_two_hosts(spec: Mapping[str, object], host: HostConfig) -> None:
     """Refuse a host that is told twice; ValueError by key."""
     told = spec.get("overhead")
-    if host is None or not isinstance(told, Mapping):
+    if not isinstance(told, Mapping):
         return
     for key in host.model_dump(exclude_none=True):
         if HOST_KEYS[key] in told:

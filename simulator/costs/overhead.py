@@ -33,7 +33,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from simulator.core.engine_config import HostConfig
+from simulator.core.engine_config import EngineConfig, HostConfig
 from simulator.costs.linear import Fitted, check_terms
 from simulator.costs.piecewise import HOST_TERMS
 from simulator.costs.tables import MAX_TABLE_TOKENS, check_interval
@@ -134,27 +134,24 @@ class Overhead:
         cost: Fitted,
         *,
         overlapped: bool,
-        model: ModelSpec | None = None,
-        gpu: Gpu | None = None,
-        sampled: bool = False,
-        tensor_parallel_size: int = 1,
-        layers: int | None = None,
+        model: ModelSpec,
+        gpu: Gpu,
+        sampled: bool,
+        tensor_parallel_size: int,
+        layers: int,
     ) -> Fitted:
-        """Put it on top of a cost of kernels alone; terms per layer where the model is known.
+        """Put it on top of a cost of the kernels of so many layers alone.
 
-        `sampled` says that requests are sampled with top-p or top-k; `layers` are those of the cost
-        if not all of the model's. ValueError: the cost has no place for it.
+        `sampled` says that requests are sampled with top-p or top-k. ValueError: the cost has no
+        place for it.
         """
-        if layers is None:
-            layers = model.num_hidden_layers if model else 0
         ranks = self.ranks_per_layer * layers if tensor_parallel_size > 1 else 0.0
-        logits = model.vocab_size if sampled and model and gpu else 0
-        each = self.logit_seconds(gpu) if gpu else 0.0
+        logits = model.vocab_size if sampled else 0
         whole = cost.with_engine(
             step=self.step,
             apart=ranks + (self.sort if sampled else 0.0),
             prompts=self.prompt_per_layer * layers,
-            overhead_per_sequence=self.per_sequence + logits * each,
+            overhead_per_sequence=self.per_sequence + logits * self.logit_seconds(gpu),
             host=self.host,
             host_per_sequence=self.host_per_sequence,
             host_per_prefill=self.host_per_prefill,
@@ -163,7 +160,7 @@ class Overhead:
             overlapped=overlapped,
             cudagraph_capture_sizes=self.capture_sizes,
         )
-        if model is None or not self.key_per_layer:
+        if not self.key_per_layer:
             return whole
         from simulator.costs.split import SplitCost  # not of every engine
 
@@ -182,11 +179,9 @@ def host_terms(host: HostConfig) -> dict[str, Any]:
     return {"host_interval": ()} | terms if "host" in terms else terms
 
 
-def samples_truncated(model: ModelSpec | None, generation_config: str) -> bool:
+def samples_truncated(model: ModelSpec, generation_config: str) -> bool:
     """Return whether requests that say nothing are sampled with top-p or top-k."""
-    if model is None or generation_config != "auto":
-        return False
-    return model.name.startswith(TRUNCATED)
+    return generation_config == "auto" and model.name.startswith(TRUNCATED)
 
 
 def read_version(text: str, patch: int = LAST_PATCH) -> Version | None:
@@ -201,14 +196,12 @@ def read_version(text: str, patch: int = LAST_PATCH) -> Version | None:
     return int(major), int(minor), int(told) if told else patch
 
 
-def find_overhead(
-    version: str | None = None, *, asynchronous: bool = False, gpu: Gpu | None = None
-) -> Overhead:
-    """Return the overhead of a vLLM version, None being the latest, on a GPU."""
-    wanted = read_version(version or "") or NEWEST
+def find_overhead(engine: EngineConfig, gpu: Gpu) -> Overhead:
+    """Return the overhead of an engine's vLLM version on a GPU."""
+    wanted = read_version(engine.version or "") or NEWEST
     terms = max(((v, t) for v, t in _entries() if v <= wanted), key=lambda entry: entry[0])[1]
-    kind = terms["asynchronous" if asynchronous else "synchronous"]
-    own = {"captured": 0} if gpu is CPU else terms["gpus"].get(gpu.name, {}) if gpu else {}
+    kind = terms["asynchronous" if engine.async_scheduling else "synchronous"]
+    own = {"captured": 0} if gpu is CPU else terms["gpus"].get(gpu.name, {})
     plain = {key: value for key, value in terms.items() if key not in BY_CASE}
     return Overhead(**plain | kind | own)
 

@@ -10,6 +10,7 @@ time, while the stages compute others. No pipeline was measured: the layers are 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -93,19 +94,26 @@ class PipelineCost(CostDecorator):
         return None
 
 
-def make_pipeline(
-    whole: Fitted,
-    stages: Sequence[Fitted],
-    model: ModelSpec,
-    gpu: Gpu,
-    bandwidth: float | None = None,
-) -> PipelineCost:
-    """Put stages together; `bandwidth` is that between them, bytes/s, None: the GPU's link."""
+class Link(NamedTuple):
+    """What one stage sends to the next by."""
+
+    latency: float  # s
+    bandwidth: float  # bytes/s
+
+
+def link_of(gpu: Gpu) -> Link:
+    """Return what the link of a GPU reaches."""
     share = efficiency_of(gpu)
-    rate = gpu.link_bandwidth * share.link if bandwidth is None else bandwidth
+    return Link(share.link_latency, gpu.link_bandwidth * share.link)
+
+
+def make_pipeline(
+    whole: Fitted, stages: Sequence[Fitted], model: ModelSpec, link: Link
+) -> PipelineCost:
+    """Put stages together."""
     return PipelineCost(
         whole,
         tuple(stage.without_host() for stage in stages),
-        share.link_latency,
-        SENT * model.hidden_size * HALF / rate,
+        link.latency,
+        SENT * model.hidden_size * HALF / link.bandwidth,
     )

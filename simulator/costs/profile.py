@@ -98,21 +98,15 @@ class Profile:
         assert self.bare is not None
         return self.bare.with_experts(tables[routing])
 
-    def differences(
-        self, model: ModelSpec | None, gpu: Gpu | None, engine: EngineConfig | None
-    ) -> list[str]:
+    def differences(self, model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> list[str]:
         """Tell in what a run differs from the measurements, in the words `this, not that`."""
-        wanted: dict[str, object] = {}
-        if gpu is not None:
-            wanted["gpu"] = gpu.name
-        if model is not None and engine is not None:
-            wanted |= settings_of(model, engine)
+        wanted: dict[str, object] = {"gpu": gpu.name, **settings_of(model, engine)}
         found = [
             f"{key} {self.hardware[key]}, not {value}"
             for key, value in wanted.items()
             if key in self.hardware and not _cost_alike(self.hardware[key], value)
         ]
-        if model is not None and self.model is not None and not _same_shape(self.model, model):
+        if self.model is not None and not _same_shape(self.model, model):
             found.insert(0, f"{self.model}, not {model.name}")
         return found
 

@@ -123,7 +123,7 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
 def unsorted_cost(spec: EngineSpec) -> dict[str, CostModel]:
     """Return the cost without sorting logits, where nobody told that requests ask for it."""
     engine, gpu = spec.engine, spec.gpu
-    terms = find_overhead(engine.version, asynchronous=engine.async_scheduling, gpu=gpu)
+    terms = find_overhead(engine, gpu)
     sampled = samples_truncated(spec.model, engine.generation_config)
     if not spec.cost.residuals or not sampled or not terms.sort:
         return {}

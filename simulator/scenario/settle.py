@@ -11,7 +11,7 @@ from typing import Any
 
 from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
-from simulator.costs.load import load_cost
+from simulator.costs.load import SAME_HOST, load_cost
 from simulator.costs.overhead import VLLM, read_version
 from simulator.costs.profile import settings_of, shipped_profile, shipped_profiles
 from simulator.models.gpus import Gpu, find_gpu
@@ -146,7 +146,7 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
     if engine.expert_routing != UNIFORM and own.cost is None and shipped is None:
         raise ValueError(_why_uniform(model, gpu, engine, parallel=parallel))
     spec = own.cost or shipped or {"kind": "roofline"}
-    target: Any = {"model": model, "gpu": gpu, "engine": engine, "host": own.host}
+    target: Any = {"model": model, "gpu": gpu, "engine": engine, "host": own.host or SAME_HOST}
     cost: CostModel = load_cost(spec, own.folder, **target)
     speculation = engine.speculative_config
     if speculation is not None and speculation.draft is not None:

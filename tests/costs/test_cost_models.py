@@ -1,6 +1,7 @@
 """Cost models: by hand, and by the law that a leap is its steps."""
 
 import re
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from simulator.core.executor import CanLeap
 from simulator.core.request import Step
 from simulator.costs.linear import LinearCost
-from simulator.costs.load import load_cost
 from simulator.costs.profile import (
     shipped_profiles,
 )
@@ -18,7 +18,7 @@ from simulator.costs.roofline import roofline
 from simulator.costs.tables import MAX_TABLE_TOKENS
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from tests.support.costs import HAND, mixed
+from tests.support.costs import HAND, cost_of, mixed
 from tests.support.logs import logged
 
 LLAMA = load_model("llama-3-8b")
@@ -89,7 +89,9 @@ COSTS = {
     "graphs": replace(HAND, cudagraph_capture_sizes=[1, 2, 4, *range(8, 513, 8)]),
     "overlapped": replace(HAND, host=30.0, host_per_sequence=50.0, overlapped=True),
     "waited for": replace(HAND, host=30.0, host_per_sequence=50.0, host_per_prefill=2.0),
-} | {name: load_cost(name) for name in SOME}
+}
+with warnings.catch_warnings(action="ignore"):  # each is of a model and a GPU of its own
+    COSTS |= {name: cost_of(name) for name in SOME}
 
 
 @given(

@@ -15,13 +15,13 @@ from calibration.engine_steps.refit import META, STEPS, read_meta, refit, steps_
 from calibration.engine_steps.steps_file import Row, make_step, pack_rows, read_rows
 from calibration.profile_yaml import cost_block
 from simulator.core.request import Step
-from simulator.costs.load import load_cost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import read_profile
 from simulator.costs.tables import MAX_TABLE_TOKENS
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
+from tests.support.costs import cost_of
 
 SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
 TRUE = PiecewiseCost(
@@ -186,7 +186,7 @@ def test_a_refit_takes_the_sizes_from_meta_and_writes_them(tmp_path: Path) -> No
 
 
 def test_a_scenario_can_write_the_sizes_down() -> None:
-    cost = load_cost({"kind": "piecewise", "dense": [[1, 1.0], [9, 9.0]],
+    cost = cost_of({"kind": "piecewise", "dense": [[1, 1.0], [9, 9.0]],
                       "cudagraph_capture_sizes": [4]})  # fmt: skip
     assert [cost.execute(Step([], n, 0)) for n in (1, 4, 5)] == [4.0, 4.0, 5.0]
 

@@ -15,12 +15,12 @@ from simulator.costs.noise import Noise
 from simulator.costs.overhead import Overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.models.load import load_model
 from simulator.results.engine_metrics import host_time
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
+from tests.support.costs import with_overhead
 from tests.support.engines import play, workload
 
 KERNELS = PiecewiseCost(dense=[[1, 1.0], [8, 2.0]], decode_per_context=0.125, prefill=0.5)
@@ -31,15 +31,14 @@ TERMS = Overhead(
     host_per_sequence=0.25,
     host_per_prefill=0.5,
     host_per_prefill_token=0.0625,
-    prompt_per_layer=0.03125,
+    prompt_per_layer=0.03125,  # of 32: 1 s more for a step with prompts
 )
-MODEL = load_model("llama-3-8b")  # 32 layers: 1 s more for a step with prompts
 PROMPT = Chunk(Request(0, 0.0, 4, 4), 0, 4)
 LOAD = workload((0, 4, 3), (0, 2, 2))
 
 
 def engine(*, overlapped: bool, **terms: float) -> PiecewiseCost:
-    return replace(TERMS, **terms).add_to(KERNELS, overlapped=overlapped, model=MODEL)
+    return with_overhead(replace(TERMS, **terms), KERNELS, overlapped=overlapped, layers=32)
 
 
 def busy(log: Log) -> float:
@@ -74,7 +73,7 @@ def test_who_cannot_tell_says_nothing() -> None:
     log, _ = play(LOAD, Scheduler(BlockCounter(99, 4)), KERNELS)
     assert isnan(host_time(log, KERNELS))
     assert isnan(host_time(log, LinearCost(base=1.0)))
-    assert host_time(log, Overhead().add_to(KERNELS, overlapped=False)) == 0.0
+    assert host_time(log, with_overhead(Overhead(), KERNELS, overlapped=False)) == 0.0
 
 
 loads = st.lists(

@@ -10,7 +10,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.load import load_cost
-from simulator.costs.overhead import Overhead, find_overhead
+from simulator.costs.overhead import Overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import (
     PROFILES,
@@ -24,7 +24,7 @@ from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from tests.support.costs import HAND, mixed
+from tests.support.costs import HAND, cost_of, mixed, overhead_of, with_overhead
 from tests.support.logs import logged
 from tests.support.scenarios import errors
 
@@ -34,9 +34,11 @@ LLAMA = load_model("llama-3-8b")
 def test_inline_costs() -> None:
     """A mapping with `kind` is enough; numbers that YAML took for text are numbers."""
     spec = {"kind": "linear", "base": "1e-3", "per_token": 2, "per_context": 0.0}
-    assert load_cost(spec) == LinearCost(1e-3, 2, 0.0)
-    assert load_cost({"kind": "linear", "base": 1}) == LinearCost(1, 0.0, 0.0)
-    assert load_cost({"kind": "piecewise", "dense": [[1, 0.5]]}).execute(Step([], 1, 1)) == 0.5
+    found = cost_of(spec)
+    assert isinstance(found, LinearCost)
+    assert (found.base, found.per_token, found.per_context) == (1e-3, 2, 0.0)
+    assert cost_of({"kind": "linear", "base": 1}).execute(Step([], 9, 99)) == 1.0
+    assert cost_of({"kind": "piecewise", "dense": [[1, 0.5]]}).execute(Step([], 1, 1)) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -95,27 +97,23 @@ def test_inline_costs() -> None:
 def test_bad_specs_are_told_by_field(spec: dict[str, object], messages: list[str]) -> None:
     """Every wrong key has its line, and begins with the scenario's field."""
     with pytest.raises(ValueError, match="cost") as caught:
-        load_cost(spec, model=LLAMA, gpu=GPUS["H200"])
+        cost_of(spec, gpu="H200")
     lines = str(caught.value).split("\n")
     assert len(lines) == len(messages)
     for line, message in zip(lines, messages, strict=True):
         assert re.match(message, line)
 
 
-def test_roofline_needs_model_and_gpu() -> None:
-    """Nothing is guessed."""
-    with pytest.raises(ValueError, match=r"cost.kind: roofline needs"):
-        load_cost({"kind": "roofline"})
-
-
 def test_a_profile_is_found_by_name_and_by_path(tmp_path: Path) -> None:
     """Shipped by name; one's own beside the scenario."""
     text = "cost: {kind: linear, base: 1e-3, per_token: 0, per_context: 0}\nrange: {tokens: [1, 9]}"
     (tmp_path / "mine.yaml").write_text(text)
-    mine = load_cost({"profile": "mine.yaml"}, tmp_path)
-    assert (mine, mine.name) == (LinearCost(1e-3, 0, 0), "mine")
+    mine = load_cost(
+        {"profile": "mine.yaml"}, tmp_path, model=LLAMA, gpu=GPUS["L4"], engine=EngineConfig()
+    )
+    assert (mine.execute(Step([], 9, 99)), mine.name) == (1e-3, "mine")
     assert len(mine.range_warnings(logged(decodes=[10]))) == 1
-    assert load_cost("llama-3-8b.a100.bf16").name == "llama-3-8b.a100.bf16"
+    assert cost_of("llama-3-8b.a100.bf16").name == "llama-3-8b.a100.bf16"
 
 
 def test_a_bad_profile_is_told_whole(tmp_path: Path) -> None:
@@ -198,13 +196,13 @@ def test_the_engines_overhead_comes_on_top_of_kernels() -> None:
     """Profiles of kernels take the overhead of the engine they name."""
     name = "llama-3-8b.a100.bf16"
     kernels = read_profile(PROFILES / f"{name}.yaml").cost
-    whole = load_cost(name)
+    whole = cost_of(name, generation_config="vllm")
     assert isinstance(kernels, PiecewiseCost)
     assert kernels.overhead == 0.0
     added = whole.execute(Step([], 8, 8000)) - kernels.execute(Step([], 8, 8000))
     assert added == pytest.approx(0.75e-3 + 8 * 20e-6)
     with pytest.raises(ValueError, match=r"cost\.overhead: no engine 'vlm'; there are vllm"):
-        load_cost({"profile": name, "overhead": "vlm"})
+        cost_of({"profile": name, "overhead": "vlm"})
 
 
 @pytest.mark.parametrize("cost", ["profile: llama-3-8b.a100.bf16", "kind: roofline"])
@@ -218,7 +216,7 @@ def test_a_scenario_sets_the_hosts_work_and_async_scheduling_hides_it(write, cos
         scenario = text.replace("X", overhead).replace("ASYNC", str(hidden).lower())
         return resolve(load_scenario(write(scenario))).cost.execute(step)
 
-    own = {hidden: find_overhead(asynchronous=hidden) for hidden in (False, True)}
+    own = {hidden: overhead_of(asynchronous=hidden) for hidden in (False, True)}
     plain = {hidden: seconds("vllm", hidden) for hidden in own}
     short, long = "{host: 1e-3, host_per_sequence: 5e-4}", "{host: 1, host_per_sequence: 5e-4}"
     assert seconds(short, False) == pytest.approx(plain[False] + 5e-3)
@@ -260,10 +258,10 @@ def test_wrong_overheads_are_told(write, overhead: str, told: str) -> None:
 
 def test_vllms_graphs_pad_decodes() -> None:
     """9 decodes run in the graph of 16, 300 in that of 304, 600 without one."""
-    sizes = find_overhead().capture_sizes
+    sizes = overhead_of().capture_sizes
     assert sizes[:6] == (1, 2, 4, 8, 16, 24)
     assert sizes[-3:] == (480, 496, 512)
-    cost = Overhead(captured=512).add_to(HAND, overlapped=False)
+    cost = with_overhead(Overhead(captured=512), HAND, overlapped=False)
     for count, size in ((9, 16), (300, 304), (600, 600)):
         assert cost.execute(Step([], count, 0)) - 2 * count == HAND.execute(Step([], size, 0)) - (
             2 * size
@@ -278,9 +276,9 @@ def test_the_hosts_work_is_waited_for_or_hidden() -> None:
         step=0.5, host=7.0, host_per_sequence=3.0, host_per_prefill=10.0, host_per_prefill_token=2.0
     )
     host = 7 + 3 * 6 + 10 * 2 + 2 * 8
-    assert terms.add_to(HAND, overlapped=False).execute(step) == kernels + 0.5 + host
-    assert terms.add_to(HAND, overlapped=True).execute(step) == kernels + 0.5
-    long = replace(terms, host=9999.0).add_to(HAND, overlapped=True)
+    assert with_overhead(terms, HAND, overlapped=False).execute(step) == kernels + 0.5 + host
+    assert with_overhead(terms, HAND, overlapped=True).execute(step) == kernels + 0.5
+    long = with_overhead(replace(terms, host=9999.0), HAND, overlapped=True)
     assert long.execute(step) == HAND.overhead + 0.5 + 9999 + host - 7
-    decodes = terms.add_to(HAND, overlapped=False)
+    decodes = with_overhead(terms, HAND, overlapped=False)
     assert decodes.execute(Step([], 6, 60)) == HAND.execute(Step([], 6, 60)) + 0.5 + 7 + 3 * 6

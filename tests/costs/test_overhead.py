@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.noise import Noise
-from simulator.costs.overhead import Overhead, find_overhead, read_version, samples_truncated
+from simulator.costs.overhead import Overhead, read_version, samples_truncated
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.split import SplitCost
 from simulator.kv_cache.block_manager import BlockManager
@@ -24,6 +24,7 @@ from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.workload import Workload
+from tests.support.costs import overhead_of, with_overhead
 from tests.support.engines import play, workload
 
 KERNELS = PiecewiseCost(dense=[[1, 1.0]])
@@ -52,13 +53,13 @@ def test_who_does_not_tell_the_longest_has_the_mean() -> None:
 def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() -> None:
     """Three sequences: 0.25 + 3 x 0.5 s; 32 layers of 0.5 s each where there is a prompt."""
     terms = Overhead(step=0.25, per_sequence=0.5, prompt_per_layer=0.5)
-    model = load_model("llama-3-8b")
     for overlapped in (False, True):
-        cost = terms.add_to(KERNELS, overlapped=overlapped, model=model)
+        cost = with_overhead(terms, KERNELS, overlapped=overlapped, layers=32)
         assert type(cost) is PiecewiseCost
         assert cost.execute(Step([], 3, 9)) == 1.0 + 1.75
         assert cost.execute(Step([PROMPT], 2, 9)) == 1.0 + 1.75 + 16.0
-    hidden = Overhead(step=0.25, per_sequence=0.5, host=2.0).add_to(KERNELS, overlapped=True)
+    waiting = Overhead(step=0.25, per_sequence=0.5, host=2.0)
+    hidden = with_overhead(waiting, KERNELS, overlapped=True)
     assert hidden.leap(Step([], 3, 9), 2) == [2.0 + 1.75] * 2  # the host takes longer than kernels
 
 
@@ -77,14 +78,13 @@ def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() ->
 def test_a_version_takes_the_newest_model_that_is_not_newer(
     version: str | None, asynchronous: bool, step: float
 ) -> None:
-    assert find_overhead(version, asynchronous=asynchronous).step == step
+    assert overhead_of(version, asynchronous=asynchronous).step == step
 
 
 def test_only_b200_from_0_14_on_waits_for_the_longest() -> None:
-    b200, h100 = find_gpu("B200"), find_gpu("H100-80GB")
-    assert find_overhead("0.15", asynchronous=True, gpu=b200).key_per_layer > 0
-    assert find_overhead("0.12", asynchronous=True, gpu=b200).key_per_layer == 0
-    assert find_overhead("0.15", asynchronous=True, gpu=h100).key_per_layer == 0
+    assert overhead_of("0.15", asynchronous=True, gpu="B200").key_per_layer > 0
+    assert overhead_of("0.12", asynchronous=True, gpu="B200").key_per_layer == 0
+    assert overhead_of("0.15", asynchronous=True, gpu="H100-80GB").key_per_layer == 0
     assert read_version("vllm/vllm-openai:v0.10.2") == (0, 10, 2)
     assert read_version("0.11", 0) == (0, 11, 0)
     assert read_version("nightly") is None
@@ -111,11 +111,11 @@ def test_a_scenario_names_the_version() -> None:
 def test_logits_are_sorted_where_requests_are_sampled_with_top_p() -> None:
     """Three sequences of 128,256 logits, 8 bytes and 2 ns for each."""
     terms = Overhead(step=0.25, per_sequence=0.5, sort=0.125, sort_per_logit=2e-9, sort_bytes=8)
-    model, gpu = load_model("llama-3-8b"), find_gpu("H100-80GB")
+    gpu = find_gpu("H100-80GB")
     each = 128256 * (2e-9 + 8 / gpu.bandwidth)
-    plain = terms.add_to(KERNELS, overlapped=True, model=model, gpu=gpu)
+    plain = with_overhead(terms, KERNELS, overlapped=True)
     assert plain.execute(Step([], 3, 9)) == 1.0 + 1.75
-    sorts = terms.add_to(KERNELS, overlapped=True, model=model, gpu=gpu, sampled=True)
+    sorts = with_overhead(terms, KERNELS, overlapped=True, sampled=True)
     assert sorts.execute(Step([], 3, 9)) == pytest.approx(1.0 + 1.75 + 0.125 + 3 * each)
 
 
@@ -135,10 +135,10 @@ def test_sorting_takes_what_its_passes_move_and_little_more(gpu: str, version: s
     """Llama-3.1-8B's 128,256 logits of 32 sequences: at least what a radix sort of float32 with
     8-byte indices moves (four passes that read and write both), at most twice what the whole
     sampler does, and less than 15 % of a step that reads 16 GB of weights."""
-    model, card = load_model("llama-3-8b"), find_gpu(gpu)
-    terms = find_overhead(version, asynchronous=True, gpu=card)
+    card = find_gpu(gpu)
+    terms = overhead_of(version, asynchronous=True, gpu=gpu)
     bare, sorting = (
-        terms.add_to(KERNELS, overlapped=True, model=model, gpu=card, sampled=sampled)
+        with_overhead(terms, KERNELS, overlapped=True, gpu=card, sampled=sampled)
         for sampled in (False, True)
     )
     took = sorting.execute(Step([], 32, 32_000)) - bare.execute(Step([], 32, 32_000))
@@ -152,7 +152,7 @@ def test_sorting_does_not_grow_with_one_over_the_bandwidth() -> None:
 
     On an H100 vLLM's own timings are 126 to 165 ps (pull requests 33538 and 11394).
     """
-    terms = find_overhead("0.15.1", asynchronous=True)
+    terms = overhead_of("0.15.1", asynchronous=True)
     each = {
         gpu: terms.sort_per_logit + terms.sort_bytes / find_gpu(gpu).bandwidth
         for gpu in ("L40S", "H100-80GB", "B200")
@@ -164,17 +164,16 @@ def test_sorting_does_not_grow_with_one_over_the_bandwidth() -> None:
 
 def test_ranks_wait_for_one_another_in_each_layer() -> None:
     """On H100, from 0.11.1 to 0.16, where it was measured."""
-    model, gpu = load_model("llama-3-8b"), find_gpu("H100-80GB")
-    terms = find_overhead("0.15", asynchronous=True, gpu=gpu)
+    terms = overhead_of("0.15", asynchronous=True, gpu="H100-80GB")
     one, two = (
-        terms.add_to(
-            KERNELS, overlapped=True, model=model, gpu=gpu, tensor_parallel_size=size
+        with_overhead(
+            terms, KERNELS, overlapped=True, tensor_parallel_size=size, layers=32
         ).execute(Step([], 3, 9))
         for size in (1, 2)
     )
     assert two - one == pytest.approx(32 * 4.8e-6)
-    assert find_overhead("0.10", gpu=gpu).ranks_per_layer == 0
-    assert find_overhead("0.15", gpu=find_gpu("B200")).ranks_per_layer == 0
+    assert overhead_of("0.10", gpu="H100-80GB").ranks_per_layer == 0
+    assert overhead_of("0.15", gpu="B200").ranks_per_layer == 0
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,7 @@ def test_ranks_wait_for_one_another_in_each_layer() -> None:
 )
 def test_from_0_9_to_0_11_0_flashinfer_sampled(version: str, sorts: bool) -> None:
     """A version without a patch release means the last one of it."""
-    assert (find_overhead(version).sort > 0) is sorts
+    assert (overhead_of(version).sort > 0) is sorts
 
 
 @st.composite

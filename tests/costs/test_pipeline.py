@@ -7,7 +7,6 @@ import pytest
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.load import load_cost
-from simulator.costs.overhead import find_overhead
 from simulator.costs.pipeline import PipelineCost, stages_of
 from simulator.costs.roofline import efficiency_of
 from simulator.models.gpus import GPUS
@@ -17,6 +16,7 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.views.vllm_serve import serve_command
+from tests.support.costs import overhead_of
 
 H100 = GPUS["H100-80GB"]
 LLAMA = load_model("llama-3-70b")
@@ -58,7 +58,7 @@ def test_the_kernels_of_all_stages_are_those_of_the_model(tmp_path: Path, step: 
     assert isinstance(cost, PipelineCost)
     host, stages, send = cost.stage_seconds(step)
     whole = cost.inner.without_host().execute(step)
-    overhead = find_overhead(asynchronous=True, gpu=H100)
+    overhead = overhead_of(asynchronous=True, gpu=H100.name)
     sequences = step.decodes + len(step.prefills)
     waits = overhead.step + overhead.per_sequence * sequences
     assert sum(stages) == pytest.approx(whole + waits, rel=1e-9)

@@ -17,7 +17,7 @@ from simulator.costs.profile import (
 from simulator.costs.roofline import USUAL, efficiency_of, products_seconds, roofline
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
-from tests.support.costs import mixed
+from tests.support.costs import mixed, with_overhead
 
 LLAMA = load_model("llama-3-8b")
 OF_LLAMA = [name for name in shipped_profiles() if re.fullmatch(r"llama-3-8b\.[^-]*\.bf16", name)]
@@ -30,7 +30,7 @@ def with_graphs(name: str) -> tuple[PiecewiseCost, Gpu]:
     """Return a shipped profile's kernels as CUDA graphs launch them, and its GPU."""
     profile = read_profile(PROFILES / f"{name}.yaml")
     assert isinstance(profile.cost, PiecewiseCost)
-    return GRAPHS.add_to(profile.cost, overlapped=False), GPUS[str(profile.hardware["gpu"])]
+    return with_overhead(GRAPHS, profile.cost, overlapped=False), GPUS[str(profile.hardware["gpu"])]
 
 
 def bound(gpu: Gpu, step: Step) -> float:
@@ -60,7 +60,7 @@ def test_shipped_profiles_are_physical(name: str) -> None:
 def test_the_roofline_comes_near_the_profiles(name: str) -> None:
     """Within 30 % of what was measured, from the data sheet alone."""
     cost, gpu = with_graphs(name)
-    guess = GRAPHS.add_to(roofline(LLAMA, gpu), overlapped=False)
+    guess = with_overhead(GRAPHS, roofline(LLAMA, gpu), overlapped=False)
     steps = [Step([], 1, 1000), Step([], 64, 64_000), mixed((0, 512)), mixed((0, 4096))]
     steps.append(mixed((0, 448), decodes=64, context=64_000))
     for step in steps:

@@ -1,7 +1,16 @@
 """A cost model whose terms are easy to add up by hand, and steps for it."""
 
+from typing import Any
+
+from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Chunk, Request, Step
+from simulator.costs.cost_model import CostModel
+from simulator.costs.linear import Fitted
+from simulator.costs.load import load_cost
+from simulator.costs.overhead import Overhead, find_overhead
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.models.gpus import find_gpu
+from simulator.models.load import load_model
 
 SOMEBODY = Request(0, 0.0, 100, 10)
 HAND = PiecewiseCost(
@@ -24,3 +33,35 @@ HAND = PiecewiseCost(
 def mixed(*chunks: tuple[int, int], decodes: int = 0, context: int = 0) -> Step:
     """Make a step of (start, tokens) chunks and some decodes."""
     return Step([Chunk(SOMEBODY, *chunk) for chunk in chunks], decodes, context)
+
+
+def cost_of(
+    spec: dict[str, Any] | str,
+    model: str = "llama-3-8b",
+    gpu: str = "A100-80GB",
+    **engine: Any,
+) -> CostModel:
+    """Load what a scenario's `cost` says, for a shipped model and a known GPU."""
+    config = EngineConfig(**{"async_scheduling": False, **engine})
+    return load_cost(spec, model=load_model(model), gpu=find_gpu(gpu), engine=config)
+
+
+def overhead_of(
+    version: str | None = None, *, asynchronous: bool = False, gpu: str = "L40S"
+) -> Overhead:
+    """Return what a release of vLLM adds to its kernels."""
+    return find_overhead(
+        EngineConfig(version=version, async_scheduling=asynchronous), find_gpu(gpu)
+    )
+
+
+def with_overhead(terms: Overhead, kernels: Fitted, *, overlapped: bool, **told: Any) -> Any:
+    """Put an overhead on kernels; of no layers, on one GPU and without sorting, unless told."""
+    standard = {
+        "model": load_model("llama-3-8b"),
+        "gpu": find_gpu("H100-80GB"),
+        "sampled": False,
+        "tensor_parallel_size": 1,
+        "layers": 0,
+    }
+    return terms.add_to(kernels, overlapped=overlapped, **(standard | told))
