@@ -101,17 +101,13 @@ def shipped(name: str) -> Shipped:
     )
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("name", NAMES)
-def test_a_decode_reads_its_weights_and_its_cache(name: str) -> None:
+def a_decode_reads_its_weights_and_its_cache(name: str) -> None:
     one = shipped(name)
     assert one.moving(1) < one.decode(1) < 2.5 * one.moving(1) + one.launches
     assert one.moving(256) < one.decode(256)
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("name", NAMES)
-def test_a_prompt_computes_its_products(name: str) -> None:
+def a_prompt_computes_its_products(name: str) -> None:
     """At 25 to 95 % of the FLOP/s of the data sheet, all-reduces and launches aside."""
     one = shipped(name)
     beside = one.launches + one.adding_up(2048)
@@ -119,9 +115,7 @@ def test_a_prompt_computes_its_products(name: str) -> None:
     assert least / 0.95 < one.prompt(2048) < least / 0.25 + beside + one.moving(2048, 0)
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("name", NAMES)
-def test_more_work_takes_longer(name: str) -> None:
+def more_work_takes_longer(name: str) -> None:
     """Far beyond the tables, too; a stair's edge may go down a little, never the whole stair."""
     one = shipped(name)
     decodes = [one.decode(count) for count in (1, 8, 64, 256, 1024)]
@@ -134,14 +128,12 @@ def test_more_work_takes_longer(name: str) -> None:
     assert one.prompt(2048) < 0.8 * one.prompt(4096)
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("name", [name for name in NAMES if "-tp" in name])
-def test_more_gpus_are_faster_but_no_miracle(name: str) -> None:
+def more_gpus_are_faster_but_no_miracle(name: str) -> None:
     """Half as many take less than twice as long and, with NVLink, no shorter."""
     many = shipped(name)
     half = name.replace(f"-tp{many.gpus}", f"-tp{many.gpus // 2}").replace("-tp1", "")
-    if half not in NAMES:
-        pytest.skip("half as many GPUs do not hold the model")
+    if half == name or half not in NAMES:  # half as many GPUs do not hold the model
+        return
     few = shipped(half)
     for count in (16, 64, 256):
         assert few.decode(count) < 2.15 * few.slack * many.decode(count)
@@ -151,9 +143,10 @@ def test_more_gpus_are_faster_but_no_miracle(name: str) -> None:
         assert many.prompt(4096) < few.slack * few.prompt(4096)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if named_hardware(name)["gpu"] == "H200"])
-def test_newer_gpus_are_faster(name: str) -> None:
+def newer_gpus_are_faster(name: str) -> None:
     """A100, H100, H200, B200; H100 and H200 differ by memory alone."""
+    if shipped(name).gpu.name != "H200":
+        return
     there = [name.replace("h200", key) for key in NEWER if name.replace("h200", key) in NAMES]
     decodes = [shipped(one).decode(8) for one in there]
     prompts = [shipped(one).prompt(4096) for one in there]
@@ -166,10 +159,9 @@ def test_newer_gpus_are_faster(name: str) -> None:
         assert shipped(h100).prompt(4096) < 1.3 * shipped(name).prompt(4096)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith(".fp8")])
-def test_fewer_bytes_are_faster(name: str) -> None:
+def fewer_bytes_are_faster(name: str) -> None:
     wide = name.replace(".fp8", ".bf16")
-    if wide in NAMES:
+    if name.endswith(".fp8") and wide in NAMES:
         for count in (1, 16, 64):
             # On eight B200s a layer's products are so small that reading less saves nothing.
             one, two = shipped(name), shipped(wide)
@@ -177,10 +169,35 @@ def test_fewer_bytes_are_faster(name: str) -> None:
         assert shipped(name).prompt(4096) < 1.1 * shipped(name).slack * shipped(wide).prompt(4096)
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("name", NAMES)
-def test_a_million_cached_tokens_are_in_range_or_all_that_the_memory_holds(name: str) -> None:
+def a_million_cached_tokens_are_in_range_or_all_that_the_memory_holds(name: str) -> None:
     one = shipped(name)
     each = one.model.kv_bytes_per_token(one.cache) * one.model.kv_share(one.gpus)
     assert one.cost.limits is not None
     assert one.cost.limits["context"][1] >= min(1_000_000, int(one.gpu.memory / each))
+
+
+LAWS = (
+    a_decode_reads_its_weights_and_its_cache,
+    a_prompt_computes_its_products,
+    more_work_takes_longer,
+    more_gpus_are_faster_but_no_miracle,
+    newer_gpus_are_faster,
+    fewer_bytes_are_faster,
+    a_million_cached_tokens_are_in_range_or_all_that_the_memory_holds,
+)
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("model", sorted({name.rsplit(".", 2)[0] for name in NAMES}))
+def test_every_law_holds_for_every_profile(model: str) -> None:
+    """All of a model in one test: its profiles are read once."""
+    broken = []
+    for name in NAMES:
+        if name.rsplit(".", 2)[0] != model:
+            continue
+        for law in LAWS:
+            try:
+                law(name)
+            except AssertionError as error:
+                broken.append(f"{name}, {law.__name__}: {error}")
+    assert not broken, "\n".join(broken)
