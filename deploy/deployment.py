@@ -191,7 +191,7 @@ def _manifest(api: str, kind: str, about: Manifest, spec: Manifest) -> Manifest:
 def _remarks(group: Group) -> list[str]:
     """Say what must be seen to, and what vLLM cannot have as simulated."""
     lines = []
-    if "/" not in group.scenario.model:
+    if "/" not in str(group.scenario.model):
         lines.append(f"{group.scenario.model}: put its name on Hugging Face here, or its folder")
     lines += remarks(group.scenario)
     if group.product is None:
@@ -226,7 +226,7 @@ def _pod(group: Group) -> Manifest:
     container: Manifest = {
         "name": "vllm",
         "image": f"{group.image}:{group.tag}",
-        "args": [group.scenario.model, *group.options],
+        "args": [str(group.scenario.model), *group.options],
         "ports": [{"name": "http", "containerPort": PORT}],
         "env": _environment(group),
         "resources": group.gpus,
@@ -329,7 +329,7 @@ def _production_stack(scenario: Scenario, groups: list[Group]) -> str:
             "name": group.name,
             "repository": group.image,
             "tag": group.tag,
-            "modelURL": group.scenario.model,
+            "modelURL": str(group.scenario.model),
             "replicaCount": group.replicas,
             "resources": group.gpus,
             "vllmConfig": {
@@ -422,8 +422,8 @@ def _llm_d(groups: list[Group]) -> dict[str, str]:
 
 
 def _llm_d_values(decode: Group, prefill: Group | None, notes: list[str]) -> str:
-    model = decode.scenario.model
-    spec = load_model(model, decode.scenario.folder)
+    model = str(decode.scenario.model)
+    spec = load_model(decode.scenario.known_model, decode.scenario.folder)
     weights = spec.weight_bytes(decode.scenario.engine.weight_dtype)
     values: Manifest = {
         "modelArtifacts": {

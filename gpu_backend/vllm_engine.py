@@ -372,9 +372,9 @@ _NOBODY = Request(-1, 0.0, 1, 1)
 
 def _model_folder(scenario: Scenario, spare: Path) -> str:
     """Find the folder with the model's config.json."""
-    if scenario.model in shipped_models():
-        return str(MODELS / scenario.model)
-    found = resolve_path(scenario.model, scenario.folder)
+    if scenario.known_model in shipped_models():
+        return str(MODELS / scenario.known_model)
+    found = resolve_path(scenario.known_model, scenario.folder)
     if found.is_dir():
         return str(found)
     if found.name == "config.json":

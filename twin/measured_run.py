@@ -87,7 +87,7 @@ def _run(
         "gpu": spec.gpu.name,
         "tp": engine.tensor_parallel_size,
         "pp": engine.pipeline_parallel_size,
-        "model": scenario.model,
+        "model": scenario.known_model,
         "engine_version": found.version,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,

@@ -87,7 +87,7 @@ class Server:
             scenario, options.speed, faults=options.admin, startup_delay=options.startup_delay
         )
         self.failures = FailureRates(scenario.seed)
-        self.model = options.model or scenario.model
+        self.model = options.model or str(scenario.model)
         self.version = scenario.engine.version or VERSION
         self.fingerprint = f"vllm-{self.version}-headway"
         self.metrics = LiveMetrics(self.engine, self.model)

@@ -108,7 +108,7 @@ def make_portable(scenario: Scenario) -> Scenario:
         path = str(resolve(trace.path, scenario.folder).resolve())
         there = trace.model_copy(update={"path": path})
         changes["workload"] = scenario.workload.model_copy(update={"trace": there})
-    model = resolve(scenario.model, scenario.folder)
+    model = resolve(scenario.known_model, scenario.folder)
     if model.exists():
         changes["model"] = str(model.resolve())
     return scenario.model_copy(update=changes)

@@ -54,7 +54,7 @@ def calibrate_server(
     echo(f"it does not tell, and vLLM's default is taken unless set: {', '.join(untold)}")
     drive = Drive(
         server,
-        load_model(loaded.model, loaded.folder).vocab_size,
+        load_model(loaded.known_model, loaded.folder).vocab_size,
         loaded.engine.max_num_seqs,
         60.0 * minutes,
         max_rate,
@@ -174,7 +174,7 @@ def _scenario(scenario: Scenario, drive: Drive, latency: float) -> dict[str, Any
     usual = EngineConfig().model_dump(mode="json")
     said = {key.removeprefix("engine.") for key in (*drive.server.told, *UNTOLD)}
     kept["engine"] = {k: v for k, v in raw["engine"].items() if k in said or v != usual[k]}
-    model = scenario.folder / scenario.model
+    model = scenario.folder / scenario.known_model
     mixed = [one.load.workload for one in drive.sent if "mixed" in one.load.name] or [
         one.load.workload for one in drive.sent
     ]
@@ -189,7 +189,7 @@ def _scenario(scenario: Scenario, drive: Drive, latency: float) -> dict[str, Any
         }
     return {
         **kept,
-        "model": str(model.resolve()) if model.exists() else scenario.model,
+        "model": str(model.resolve()) if model.exists() else raw.get("model", scenario.known_model),
         "cost": {"profile": PROFILE},
         "workload": {
             "num_prompts": 500,

@@ -122,7 +122,7 @@ def _server(server: Server, scenario: Scenario, outcome: Outcome) -> str:
     engine = scenario.engine
     rows = [[key, str(value), "the server"] for key, value in server.told.items()]
     rows += [
-        ["model", scenario.model, "the server or --set"],
+        ["model", str(scenario.model), "the server or --set"],
         ["gpu.name", scenario.gpu.name, "--set"],
     ]
     for key in ("max_num_seqs", "max_num_batched_tokens"):

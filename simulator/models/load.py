@@ -3,10 +3,12 @@
 import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import combinations
 from pathlib import Path
 
 from simulator.models.config_json import read_config
 from simulator.models.spec import ModelSpec
+from simulator.util.config import Config
 from simulator.util.errors import did_you_mean
 from simulator.util.files import resolve, why_not_regular
 
@@ -21,10 +23,16 @@ SAME_SHAPE = {
     "llama-4-maverick-17b-128e": "llama-4-maverick",
     "llama-7b": "llama-2-7b",
     "llama-13b": "llama-2-13b",
-    "vicuna-7b": "llama-2-7b",
-    "vicuna-13b": "llama-2-13b",
+    **{f"vicuna-{size}-v1.5": f"llama-2-{size}" for size in ("7b", "13b")},
     "llama-3.1-nemotron-70b": "llama-3.1-70b",
     "mistral-7b": "mistral-7b-v0.3",
+    "mistral-7b-instruct-v0.1": "mistral-7b-v0.1",
+    **{f"mistral-7b-instruct-v0.{number}": "mistral-7b-v0.3" for number in (2, 3)},
+    **{
+        f"mixtral-8x{size}{tuned}-v0.1": f"mixtral-8x{size}"
+        for size in ("7b", "22b")
+        for tuned in ("", "-instruct")
+    },
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "deepseek-r1-distill-llama-70b": "llama-3.3-70b",
     "qwq-32b": "qwen2.5-32b",
@@ -58,12 +66,22 @@ SAME_SHAPE = {
 """Models whose shape is that of a shipped one of another name."""
 
 RELEASE_WORDS = re.compile(
-    r"(meta|base|chat|instruct|it|pt|hf|python|thinking|preview|reasoning(plus)?|v\d{1,2}|\d{4}"
-    r"|bf16|fp16|fp8|fp4|nvfp4|mxfp4|int[48]|w\d{1,2}a\d{1,2}|[48]bit|bnb|awq|gptq|gguf|qat|q40"
-    r"|quantized|dynamic|block|kv|marlin)*"
+    r"meta|base|chat|instruct|it|pt|hf|python|thinking|preview|reasoning|plus"
+    r"|0[1-9]\d\d|2[45]\d\d|bf16|fp16|fp8|fp4|nvfp4|mxfp4|int[48]|w\d{1,2}a\d{1,2}|[48]bit|bnb|awq"
+    r"|gptq|gguf|qat|q4_0|quantized(\.w\d{1,2}a\d{1,2})?|dynamic|block|kv|marlin"
 )
-"""What the hub adds to a model's name for a release of the same shape: its tuning by its maker, its
-date or version, how its weights are quantized."""
+"""Each word that the hub adds to a model's name for a release of the same shape: its tuning by its
+maker, month and day (0528) or year and month (2507), how its weights are quantized."""
+
+
+class FineTune(Config):
+    """A model of one's own that has the shape of a known one; its name is what servers load."""
+
+    like: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @cache
@@ -93,10 +111,12 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
     if not path.exists():
         from difflib import get_close_matches
 
-        near = get_close_matches(str(name_or_path).lower(), names, n=len(names), cutoff=0.5)
+        wanted = str(name_or_path)
+        near = get_close_matches(wanted.lower(), names, n=len(names), cutoff=0.5)
+        like = near[0] if near else "NAME"
         raise ValueError(
-            f"model: no file {path} and no shipped model {str(name_or_path)!r}"
-            f"{did_you_mean(str(name_or_path), names)}; there are "
+            f"model: no file {path} and no shipped model {wanted!r}{did_you_mean(wanted, names)}; "
+            f"a scenario takes a fine-tune as model: {{like: {like}, name: ...}}; there are "
             f"{', '.join(dict.fromkeys([*near, *names]))}"
         )
     if wrong := why_not_regular(path):
@@ -115,21 +135,23 @@ def shipped_shape(name: str, shipped: Sequence[str]) -> str | None:
     The owner, case and punctuation do not matter, nor do `RELEASE_WORDS`:
     `RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8` is `llama-3.1-8b`. Any other word is another model.
     """
-    word = _normalised(name.rstrip("/").rsplit("/", 1)[-1])
-    known = _names_by_key(tuple(shipped))
-    for found in sorted((plain for plain in known if plain in word), key=len, reverse=True):
-        before, after = word.split(found, 1)
-        if RELEASE_WORDS.fullmatch(before) and RELEASE_WORDS.fullmatch(after):
-            return known[found]
+    words = re.split(r"[-\s:]+|_(?!\d)", name.rstrip("/").rsplit("/", 1)[-1].lower())
+    known = _names_by_parts(tuple(shipped))
+    # The longest name first: `hermes-4-14b` before `hermes-4`.
+    ends = combinations(range(len(words) + 1), 2)
+    for first, last in sorted(ends, key=lambda pair: pair[0] - pair[1]):
+        found = known.get(_parts("-".join(words[first:last])))
+        if found and all(map(RELEASE_WORDS.fullmatch, words[:first] + words[last:])):
+            return found
     return None
 
 
 @lru_cache(maxsize=4)
-def _names_by_key(shipped: tuple[str, ...]) -> dict[str, str]:
-    """Return the models by their names without punctuation."""
-    same = {_normalised(name): shape for name, shape in SAME_SHAPE.items() if shape in shipped}
-    return same | {_normalised(name): name for name in shipped}
+def _names_by_parts(shipped: tuple[str, ...]) -> dict[tuple[str, ...], str]:
+    """Return the models by the letters and numbers of their names."""
+    same = {_parts(name): shape for name, shape in SAME_SHAPE.items() if shape in shipped}
+    return same | {_parts(name): name for name in shipped}
 
 
-def _normalised(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+def _parts(name: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[a-z]+|\d+", name))

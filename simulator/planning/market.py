@@ -149,7 +149,7 @@ class Market:
 
     def offers(self) -> list[Offer]:
         """Make every candidate, and drop by theory what cannot be best; the cheapest first."""
-        model = load_model(self.base.model, self.base.folder)
+        model = load_model(self.base.known_model, self.base.folder)
         found = [
             self._bounded(name, size, pair)
             for name in self.names

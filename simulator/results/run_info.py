@@ -45,7 +45,7 @@ def _engines(scenario: Scenario) -> list[Summary]:
     found: list[dict[str, Any]] = []
     for name, group in scenario.groups.items():
         told = {"gpu": group.gpu.name}
-        told |= describe_engine(group.engine, group.gpu.name, group.model)
+        told |= describe_engine(group.engine, group.gpu.name, group.known_model)
         names = [name] if name else []
         same = [one for one in found if {**one, "groups": None} == {**told, "groups": None}]
         if same:

@@ -287,8 +287,9 @@ def policy_name_of(engine: Defaults) -> object:
 
 def _find_model(model: object) -> ModelSpec | None:
     """Find the model; None where it cannot be found, which is told elsewhere."""
+    like: object = model.get("like") if isinstance(model, dict) else model
     try:
-        return load_model(model if isinstance(model, str | Path) else "llama-3-8b")
+        return load_model(like if isinstance(like, str | Path) else "llama-3-8b")
     except Exception:  # the file may hold anything
         return None
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
 
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
+from simulator.models.load import FineTune
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_defaults import fill_in_defaults
 from simulator.scenario.engine_spec import EngineSpec
@@ -21,9 +22,23 @@ from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
 from simulator.util.config import Config
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve
+from simulator.util.from_mapping import short_repr
 from simulator.util.yaml_lines import FieldError, SourceMap, field_errors
 from simulator.workload.distributions import TraceReader
 from simulator.workload.workload import Frontend, Workload
+
+
+def _model(value: object) -> object:
+    """Let through a model's name, or that of a fine-tune with the model that it is like."""
+    words = [value]
+    if isinstance(value, dict) and value.keys() == {"like", "name"} and all(value.values()):
+        words = [*value.values()]
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError(
+            ": must be a model's name or path, or of a fine-tune {like: llama-3-8b, name: my-tune},"
+            f" not {short_repr(value)}"
+        )
+    return value
 
 
 def _predictor(value: object) -> object:
@@ -57,8 +72,10 @@ class Scenario(Config):
         "scenario", description="name of the output folder; left out, the file's name"
     )
     description: str = Field("", description="a line for reports")
-    model: str = Field(
-        "llama-3-8b", description="a shipped config.json by name, or the path of one or its folder"
+    model: Annotated[str | FineTune, BeforeValidator(_model)] = Field(
+        "llama-3-8b",
+        description="a shipped config.json by name, or the path of one or its folder; of a "
+        "fine-tune {like: either, name: what the server loads}",
     )
     gpu: GpuConfig = GpuConfig.model_construct()
     engine: EngineConfig = EngineConfig.model_construct()
@@ -109,6 +126,11 @@ class Scenario(Config):
     def folder(self) -> Path:
         """Where relative paths are looked up first: the folder of the scenario's file."""
         return self._folder
+
+    @property
+    def known_model(self) -> str:
+        """The model by whose shape is simulated: of a fine-tune the one that it is like."""
+        return self.model.like if isinstance(self.model, FineTune) else self.model
 
     @property
     def file(self) -> str:

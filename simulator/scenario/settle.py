@@ -45,7 +45,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
     with attempt("gpu", "gpu.name"):
         gpu = find_gpu(own.gpu.name)
     with attempt("model", "model"):
-        model = load_model(own.model, folder)
+        model = load_model(own.known_model, folder)
     if model is None:
         return None
     longest = engine.max_model_len or model.max_position_embeddings

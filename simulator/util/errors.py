@@ -3,17 +3,18 @@
 from collections.abc import Iterable
 
 
-class HeadwayError(ValueError):
-    """The user's input, file or machine is at fault; every message names the place."""
-
-    def __init__(self, messages: str | Iterable[str]) -> None:
-        self.messages = [messages] if isinstance(messages, str) else list(messages)
-        super().__init__("\n".join(self.messages))
-
-
 def printable(text: str) -> str:
     """Write what a terminal would act on, such as colours, as escapes that it shows."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+class HeadwayError(ValueError):
+    """The user's input, file or machine is at fault; every message names the place, in one line."""
+
+    def __init__(self, messages: str | Iterable[str]) -> None:
+        lines = [messages] if isinstance(messages, str) else messages
+        self.messages = [printable(line) for line in lines]
+        super().__init__("\n".join(self.messages))
 
 
 def one_line(error: BaseException) -> str:

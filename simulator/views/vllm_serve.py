@@ -18,7 +18,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Config, split_spec
-from simulator.util.errors import HeadwayWarning
+from simulator.util.errors import HeadwayWarning, printable
 
 VALUES = (
     "max_num_seqs",
@@ -58,7 +58,7 @@ def serve_command(scenario: Scenario) -> str:
     What vLLM cannot do stands before it as comments.
     """
     lines = []
-    if "/" not in scenario.model:
+    if "/" not in str(scenario.model):
         lines.append(comment(f"{scenario.model}: put its name on Hugging Face here, or its folder"))
     cluster = scenario.cluster
     if cluster is None:
@@ -76,13 +76,12 @@ def serve_command(scenario: Scenario) -> str:
 
 def comment(text: str) -> str:
     """Write a comment of one line: what would end it, and all that does not print, is escaped."""
-    shown = (one if one.isprintable() else repr(one)[1:-1] for one in text)
-    return f"# {''.join(shown)}"
+    return f"# {printable(text)}"
 
 
 def _command(scenario: Scenario, kv_role: str | None = None) -> list[str]:
     """Write the command of one engine after comments on what it cannot have."""
-    words = ["vllm", "serve", scenario.model, *serve_options(scenario, kv_role)]
+    words = ["vllm", "serve", str(scenario.model), *serve_options(scenario, kv_role)]
     policy = [f"{name}={shlex.quote(value)}" for name, value in environment(scenario).items()]
     return [*map(comment, remarks(scenario)), " ".join([*policy, shlex.join(words)])]
 

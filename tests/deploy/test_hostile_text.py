@@ -1,8 +1,11 @@
 """Text of a scenario goes into scripts, manifests and values as data, whatever is in it."""
 
+import copy
 import json
 import os
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import yaml
 from deploy.deployment import deployment
 from simulator.models.load import MODELS
 from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 
 HOSTILE = (
@@ -34,6 +38,52 @@ SCENARIO: dict[str, Any] = {
     "cluster": {"groups": {"left": {"replicas": 2}, "right": {"replicas": 1}}},
     "workload": {"num_prompts": 1, "request_rate": 1, "input_len": 10, "output_len": 10},
 }
+
+
+ANY_KEY = "<key>"
+SCHEMA = Scenario.model_json_schema()
+
+
+def text_keys(node: dict[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each key of a scenario that takes any text; names of one's own, too."""
+    while "$ref" in node:
+        node = SCHEMA["$defs"][node["$ref"].rpartition("/")[2]]
+    for one in node.get("anyOf", []):
+        yield from text_keys(one, at)
+    if node.get("type") == "string" and "enum" not in node:
+        yield at
+    if isinstance(node.get("items"), dict):
+        yield from text_keys(node["items"], (*at, "0"))
+    for key, inner in node.get("properties", {}).items():
+        yield from text_keys(inner, (*at, key))
+    others = node.get("additionalProperties", False)
+    if others is not False:
+        yield (*at, ANY_KEY)
+    if isinstance(others, dict):
+        yield from text_keys(others, (*at, "left"))
+
+
+KEYS = list(dict.fromkeys(text_keys(SCHEMA)))
+
+
+def with_text(scenario: dict[str, Any], path: tuple[str, ...], text: str) -> dict[str, Any]:
+    """Return a copy of a scenario with a text at a path, or with a key of that name."""
+    changed = copy.deepcopy(scenario)
+    block: Any = changed
+    for key, following in zip(path, (*path[1:], None), strict=True):
+        if key == ANY_KEY:
+            block[text] = {"replicas": 1} if path[-2] == "groups" else text
+        elif following is None:
+            block[0 if key == "0" else key] = text
+        elif following == "0":
+            block[key] = [""]
+            block = block[key]
+        else:
+            inner = block.get(key) if isinstance(block, dict) else {}
+            given = {"like": "tiny-test", "name": "mine"} if key == "model" else {}
+            block[0 if key == "0" else key] = inner if isinstance(inner, dict) else given
+            block = block[0 if key == "0" else key]
+    return changed
 
 
 def stub(folder: Path) -> dict[str, str]:
@@ -83,6 +133,48 @@ def test_a_model_is_one_argument_whatever_its_name(tmp_path: Path, text: str) ->
         found = [word for one in yaml.safe_load_all(path.read_text()) for word in strings(one)]
         if "epp" not in path.name:
             assert text in found, path.name
+
+
+def test_the_keys_that_take_text_are_known() -> None:
+    """What the next test draws into: a new key of text is drawn into by itself."""
+    found = {".".join(path) for path in KEYS}
+    assert {"model.name", "engine.scheduling_policy.<key>", "cluster.groups.<key>"} <= found
+    assert {"name", "description", "workload.trace.path", "slo.0", "cost.<key>"} <= found
+    assert len(found) > 30
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("path", KEYS, ids=".".join)
+def test_text_of_any_key_is_data_or_refused_in_one_line(
+    tmp_path: Path, path: tuple[str, ...]
+) -> None:
+    """In scripts that bash runs with stubs, and in every YAML file: that very text or none."""
+    refusals: list[list[str]] = []
+    for number, text in enumerate(HOSTILE):
+        folder = tmp_path / str(number)
+        commands = folder / "stubs"
+        commands.mkdir(parents=True)
+        scenario = with_text(SCENARIO | {"model": "tiny-test"}, path, text)
+        try:
+            out = written(folder, scenario)
+        except HeadwayError as error:
+            refusals.append(error.messages)
+            continue
+        for script in ("vllm_serve.sh", "router.sh"):
+            subprocess.run(["bash", out / script], cwd=folder, env=stub(commands), check=True)
+        assert not (folder / "pwned").exists()
+        arguments = (commands / "vllm.args").read_bytes().decode().split("\0")
+        assert arguments.count("serve") == (3 if path[-2:] == ("groups", ANY_KEY) else 2)
+        assert arguments.count(text) == (2 if path == ("model", "name") else 0)
+        for file in out.glob("*.yaml"):
+            found = [one for part in yaml.safe_load_all(file.read_text()) for one in strings(part)]
+            if path == ("model", "name") and "epp" not in file.name:
+                assert text in found
+            hostile = {one for one in found if "pwned" in one and re.search(r"[^a-z-]", one)}
+            assert hostile <= {text, f"hf://{text}"}
+    assert all(refusals)
+    assert all(len(line.splitlines()) == 1 for lines in refusals for line in lines)
+    assert not refusals or path not in {("description",), ("model", "name")}
 
 
 @pytest.mark.many

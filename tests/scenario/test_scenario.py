@@ -14,6 +14,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.scenario.workload_config import READ_OPTIONS, TraceConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
+from simulator.views.vllm_serve import serve_command
 from simulator.workload import traces
 from simulator.workload.select import select
 from tests.support.scenarios import AZURE
@@ -226,3 +227,18 @@ def test_a_scenario_made_in_python_is_checked_alike():
 def test_the_reference_page_is_up_to_date():
     """Made again by `python -m tools.reference_page > docs/scenario.md`."""
     assert (ROOT / "docs" / "scenario.md").read_text("utf-8") == page()
+
+
+def test_a_fine_tune_is_simulated_as_what_it_is_like(tmp_path: Path) -> None:
+    """It has its own name in commands, and is read back from what a run writes down."""
+    mine = {"like": "meta-llama/Meta-Llama-3-8B-Instruct", "name": "acme/my-tune"}
+    scenario = load_scenario({"model": mine})
+    assert scenario.specs[""].model.name == "llama-3-8b"
+    assert "vllm serve acme/my-tune" in serve_command(scenario)
+    assert load_scenario(scenario.resolved()).model == scenario.model
+    assert scenario.engine == load_scenario({"model": "llama-3-8b"}).engine
+    for wrong in ({"like": "llama-3-8b"}, {**mine, "name": ""}, {**mine, "rank": 8}, 3, None):
+        with pytest.raises(HeadwayError, match=r"model: must be a model's name or path, or of"):
+            load_scenario({"model": wrong})
+    with pytest.raises(HeadwayError, match=r"did you mean llama-3-8b\?; a scenario takes a fine"):
+        load_scenario({"model": {"like": "llama-3-8b-foo", "name": "mine"}})

@@ -145,11 +145,16 @@ def _sections(runs: Sequence[Run]) -> Sequence[Section]:
     )
 
 
+def _model(run: Run) -> str:
+    model = run.scenario.get("model")
+    return str(model["name"] if isinstance(model, dict) else model)
+
+
 def _subtitle(runs: Sequence[Run]) -> str:
     """Say what was run on what, as far as it is the same in all runs."""
     facts = (
         [f"{len(run.requests):,} requests" for run in runs],
-        [str(run.scenario.get("model")) for run in runs],
+        [_model(run) for run in runs],
         [_gpu(run) for run in runs],
         [run.policy for run in runs],
         [_scheduler(run) for run in runs],

@@ -81,7 +81,7 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
     replicas = 1 if cluster is None else cluster.replicas
     goodput = scenario.goodput
     found += [
-        _menu("model", "Model", scenario.model, shipped_models()),
+        _menu("model", "Model", str(scenario.model), shipped_models()),
         _menu("gpu", "GPU", gpu.name, list(GPUS)),
         _slider("gpus", "GPUs of a replica", engine.tensor_parallel_size, (1, 2, 4, 8)),
         _slider("tokens", "max_num_batched_tokens", engine.max_num_batched_tokens or 2048, POWERS),
