@@ -89,7 +89,7 @@ def print_interrupt(what: str | None = None) -> int:
 
 
 def print_interrupted_runs(done: Path) -> int:
-    """Say of interrupted runs in which file those are that are done; return the exit code."""
+    """Name the file that holds the finished runs of an interrupted command; return the code."""
     return print_interrupt(
         f"finished runs are in {done}, and the same command goes on from there"
         if done.exists()

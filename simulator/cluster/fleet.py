@@ -218,7 +218,7 @@ class Fleet:
                 self._submit(request)
 
     def close_target(self, target: Target) -> None:
-        """Send a replica nothing more; what it has it may end."""
+        """Stop routing to a replica; it finishes what it has."""
         del self.open[target.index]
         self.router.close(target)
         self._notify_if_idle(target)

@@ -147,7 +147,7 @@ LONGEST_TERM = 1e6
 
 
 def check_terms(cost: object, names: Sequence[str]) -> list[tuple[bool, str]]:
-    """Check that the named fields are numbers of seconds that can be; for `refuse`."""
+    """Check that the named fields are numbers of seconds that can be; for `raise_if`."""
     found = []
     for name in names:
         value = getattr(cost, name)

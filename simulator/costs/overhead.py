@@ -239,7 +239,7 @@ def choose_overhead(given: object, own: str | None, standard: Overhead) -> Overh
         )
     except ValueError as error:
         raise prefix_keys("overhead", error) from None
-    assert isinstance(given, Mapping)  # else `build` has refused it
+    assert isinstance(given, Mapping)  # else `from_mapping` has refused it
     return replace(base or Overhead(), **{key: getattr(terms, key) for key in given})
 
 

@@ -1,5 +1,5 @@
 """What a step costs, in closed form: a cost model that is an executor (and `LinearCost` beside it).
-It is longer than other files since two fifths of it say what the terms mean.
+It is longer than other files: a step, a leap and whole arrays each have the terms, for speed.
 
 A step has T tokens in all, padding and ghosts included, in n sequences. Of these, N decode: they
 read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) pairs.

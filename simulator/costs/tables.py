@@ -15,7 +15,7 @@ MAX_TABLE_TOKENS = 1 << 16
 
 
 def check_table(table: object, name: str = "dense") -> list[tuple[bool, str]]:
-    """Check that a dense table is one; for `refuse`."""
+    """Check that a dense table is one; for `raise_if`."""
     good = isinstance(table, Sequence) and not isinstance(table, str) and len(table) > 0
     rows = list(table) if isinstance(table, Sequence) else []
     for row in rows:
@@ -33,7 +33,7 @@ def check_table(table: object, name: str = "dense") -> list[tuple[bool, str]]:
 
 
 def check_graphs(table: object) -> list[tuple[bool, str]]:
-    """Check a table of graphs of steps with prompts; for `refuse`."""
+    """Check a table of graphs of steps with prompts; for `raise_if`."""
     found = check_table(table, "graph_mixed")
     if found[0][0]:
         return found
@@ -43,7 +43,7 @@ def check_graphs(table: object) -> list[tuple[bool, str]]:
 
 
 def check_interval(ends: object) -> list[tuple[bool, str]]:
-    """Check that `host_interval` is one, or empty; for `refuse`."""
+    """Check that `host_interval` is one, or empty; for `raise_if`."""
     numbers: list[Any] = list(ends) if isinstance(ends, list | tuple) else [None]
     good = all(isinstance(x, Real) and 0 <= float(x) <= LONGEST_TERM for x in numbers)
     good = good and (not numbers or (len(numbers) == 2 and numbers[0] <= numbers[1]))
@@ -51,7 +51,7 @@ def check_interval(ends: object) -> list[tuple[bool, str]]:
 
 
 def check_sizes(sizes: object) -> list[tuple[bool, str]]:
-    """Check that the batch sizes of CUDA graphs are such; for `refuse`."""
+    """Check that the batch sizes of CUDA graphs are such; for `raise_if`."""
     good = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     found = list(sizes) if isinstance(sizes, Sequence) else []
     good = good and all(isinstance(size, int) and not isinstance(size, bool) for size in found)

@@ -194,7 +194,7 @@ def count_at(begin: Floats, end: Floats, looks: Floats) -> Ints:
 def blocked_time(log: Log, engine: EngineConfig, spare: float) -> tuple[dict[str, float], float]:
     """Return seconds x requests that one replica's queue waited, by cause; and the s for blocks.
 
-    Counted is who is left waiting when a step has been decided; waiting for a step's end is not.
+    A request counts if it is left waiting once a step is decided; waiting for an end counts not.
     Of several causes the one that is earlier in CAUSES counts. What is neither seats nor budget is
     the scheduler's policy where a share of `spare` of the blocks is free, else it is the blocks: so
     with inf for vLLM's rules, of which none is left (but held prompts, prefill_schedule_interval:

@@ -173,7 +173,7 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
     engine, model = group.scenario.engine, group.model
     if engine.speculative_config is not None or engine.name == "sglang":  # with rules of their own
         return None
-    longest = engine.max_model_len or model.max_position_embeddings
+    longest = scenario.specs[group.name].max_model_len
     prompts, outputs = workload.prompt_tokens, workload.output_tokens
     long = prompts >= longest
     total = np.minimum(prompts + outputs - 1, longest - 1)

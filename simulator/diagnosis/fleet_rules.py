@@ -39,8 +39,8 @@ class Outage(NamedTuple):
 class Outages(NamedTuple):
     """All failures, and what they cost the requests.
 
-    Affected is who was sent from a failure on until as few waited as before it, or lost its
-    replica.
+    A request is affected if it lost its replica, or was sent between a failure and the moment at
+    which as few waited as before it.
     """
 
     each: list[Outage]

@@ -103,7 +103,7 @@ class BlockCounter:
         return -(-tokens // self.block_size)
 
     def missing_whole(self, prompt: int, tokens: int, hits: Sequence[int]) -> int:
-        """Count the same where room is asked for all of a prompt, of which `tokens` come first."""
+        """Count the free blocks that a whole prompt needs whose first chunk has so many tokens."""
         return self.missing(prompt, hits)
 
     def most_held(self, tokens: int) -> int:

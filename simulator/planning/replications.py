@@ -293,9 +293,9 @@ def encode_intervals(found: Mapping[str, Estimate], about: Mapping[str, object])
 def encode_replications(
     origins: Sequence[Mapping[str, object]], runs: Sequence[Sequence[MetricValues]]
 ) -> bytes:
-    """Return every run as CSV: of what (cells that all of a scenario have), which one, its numbers.
+    """Return a CSV row for each run: cells of its scenario, the run's name, its metrics.
 
-    Of a single scenario the name of the run is left out.
+    Without the name where there is a single scenario.
     """
     left_out = {"run"} if len(runs) == 1 else set()
     return encode_csv(

@@ -184,7 +184,7 @@ def _combine(
 def unexplained(
     base: Mapping[str, Any], *, drawn: bool
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return by how much metrics may be less, and more, by clients and by what nobody knows, ms.
+    """Return how far client effects and unknown causes may move each metric down and up, ms.
 
     `drawn` says that it is a closed loop whose requests are not recorded.
     """

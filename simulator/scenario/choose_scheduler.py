@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 
 from simulator.core.engine_config import EngineConfig
-from simulator.scenario.engine_defaults import REQUIRED_FOR_WINDOW
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
@@ -27,6 +26,16 @@ REQUIRED_FOR_ROLE = REQUIRED_FOR_STAGES | {
     "allocation": "paged",
 }
 """What an engine must have that only prefills or only decodes."""
+REQUIRED_FOR_WINDOW = {
+    "scheduler": "headway",
+    "pipeline_parallel_size": 1,
+    "preemption_mode": "recompute",
+    "allocation": "paged",
+    "reserve_output_tokens": None,
+    "kv_offloading_size": None,
+    "prefix_cache": "hash",
+}
+"""What an engine must have whose layers keep a window alone."""
 ROLES: Imported[type[Scheduler]] = Imported(
     {
         "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",
@@ -45,7 +54,7 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
     ValueError says, by field, what the scheduler does not do.
     """
     engine, role, name = spec.engine, spec.role, policy_name(spec.policy)
-    chosen = _of_policy(spec.policy)
+    chosen = of_policy(spec.policy)
 
     def need(required: Mapping[str, object], differs: str, otherwise: str) -> None:
         for key, word in differing_keys(engine, required):
@@ -108,10 +117,12 @@ def differing_keys(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterat
 
 def can_overlap(policy: type) -> bool:
     """Say whether under a policy a step can be decided while the one before it runs."""
-    return _overlapped(_of_policy(policy)) is not None
+    return (
+        not issubclass(policy, Scheduler) or policy is Scheduler or policy_name(policy) == "sglang"
+    )
 
 
-def _of_policy(policy: type) -> type[Scheduler]:
+def of_policy(policy: type) -> type[Scheduler]:
     """Return what decides one step after another under a policy."""
     if issubclass(policy, Scheduler):
         return policy

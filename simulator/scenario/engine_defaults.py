@@ -13,7 +13,9 @@ from simulator.costs.overhead import VLLM
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
+from simulator.scenario.choose_scheduler import REQUIRED_FOR_WINDOW, can_overlap, of_policy
 from simulator.scenario.engines import ENGINES, Defaults, release_of
+from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.rules import (
     NEWEST,
     NEWEST_RELEASE,
@@ -22,30 +24,15 @@ from simulator.schedulers.vllm.rules import (
     read_release,
     write_release,
 )
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 ASYNC_SINCE = (0, 14, 0)
 """vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
 ASYNC_PIPELINE_SINCE = (0, 15, 0)
 """The same under pipeline parallelism."""
-SYNCHRONOUS_POLICIES = (
-    *("static", "hf-static", "orca", "fcfs-v0", "sarathi", "trtllm", "tgi", "fastgen"),
-)
-"""Policies that schedule a step when the one before has ended, under `vllm`, too."""
-DYNAMIC_POLICIES = ("preemptive", "deadline", "srpt", "hrrn", "mlfq", "virtual-finish-time")
-"""Policies whose order changes with time, or that displace."""
 HYBRID_SINCE = (0, 9, 1)
 """The first release whose hybrid KV cache manager gives back, by default, what has left a window;
 its decisions were compared with those of 0.33 alone."""
-REQUIRED_FOR_WINDOW = {
-    "scheduler": "headway",
-    "pipeline_parallel_size": 1,
-    "preemption_mode": "recompute",
-    "allocation": "paged",
-    "reserve_output_tokens": None,
-    "kv_offloading_size": None,
-    "prefix_cache": "hash",
-}
-"""What an engine must have whose layers keep a window alone."""
 UTILIZATION_SINCE = (0, 20, 0)  # gpu_memory_utilization 0.92; before 0.9
 LARGE_BATCHES_SINCE = (0, 28, 0)  # on GPUs of 160 GiB and more; before, as on those of 70
 CLAMPS_SINCE = (0, 11, 1)  # max_num_batched_tokens by max_model_len
@@ -177,7 +164,9 @@ def _overlaps(name: str, engine: Defaults, model: object) -> bool:
     Of drafts vLLM makes n-grams one step after another, too (VllmConfig.__post_init__).
     """
     policy = policy_name_of(engine)
-    if policy in SYNCHRONOUS_POLICIES or (name == "sglang" and policy not in (None, "sglang")):
+    if policy in POLICIES and not can_overlap(POLICIES[str(policy)]):
+        return False
+    if name == "sglang" and policy not in (None, "sglang"):
         return False
     if engine.get("speculative_config") or engine.get("preemption_mode") in ("swap", "auto"):
         return False
@@ -190,8 +179,8 @@ def _give_windows_back(block: Defaults, release: Release) -> None:
     Policies of one's own may keep books of all blocks.
     """
     policy = policy_name_of(block)
-    others = (*SYNCHRONOUS_POLICIES, *DYNAMIC_POLICIES, "sglang")
-    if policy in others or ":" in str(policy):
+    known = POLICIES[str(policy)] if policy in POLICIES else None
+    if policy is not None and (known is None or of_policy(known) is not Scheduler):
         return
     without_drafts = REQUIRED_FOR_WINDOW | {"speculative_config": None}
     if any(block.get(key, value) != value for key, value in without_drafts.items()):
