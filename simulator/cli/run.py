@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from simulator.cli.console import print_interrupted_run
+from simulator.cli.console import print_interrupted_run, print_interrupted_runs
 from simulator.cli.options import (
     DEFAULT_RUN,
     DEFAULT_SETTINGS,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 SAMPLING_INTERVAL = (
     15.0  # s, `simulator.views.prometheus.INTERVAL`, of which only --prometheus knows
 )
+
+WorkersAsked = tuple[str | None, int | None, str | None]  # --backend, --jobs, --address
 
 FILES = (
     *("scenario.yaml", "summary.json", "replications.csv", "intervals.json"),
@@ -183,10 +185,12 @@ def run(
     trim = options.trim()
     at_least_one(jobs=jobs)
     spread = jobs is not None or backend is not None or address is not None
-    others = {"jobs": spread, **exports.files, "sensitivity": sensitivity}
+    others: dict[str, object] = {**exports.files, "sensitivity": sensitivity}
     if no_tables:
         _refuse_beside_no_tables(others, options)
-        return _run_without_tables(loaded, folder, options)
+        workers = (backend, jobs, address) if spread else None
+        return _run_without_tables(loaded, folder, options, workers)
+    others["jobs"] = spread
     if options.replications is not None:
         if any(others.values()):
             raise HeadwayError(
@@ -254,6 +258,21 @@ def _spread_run(
         return spread_cluster(scenario, jobs=jobs, **options)
 
 
+def _run_apart(
+    workers: WorkersAsked,
+    folder: Path,
+    scenario: "Scenario",
+    **options: Any,
+) -> Any:
+    """Run parts of a fleet on workers, without tables."""
+    from simulator.simulation.partitions import run_partitions
+    from simulator.util.workers import use_backend
+
+    backend, jobs, address = workers
+    with use_backend(backend or "loky", jobs, address):
+        return run_partitions(scenario, folder, jobs=jobs, **options)
+
+
 def _add_load(result: "Result") -> None:
     """Put into a run's summary how near its load is to the capacity."""
     from simulator.planning.knee import find_knee
@@ -273,24 +292,36 @@ def _add_sensitivity(result: "Result", changes: "Mapping[str, Change]", quiet: b
     result.summary()["headway"]["sensitivity"] = as_summary(found)
 
 
-def _run_without_tables(scenario: "Scenario", folder: Path, options: RunOptions) -> int:
+def _run_without_tables(
+    scenario: "Scenario",
+    folder: Path,
+    options: RunOptions,
+    workers: WorkersAsked | None,
+) -> int:
     """Run, however many requests there are; print the report, write it and the scenario."""
+    from simulator.simulation.partitions import FOLDER, forget_partitions
     from simulator.simulation.stream import run_streamed
     from simulator.simulation.write import write_scenario
-    from simulator.util.files import write_together
+    from simulator.util.files import lock_folder, write_together
     from simulator.util.quantile_sketch import RELATIVE_ERROR
     from simulator.views.report import run_table
 
-    with run_progress(scenario.name, options.quiet) as progress:
-        summary = run_streamed(scenario, stepwise=options.stepwise, progress=progress)
-    text = json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n"
-    files = write_together(
-        folder,
-        {
-            "summary.json": text,
-            "scenario.yaml": partial(write_scenario, scenario),
-        },
-    )
+    simulate = run_streamed if workers is None else partial(_run_apart, workers, folder)
+    with lock_folder(folder):
+        try:
+            with run_progress(scenario.name, options.quiet) as progress:
+                summary = simulate(scenario, stepwise=options.stepwise, progress=progress)
+        except KeyboardInterrupt:
+            return print_interrupted_runs(folder / FOLDER)
+        text = json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n"
+        files = write_together(
+            folder,
+            {
+                "summary.json": text,
+                "scenario.yaml": partial(write_scenario, scenario),
+            },
+        )
+        forget_partitions(folder)
     if options.json_:
         print_json(folder / "summary.json")
     elif not options.quiet:

@@ -21,6 +21,8 @@ from simulator.util.config import (
 )
 
 MOST_REPLICAS = 100_000
+STATELESS_ROUTERS = ("round_robin", "random", "session_hash", "prefix_hash")
+"""Routers that look at no replica."""
 
 RouterSpec = Annotated[
     str | dict[str, Any], BeforeValidator(check_name_under("router", "module:function"))

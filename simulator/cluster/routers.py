@@ -6,18 +6,23 @@ as a request is sent or ends, so a router keeps an index and looks at no replica
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 from random import Random
 from traceback import extract_tb
 from typing import Protocol
+from zlib import crc32
+
+import numpy as np
 
 from simulator.core.request import Request
+from simulator.engine.client import RequestReader
 from simulator.kv_cache.block_hashes import prompt_hashes
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import raise_if
+from simulator.workload.workload import Ints, Workload
 
 SPARE = 64  # entries beyond two a replica that a heap may hold before it is made anew
 
@@ -55,6 +60,13 @@ class Router(Protocol):
 
     def choose(self, request: Request, session: int) -> Target:
         """Choose one; there is at least one."""
+
+
+class StatelessRouter(Router, Protocol):
+    """A router that looks at no replica: what it chooses is known beforehand."""
+
+    def choose_many(self, workload: Workload) -> Ints:
+        """Choose for each of the next requests; return the numbers of the targets."""
 
 
 class Pool:
@@ -103,6 +115,13 @@ class RoundRobin:
         self._ring.move_to_end(index)
         return target
 
+    def choose_many(self, workload: Workload) -> Ints:
+        ring = np.array([*self._ring])
+        for index in ring[: len(workload) % len(ring)].tolist():
+            self._ring.move_to_end(index)
+        chosen: Ints = ring[np.arange(len(workload)) % len(ring)]
+        return chosen
+
 
 class Uniform(Pool):
     """Each with the same probability, whatever it has to do."""
@@ -113,6 +132,21 @@ class Uniform(Pool):
 
     def choose(self, request: Request, session: int) -> Target:
         return self.targets[int(self._random.random() * len(self.targets))]
+
+    def choose_many(self, workload: Workload) -> Ints:
+        # numpy's Mersenne twister is Python's: from the same state it draws the same.
+        version, state, gauss = self._random.getstate()
+        drawing = np.random.MT19937()
+        drawing.state = {
+            "bit_generator": "MT19937",
+            "state": {"key": np.array(state[:-1], np.uint32), "pos": state[-1]},
+        }
+        drawn = np.random.Generator(drawing).random(len(workload))
+        places = (drawn * len(self.targets)).astype(np.int64)
+        after = drawing.state["state"]
+        self._random.setstate((version, (*after["key"].tolist(), int(after["pos"])), gauss))
+        chosen: Ints = np.array([target.index for target in self.targets])[places]
+        return chosen
 
 
 class PowerOfTwo(Uniform):
@@ -270,6 +304,37 @@ class PrefixAware(Least):
         return busy - least > self._abs and busy > least * self._rel
 
 
+class SessionHash(Pool):
+    """By a hash of the conversation, else of the client's name, else of the request's number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen = 0  # requests that `choose_many` has chosen for
+
+    def key(self, request: Request, session: int) -> object:
+        """Return what is hashed."""
+        return session if session >= 0 else request.client or request.id
+
+    def choose(self, request: Request, session: int) -> Target:
+        at = crc32(repr(self.key(request, session)).encode())
+        return self.targets[at % len(self.targets)]
+
+    def choose_many(self, workload: Workload) -> Ints:
+        ids = range(self._seen, self._seen + len(workload))
+        self._seen, read = ids.stop, RequestReader(workload, ids).read
+        chosen = (self.choose(read(k, 0.0), -1).index for k in range(len(workload)))
+        return np.fromiter(chosen, np.int64, len(workload))
+
+
+class PrefixHash(SessionHash):
+    """By a hash of what the prompt begins with, else as `session_hash`."""
+
+    def key(self, request: Request, session: int) -> object:
+        if request.segments:
+            return request.segments[0][0]
+        return super().key(request, session)
+
+
 class Chooser(Protocol):
     """A router of the user's own: a function, or an object whose `choose` this is."""
 
@@ -312,6 +377,52 @@ class Own:
         return self._targets[at]
 
 
+class Pods:
+    """A router that looks at no replica before groups of them, each with a router of its own.
+
+    `pods` is the group of each target, by its number. The front knows each group as one target.
+    """
+
+    def __init__(self, front: Router, pods: Sequence[int], routers: Mapping[int, Router]) -> None:
+        self._front, self._pods, self._routers = front, pods, routers
+        self._members = {pod: Target(pod, "", 1, 1) for pod in routers}
+        self._open = dict.fromkeys(routers, 0)  # targets
+
+    def open(self, target: Target) -> None:
+        pod = self._pods[target.index]
+        if not self._open[pod]:
+            self._front.open(self._members[pod])
+        self._open[pod] += 1
+        self._routers[pod].open(target)
+
+    def close(self, target: Target) -> None:
+        pod = self._pods[target.index]
+        self._routers[pod].close(target)
+        self._open[pod] -= 1
+        if not self._open[pod]:
+            self._front.close(self._members[pod])
+
+    def changed(self, target: Target) -> None:
+        self._routers[self._pods[target.index]].changed(target)
+
+    def choose(self, request: Request, session: int) -> Target:
+        pod = self._front.choose(request, session).index
+        return self._routers[pod].choose(request, session)
+
+
+class Known(Pool):
+    """Finds in `chosen` what was chosen beforehand for each chunk of `size` requests."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self.chosen: dict[int, Ints] = {}
+
+    def choose(self, request: Request, session: int) -> Target:
+        part, place = divmod(request.id, self._size)
+        return self.targets[self._at[int(self.chosen[part][place])]]
+
+
 ROUTERS: dict[str, type] = {
     "round_robin": RoundRobin,
     "random": Uniform,
@@ -321,4 +432,6 @@ ROUTERS: dict[str, type] = {
     "power_of_two": PowerOfTwo,
     "prefix_aware": PrefixAware,
     "session_affinity": SessionAffinity,
+    "session_hash": SessionHash,
+    "prefix_hash": PrefixHash,
 }

@@ -2,31 +2,31 @@
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan, nan, nextafter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import simpy
 
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.workload.workload import Workload
+from simulator.workload.workload import Floats, Ints, Workload
 
 if TYPE_CHECKING:
     from simulator.policies.predictor import Predictor
 
 
 class RequestReader:
-    """Reads a workload's rows as requests, one at a time; `first` is the id of the first."""
+    """Reads a workload's rows as requests, one at a time; `ids` are theirs, else as rows count."""
 
-    def __init__(self, workload: Workload, first: int = 0) -> None:
+    def __init__(self, workload: Workload, ids: Sequence[int] | None = None) -> None:
         self.frontend = workload.frontend
         # Plain numbers come out of a memoryview faster than out of an array.
         self.prompts = workload.prompt_tokens.data
-        self._first = first
+        self._ids = range(len(workload)) if ids is None else ids
         self._outputs = workload.output_tokens.data
         self._client, self._priority = workload.client, workload.priority
         self._max_tokens = None if workload.max_tokens is None else workload.max_tokens.data
@@ -36,7 +36,7 @@ class RequestReader:
     def read(self, index: int, arrival: float) -> Request:
         """Return a row as a request that reaches the engine at `arrival`, s."""
         return Request(
-            self._first + index,
+            self._ids[index],
             arrival,
             self.prompts[index],
             self._outputs[index],
@@ -215,6 +215,14 @@ class Chunk:
     reader: RequestReader
     sent: "array[float]"  # s; NaN: not yet
     left: int  # requests that have not ended
+    rows: Ints | None = None  # which of the chunk these requests are; None: all
+
+
+class ChunkPart(NamedTuple):
+    """The requests of a chunk that are sent from here."""
+
+    rows: Ints  # which of the chunk they are
+    times: Floats  # s, when they reach the engine: what lies before it has been passed
 
 
 class SentTimes:
@@ -235,7 +243,8 @@ class StreamClient:
     """A `Client` of requests that wait for nobody but behind `max_concurrency`.
 
     Its workload comes a chunk of `size` requests at a time, and no request is kept for longer than
-    it must.
+    it must. Of each chunk it may send a part alone. `total` is how many requests there will be;
+    where nobody knows, the end of the chunks tells.
     """
 
     def __init__(
@@ -243,7 +252,7 @@ class StreamClient:
         env: simpy.Environment,
         total: int,
         size: int,
-        parts: Iterator[Workload],
+        parts: Iterator[tuple[Workload, ChunkPart | None]],
         submit: Callable[[Request], None],
     ) -> None:
         self.env = env
@@ -255,20 +264,31 @@ class StreamClient:
         self._sending = self._set = False
         self._number = -1  # of the chunk that is being sent
         self._index = 0  # in it, of the next to be sent
-        self._chunk = self._load()
+        self._loaded = 0  # requests, in all chunks so far
+        self._load()
         self._limit = self._chunk.work.max_concurrency or total + 1
         self._alarm = Alarm(env, self._arrive)
         self._alarm.set(env.now)
 
-    def _load(self) -> Chunk:
-        """Take up the next chunk."""
-        work = next(self._parts)
+    def _load(self) -> bool:
+        """Take up the next chunk; say whether there is one."""
+        found = next(self._parts, None)
+        if found is None:
+            self.sent.total = self._loaded
+            return False
+        work, part = found
         self._number, self._index = self._number + 1, 0
+        self._loaded += len(work)
         first, sent = self._number * self.sent.size, array("d", [nan]) * len(work)
-        chunk = Chunk(work, first, RequestReader(work, first), sent, len(work))
-        self.sent.chunks[self._number] = self._chunk = chunk
-        self._times = work.arrival.data
-        return chunk
+        ids: Sequence[int] = range(first, first + len(work))
+        if part is not None:
+            ids = (part.rows + first).tolist()
+        reader, rows = RequestReader(work, ids), None if part is None else part.rows
+        self._chunk = Chunk(work, first, reader, sent, len(work), rows)
+        self.sent.chunks[self._number] = self._chunk
+        self._times = work.arrival.data if part is None else part.times.data
+        self._before = None if part is None else work.arrival.data
+        return True
 
     def empty_chunk(self) -> Chunk:
         """Return a chunk without requests."""
@@ -287,7 +307,9 @@ class StreamClient:
     def earliest_sent(self) -> float:
         """Return the earliest time, s, that matters to a request which was not given away."""
         first = next(iter(self.sent.chunks.values()), None)
-        return self.env.now if first is None or isnan(first.sent[0]) else first.sent[0]
+        if first is None or not first.sent or isnan(first.sent[0]):
+            return self.env.now
+        return first.sent[0]
 
     def finished(self, request: Request) -> None:
         """Take note that a request has ended: one more may be sent."""
@@ -307,15 +329,16 @@ class StreamClient:
         now = self.env.now
         while self._in_flight < self._limit:
             if self._index == len(self._times):
-                if self._chunk.first + self._index == self.sent.total:
+                if not self._load():
                     break
-                self._load()
+                continue
             if self._times[self._index] > now:
                 self._set = True
                 self._alarm.set(self._times[self._index])
                 break
             self._index += 1
             self._in_flight += 1
-            self._chunk.sent[self._index - 1] = now
+            sent = now if self._before is None else self._before[self._index - 1]
+            self._chunk.sent[self._index - 1] = sent
             self._server.send(self._chunk.reader, self._index - 1, now)
         self._sending = False

@@ -87,6 +87,9 @@ class ClusterMetrics:
         self._ended = np.zeros(len(record.groups), np.int64)  # requests, by engine core
         self._busy_time = np.zeros(len(record.groups))  # s
         self._shed = self._timed_out = 0
+        self.SUMS: tuple[str, ...] = ("_ended", "_busy_time", "_shed", "_timed_out")
+        if scenario.cluster.groups:
+            self.SUMS += ("_groups",)
 
     def add(self, part: PartialRecord, table: RequestTable, until: Sequence[float]) -> None:
         """Add a part of the run, whose requests are those of the table."""

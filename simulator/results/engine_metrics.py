@@ -20,6 +20,7 @@ from simulator.results.needed_work import needed_flops, peak_flops, read_bytes
 from simulator.results.request_table import RequestTable, Rows, find_rows
 from simulator.results.time_series import Leaps, queue_depth
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.util.sums import add_sums, take_sums
 
 JOULES_PER_KWH = 3.6e6
 
@@ -143,13 +144,6 @@ class StepSums:
             self.loaded_blocks += int(loads["blocks"].sum())
             self.loaded_tokens += log.block_size * int(loads["blocks"][loads["fresh"] == 1].sum())
 
-    def merge(self, other: "StepSums") -> None:
-        """Add the sums of other steps."""
-        for name in self.__slots__:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            most = name in ("max_running", "max_used")
-            setattr(self, name, max(mine, theirs) if most else mine + theirs)
-
 
 def ended_requests(log: Log, rows: Rows) -> npt.NDArray[np.int64]:
     """Count the requests that have ended and keep their seats, in each row that decodes.
@@ -212,6 +206,8 @@ class RequestSums:
 class EngineMetrics:
     """What some replicas did, all alike: gauges and utilizations, of parts of a run."""
 
+    SUMS = ("steps", "requests", "_waiting_time", "_flops", "_read", "_max_waiting", "_host_time")
+
     def __init__(self, spec: EngineSpec, replicas: int, kv_role: str | None = None) -> None:
         self.spec, self.replicas, self.kv_role = spec, replicas, kv_role
         self.steps, self.requests = StepSums(), RequestSums()
@@ -236,7 +232,7 @@ class EngineMetrics:
         depths = [queue_depth(log, end) for log, end in zip(logs, until, strict=True)]
         self._waiting_time += sum(area for area, _ in depths)
         self._max_waiting = max([self._max_waiting, *(most for _, most in depths)])
-        self.steps.merge(sums)
+        add_sums(self.steps, dict(take_sums(sums)))
         self._host_time += sum(map(host_time, logs, costs))
         self.requests.add(table)
         if self.kv_role == "kv_consumer":  # it computes what comes after the prompt's last token

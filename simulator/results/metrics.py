@@ -35,6 +35,7 @@ from simulator.results.request_table import (
     Flags,
     Floats,
     RequestTable,
+    Rows,
     client_column,
     gather_requests,
     partial_span,
@@ -48,7 +49,7 @@ from simulator.results.service_levels import (
     service_levels,
     step_span,
 )
-from simulator.results.steady_state import SteadyState, Window, measurement_window
+from simulator.results.steady_state import SteadyState, Window, measurement_window, stays_of
 from simulator.results.token_times import (
     GapDistribution,
     PeakRate,
@@ -130,6 +131,12 @@ def describe(name: str, values: Distribution, percentiles: Sequence[float]) -> S
 class RunMetrics:
     """All that the summary of a run is made of, added up over its parts."""
 
+    SUMS = (
+        *("engines", "cluster", "_start", "_end", "_completed", "_failed", "_good", "_input"),
+        *("_output", "_kept", "_kept_all", "_good_at", "_drafted", "_swap_time", "_sketches"),
+        "_peak_rate",
+    )
+
     def __init__(
         self,
         scenario: Scenario,
@@ -139,12 +146,14 @@ class RunMetrics:
         cluster: ClusterRecord | None = None,
         total: int | None = None,
         within: Window | None = None,
+        apart: bool = False,
     ) -> None:
         """Measure a run of `workload`, or of `total` requests like its own that come in parts.
 
         `cores` are what runs it. `within` (s) bounds what is measured of a run in one
         part: latencies of the requests sent in it, throughput of those that ended in it; the gauges
-        stay those of the whole run.
+        stay those of the whole run. `apart`: these replicas are some of the run's, whose metrics
+        are put together by `take_sums` and `stays`.
         """
         self.workload, self.total, self.within = workload, total, within
         # Of a cluster with groups: with the engine that these vary.
@@ -165,7 +174,9 @@ class RunMetrics:
         self._retries = scenario.cluster is not None and scenario.cluster.may_retry
         self._start, self._end = inf, 0.0
         self._completed = self._failed = self._good = self._input = self._output = 0
-        self._peak_rate, self._in_flight = PeakRate(), ConcurrencyCounter()
+        self._peak_rate = PeakRate(float(workload.arrival[0]) if apart else None)
+        self._in_flight = ConcurrencyCounter()
+        self.stays: list[Rows] | None = [] if apart else None  # rows of STAY, by part
         self._max_in_flight = 0
         self._latencies: Mapping[str, Distribution] = {}
         self._sketches: dict[str, QuantileSketch] = defaultdict(QuantileSketch)
@@ -198,16 +209,23 @@ class RunMetrics:
             for log, cost in zip(part.logs, self._costs, strict=True)
             if log.swap_rows
         )
-        self._steady.add(table)
+        if self.stays is None:
+            self.add_stays(stays_of(table))
+        else:
+            self.stays.append(stays_of(table))
         self._add_completed(part, table)
+
+    def add_stays(self, stays: Rows) -> None:
+        """Add when requests came and left, rows of STAY; those of later parts are sent later."""
+        self._steady.add(stays)
+        completed = stays[stays["completed"]]
+        here = self._in_flight.add(np.sort(completed["sent"]), completed["left"])
+        self._max_in_flight = max(self._max_in_flight, int(here.max(initial=0)))
 
     def _add_completed(self, part: PartialRecord, table: RequestTable) -> None:
         completed = table.completed
         times = _token_times(part.logs, completed)
         self._peak_rate.add(table, times)
-        sent = np.sort(table.sent[completed])
-        here = self._in_flight.add(sent, table.finish[completed])
-        self._max_in_flight = max(self._max_in_flight, int(here.max(initial=0)))
         ended, failed, measured = completed, (table.reason >= 0) & ~completed, completed
         if self.within is not None:
             in_time = _inside(table.sent, self.within)

@@ -23,6 +23,7 @@ from simulator.results.request_table import (
     RETRY,
     Attempts,
     Floats,
+    Ints,
     RequestTable,
     Rows,
     gather_requests,
@@ -162,22 +163,31 @@ class PartialRecord:
     """Further parts of the requests' e2el, s, by id; NaN: not known."""
 
 
-def split_log(log: Log, ids: range, before: float, lost: Mapping[int, float], *, last: bool) -> Log:
+def split_log(
+    log: Log,
+    ids: range,
+    before: float,
+    lost: Mapping[int, float],
+    *,
+    last: bool,
+    some: Ints | None = None,
+) -> Log:
     """Take out the requests `ids` and every row of steps but the newest; with `last` that, too.
 
-    In what is returned ids begin with 0. No other request has a token before the time `before`, s.
+    In what is returned ids begin with 0; where `some` of `ids` alone (ascending, from 0) are here,
+    these are counted. No other request has a token before the time `before`, s.
     `lost` has the time at which a request was sent once more: what it said before is dropped.
     """
     part = Log(log.num_blocks, log.block_size, log.num_seats)
     part.delivers_together = log.delivers_together
     part.host_waits, log.host_waits = log.host_waits, 0.0
-    part.request_rows += _move_requests(log.request_rows, REQUEST, ids).tobytes()
-    runs = _move_requests(log.run_rows, RUN, ids)
+    part.request_rows += _move_requests(log.request_rows, REQUEST, ids, some).tobytes()
+    runs = _move_requests(log.run_rows, RUN, ids, some)
     if lost:
         since = [lost.get(id, -1.0) for id in (runs["id"] + ids.start).tolist()]
         runs = runs[runs["start"] >= np.array(since)]
     if log.seat_rows is not None:
-        part.seat_rows = bytearray(_move_requests(log.seat_rows, SEAT, ids).tobytes())
+        part.seat_rows = bytearray(_move_requests(log.seat_rows, SEAT, ids, some).tobytes())
     runs["first_tick"] -= log.ticks_before
     part.run_rows += runs.tobytes()
     _move_steps(log, part, last)
@@ -197,13 +207,17 @@ def split_log(log: Log, ids: range, before: float, lost: Mapping[int, float], *,
     return part
 
 
-def _move_requests(rows: bytearray, kind: np.dtype[np.void], ids: range) -> Rows:
+def _move_requests(
+    rows: bytearray, kind: np.dtype[np.void], ids: range, numbers: Ints | None
+) -> Rows:
     """Take the rows of some requests out, and number their ids from 0 on."""
     found = np.frombuffer(bytes(rows), kind)
     there = (found["id"] >= ids.start) & (found["id"] < ids.stop)
     rows[:] = found[~there].tobytes()
     moved: Rows = found[there].copy()
     moved["id"] -= ids.start
+    if numbers is not None:
+        moved["id"] = np.searchsorted(numbers, moved["id"])
     return moved
 
 

@@ -10,7 +10,7 @@ from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
 import numpy as np
 
 from simulator.results.record import Record
-from simulator.results.request_table import Floats, Ints, RequestTable
+from simulator.results.request_table import Floats, Ints, RequestTable, Rows
 from simulator.results.time_series import mean_in_bins
 from simulator.util.errors import HeadwayError
 from simulator.util.quantile_sketch import ConcurrencyCounter
@@ -105,9 +105,9 @@ class SteadyState:
         self._trend = None if total is None else Trend(total)
         self._warmup: float | None = None
 
-    def add(self, table: RequestTable) -> None:
-        """Add requests; those of a later part come later."""
-        times, level, _ = requests_in_system(table, self._in_system)
+    def add(self, stays: Rows) -> None:
+        """Add requests, rows of STAY; those of a later part come later."""
+        times, level, _ = requests_in_system(stays, self._in_system)
         if self._trend is None:
             suggested = mser5(level)
             if suggested is not None:
@@ -124,14 +124,23 @@ class SteadyState:
         return self._trend.test() | {"suggested_warmup_s": self._warmup}
 
 
-def requests_in_system(
-    table: RequestTable, counter: ConcurrencyCounter
-) -> tuple[Floats, Ints, Floats]:
+STAY = np.dtype([("due", "f8"), ("sent", "f8"), ("left", "f8"), ("completed", "?")])
+"""A request: when it was due, when it was sent, and when it was over for its client, in s."""
+
+
+def stays_of(table: RequestTable) -> Rows:
+    """Return the stays of the requests that were sent."""
+    rows = np.empty(len(table.sent), STAY)
+    rows["due"] = table.arrival if isfinite(table.workload.request_rate) else table.sent
+    rows["sent"], rows["left"], rows["completed"] = table.sent, table.left, table.completed
+    sent: Rows = rows[~np.isnan(table.sent)]
+    return sent
+
+
+def requests_in_system(stays: Rows, counter: ConcurrencyCounter) -> tuple[Floats, Ints, Floats]:
     """Return when requests came (s, ascending), how many each found with itself, when they left."""
-    sent = ~np.isnan(table.sent)
-    due = table.arrival if isfinite(table.workload.request_rate) else table.sent
-    order = np.argsort(due[sent], kind="stable")
-    times, left = due[sent][order], table.left[sent][order]
+    order = np.argsort(stays["due"], kind="stable")
+    times, left = stays["due"][order], stays["left"][order]
     stay = ~(left <= times)  # else it was rejected at once, and nobody ever found it there
     over = stay & ~np.isnan(left)
     return times, counter.add(times, left[over], stay), left[over]
@@ -143,7 +152,7 @@ def find_warmup(record: Record) -> float | None:
     The series is the number of requests in the system, as each that comes finds it. Of too few to
     tell nothing is left out.
     """
-    times, level, _ = requests_in_system(record.request_table(), ConcurrencyCounter())
+    times, level, _ = requests_in_system(stays_of(record.request_table()), ConcurrencyCounter())
     if len(times) < MIN_REQUESTS:
         return 0.0
     begin = mser5(level)
@@ -158,7 +167,8 @@ def find_growth(record: Record) -> str:
     requests are over than come, by more than chance. To fill an empty system is none: the warm-up
     is left out.
     """
-    times, level, left = requests_in_system(record.request_table(), ConcurrencyCounter())
+    stays = stays_of(record.request_table())
+    times, level, left = requests_in_system(stays, ConcurrencyCounter())
     low, high = float(times[0]) + record.warmup, float(times[-1])
     level, times = level[times >= low], times[times >= low]
     trend = Trend(len(level))

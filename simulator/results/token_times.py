@@ -132,9 +132,13 @@ def last_tokens(runs: npt.NDArray[np.void], tick_ends: Floats) -> Floats:
 class PeakRate:
     """The most tokens in a second; of parts of a run what is over is only that maximum."""
 
-    def __init__(self) -> None:
+    SUMS = ("_most", "_tokens")
+
+    def __init__(self, origin: float | None = None) -> None:
+        """Count from `origin` on, s, and keep every second: to be added to others of the run."""
         self._most = 0
-        self._origin: float | None = None  # s, when the first completed request was sent
+        self._keeps = origin is not None
+        self._origin = origin  # None: when the first completed request was sent
         self._first = 0  # second after it that `_tokens` begins with
         self._tokens = np.zeros(0, np.int64)
 
@@ -146,17 +150,18 @@ class PeakRate:
         begin = float(table.sent[done].min())
         self._origin = begin if self._origin is None else self._origin
         first = floor(begin - self._origin)
-        over = min(first - self._first, len(self._tokens))
+        over = 0 if self._keeps else min(first - self._first, len(self._tokens))
         if over > 0:
             self._most = max(self._most, int(self._tokens[:over].max()))
             self._tokens = self._tokens[over:]
-        self._first = first
-        start = self._origin + first
-        size = max(ceil(float(table.finish[done].max()) - start) + 1, len(self._tokens))
-        counts = np.zeros(size, np.int64)
+        if not self._keeps:
+            self._first = first
+        start, at = self._origin + first, first - self._first
+        size = ceil(float(table.finish[done].max()) - start) + 1
+        counts = np.zeros(max(at + size, len(self._tokens)), np.int64)
         counts[: len(self._tokens)] = self._tokens
         for time in times:
-            counts += time.per_second(start, size)[:size]
+            counts[at : at + size] += time.per_second(start, size)[:size]
         self._tokens = counts
 
     @property

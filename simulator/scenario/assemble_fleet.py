@@ -1,7 +1,7 @@
 """From the block `cluster` of a scenario to its routers, and to a fleet without replicas as yet."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,16 @@ import simpy
 
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet
-from simulator.cluster.routers import ROUTERS, Own, Router
+from simulator.cluster.routers import (
+    ROUTERS,
+    Own,
+    Pods,
+    RoundRobin,
+    Router,
+    SessionHash,
+    StatelessRouter,
+    Uniform,
+)
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import split_spec
@@ -20,11 +29,32 @@ from simulator.util.user_code import load_user_code
 
 def make_router(scenario: Scenario, *, decodes: bool = False) -> Router:
     """Make a cluster's router, or that to its consumers (`router_maker`)."""
-    return router_maker(scenario, decodes=decodes)()
+    router, cluster = router_maker(scenario, decodes=decodes)(), scenario.cluster
+    assert cluster is not None
+    if cluster.pods is None:
+        return router
+    return Pods(router, cluster.pod_numbers, pod_routers(scenario, range(cluster.pods)))
 
 
-def router_maker(scenario: Scenario, *, decodes: bool = False) -> Callable[[], Router]:
-    """Check a cluster's router, or that to its consumers; give what makes it.
+def make_front(scenario: Scenario) -> StatelessRouter:
+    """Make the router before a cluster's pods, or its replicas: one that looks at none."""
+    router = router_maker(scenario)()
+    assert isinstance(router, RoundRobin | Uniform | SessionHash)
+    return router
+
+
+def pod_routers(scenario: Scenario, pods: Iterable[int]) -> dict[int, Router]:
+    """Make the routers of some pods; without pods each has a single replica."""
+    assert scenario.cluster is not None
+    if scenario.cluster.pods is None:
+        return {pod: RoundRobin() for pod in pods}
+    return {pod: router_maker(scenario, pod=pod)() for pod in pods}
+
+
+def router_maker(
+    scenario: Scenario, *, decodes: bool = False, pod: int | None = None
+) -> Callable[[], Router]:
+    """Check a cluster's router, that to its consumers or of one `pod`; give what makes it.
 
     ValueError says what is wrong with its key. Nothing of the user's own is made before the call,
     which raises HeadwayError where it cannot be.
@@ -35,6 +65,8 @@ def router_maker(scenario: Scenario, *, decodes: bool = False) -> Callable[[], R
     if decodes:
         assert cluster.kv_transfer is not None
         key, spec = "cluster.kv_transfer.router", cluster.kv_transfer.router or spec
+    if pod is not None:
+        key, spec = "cluster.pod_router", cluster.pod_router or "least_outstanding"
     name, arguments = split_spec(spec, "router")
     if name not in ROUTERS:
         own = _load_router(name, arguments, scenario)
@@ -42,7 +74,8 @@ def router_maker(scenario: Scenario, *, decodes: bool = False) -> Callable[[], R
     found = ROUTERS[name]
     known = inspect.signature(found).parameters
     if "seed" in known:  # several routers draw apart
-        arguments = {"seed": scenario.seed + decodes} | arguments
+        apart = decodes if pod is None else 1 + pod
+        arguments = {"seed": scenario.seed + apart} | arguments
     for argument, value in arguments.items():
         if argument not in known:
             there = ", ".join(known) or "none"

@@ -285,6 +285,9 @@ def _check_cluster(scenario: Scenario, specs: dict[str, EngineSpec | None]) -> I
     if cluster.kv_transfer is not None:
         with _attempt(found, "cluster.kv_transfer.router", ""):
             router_maker(scenario, decodes=True)
+    if cluster.pods is not None:
+        with _attempt(found, "cluster.pod_router", ""):
+            router_maker(scenario, pod=0)
     roles = list(_check_roles(cluster))[:1]
     yield from (*found, *roles)
     # What the scenario itself gets wrong is told already.

@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeFloat, model_validator
 
 from simulator.cluster.config import (
     MOST_REPLICAS,
+    STATELESS_ROUTERS,
     AdmissionConfig,
     AutoscalingConfig,
     ClientConfig,
@@ -54,6 +55,14 @@ class ClusterConfig(Config):
         description="a name listed below, or package.module:function (or Class); with arguments: "
         "{router: name, argument: value}",
     )
+    pods: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
+        None,
+        description="equal parts of the replicas; `router`, which must look at no replica, chooses "
+        "the part, and its own router the replica in it; null: router chooses the replica",
+    )
+    pod_router: RouterSpec | None = Field(
+        None, description="router of each pod; null: least_outstanding"
+    )
     groups: dict[str, GroupConfig] = Field(
         {}, description="in place of replicas: groups of different servers, by name"
     )
@@ -78,6 +87,7 @@ class ClusterConfig(Config):
             raise ValueError("replicas: beside groups, each group gives its own replicas")
         if self.groups and not any(group.replicas for group in self.groups.values()):
             raise ValueError("groups: there is not one replica")
+        self._check_pods()
         scaling = self.autoscaling
         if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:
             raise ValueError(f"autoscaling.group: name one of {', '.join(self.replica_groups)}")
@@ -89,6 +99,29 @@ class ClusterConfig(Config):
                 what = f"must be at most autoscaling.max_replicas ({most}): one begins with them"
                 raise ValueError(f"{key}: {what}")
         return self
+
+    def _check_pods(self) -> None:
+        if self.pods is None:
+            if self.pod_router is not None:
+                raise ValueError("pod_router: goes with pods")
+            return
+        if self.router_name not in STATELESS_ROUTERS:
+            known = ", ".join(STATELESS_ROUTERS)
+            raise ValueError(f"router: before pods, one that looks at no replica: {known}")
+        if self.kv_transfer is not None or any(g.kv_role for g in self.replica_groups.values()):
+            raise ValueError("pods: go without kv_role: consumers would be shared")
+        for name, group in self.replica_groups.items():
+            if group.replicas % self.pods:
+                key = f"groups.{name}.replicas" if self.groups else "replicas"
+                raise ValueError(f"{key}: must be a multiple of pods ({self.pods})")
+
+    @property
+    def pod_numbers(self) -> list[int]:
+        """The pod of each replica that there may be; without pods each is one by itself."""
+        counts = [self.max_replicas(name) for name in self.replica_groups]
+        if self.pods is None:
+            return [*range(sum(counts))]
+        return [number % self.pods for count in counts for number in range(count)]
 
     @property
     def may_retry(self) -> bool:

@@ -26,7 +26,7 @@ from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
 from simulator.scenario import make_scheduler, resolve_groups
-from simulator.scenario.assemble_fleet import make_fleet, make_router
+from simulator.scenario.assemble_fleet import make_fleet
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
@@ -73,7 +73,7 @@ def run_cluster(
     specs = {name: spec.with_cost(cost, noise) for name, spec in resolve_groups(scenario).items()}
     if find_coupling(scenario, workload) is None:
         result = run_independent(
-            *(scenario, specs, workload, make_router(scenario), not stepwise),
+            *(scenario, specs, workload, not stepwise),
             progress=progress,
             stop=stop,
         )
@@ -140,7 +140,7 @@ def spread_cluster(
     if (why := find_coupling(scenario, workload)) is not None:
         raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
     specs = resolve_groups(scenario)
-    what = scenario, specs, workload, make_router(scenario), not stepwise
+    what = scenario, specs, workload, not stepwise
     result = run_independent(*what, progress=progress, spread=True, jobs=jobs)
     _warn(result)
     return result

@@ -11,23 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 import simpy
 
-from simulator.cluster.fleet import COUNTERS
-from simulator.cluster.routers import Router, Target
+from simulator.cluster.config import STATELESS_ROUTERS
+from simulator.cluster.fleet import COUNTERS, Fleet
+from simulator.cluster.routers import Router, StatelessRouter, Target
 from simulator.core.alarm import Alarm, FastEnvironment
 from simulator.core.executor import Executor
 from simulator.core.log import REQUEST, Log
-from simulator.core.request import Request
 from simulator.engine.client import RequestReader
+from simulator.engine.core import EngineCore
 from simulator.engine.drive import no_garbage_collection
 from simulator.engine.pipeline import make_replica
+from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
 from simulator.scenario import make_scheduler
+from simulator.scenario.assemble_fleet import make_front, pod_routers
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -37,8 +41,8 @@ from simulator.util.user_code import exit_message
 from simulator.util.workers import WorkerDied, parallel_map, worker_count
 from simulator.workload.workload import Floats, Ints, Workload
 
-STATELESS_ROUTERS = ("round_robin", "random")
-"""Routers that look at no replica."""
+SPLIT_KEYS = {"router", "replicas", "groups", "pods", "pod_router"}
+"""Keys of a cluster that tie no replicas together, or only those of a pod."""
 PER_REPLICA_KEYS = {"replicas", "gpu", "engine", "cost", "dollars_per_hour"}
 """Keys of a group that say what each replica is by itself."""
 REQUESTS_PER_TURN = 64  # requests that each replica gets before the next goes on
@@ -59,7 +63,7 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
         ),
         **{
             f"cluster.{key}: acts on several replicas together": getattr(cluster, key) is not None
-            for key in sorted(cluster.model_fields_set - {"router", "replicas", "groups"})
+            for key in sorted(cluster.model_fields_set - SPLIT_KEYS)
         },
         **{
             f"cluster.groups.{kind}.{key}: acts on several replicas together": getattr(group, key)
@@ -88,32 +92,43 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
 
 @dataclass(slots=True)
 class ReplicaRequests:
-    """What one replica gets: requests as columns, in the order in which they reach it."""
+    """What one replica or pod gets: requests as columns, in the order in which they reach it."""
 
     rows: Workload
     ids: Ints  # of the whole workload
-    times: Floats  # s, at which they reach the replica
+    times: Floats  # s, at which they reach it
     stamps: Floats  # s, likewise, never the same twice
     hints: Ints | None = None  # predicted output tokens
 
 
 class IndependentReplica:
-    """Simulates one replica, as far as is wanted; its log tells what happened."""
+    """Simulates one replica, or a pod of them, as far as is wanted; its logs tell what happened.
+
+    `members` are the group, scheduler and executor of each; a pod has a `router`.
+    """
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        executor: Executor,
+        members: Sequence[tuple[str, Scheduler, Executor]],
         requests: ReplicaRequests,
+        router: Router | None = None,
         *,
         leap: bool = True,
     ) -> None:
         self.env = FastEnvironment()
-        self.replica = make_replica(self.env, scheduler, executor, leap=leap)
-        self.log = self.replica.log
-        self._read = RequestReader(requests.rows).read
+        if router is None:
+            _, scheduler, executor = members[0]
+            replica = make_replica(self.env, scheduler, executor, leap=leap)
+            engine: Replica | Fleet = replica
+            self.cores: Sequence[EngineCore] = [replica]
+        else:
+            fleet = Fleet(self.env, router)
+            for name, scheduler, executor in members:
+                fleet.open_target(fleet.add(name, scheduler, executor, leap=leap))
+            engine, self.cores = fleet, fleet.cores
+        self._submit, self._engine = engine.submit, engine
+        self._read = RequestReader(requests.rows, requests.ids.data).read
         self._times, self._stamps = requests.times.data, requests.stamps.data
-        self._ids = requests.ids.data
         self._hints = None if requests.hints is None else requests.hints.data
         self._index = 0
         self._alarm = Alarm(self.env, self._arrive)
@@ -123,7 +138,11 @@ class IndependentReplica:
     @property
     def done(self) -> int:
         """Requests that have ended."""
-        return len(self.log.request_rows) // REQUEST.itemsize
+        return sum(len(core.log.request_rows) for core in self.cores) // REQUEST.itemsize
+
+    def abandon(self) -> None:
+        """Write down the requests that have not ended."""
+        self._engine.abandon()
 
     def advance(self, until: float | None = None) -> None:
         """Go on until that time, s, or to the end; what happens at that time is left."""
@@ -131,11 +150,10 @@ class IndependentReplica:
             self.env.run(until)
 
     def _arrive(self, alarm: simpy.Event) -> None:
-        times, stamps, submit = self._times, self._stamps, self.replica.submit
+        times, stamps, submit = self._times, self._stamps, self._submit
         index, total, now = self._index, len(times), self.env.now
         while index < total and times[index] <= now:
             request = self._read(index, stamps[index])
-            request.id = self._ids[index]
             if self._hints is not None:
                 request.hint = self._hints[index]
             submit(request)
@@ -150,14 +168,7 @@ def arrivals_at_engine(workload: Workload) -> tuple[Floats, Floats, Ints]:
 
     As `Client` has it, for requests that wait for nobody.
     """
-    times = workload.arrival
-    if (front := workload.frontend) is not None:
-        free, through = 0.0, np.empty(len(times))
-        prompts = workload.prompt_tokens.tolist()
-        for index, now in enumerate(times.tolist()):
-            free = max(free, now) + (front.per_request + front.per_token * prompts[index])
-            through[index] = now + (free - now + front.latency)
-        times = through
+    times, _ = pass_frontend(workload, 0.0)
     order = np.argsort(times, kind="stable")
     stamps, last = times.copy(), -1.0
     if len(times) and not (np.diff(times[order]) > 0).all():
@@ -167,12 +178,25 @@ def arrivals_at_engine(workload: Workload) -> tuple[Floats, Floats, Ints]:
     return times, stamps, order
 
 
+def pass_frontend(workload: Workload, free: float) -> tuple[Floats, float]:
+    """Return when each request reaches the replicas, s, and when the frontend is free again."""
+    front = workload.frontend
+    if front is None:
+        return workload.arrival, free
+    through, prompts = np.empty(len(workload)), workload.prompt_tokens.tolist()
+    for index, now in enumerate(workload.arrival.tolist()):
+        free = max(free, now) + (front.per_request + front.per_token * prompts[index])
+        through[index] = now + (free - now + front.latency)
+    return through, free
+
+
 @dataclass(slots=True)
 class ReplicaGroup:
-    """Some replicas of a cluster."""
+    """Some pods of a cluster; without pods each replica is one."""
 
     scenario: Scenario
-    groups: list[str]  # of each
+    pods: Sequence[int]
+    members: list[list[str]]  # of each, the groups of its replicas
     requests: list[ReplicaRequests]  # likewise
     shares: bool  # the workload's prompts have contents
     leap: bool
@@ -182,17 +206,25 @@ class ReplicaGroup:
 
         What there is to warn of has been said.
         """
+        cluster = self.scenario.cluster
+        assert cluster is not None
+        routers: Mapping[int, Router] = {}
+        if cluster.pods is not None:
+            routers = pod_routers(self.scenario, self.pods)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             specs = specs or self.scenario.specs
             return [
                 IndependentReplica(
-                    make_scheduler(specs[name], self.shares),
-                    specs[name].cost,
+                    [
+                        (name, make_scheduler(specs[name], self.shares), specs[name].cost)
+                        for name in names
+                    ],
                     requests,
+                    routers.get(pod),
                     leap=self.leap,
                 )
-                for name, requests in zip(self.groups, self.requests, strict=True)
+                for pod, names, requests in zip(self.pods, self.members, self.requests, strict=True)
             ]
 
 
@@ -200,7 +232,6 @@ def run_independent(
     scenario: Scenario,
     specs: Mapping[str, EngineSpec],
     workload: Workload,
-    router: Router,
     leap: bool,
     *,
     progress: Progress | None = None,
@@ -214,31 +245,38 @@ def run_independent(
     else it is done in this process, and `stop` asked while requests come.
     """
     assert scenario.cluster is not None
-    shares, groups = workload.segments is not None, []
+    shares, groups = workload.segments is not None, list[str]()
     for name, kind in scenario.cluster.replica_groups.items():
         if kind.replicas:
             make_scheduler(specs[name], shares)  # for its warnings
         groups += [name] * kind.replicas
+    pods: dict[int, list[int]] = {}  # numbers of the replicas of each
+    for number, pod in enumerate(scenario.cluster.pod_numbers):
+        pods.setdefault(pod, []).append(number)
     hints = None
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     if isinstance(predictor, FixedPredictions):
         hints = predictor.hints.astype(np.int64)
-    requests = _route(workload, router, groups, hints)
-    group = ReplicaGroup(scenario, groups, requests, shares, leap)
+    requests = _route(workload, make_front(scenario), len(pods), hints)
+    members = [[groups[number] for number in pod] for pod in pods.values()]
+    group = ReplicaGroup(scenario, range(len(pods)), members, requests, shares, leap)
     sent, interrupted = workload.arrival.copy(), False
     if spread:
         logs = _run_on_workers(group, jobs, progress, len(workload))
     else:
         replicas = group.replicas(specs)
-        ends = None if stop is None else partial(stop, sent, [one.log for one in replicas])
+        cores = [core for replica in replicas for core in replica.cores]
+        ends = None if stop is None else partial(stop, sent, [core.log for core in cores])
         until = _run_in_turns(replicas, requests, progress, len(workload), ends)
         if interrupted := until is not None:
             sent[sent >= until] = np.nan
             for replica in replicas:
-                replica.replica.abandon()
+                replica.abandon()
             if hints is not None:
                 hints[np.isnan(sent)] = 0
-        logs = [replica.replica.final_log() for replica in replicas]
+        logs = [core.final_log() for core in cores]
+    by_pod = [number for pod in pods.values() for number in pod]
+    logs = [log for _, log in sorted(zip(by_pod, logs, strict=True), key=itemgetter(0))]
     result = Result(scenario, workload, sent, logs, specs, interrupted)
     result.cluster = ClusterRecord(
         *(groups, [*range(len(groups))]),
@@ -251,17 +289,15 @@ def run_independent(
 
 
 def _route(
-    workload: Workload, router: Router, groups: Sequence[str], hints: Ints | None
+    workload: Workload, router: StatelessRouter, pods: int, hints: Ints | None
 ) -> list[ReplicaRequests]:
-    """Let the router choose for every request; give what each replica gets."""
+    """Let the router choose for every request; give what each pod gets."""
     times, stamps, order = arrivals_at_engine(workload)
-    for number, name in enumerate(groups):
-        router.open(Target(number, name, 1, 1))
-    any_request = Request(0, 0.0, 1, 1)
-    chosen = (router.choose(any_request, -1).index for _ in range(len(order)))
-    replica = np.fromiter(chosen, np.int64, len(order))
-    place = np.argsort(replica, kind="stable")
-    bounds = np.searchsorted(replica[place], np.arange(len(groups) + 1))
+    for pod in range(pods):
+        router.open(Target(pod, "", 1, 1))
+    chosen = router.choose_many(workload.rows(order))
+    place = np.argsort(chosen, kind="stable")
+    bounds = np.searchsorted(chosen[place], np.arange(pods + 1))
     requests = []
     for first, last in pairwise(bounds.tolist()):
         ids = order[place[first:last]]
@@ -313,11 +349,11 @@ def _run_on_workers(
     group: ReplicaGroup, jobs: int | None, progress: Progress | None, total: int
 ) -> list[Log]:
     """Run the replicas on workers."""
-    count = len(group.groups)
-    pieces = min(PARTS_PER_JOB * worker_count(jobs), count)
-    cuts = np.linspace(0, count, pieces + 1).astype(int).tolist()
+    cuts = cut(len(group.pods), jobs)
     parts = [
-        replace(group, groups=group.groups[a:b], requests=group.requests[a:b])
+        replace(
+            group, pods=group.pods[a:b], members=group.members[a:b], requests=group.requests[a:b]
+        )
         for a, b in pairwise(cuts)
     ]
     found: dict[int, list[Log]] = {}
@@ -325,7 +361,7 @@ def _run_on_workers(
     for index, outcome in parallel_map(run_group, parts, jobs):
         if isinstance(outcome, WorkerDied | str):
             why = outcome.reason if isinstance(outcome, WorkerDied) else outcome
-            raise HeadwayError(f"replicas {cuts[index]} to {cuts[index + 1] - 1}: {why}")
+            raise part_failed(group.scenario, cuts[index], cuts[index + 1], why)
         found[index] = outcome
         done += sum(len(log.requests) for log in outcome)
         now = max([now, *(float(log.steps["end"][-1]) for log in outcome if log.step_rows)])
@@ -335,6 +371,20 @@ def _run_on_workers(
     return [log for index in range(len(parts)) for log in found[index]]
 
 
+def cut(pods: int, jobs: int | None) -> list[int]:
+    """Return the bounds of parts of so many pods, some for each worker."""
+    pieces = min(PARTS_PER_JOB * worker_count(jobs), pods)
+    bounds: list[int] = np.linspace(0, pods, pieces + 1).astype(int).tolist()
+    return bounds
+
+
+def part_failed(scenario: Scenario, first: int, over: int, why: str) -> HeadwayError:
+    """Say which pods could not be simulated, and why."""
+    assert scenario.cluster is not None
+    what = "replicas" if scenario.cluster.pods is None else "pods"
+    return HeadwayError(f"{what} {first} to {over - 1}: {why}")
+
+
 def run_group(group: ReplicaGroup) -> list[Log] | str:
     """Run some replicas in a worker, one after the other; return their logs, or what went wrong."""
     try:
@@ -342,10 +392,15 @@ def run_group(group: ReplicaGroup) -> list[Log] | str:
         with no_garbage_collection():
             for replica in replicas:
                 replica.advance()
-    except HeadwayError as error:
+    except (Exception, SystemExit) as error:  # a worker that raises counts as dead
+        return tell_failure(error)
+    return [core.final_log() for replica in replicas for core in replica.cores]
+
+
+def tell_failure(error: Exception | SystemExit) -> str:
+    """Say in a line what went wrong in a worker."""
+    if isinstance(error, HeadwayError):
         return "; ".join(error.messages)
-    except SystemExit as error:
+    if isinstance(error, SystemExit):
         return exit_message(error)
-    except Exception as error:  # a worker that raises counts as dead
-        return f"{type(error).__name__}: {one_line(error)}"
-    return [replica.replica.final_log() for replica in replicas]
+    return f"{type(error).__name__}: {one_line(error)}"

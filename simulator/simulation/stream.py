@@ -2,9 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.workload.distributions import TraceReader
 from simulator.workload.generate import Generator, draw_lengths, draw_max_tokens, random_streams
-from simulator.workload.workload import Workload
+from simulator.workload.workload import Ints, Workload
 
 CHUNK = 65536  # requests that are measured together
 PER_REPLICA = 64  # of them, at least, for each replica
@@ -49,6 +49,7 @@ class StreamedRun:
     missing: Sequence[str] = ()  # what the policy lacks, and outages that met no replica, in words
     fleet: Fleet | None = None
     record: ClusterRecord | None = None
+    chosen: dict[int, Ints] = field(default_factory=dict)  # pods of requests, by chunk
 
     def __post_init__(self) -> None:
         self.warned: dict[str, str] = {}
@@ -62,13 +63,14 @@ class StreamedRun:
             self._measure(self.client.empty_chunk(), last=True)
 
     def _measure(self, chunk: Chunk, *, last: bool = False) -> None:
-        ids = range(chunk.first, chunk.first + len(chunk.work))
+        ids = range(chunk.first, min(chunk.first + self.client.sent.size, self.metrics.total or 0))
         lost = {} if self.fleet is None else self.fleet.sent_again
         before = self.client.earliest_sent()
-        logs = [split_log(log, ids, before, lost, last=last) for log in self.logs]
+        logs = [split_log(log, ids, before, lost, last=last, some=chunk.rows) for log in self.logs]
         given_up = None if self.record is None else self.record.tries.given_up
         refused = None if given_up is None else split_log(given_up, ids, before, {}, last=last)
         again = {id - ids.start: lost.pop(id) for id in [id for id in lost if id in ids]}
+        self.chosen.pop(chunk.first // self.client.sent.size, None)
         sent = np.array(chunk.sent)
         until = None if last else [next_decision(log) for log in self.logs]
         self.metrics.add(PartialRecord(chunk.work, sent, logs, Attempts(again, refused), until))
@@ -88,11 +90,17 @@ def run_streamed(
     null. An interrupt ends the run without a result. Raises HeadwayError for what needs to keep
     all requests.
     """
+    refuse(scenario)
+    stream = _set_up(scenario, leap=not stepwise)
+    drive_stream(stream, progress)
+    messages = [*stream.missing, *stream.warned.values()]
+    return summarize(scenario, stream.metrics, stream.cores[0], stream.specs, messages)
+
+
+def drive_stream(stream: StreamedRun, progress: Progress | None = None) -> None:
+    """Run to the end, measuring on the way."""
     from simulator.engine.drive import drive
     from simulator.simulation.cluster import NONE_COMES_BACK
-
-    _refuse(scenario)
-    stream = _set_up(scenario, leap=not stepwise)
 
     def look(now: float, done: int, total: int) -> None:
         stream.measure_ended()
@@ -110,26 +118,30 @@ def run_streamed(
     for engine in stream.engines:
         engine.final_log()
     stream.measure_ended(last=True)
-    return _summary(scenario, stream)
 
 
-def _summary(scenario: Scenario, stream: StreamedRun) -> dict[str, Any]:
+def summarize(
+    scenario: Scenario,
+    metrics: RunMetrics,
+    spec: EngineSpec,
+    specs: Mapping[str, EngineSpec],
+    messages: list[str],
+) -> dict[str, Any]:
     """Put together what is known at the end, and warn of what cannot be trusted."""
-    metrics, messages = stream.metrics, [*stream.missing, *stream.warned.values()]
     if metrics.engines.requests.rejected == metrics.total:
         messages.append(
             f"all {metrics.total:,} requests were rejected: no replica could ever hold them"
         )
     for message in messages:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
-    info = run_info(scenario, stream.cores[0], stream.specs, messages)
+    info = run_info(scenario, spec, specs, messages)
     info |= {"percentile_error": RELATIVE_ERROR}
     summary: dict[str, Any] = metrics.summary(info)
     summary["headway"]["diagnosis"] = None
     return summary
 
 
-def _refuse(scenario: Scenario) -> None:
+def refuse(scenario: Scenario) -> None:
     """Refuse what a run cannot have that forgets its requests."""
     load = scenario.workload.generator
     several = load.clients is not None and load.clients != 1
@@ -152,17 +164,23 @@ def _refuse(scenario: Scenario) -> None:
         raise HeadwayError(wrong)
 
 
-def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
-    """Build engines and client."""
-    cluster = scenario.cluster
-    size = max(CHUNK, PER_REPLICA * (1 if cluster is None else cluster.most_replicas))
+def first_chunk(scenario: Scenario, size: int) -> tuple[int, Workload, Iterator[Workload]]:
+    """Return the number of requests, the first chunk of them, and all chunks."""
     total, parts = chunks(scenario, size)
     first = next(parts, None)
     if first is None:
         raise HeadwayError("--no-tables: there is not one request")
     if first.after is not None or len(set(first.client or ())) > 1:
         raise HeadwayError("--no-tables: workload: requests of sessions or of several clients")
-    parts, specs = chain([first], parts), resolve_groups(scenario)
+    return total, first, chain([first], parts)
+
+
+def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
+    """Build engines and client."""
+    cluster = scenario.cluster
+    size = max(CHUNK, PER_REPLICA * (1 if cluster is None else cluster.most_replicas))
+    total, first, chunked = first_chunk(scenario, size)
+    parts, specs = zip(chunked, repeat(None)), resolve_groups(scenario)
     admission = None if cluster is None else cluster.admission
     missing = missing_inputs(specs.values(), first, admission)  # each part is like the first
     env = FastEnvironment()

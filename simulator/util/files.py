@@ -231,7 +231,7 @@ def _lock(number: int, folder: Path) -> None:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise HeadwayError(
-            f"{folder}: another sweep or plan is writing there; wait for it, or give another --out"
+            f"{folder}: another command is writing there; wait for it, or give another --out"
         ) from None
     except OSError:
         return  # a disk without locks

@@ -29,6 +29,8 @@ class QuantileSketch:
     are exact but for rounding (Chan et al., 1979).
     """
 
+    SUMS = ("count", "mean", "_squares", "_min", "_max", "_zeros", "_bins")
+
     def __init__(self) -> None:
         self.count = 0
         self.mean = 0.0
@@ -46,11 +48,7 @@ class QuantileSketch:
         if not count:
             return
         mean = float((values * weights).sum()) / count
-        delta, whole = mean - self.mean, self.count + count
-        self._squares += float(((values - mean) ** 2 * weights).sum())
-        self._squares += delta * delta * self.count * count / whole
-        self.mean += delta * count / whole
-        self.count = whole
+        self._mix(count, mean, float(((values - mean) ** 2 * weights).sum()))
         self._min = min(self._min, float(values.min()))
         self._max = max(self._max, float(values.max()))
         some = values > LOWEST
@@ -58,6 +56,21 @@ class QuantileSketch:
         bins = np.ceil(np.log(values[some]) / GROWTH).astype(np.int64) - FIRST_BIN
         counts = np.bincount(np.clip(bins, 0, BINS - 1), weights[some], BINS)
         self._bins += counts.astype(np.int64)
+
+    def merge(self, other: "QuantileSketch") -> None:
+        """Take in the values of another sketch."""
+        if other.count:
+            self._mix(other.count, other.mean, other._squares)
+            self._min, self._max = min(self._min, other._min), max(self._max, other._max)
+            self._zeros += other._zeros
+            self._bins += other._bins
+
+    def _mix(self, count: int, mean: float, squares: float) -> None:
+        """Take in how many values there are, their mean, and their squares about it."""
+        delta, whole = mean - self.mean, self.count + count
+        self._squares += squares + delta * delta * self.count * count / whole
+        self.mean += delta * count / whole
+        self.count = whole
 
     @property
     def std(self) -> float:

@@ -293,7 +293,7 @@ def test_two_sweeps_into_one_folder_are_refused(small: Path, capsys: pytest.Capt
     with lock_folder(out):
         assert main(command) == 2
     assert capsys.readouterr().err == (
-        f"headway: error: {out}: another sweep or plan is writing there; wait for it, or give "
+        f"headway: error: {out}: another command is writing there; wait for it, or give "
         "another --out\n"
     )
     assert main(command) == 0

@@ -176,6 +176,6 @@ def test_the_command_writes_the_summary_alone(
     assert summary["completed"] == 40
     assert summary["headway"]["percentile_error"] == RELATIVE_ERROR
     assert "percentiles are off by" in capsys.readouterr().out
-    for words in (["--warmup", "1"], ["--jobs", "2"], ["--replications", "2"]):
+    for words in (["--warmup", "1"], ["--replications", "2"]):
         assert main(["run", str(path), "--no-tables", *words]) == 2
         assert capsys.readouterr().err.startswith("headway: error: --no-tables: goes without")

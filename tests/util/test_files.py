@@ -72,7 +72,7 @@ def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
 def test_a_folder_is_locked_against_others_and_made_for_as_long(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     with lock_folder(folder):
-        with pytest.raises(HeadwayError, match="another sweep or plan"), lock_folder(folder):
+        with pytest.raises(HeadwayError, match="another command is writing"), lock_folder(folder):
             pass
         assert folder.is_dir()
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,251 @@
+"""Runs of any length on many workers: each simulates some of a fleet's pods and sends sums back.
+
+What a worker has sent stands in a file beside the run's until that is over, so that a run that was
+stopped goes on where it was. Every worker makes the whole workload, a part of it at a time, and
+keeps what its pods get. What depends on the order of all requests, as how many there are at once,
+is counted when all are done, from when each came and left.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, BinaryIO, cast
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.cluster.fleet import COUNTERS, Fleet
+from simulator.cluster.routers import Known, Pods, Target
+from simulator.core.alarm import FastEnvironment
+from simulator.engine.client import ChunkPart, StreamClient
+from simulator.results.metrics import RunMetrics
+from simulator.results.record import ClusterRecord, replicas_in
+from simulator.results.request_table import Attempts
+from simulator.scenario import make_scheduler, resolve_groups
+from simulator.scenario.assemble_fleet import make_front, pod_routers
+from simulator.scenario.policy_table import missing_inputs
+from simulator.scenario.scenario import Scenario
+from simulator.simulation import stream
+from simulator.simulation.independent import (
+    cut,
+    find_coupling,
+    part_failed,
+    pass_frontend,
+    tell_failure,
+)
+from simulator.simulation.stream import Progress, StreamedRun, first_chunk
+from simulator.util.errors import HeadwayError
+from simulator.util.files import write_atomic
+from simulator.util.sums import add_sums, take_sums
+from simulator.util.version import __version__
+from simulator.util.workers import WorkerDied, parallel_map
+from simulator.workload.workload import Ints, Workload
+
+FOLDER = "partitions"
+"""Of the files of parts that are done, in the folder of a run that is not."""
+MOST_PARTS = 16  # for which a chunk is made longer, so that each has many requests of it
+
+Sums = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Some pods of a cluster; without pods each replica is one."""
+
+    scenario: Scenario
+    pods: range
+    size: int  # requests of the whole run in a chunk
+    leap: bool
+
+    @property
+    def key(self) -> str:
+        """A short name: by version, whole scenario, and which part of it this is."""
+        what = [str(self.scenario.folder.resolve()), self.scenario.resolved()]
+        cut = [self.pods.start, self.pods.stop, self.size, self.leap]
+        text = json.dumps([__version__, *what, cut], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def run_partitions(
+    scenario: Scenario,
+    folder: Path,
+    *,
+    stepwise: bool = False,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Simulate a cluster of any number of requests on joblib's active backend; see `run_streamed`.
+
+    Percentiles are as far off as there, all else is as from one process. What is done is kept in
+    `folder`, for the same call to go on from, until `forget_partitions`. Raises HeadwayError where
+    pods are tied together, or a part of them could not be simulated; the others are kept.
+    """
+    stream.refuse(scenario)
+    total, first, _ = first_chunk(scenario, stream.CHUNK)
+    if (why := find_coupling(scenario, first)) is not None:
+        raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
+    cluster = scenario.cluster
+    assert cluster is not None
+    cuts = cut(len(set(cluster.pod_numbers)), jobs)
+    size = stream.CHUNK * min(len(cuts) - 1, MOST_PARTS)
+    parts = [Partition(scenario, range(a, b), size, not stepwise) for a, b in pairwise(cuts)]
+    paths = [folder / FOLDER / f"{part.key}.npz" for part in parts]
+    _run_missing(parts, paths, jobs, total, progress)
+    return _summarize(scenario, first, total, paths)
+
+
+def forget_partitions(folder: Path) -> None:
+    """Take away what `run_partitions` has kept for a run that is over."""
+    rmtree(folder / FOLDER, ignore_errors=True)
+
+
+def _run_missing(
+    parts: Sequence[Partition],
+    paths: Sequence[Path],
+    jobs: int | None,
+    total: int,
+    progress: Progress | None,
+) -> None:
+    """Run the parts that have no file yet; one that fails stops no other."""
+    left = [index for index, path in enumerate(paths) if not path.exists()]
+    now, failed = 0.0, list[str]()
+    done = len(parts) - len(left)
+    for at, outcome in parallel_map(run_partition, [parts[index] for index in left], jobs):
+        part, path = parts[left[at]], paths[left[at]]
+        if isinstance(outcome, WorkerDied | str):
+            why = outcome.reason if isinstance(outcome, WorkerDied) else outcome
+            failed += part_failed(part.scenario, part.pods.start, part.pods.stop, why).messages
+            continue
+        write_atomic(path, partial(_write, outcome))
+        done, now = done + 1, max(now, float(outcome["/_end"]))
+        if progress is not None:
+            progress(now, total * done // len(parts), total)
+    if failed:
+        kept = f"; {done} of {len(parts)} parts are kept, and the same command goes on from there"
+        raise HeadwayError([*failed[:-1], failed[-1] + kept * bool(done)])
+
+
+def _write(sums: Sums, file: BinaryIO) -> None:
+    np.savez(file, allow_pickle=False, **cast(Any, sums))
+
+
+def run_partition(part: Partition) -> Sums | str:
+    """Run some pods in a worker; return their sums, or what went wrong."""
+    try:
+        with warnings.catch_warnings(record=True):  # what there is to warn of is said once
+            streamed, numbers = _set_up(part)
+            stream.drive_stream(streamed)
+    except (Exception, SystemExit) as error:  # a worker that raises counts as dead
+        return tell_failure(error)
+    sums = dict(take_sums(streamed.metrics))
+    assert part.scenario.cluster is not None
+    for name in ("/cluster/_ended", "/cluster/_busy_time"):
+        whole = np.zeros(len(part.scenario.cluster.pod_numbers), sums[name].dtype)
+        whole[numbers] = sums[name]
+        sums[name] = whole
+    for number, stays in enumerate(streamed.metrics.stays or ()):
+        sums[f"stays/{number}"] = stays
+    return sums | {"warned": np.array([*streamed.warned.values()], np.str_)}
+
+
+def _set_up(part: Partition) -> tuple[StreamedRun, list[int]]:
+    """Build the engines of some pods and their client; give the replicas' numbers, too."""
+    scenario, cluster = part.scenario, part.scenario.cluster
+    assert cluster is not None
+    pods = cluster.pod_numbers
+    numbers = [number for number, pod in enumerate(pods) if pod in part.pods]
+    groups = _groups(scenario)
+    total, first, chunks = first_chunk(scenario, part.size)
+    specs, shares = resolve_groups(scenario), first.segments is not None
+    env, front = FastEnvironment(), Known(part.size)
+    router = Pods(front, [pods[k] for k in numbers], pod_routers(scenario, part.pods))
+    fleet = Fleet(env, router)
+    for number in numbers:
+        spec = specs[groups[number]]
+        scheduler = make_scheduler(spec, shares)
+        fleet.open_target(fleet.add(groups[number], scheduler, spec.cost, leap=part.leap))
+    own = _own_parts(part, chunks, len(set(pods)), front.chosen)
+    client = StreamClient(env, total, part.size, own, fleet.submit)
+    fleet.on_finish = client.finished
+    record = _record([groups[number] for number in numbers])
+    cores = [specs[group] for group in record.groups]
+    metrics = RunMetrics(scenario, first, cores, cluster=record, total=total, apart=True)
+    what = env, client, fleet.cores, specs, cores, metrics
+    return StreamedRun(*what, fleet=fleet, record=record, chosen=front.chosen), numbers
+
+
+def _own_parts(
+    part: Partition, chunks: Iterator[Workload], pods: int, chosen: dict[int, Ints]
+) -> Iterator[tuple[Workload, ChunkPart]]:
+    """Give what some pods get of each chunk; note the pods of its requests."""
+    front, free = make_front(part.scenario), 0.0
+    for pod in range(pods):
+        front.open(Target(pod, "", 1, 1))
+    for number, work in enumerate(chunks):
+        times, free = pass_frontend(work, free)
+        to = front.choose_many(work)
+        rows = np.flatnonzero((to >= part.pods.start) & (to < part.pods.stop))
+        chosen[number] = to
+        own = work.part(rows)
+        own.frontend = None  # it is behind them
+        yield own, ChunkPart(rows, times[rows])
+
+
+def _groups(scenario: Scenario) -> list[str]:
+    """Return the group of each replica."""
+    assert scenario.cluster is not None
+    kinds = scenario.cluster.replica_groups.items()
+    return [name for name, kind in kinds for _ in range(kind.replicas)]
+
+
+def _record(groups: list[str]) -> ClusterRecord:
+    """Return the record of replicas that are always up."""
+    return ClusterRecord(
+        *(groups, [*range(len(groups))]),
+        paid=[[0.0] for _ in groups],
+        counters=dict.fromkeys(COUNTERS, 0),
+        tries=Attempts({}),
+    )
+
+
+def _summarize(
+    scenario: Scenario,
+    first: Workload,
+    total: int,
+    paths: Sequence[Path],
+) -> dict[str, Any]:
+    """Put the sums of all parts together."""
+    specs, record = resolve_groups(scenario), _record(_groups(scenario))
+    cores = [specs[group] for group in record.groups]
+    for numbers in replicas_in(record.groups).values():
+        make_scheduler(cores[numbers[0]], first.segments is not None)  # for its warnings
+    metrics = RunMetrics(scenario, first, cores, cluster=record, total=total)
+    messages = dict.fromkeys(missing_inputs(specs.values(), first, None))
+    files = [_read(path) for path in paths]
+    for found in files:
+        add_sums(metrics, found)
+        messages |= dict.fromkeys(found["warned"].tolist())
+    number = 0
+    while (name := f"stays/{number}") in files[0]:
+        metrics.add_stays(np.concatenate([found[name] for found in files]))
+        number += 1
+    for found in files:
+        found.close()
+    return stream.summarize(scenario, metrics, cores[0], specs, [*messages])
+
+
+def _read(path: Path) -> Any:
+    """Open the file of a part; its arrays are read as they are asked for."""
+    try:
+        found = np.load(path, allow_pickle=False)
+        found["warned"]
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise HeadwayError(f"{path}: is no part of a run; take it out") from error
+    return found
