@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from simulator.planning.runs import encode_csv
-from simulator.results.metrics import PERCENTILES, Sample, describe
+from simulator.results.metrics import PERCENTILES, describe
+from simulator.results.sample import Sample
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError

@@ -185,14 +185,13 @@ def run(
     trim = options.trim()
     at_least_one(jobs=jobs)
     spread = jobs is not None or backend is not None or address is not None
-    others: dict[str, object] = {**exports.files, "sensitivity": sensitivity}
+    others = {**exports.files, "sensitivity": sensitivity}
     if no_tables:
         _refuse_beside_no_tables(others, options)
-        workers = (backend, jobs, address) if spread else None
-        return _run_without_tables(loaded, folder, options, workers)
-    others["jobs"] = spread
+        workers = (backend, jobs, address)
+        return _run_without_tables(loaded, folder, options, workers if spread else None)
     if options.replications is not None:
-        if any(others.values()):
+        if spread or any(others.values()):
             raise HeadwayError(
                 "--replications: goes without --timeline, --prometheus, --deploy, --sensitivity "
                 "and --jobs"

@@ -18,9 +18,9 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.evidence import Evidence
 from simulator.diagnosis.feasibility import obstacles
 from simulator.results.breakdown import prompt_rows
-from simulator.results.metrics import percentiles
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Floats
+from simulator.results.sample import percentiles
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.kv_room import EIGHT_BITS, UTILIZATION, kv_blocks, least_change
 from simulator.scenario.policy_table import accepts

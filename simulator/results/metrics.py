@@ -16,7 +16,6 @@ from dataclasses import replace
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
 from simulator.core.log import Log
 from simulator.results.cluster_metrics import ClusterMetrics
@@ -41,6 +40,7 @@ from simulator.results.request_table import (
     partial_span,
 )
 from simulator.results.run_info import Summary, or_inf, run_info
+from simulator.results.sample import Sample
 from simulator.results.service_levels import (
     Slo,
     by_clock,
@@ -87,33 +87,6 @@ def latencies(table: RequestTable, completed: Flags) -> dict[str, Floats]:
         waited = found["client_queue_time"] = table.client_queue_time[completed]
         if table.workload.request_rate != inf:
             found["e2el_including_client_queue"] = found["e2el"] + waited
-    return found
-
-
-class Sample:
-    """A distribution whose values are kept, with numpy's statistics."""
-
-    def __init__(self, values: Floats) -> None:
-        self._values = values if len(values) else np.zeros(1)
-        self.mean, self.std = float(self._values.mean()), float(self._values.std())
-        self.range = float(self._values.min()), float(self._values.max())
-
-    def percentiles(self, wanted: Sequence[float]) -> list[float]:
-        return percentiles(self._values, wanted)
-
-
-def percentiles(values: npt.NDArray[np.number], wanted: Sequence[float]) -> list[float]:
-    """Return what `np.percentile` gives, to the last bit, without its import of numpy.ma, 10 ms."""
-    last = len(values) - 1
-    places = [last * (percent / 100.0) for percent in wanted]
-    near = {min(int(place) + more, last) for place in places for more in (0, 1)}
-    ranked = np.partition(values, sorted(near))
-    found = []
-    for place in places:
-        below, share = int(place), place - int(place)
-        low, high = float(ranked[below]), float(ranked[min(below + 1, last)])
-        step = high - low
-        found.append(low + step * share if share < 0.5 else high - step * (1.0 - share))
     return found
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.engine_metrics import queue_depth
-from simulator.results.metrics import percentiles
 from simulator.results.request_table import gather_requests
+from simulator.results.sample import percentiles
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
