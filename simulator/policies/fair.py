@@ -306,11 +306,6 @@ class WFQ(SmallestFirst):
         self.virtual = 0.0  # the finish served last
         return super().queue(batch)
 
-    def finish(self, account: Account) -> float:
-        """Return the virtual finish time of a client's first request."""
-        spent = self.service(account) + self._cost(account.waiting[0])
-        return account.level + spent / account.weight
-
     def _enter(self, account: Account) -> None:
         start = account.level + self.service(account) / account.weight
         if self.virtual > start:
@@ -319,7 +314,7 @@ class WFQ(SmallestFirst):
     def _rank(self, account: Account) -> tuple[float, float]:
         # All boosts grow alike, so the order of two who wait does not change with time.
         first = account.waiting[0]
-        output = account.output + account.members * self.decodes.tick  # as `finish`, without calls
+        output = account.output + account.members * self.decodes.tick  # as `service`, without calls
         spent = self.input_weight * account.prompt + self.output_weight * output
         if not first.preemptions:
             spent += self.input_weight * first.prompt_tokens

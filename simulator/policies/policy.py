@@ -65,11 +65,13 @@ class EngineView:
 class RunningView(Mapping[Request, None]):
     """The running requests as `displaces` sees them, in order of admission."""
 
+    now: float
+    """Seconds, at the decision under way."""
+
     def __init__(self, batch: Batch, running: Mapping[Request, None]) -> None:
         self._running = running
         self._decodes = batch.decodes
         self.displaced: list[Request] = []  # of them, those that would make way already
-        self.now = 0.0  # s
 
     def __len__(self) -> int:
         return len(self._running) - len(self.displaced)

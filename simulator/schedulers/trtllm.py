@@ -257,9 +257,9 @@ class TrtLlm(ContinuousBatching):
                 tokens = 1
                 chosen = decoding
             else:
-                cached = 0 if request in running else self._found[request]
-                tokens = request.pending - cached * self.blocks.block_size
-                tokens = 0 if self.enable_chunked_prefill else tokens  # told below
+                tokens = 0  # of prompts that are split: told below
+                if not self.enable_chunked_prefill:
+                    tokens = request.pending - self._found[request] * self.blocks.block_size
                 chosen = prompts
             if tokens > left:
                 break

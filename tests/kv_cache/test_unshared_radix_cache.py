@@ -44,6 +44,21 @@ def test_a_retracted_request_finds_its_prompt_until_that_is_evicted() -> None:
     assert (blocks.free, blocks.hashed, len(blocks.match(first))) == (2, 0, 0)
 
 
+@pytest.mark.parametrize("cache", [RadixCache, UnsharedRadixCache])
+def test_a_node_that_is_used_in_part_becomes_two_where_it_stands(cache: Cache) -> None:
+    """Chunks of 5 and 1 blocks, of which 2 are used: the leaf that is evicted is still the 1."""
+    blocks = cache(11, 1)
+    request = Request(0, 0.0, 6, 9)
+    blocks.admit(request, blocks.match(request), 5)
+    blocks.cache(request)
+    blocks.extend(request, 6)
+    blocks.cache(request)
+    blocks.release(request)
+    blocks.find(request, 2)
+    blocks.make_room(5)
+    assert blocks.hashed == 5
+
+
 class Twins(RuleBasedStateMachine):
     """The same calls to the tree and to the count of it."""
 

@@ -98,6 +98,18 @@ def test_an_answer_may_leave_a_debt() -> None:
     assert boards(load, DRR(quantum=10, output_weight=1)) == "A0 B6 A7 B13 B14"
 
 
+def test_who_comes_back_after_a_preemption_pays_nothing() -> None:
+    """4 rounds of a token pay for the prompt, once."""
+    policy = DRR(quantum=1, output_weight=0)
+    queue = policy.queue(Scheduler(BlockCounter(9, 4)))
+    request = Request(0, 0.0, 4, 9, "A")
+    queue.add(request)
+    assert (queue.take(), policy.round) == (request, 4)
+    request.preemptions = 1
+    queue.put_back(request)
+    assert (queue.take(), policy.round) == (request, 4)
+
+
 def test_debts_make_nobody_idle_and_pass_with_the_rounds() -> None:
     """A alone owes 100 after its first: rounds pass until it can pay."""
     policy = DRR(quantum=3, output_weight=1)

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.orders import HRRN, SJF, Boost
 from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
+from simulator.policies.waiting_queues import RankQueue
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from tests.support.engines import play, workload
 from tests.support.policies import engine, order
@@ -67,6 +69,14 @@ def test_hrrns_queue_has_the_order_of_its_rank(requests, by: str, seats: int, bl
         scheduler = engine(policy, seats, blocks)
         seen.append(play(load, scheduler, sigma=0.5)[0].request_rows)
     assert seen[0] == seen[1]
+
+
+def test_of_equal_ranks_the_smaller_id_goes_first() -> None:
+    """Wherever in the table it stands: the last comes to the place of the one that is taken."""
+    queue = RankQueue(Ranked("prompt"))
+    for number in (0, 1, 2):
+        queue.add(Request(number, 0.0, 4, 1))
+    assert [queue.take().id for _ in range(3)] == [0, 1, 2]
 
 
 def test_hrrn_ranks_anew_when_a_seat_is_free() -> None:

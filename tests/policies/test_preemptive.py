@@ -90,6 +90,8 @@ def test_mlfq_long_prompts_skip_levels() -> None:
     # 8 tokens use up level 0 at once
     assert levels == [1, 1, 1, 2]
     assert policy.level(request_of(load, 2), 1) == 2  # 3 + 1 of 4 steps
+    least = MLFQ(quantum=2, levels=3, prefill_rate=1, starvation=0.5)
+    assert least.level(request_of(load, 0), 0) == 2  # a step for each token
 
 
 def test_mlfq_promotes_who_starves() -> None:

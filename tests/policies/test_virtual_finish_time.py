@@ -102,6 +102,22 @@ class Now:
     now = 0.0
 
 
+def test_shares_of_the_wait_are_taken_anew_when_one_is_off_by_more_than_stale() -> None:
+    """100 tokens that have waited longest count as 70.
+
+    71 tokens, waiting for the last twentieth of that time, would count as 69.9, and do after more.
+    """
+    queue = VirtualFinishTime(starvation_boost=0.3).queue(Now())
+    first, second = Request(0, 0.0, 100, 1), Request(1, 19.0, 71, 1)
+    queue.add(first)
+    queue.refresh(1.0)
+    queue.add(second)
+    assert STALE == 1 / 20
+    for now, head in ((20.0, first), (20.1, second)):
+        queue.refresh(now)
+        assert queue.head() is head
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 3), st.integers(1, 99), st.integers(0, 2)), max_size=30),
     st.floats(0, 1),

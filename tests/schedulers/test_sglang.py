@@ -5,8 +5,11 @@ import pytest
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.radix_cache import RadixCache
+from simulator.policies.orders import SJF
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
+from simulator.schedulers.sglang.queue_order import Queue, QueueOrder
 from simulator.schedulers.sglang.scheduler import SgLang
+from tests.support.engines import play, workload
 from tests.support.schedules import counter, prompts, run
 
 
@@ -65,9 +68,10 @@ def test_sglang_retracts_those_with_the_fewest_tokens_out() -> None:
 
 
 def test_sglang_chunks_the_last_prompt_while_decodes_wait() -> None:
-    """8 tokens of prompts a step: 20 = 8 + 8 + 4, and then both decode."""
-    scheduler = SgLang(counter(90), max_num_seqs=8, max_num_batched_tokens=8, max_model_len=60)
-    seen, _ = run(scheduler, (0, 4, 3), (0.5, 20, 2))
+    """8 tokens of prompts a step: 20 = 8 + 8 + 4, and then both decode. 6 fill 2 pages: no more."""
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 8, "max_model_len": 60}
+    assert run(SgLang(counter(90), **options), (0, 6, 1))[0] == [prompts(0, tokens=6)]
+    seen, _ = run(SgLang(counter(90), **options), (0, 4, 3), (0.5, 20, 2))
     assert seen == [
         prompts(0, tokens=4),
         ({1: (0, 8)}, 0),
@@ -137,6 +141,98 @@ def test_sglang_lets_the_urgent_take_a_place() -> None:
         seen, preempted = run(scheduler, *load, priority=np.array([0, urgent]))
         assert preempted == [gone, 0]
         assert seen[2][0] == ({1: (0, 4)} if gone else {})
+
+
+def test_who_is_urgent_takes_a_place_if_its_answer_just_fits() -> None:
+    """15 tokens of memory: at 3 s, 9 are free and 6 of 9 to come. With those 6, 9 are enough for 9.
+
+    What its prompt takes is not known before a first try.
+    """
+    options = {"enable_priority_scheduling": True, "max_num_seqs": 1, "max_model_len": 60}
+    options |= {"init_new_token_ratio": 1.0, "min_new_token_ratio_factor": 1.0}
+    scheduler = SgLang(counter(15, 1), max_new_tokens=9, **options)
+    _, preempted = run(scheduler, (0, 4, 9), (2.5, 4, 1), priority=np.array([0, 20]))
+    assert preempted == [1, 0]
+
+
+def test_sglang_tries_anew_who_came_while_a_prompt_was_split() -> None:
+    """14 pages of 4, 10 tokens of prompts a step, the shortest first.
+
+    At 1 s request 1 gets 8 of its 16 tokens, and request 2 does not fit: the batch counts as full.
+    At 2 s request 3 lacks tokens of the step, at 3 s it has them.
+    """
+    options = {"policy": SJF(), "max_num_batched_tokens": 10, "max_model_len": 56}
+    scheduler = SgLang(counter(14), max_new_tokens="exact", **options)
+    seen, _ = run(scheduler, (0, 8, 12), (0.5, 16, 9), (0.5, 30, 9), (1.5, 3, 2))
+    assert seen[:4] == [
+        prompts(0, tokens=8),
+        ({1: (0, 8)}, 0),
+        ({1: (8, 8)}, 0),
+        prompts(3, tokens=3),
+    ]
+
+
+def test_a_shorter_prompt_has_a_page_of_two_beside_a_split_one() -> None:
+    """Under shortest-prefill-first; with one page a step all are the split prompt's."""
+    for size, second in ((8, {0: (8, 4), 1: (0, 3)}), (4, {0: (4, 4)})):
+        options = {"order": "shortest-prefill-first", "max_num_batched_tokens": size}
+        scheduler = SgLang(RadixCache(90, 4), max_model_len=60, **options)
+        seen, _ = run(scheduler, (0, 40, 1), (0.5, 3, 1))
+        assert seen[1] == (second, 0)
+
+
+def test_the_passes_between_prefills_take_no_time_where_nobody_decodes() -> None:
+    scheduler = SgLang(counter(90), prefill_decode_interval=3, max_model_len=60)
+    assert run(scheduler, (0, 4, 1), (0.5, 4, 1))[0] == [prompts(0, tokens=4), prompts(1, tokens=4)]
+
+
+@pytest.mark.parametrize(("size", "between"), [(1, 40), (4, 36)])
+def test_a_batch_evicts_no_more_than_it_takes(size: int, between: int) -> None:
+    """Of 80 tokens 40 are cached. Pages are counted one more for each prompt, tokens are not.
+
+    So the prompt of request 0, which comes again as that of 2, is there but for its last page.
+    """
+    scheduler = SgLang(RadixCache(80 // size + 1, size), max_new_tokens=1, max_model_len=60)
+    load = workload((0, 40, 1), (2, between, 1), (4, 40, 1))
+    load.segments = [(("a", 40),), (("b", between),), (("a", 40),)]
+    log, _ = play(load, scheduler)
+    assert log.requests["cached"].tolist() == [0, 0, 40 - size]
+
+
+def test_what_those_who_wait_will_find_is_used_before_others_are_evicted() -> None:
+    """`a` came before `b`, but somebody waits who begins so."""
+    tree = RadixCache(11, 1)
+    for number, name in enumerate("ab"):
+        request = Request(number, 0.0, 4, 9, segments=((name, 4),))
+        tree.admit(request, tree.match(request), 4)
+        tree.cache(request)
+        request.finish = 1.0
+        tree.release(request)
+    queue = Queue(None)
+    queue.add(Request(2, 0.0, 5, 9, segments=(("a", 4), ("x", 1))))
+    QueueOrder("fcfs", tree, None, 0).sort(queue, 0, 0.0)
+    tree.make_room(6)
+    assert len(tree.match(queue[0])) == tree.hashed == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "message"),
+    [
+        ("max_prefill_tokens", 1, "must be at least 1, not 0"),
+        ("prefill_decode_interval", 0, "must be at least 0, not -1"),
+        ("new_token_ratio_decay_steps", 1, "must be at least 1, not 0"),
+        ("retract_decode_steps", 0, "must be at least 0, not -1"),
+        ("schedule_conservativeness", 1000.0, "must be from 0 to 1000, not 1001"),
+        ("init_new_token_ratio", 1.0, "must be from 0 to 1, not 2"),
+        ("min_new_token_ratio_factor", 1.0, "must be from 0 to 1, not 2"),
+    ],
+)
+def test_numbers_have_ends(name: str, allowed: float, message: str) -> None:
+    """The last that is allowed is, the next is not."""
+    SgLang(counter(90), **{name: allowed})
+    beyond = allowed - 1 if isinstance(allowed, int) else allowed + 1
+    with pytest.raises(ValueError, match=f"{name}: {message}"):
+        SgLang(counter(90), **{name: beyond})
 
 
 def test_overlap_decodes_once_in_vain_for_who_ends_by_itself() -> None:

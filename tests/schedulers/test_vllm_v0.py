@@ -1,6 +1,7 @@
 """Schedules of vLLM V0, worked out by hand: every step takes 1 s."""
 
-from simulator.schedulers.vllm_v0 import VllmV0
+from simulator.core.request import Request
+from simulator.schedulers.vllm_v0 import SwappedByArrival, VllmV0
 from tests.support.schedules import counter, prompts, run
 
 
@@ -61,6 +62,14 @@ def test_v0_brings_back_the_swapped_before_it_takes_a_prompt() -> None:
     ]
     assert preempted == [0, 1, 0]
     assert scheduler.swap_space.free == 2
+
+
+def test_v0_brings_back_those_that_came_together_in_the_order_in_which_they_left() -> None:
+    """vLLM sorts by arrival, and that sort is stable."""
+    queue = SwappedByArrival()
+    for number, arrival in ((0, 1.0), (2, 1.0), (1, 1.0), (3, 0.0)):
+        queue.put_back(Request(number, arrival, 4, 9, swapped=4))
+    assert [request.id for request in queue] == [3, 0, 2, 1]
 
 
 def test_v0_computes_again_what_the_host_has_no_room_for() -> None:
