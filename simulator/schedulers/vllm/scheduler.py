@@ -31,6 +31,8 @@ from simulator.policies.policy import Policy, victim_of
 from simulator.policies.waiting_queues import (
     Fifo,
     KeyQueue,
+    RankQueue,
+    RatioQueue,
     SwappedFirst,
     WaitingQueue,
     queue_of,
@@ -44,6 +46,7 @@ from simulator.schedulers.vllm.admission import (
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
 from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
 
+QUEUES_WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
 
 
@@ -408,8 +411,8 @@ class Scheduler:
         `budget` tokens are left in the step; `cap` is for one request.
         """
         blocks, waiting, interval = self.blocks, self.waiting, self.prefill_interval
-        # Other queues than vLLM's two may count who is taken out of them.
-        tries_others = self._tries_others and type(waiting) in (Fifo, KeyQueue)
+        # Other queues may count who is taken out of them.
+        tries_others = self._tries_others and type(waiting) in QUEUES_WITHOUT_BOOKS
         set_aside: list[Request] = []
         while budget and waiting and len(self.running) < self.max_num_seqs:
             request = waiting.head()
