@@ -4,10 +4,10 @@ vLLM's spelling for every knob it has. What the file leaves out has the default 
 it says wrongly is refused, all mistakes at once, each with its line.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
 
@@ -26,6 +26,11 @@ from simulator.util.from_mapping import short_repr
 from simulator.util.yaml_lines import FieldError, SourceMap, field_errors
 from simulator.workload.distributions import TraceReader
 from simulator.workload.workload import Frontend, Workload
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+TRACE_OPTION = "--set workload.columns="  # by which columns of a trace are given
 
 
 def _model(value: object) -> object:
@@ -234,7 +239,7 @@ class Scenario(Config):
             from simulator.workload.traces import read_trace  # many formats, for nothing elsewhere
 
             place = resolve(path, self.folder)
-            return read_trace(place, form, **options, option="--set workload.columns=")
+            return read_trace(place, form, **options, option=TRACE_OPTION)
 
         return load
 
@@ -260,6 +265,31 @@ class Scenario(Config):
         self._draw_max_tokens(workload, load)
         return workload
 
+    def trace_pieces(self) -> Callable[[], Iterator[Workload]] | None:
+        """Return what reads the trace a piece at a time; None where it is to be read whole."""
+        trace = self.workload.trace
+        if trace is None:
+            return None
+        from simulator.workload.traces import stream
+
+        part = dict(trace)
+        place, form = resolve(part.pop("path"), self.folder), part.pop("format")
+        reading = {key: part.pop(key) for key in READ_OPTIONS} | {"columns": self.workload.columns}
+        what = place, form, {k: v for k, v in reading.items() if v is not None}, TRACE_OPTION
+        if not stream.comes_in_pieces(*what):
+            return None
+        return lambda: stream.select_pieces(lambda: stream.read_pieces(*what), **part)
+
+    def finish_parts(self, parts: Iterator[Workload]) -> Iterator[Workload]:
+        """Give the parts of a trace what `make_workload` gives the whole."""
+        from simulator.workload.generate import random_streams
+
+        rng, frontend = random_streams(self.seed)["max_tokens"], self.frontend()
+        for part in parts:
+            part.max_concurrency, part.frontend = self.workload.max_concurrency, frontend
+            self._draw_max_tokens(part, self.reader(), rng)
+            yield part
+
     def _draw_clients(self, workload: Workload) -> None:
         """Name the clients of a trace that names none; HeadwayError if it does."""
         given = self.workload.model_extra or {}
@@ -273,7 +303,9 @@ class Scenario(Config):
         rng = random_streams(self.seed)["clients"]
         draw_clients(workload, workload.sessions(), given["clients"], given.get("priorities"), rng)
 
-    def _draw_max_tokens(self, workload: Workload, load: TraceReader) -> None:
+    def _draw_max_tokens(
+        self, workload: Workload, load: TraceReader, rng: "Generator | None" = None
+    ) -> None:
         """Say how long the answers of a trace may be that does not; HeadwayError if it does."""
         given = (self.workload.model_extra or {}).get("max_tokens")
         if given is None:
@@ -283,7 +315,7 @@ class Scenario(Config):
             raise self._errors([(field, "the trace says the max_tokens of its requests itself")])
         from simulator.workload.generate import draw_max_tokens, random_streams
 
-        rng = random_streams(self.seed)["max_tokens"]
+        rng = random_streams(self.seed)["max_tokens"] if rng is None else rng
         try:
             workload.max_tokens = draw_max_tokens(given, len(workload), rng, load)
         except HeadwayError:

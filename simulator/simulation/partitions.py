@@ -62,6 +62,7 @@ class Partition:
     scenario: Scenario
     pods: range
     size: int  # requests of the whole run in a chunk
+    total: int  # requests of the whole run
     leap: bool
 
     @property
@@ -95,7 +96,7 @@ def run_partitions(
     assert cluster is not None
     cuts = cut(len(set(cluster.pod_numbers)), jobs)
     size = stream.CHUNK * min(len(cuts) - 1, MOST_PARTS)
-    parts = [Partition(scenario, range(a, b), size, not stepwise) for a, b in pairwise(cuts)]
+    parts = [Partition(scenario, range(a, b), size, total, not stepwise) for a, b in pairwise(cuts)]
     paths = [folder / FOLDER / f"{part.key}.npz" for part in parts]
     _run_missing(parts, paths, jobs, total, progress)
     return _summarize(scenario, first, total, paths)
@@ -162,7 +163,7 @@ def _set_up(part: Partition) -> tuple[StreamedRun, list[int]]:
     pods = cluster.pod_numbers
     numbers = [number for number, pod in enumerate(pods) if pod in part.pods]
     groups = _groups(scenario)
-    total, first, chunks = first_chunk(scenario, part.size)
+    total, first, chunks = first_chunk(scenario, part.size, part.total)
     specs, shares = resolve_groups(scenario), first.segments is not None
     env, front = FastEnvironment(), Known(part.size)
     router = Pods(front, [pods[k] for k in numbers], pod_routers(scenario, part.pods))

@@ -28,6 +28,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.workload.distributions import TraceReader
 from simulator.workload.generate import Generator, draw_lengths, draw_max_tokens, random_streams
+from simulator.workload.traces.stream import rechunk
 from simulator.workload.workload import Ints, Workload
 
 CHUNK = 65536  # requests that are measured together
@@ -164,15 +165,26 @@ def refuse(scenario: Scenario) -> None:
         raise HeadwayError(wrong)
 
 
-def first_chunk(scenario: Scenario, size: int) -> tuple[int, Workload, Iterator[Workload]]:
+def first_chunk(
+    scenario: Scenario, size: int, total: int | None = None
+) -> tuple[int, Workload, Iterator[Workload]]:
     """Return the number of requests, the first chunk of them, and all chunks."""
-    total, parts = chunks(scenario, size)
+    total, parts = chunks(scenario, size, total)
     first = next(parts, None)
     if first is None:
         raise HeadwayError("--no-tables: there is not one request")
     if first.after is not None or len(set(first.client or ())) > 1:
         raise HeadwayError("--no-tables: workload: requests of sessions or of several clients")
-    return total, first, chain([first], parts)
+    return total, first, map(_check_alike, repeat(first), chain([first], parts))
+
+
+def _check_alike(first: Workload, part: Workload) -> Workload:
+    """Return a part; HeadwayError where it has what was not there to begin with."""
+    if len({*(first.client or [""])[:1], *(part.client or ())}) > 1:
+        raise HeadwayError("--no-tables: workload: requests of several clients")
+    if part.cancel_after is not None or (part.segments is None) != (first.segments is None):
+        raise HeadwayError("--no-tables: workload: only part of it has hash_ids, or it hangs up")
+    return part
 
 
 def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
@@ -207,13 +219,20 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     return StreamedRun(env, client, fleet.cores, specs, cores, metrics, missing, fleet, record)
 
 
-def chunks(scenario: Scenario, size: int) -> tuple[int, Iterator[Workload]]:
+def chunks(
+    scenario: Scenario, size: int, total: int | None = None
+) -> tuple[int, Iterator[Workload]]:
     """Return the number of requests, and their workload in chunks of `size`; the last is smaller.
 
-    The numbers are those of the whole workload. What is read from a trace, and prompts of prefix
-    groups, stand in memory as a whole, some 24 bytes a request and more with prefixes.
+    The numbers are those of the whole workload. Prompts of prefix groups, and traces that are no
+    lines of requests, stand in memory as a whole, some 24 bytes a request and more with prefixes.
+    Other traces are read twice, as their requests must be counted, unless `total` is known.
     """
     spec = scenario.workload.generator
+    if (found := scenario.trace_pieces()) is not None:
+        if total is None:
+            total = sum(map(len, found()))
+        return total, scenario.finish_parts(rechunk(found(), size))
     if scenario.workload.trace is not None or not comes_in_parts(spec):
         whole = scenario.make_workload()
         return len(whole), _cut(whole, size)

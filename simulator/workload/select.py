@@ -56,7 +56,7 @@ def select(
         HeadwayError: for impossible values, or if nothing or too much is left.
     """
     lengths = {"max_input_len": max_input_len, "max_output_len": max_output_len}
-    _check({"skip": skip, "limit": limit, "repeat": repeat, **lengths}, rate_scale)
+    check_selection({"skip": skip, "limit": limit, "repeat": repeat, **lengths}, rate_scale)
     times = session_starts(workload)
     begun = times >= (-inf if start_s is None else start_s)
     ended = times >= (inf if end_s is None else end_s)
@@ -69,7 +69,7 @@ def select(
     return replace(part, arrival=(part.arrival - np.nanmin(part.arrival)) / rate_scale)
 
 
-def _check(counts: dict[str, int | None], rate_scale: float) -> None:
+def check_selection(counts: dict[str, int | None], rate_scale: float) -> None:
     """Raise HeadwayError with all options that cannot be."""
     wrong = []
     for name, value in counts.items():

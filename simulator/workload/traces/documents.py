@@ -7,8 +7,11 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ GZIP = b"\x1f\x8b"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 BOM = "\ufeff"
 BLOCK = 1 << 22  # bytes read at a time, so that a long file costs its columns and no more
+PIECE_ROWS = 1 << 16  # of Parquet, likewise
 FIRST_BLOCK = 1 << 16  # likewise, where the first line alone is wanted
 MAGIC = b"PAR1"
 BLANK = re.compile(r"[ \t\r\n]*")
@@ -35,6 +39,9 @@ def line_blocks(path: Path, size: int = BLOCK) -> Iterator[tuple[int, str]]:
     A gzip file is known by its first bytes, not by its name. Every block ends with a newline,
     even where the file does not.
     """
+    if (only := _ALONE.get(path)) is not None:
+        yield from only
+        return
     number = 1
     check_regular(path)  # besides, a trace is read more than once
     try:
@@ -55,6 +62,59 @@ def line_blocks(path: Path, size: int = BLOCK) -> Iterator[tuple[int, str]]:
         raise HeadwayError(f"{path}:{number}: gzip: cut short or damaged: {error}") from None
     except OSError as error:
         raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+@dataclass(slots=True)
+class Piece:
+    """Some lines of a file, or rows of Parquet, each run of them with the number of its first."""
+
+    path: Path
+    head: list[Item]  # the line of names, where there is one
+    body: list[Item]
+
+    @contextmanager
+    def alone(self, body: list[Item] | None = None) -> Iterator[None]:
+        """Let the readers of the file find this piece alone in it."""
+        _ALONE[self.path] = [*self.head, *(self.body if body is None else body)]
+        try:
+            yield
+        finally:
+            del _ALONE[self.path]
+
+    def first_line(self, times: Callable[[], Iterable[float]], least: float) -> int:
+        """Find the number of the first line at a time below `least`, by halves."""
+        body = self.body
+        if isinstance(body[0][1], str):
+            first, text = body[0]
+            body = [(first + k, f"{line}\n") for k, line in enumerate(text.splitlines())]
+        while len(body) > 1:
+            half = body[: len(body) // 2]
+            with self.alone(half):
+                early = min(times(), default=inf) < least
+            body = half if early else body[len(half) :]
+        return body[0][0]
+
+
+_ALONE: dict[Path, list[Item]] = {}
+
+
+def pieces(path: Path, *, header: bool) -> Iterator[Piece]:
+    """Yield a file's lines, some megabytes at a time, or its rows; `header`: after a first line."""
+    if parquet_names(path):
+        rows = parquet_rows(path)
+        while some := list(islice(rows, PIECE_ROWS)):
+            yield Piece(path, [], some)
+        return
+    head: list[Item] = []
+    if header:
+        number, line = first_line(path)
+        head = [(number, f"{line}\n")] if line[0] not in "{[" else []
+    for first, text in line_blocks(path):
+        if head and first <= head[0][0]:
+            over = head[0][0] + 1
+            yield Piece(path, head, [(over, text.split("\n", over - first)[-1])])
+        else:
+            yield Piece(path, head, [(first, text)])
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -89,6 +149,9 @@ def parquet_names(path: Path) -> tuple[str, ...]:
 
 def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rows, counted from 1 on; dates as Python's."""
+    if (only := _ALONE.get(path)) is not None:
+        yield from only
+        return
     number = 0
     try:
         for batch in _open(path).iter_batches():

@@ -82,14 +82,15 @@ def read_table(
     """Read a file of requests as it stands; give its format, too. `given`: options by name."""
     if format is not None and format not in FORMATS:
         raise HeadwayError(f"format: {format!r} is not known; known are {', '.join(FORMATS)}")
-    name = format or (COLUMNS if "columns" in given else _detect(path, option))
+    name = format or (COLUMNS if "columns" in given else detect(path, option))
     _check_options(name, given)
     if not path.exists():
         raise missing_trace(path)
     return find_reader(name).read(path, **given), name
 
 
-def _detect(path: Path, option: str) -> str:
+def detect(path: Path, option: str) -> str:
+    """Find the format of a file by its beginning."""
     from simulator.workload.traces.detect import detect_format  # imports every format
 
     return detect_format(path, option)

@@ -1,0 +1,196 @@
+"""A trace a piece at a time: what `read_trace` and `select` give, without the whole in memory.
+
+Each piece is some megabytes of lines, or a batch of Parquet's rows, that the format's own reader
+takes for the file. Requests may be out of order within two pieces that follow one another.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.workload.select import check_selection
+from simulator.workload.traces.documents import BLOCK, is_json_lines, parquet_names, pieces
+from simulator.workload.traces.format import Numbers, Table
+from simulator.workload.traces.read import detect, read_table
+from simulator.workload.workload import COLUMNS, Workload
+
+LINES = ("azure", "burstgpt", "lengths", "mooncake", "timed_trace", "llmservingsim")
+"""Formats with a request a line, whatever the lines around it say."""
+NAMED = ("requests", "columns")
+"""Those that are so where they are no single JSON text."""
+UNTOLD: dict[str, Any] = {"cancel_after": nan, "client": "", "segments": None}
+
+Read = Callable[[], Iterator[Workload]]
+
+
+def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], option: str) -> bool:
+    """Say whether a trace can be read a piece at a time, and is large enough for it to matter."""
+    if not path.is_file() or path.stat().st_size <= BLOCK:
+        return False
+    name = form or ("columns" if "columns" in given else detect(path, option))
+    return name in LINES or (name in NAMED and (bool(parquet_names(path)) or _has_lines(path)))
+
+
+def _has_lines(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) not in b"{[" or is_json_lines(path)
+
+
+def read_pieces(
+    path: Path, form: str | None, given: Mapping[str, Any], option: str
+) -> Iterator[Workload]:
+    """Yield the requests of a trace in order of arrival, from 0 s on, some at a time.
+
+    HeadwayError names the line of a request that comes too late to be sorted, and what needs the
+    whole file: sessions, and units of time that differ from piece to piece.
+    """
+    name = form or ("columns" if "columns" in given else detect(path, option))
+    held: tuple[Numbers, Workload] | None = None
+    units, last, early, failed, origin = 0.0, -inf, 0, 0, None
+    for piece in pieces(path, header=name not in LINES[3:]):
+        with piece.alone():
+            table, _ = read_table(path, name, given, option)
+        failed += table.failed
+        if not len(table.time):
+            continue
+        units = units or table.per_second
+        _check_piece(path, table, units)
+        time, work = table.time, _requests(table, f"{path.name} ({name})")
+        if time.min() < last:
+            line = piece.first_line(lambda: read_table(path, name, given, option)[0].time, last)
+            raise HeadwayError(
+                f"{path}:{line}: arrival: comes before requests that stand megabytes before it; "
+                "sort the trace"
+            )
+        if held is not None:
+            time, work = np.concatenate((held[0], time)), join([held[1], work])
+        early += int((time < np.maximum.accumulate(time)).sum())
+        order = np.argsort(time, kind="stable")
+        time, work = time[order], work.rows(order)
+        upto = 0 if held is None else int(np.searchsorted(time, held[0][-1], "right"))
+        held = time[upto:], work.rows(np.arange(upto, len(time)))
+        if upto:
+            origin, last = time[0] if origin is None else origin, time[upto - 1]
+            yield _timed(work.rows(np.arange(upto)), time[:upto], origin, units)
+    if held is None:
+        raise HeadwayError(f"{path}: no requests in it")
+    if len(held[0]):
+        origin = held[0][0] if origin is None else origin
+        yield _timed(held[1], held[0], origin, units)
+    if early:
+        text = f"{path}: {early} requests come earlier than one before them; sorted by arrival"
+        warnings.warn(text, HeadwayWarning, 2)
+    if failed:
+        warnings.warn(f"{path}: {failed} failed requests left out", HeadwayWarning, 2)
+
+
+def _check_piece(path: Path, table: Table, units: float) -> None:
+    """Refuse a piece that cannot be read without the others."""
+    if table.per_second != units:
+        raise HeadwayError(f"{path}: times seem to change their unit; say it: arrival=NAME:ms")
+    if table.after is not None or np.isnan(table.time).any():
+        raise HeadwayError(f"--no-tables: {path}: a turn waits for the end of another request")
+
+
+def _requests(table: Table, source: str) -> Workload:
+    names = ("segments", "client", "priority", "max_tokens", "cancel_after", "hint")
+    return Workload(
+        np.zeros(len(table.time)),
+        table.prompt.astype(np.int64),
+        table.output.astype(np.int64),
+        source=source,
+        **{name: getattr(table, name) for name in names},
+    )
+
+
+def _timed(work: Workload, time: Numbers, origin: Any, units: float) -> Workload:
+    return replace(work, arrival=(time - origin) / units)
+
+
+def join(parts: Sequence[Workload]) -> Workload:
+    """Put workloads one after the other; what one of them does not say is filled in."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = replace(parts[0])
+    for name in COLUMNS:
+        columns = [getattr(part, name) for part in parts]
+        if all(column is None for column in columns):
+            continue
+        for k, part in enumerate(parts):
+            if columns[k] is None:
+                columns[k] = [UNTOLD.get(name, 0)] * len(part)
+        lists = name in ("client", "segments")
+        setattr(whole, name, [*chain(*columns)] if lists else np.concatenate(columns))
+    return whole
+
+
+def select_pieces(
+    read: Read,
+    *,
+    start_s: float | None = None,
+    end_s: float | None = None,
+    skip: int = 0,
+    limit: int | None = None,
+    rate_scale: float = 1.0,
+    repeat: int = 1,
+    max_input_len: int | None = None,
+    max_output_len: int | None = None,
+) -> Iterator[Workload]:
+    """Take a part of what `read` gives, as `select` does, some requests at a time."""
+    lengths = {"max_input_len": max_input_len, "max_output_len": max_output_len}
+    check_selection({"skip": skip, "limit": limit, "repeat": repeat, **lengths}, rate_scale)
+    low, high = -inf if start_s is None else start_s, inf if end_s is None else end_s
+    left, base, period, long = inf if limit is None else limit, None, 0.0, 0
+    for turn in range(repeat):
+        first, last, count = None, 0.0, 0
+        for work in read():
+            if left <= 0 or work.arrival[0] >= high:
+                break
+            rows = np.flatnonzero((work.arrival >= low) & (work.arrival < high))
+            rows = rows[max(skip - count, 0) :] if count < skip else rows
+            count += int(((work.arrival >= low) & (work.arrival < high)).sum())
+            if not len(rows):
+                continue
+            times = work.arrival[rows]
+            first, last = float(times[0]) if first is None else first, float(times[-1])
+            rows = rows[: int(min(left, len(rows)))]
+            left -= len(rows)
+            part = work.rows(rows)
+            fine = part.prompt_tokens <= (inf if max_input_len is None else max_input_len)
+            fine &= part.output_tokens <= (inf if max_output_len is None else max_output_len)
+            long += int((~fine).sum())
+            part = part.rows(np.flatnonzero(fine))
+            if len(part):
+                moved = part.arrival + turn * period
+                base = moved[0] if base is None else base
+                yield replace(part, arrival=(moved - base) / rate_scale)
+        if first is not None:
+            period = (last - first) * (1 + 1 / max(count - skip - 1, 1))
+    if long:
+        text = f"max_input_len, max_output_len: {long} requests are longer and are left out"
+        warnings.warn(text, HeadwayWarning, stacklevel=2)
+
+
+def rechunk(parts: Iterator[Workload], size: int) -> Iterator[Workload]:
+    """Give the same requests `size` at a time; the last are fewer."""
+    held: list[Workload] = []
+    count = 0
+    for part in parts:
+        held.append(part)
+        count += len(part)
+        if count >= size:
+            whole = join(held)
+            at = 0
+            while count - at >= size:
+                yield whole.rows(np.arange(at, at + size))
+                at += size
+            held, count = [whole.rows(np.arange(at, count))], count - at
+    if count:
+        yield join(held)

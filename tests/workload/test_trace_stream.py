@@ -1,0 +1,158 @@
+"""Traces read a piece at a time: the same requests as read whole, and the same refusals."""
+
+import gzip
+import json
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.stream import chunks, run_streamed
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces import documents, stream
+from simulator.workload.workload import COLUMNS, Workload
+from tests.simulation.test_partitions import assert_alike
+from tests.support.scenarios import SMALL
+
+ROWS = 500
+RNG = np.random.default_rng(1)
+TIMES = np.cumsum(RNG.exponential(0.3, ROWS)).round(3)
+LENGTHS = RNG.integers(1, 90, (ROWS, 2))
+
+
+def azure(path: Path) -> None:
+    seconds = (np.datetime64("2023-11-16T18:00:00") + (TIMES * 1e6).astype("m8[us]")).astype(str)
+    lines = [
+        f"{time.replace('T', ' ')},{a},{b}" for time, (a, b) in zip(seconds, LENGTHS, strict=True)
+    ]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
+
+
+def named(path: Path) -> None:
+    lines = [f"x,{t},{a},{b}" for t, (a, b) in zip(TIMES, LENGTHS, strict=True)]
+    text = "\n".join(["note,arrival,prompt_tokens,output_tokens", *lines])
+    path.write_bytes(gzip.compress(text.encode()))
+
+
+def mooncake(path: Path) -> None:
+    rows = [
+        {"timestamp": int(t * 1e3), "input_length": int(a), "output_length": int(b)}
+        | {"hash_ids": [int(a) % 7]}
+        for t, (a, b) in zip(TIMES, LENGTHS, strict=True)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def parquet(path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    columns = {"arrival": TIMES, "prompt_tokens": LENGTHS[:, 0], "output_tokens": LENGTHS[:, 1]}
+    pd.DataFrame(columns).to_parquet(path)
+
+
+WRITERS = {"t.csv": azure, "n.csv.gz": named, "m.jsonl": mooncake, "p.parquet": parquet}
+SELECTIONS = (
+    "",
+    "start_s: 20, end_s: 90, rate_scale: 2",
+    "skip: 30, limit: 800, repeat: 3, max_input_len: 80",
+)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files of some kilobytes come in many pieces."""
+    monkeypatch.setattr(stream, "BLOCK", 1000)
+    monkeypatch.setattr(documents.line_blocks, "__defaults__", (1000,))
+    monkeypatch.setattr(documents, "PIECE_ROWS", 60)
+
+
+def scenario(path: Path, selection: str, *more: str) -> Scenario:
+    file = path.with_suffix(".yaml")
+    trace = f"workload: {{trace: {{path: {path.name}, {selection}}}}}\n"
+    file.write_text(SMALL.partition("workload")[0] + trace)
+    return load_scenario(file, more)
+
+
+def assert_same(found: list[Workload], whole: Workload) -> None:
+    for name in COLUMNS:
+        columns = [getattr(part, name) for part in found]
+        expected = getattr(whole, name)
+        if expected is None:
+            assert columns == [None] * len(columns)
+        elif isinstance(expected, list):
+            assert [*chain(*columns)] == expected
+        else:
+            assert (np.concatenate(columns) == expected).all()
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("selection", SELECTIONS)
+@pytest.mark.filterwarnings("ignore")
+def test_pieces_have_the_requests_of_the_whole(name: str, selection: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    WRITERS[name](path)
+    what = scenario(path, selection)
+    assert what.trace_pieces() is not None
+    total, parts = chunks(what, 64)
+    found = list(parts)
+    assert {len(part) for part in found[:-1]} == {64}
+    assert sum(map(len, found)) == total
+    assert_same(found, what.make_workload())
+
+
+def test_a_run_of_pieces_is_that_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mooncake(tmp_path / "m.jsonl")
+    what = scenario(tmp_path / "m.jsonl", "", "workload.max_tokens=20")
+    told = run_streamed(what)
+    monkeypatch.setattr(stream, "BLOCK", 1 << 30)
+    assert what.trace_pieces() is None
+    assert_alike(told, run_streamed(what))
+
+
+def test_requests_a_little_out_of_order_are_sorted(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    azure(path)
+    lines = path.read_text().splitlines()
+    lines[200], lines[205] = lines[205], lines[200]
+    path.write_text("\n".join(lines) + "\n")
+    what = scenario(path, "")
+    with pytest.warns(match="1 requests come earlier|5 requests come earlier"):
+        found = list(what.trace_pieces()())
+    with pytest.warns(match="sorted by arrival"):
+        whole = what.make_workload()
+    assert_same(found, whole)
+
+
+def test_a_request_that_comes_much_too_late_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    azure(path)
+    lines = path.read_text().splitlines()
+    lines.insert(400, lines.pop(3))
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(HeadwayError, match=f"^{path}:401: arrival: comes before .* sort the trace"):
+        chunks(scenario(path, ""), 64)
+
+
+def test_a_bad_line_is_named_from_any_piece(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    azure(path)
+    lines = path.read_text().splitlines()
+    lines[300] = lines[300].rpartition(",")[0] + ",x"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(HeadwayError, match=f"^{path}:301: GeneratedTokens: 'x' is not a whole"):
+        chunks(scenario(path, ""), 64)
+
+
+def test_sessions_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    line = (
+        '{"timestamp": %d, "input_length": 5, "output_length": 2, "session_id": %d, "delay": 3}\n'
+    )
+    path.write_text("\n".join(line % (k * 100, k // 2) for k in range(60)))
+    with pytest.raises(HeadwayError, match="a turn waits for the end of another"):
+        chunks(scenario(path, ""), 64)
