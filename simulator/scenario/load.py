@@ -223,7 +223,8 @@ def _read(
         file, folder, raw = Path(source_name(path)), Path(), _plain(path)
     elif isinstance(path, str | Path):
         file = find_scenario(Path(path))
-        folder = file.parent
+        # What `--set` adds to a shipped scenario names files of whoever calls.
+        folder = file.parent if file == Path(path) else Path()
         raw, lines = parse(read_text(file), str(file))
     else:
         kind = "a Scenario, loaded already" if isinstance(path, Scenario) else repr(path)

@@ -3,18 +3,13 @@
 import contextlib
 import http.client
 import json
-import re
 import shlex
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-import yaml
 
 from simulator import load_scenario, run
 from simulator.cli.main import main
@@ -31,51 +26,16 @@ from tests.support.browser import (
     low_contrast,
     window,
 )
+from tests.support.studio import ENTER, ask, copied, serving, wait_for_runs, wait_until_idle
 from tests.support.twins import malformed
 
-ENTER, TAB, LEFT, HOME = "\ue007", "\ue004", "\ue012", "\ue011"
-TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
-    f"2023-11-16 18:15:{k:02}.0000000,{100 + k},{10 + k}\n" for k in range(40)
-)
-
-
-@contextlib.contextmanager
-def serving(*words: str) -> Iterator[tuple[int, subprocess.Popen]]:
-    """Run `headway studio` on a free port; give the port. It ends at Ctrl-C, with 0."""
-    command = [sys.executable, "-m", "simulator", "studio", *words, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
-        assert found, line + (process.stderr.read() if process.stderr else "")
-        yield int(found.group(1)), process
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-    finally:
-        process.kill()
-        process.communicate()
+TAB, LEFT, HOME = "\ue004", "\ue012", "\ue011"
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     with serving("demo", "--set", "workload.num_prompts=600") as (number, _):
         yield number
-
-
-def ask(
-    port: int, body: object, path: str = "/run", headers: dict[str, str] | None = None
-) -> tuple[int, list[dict]]:
-    """Send a request; give its status and the lines of its answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request("POST", path, data, headers or {})
-    response = connection.getresponse()
-    lines = [json.loads(line) for line in response.read().splitlines()]
-    connection.close()
-    return response.status, lines
 
 
 def test_knobs_set_what_was_turned() -> None:
@@ -169,27 +129,6 @@ def test_what_is_no_http_is_answered_without_a_traceback(port: int) -> None:
     assert [answer.split()[1] for answer in malformed(port)] == [b"400"] * 3
 
 
-def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
-    status, (answer,) = ask(port, TRACE.encode(), "/trace?name=azure.csv")
-    assert status == 200, answer
-    assert answer["knobs"][0]["name"] == "rate_scale"
-    status, lines = ask(port, {"trace": answer["trace"], "knobs": {"rate_scale": 2}})
-    assert lines[-1]["requests"] == 40
-    # What is copied names the file, not where the studio keeps it.
-    assert lines[-1]["settings"][1] == 'workload={"trace": {"path": "azure.csv"}}'
-    scenario = yaml.safe_load(lines[-1]["yaml"])
-    assert scenario["workload"]["trace"]["path"] == "azure.csv"
-    assert "{" not in lines[-1]["yaml"].replace("{}", "")  # in block style
-    for body, error in (
-        (b"\x1f\x8b" + bytes(100), "x.csv: is packed"),
-        (b"x" * (32 * 2**20 + 1), "x.csv: has more than 32 MiB"),
-        (b"nonsense\n", "x.csv:"),
-    ):
-        status, lines = ask(port, body, "/trace?name=../../x.csv")
-        assert status == 400
-        assert error in " ".join(lines[0]["errors"])
-
-
 def test_the_newest_request_counts(port: int) -> None:
     """A run gives way to the next one, whose answer does not wait for it."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -213,26 +152,6 @@ def test_the_command_refuses(tmp_path: Path, capsys) -> None:
         assert error in capsys.readouterr().err
 
 
-def wait_for_runs(driver, count: int) -> str:
-    """Wait until so many whole runs were shown; give what the status says."""
-    end = time.monotonic() + 60
-    status = driver.find_element("id", "status")
-    while time.monotonic() < end:
-        if int(status.get_attribute("data-runs") or 0) >= count:
-            return str(status.text)
-        time.sleep(0.02)
-    raise AssertionError(status.text + driver.find_element("id", "errors").text)
-
-
-def wait_until_idle(driver) -> None:
-    """Wait until what was asked for last is there."""
-    end = time.monotonic() + 60
-    time.sleep(0.2)
-    while driver.find_elements("css selector", "[aria-busy]"):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def figure(driver, key: str, column: int = 1) -> str:
     cells = driver.find_elements("css selector", f"[data-key={key}] td")
     return str(cells[column - 1].text)
@@ -241,13 +160,15 @@ def figure(driver, key: str, column: int = 1) -> str:
 @pytest.mark.medium
 def test_it_is_played_by_keyboard_alone(port: int) -> None:
     """Tab to a slider, move it: the number changes, the one before stays beside it; no errors."""
+    from selenium.webdriver import ActionChains
+
     with browser() as driver:
         driver.get(f"http://127.0.0.1:{port}/")
         wait_for_runs(driver, 1)
         before = figure(driver, "mean_ttft_ms")
         keys = driver.switch_to.active_element
-        for _ in range(60):
-            keys.send_keys(TAB)
+        for _ in range(60):  # not by element: a field for files would take the key for a path
+            ActionChains(driver).send_keys(TAB).perform()
             keys = driver.switch_to.active_element
             if keys.get_attribute("id") == "knob-seats":
                 break
@@ -312,66 +233,6 @@ def test_it_can_be_read(port: int, size: tuple[int, int], dark: bool) -> None:
             assert driver.find_elements("css selector", label) or node.get_attribute("aria-label")
         assert complaints(driver) == []
         window(driver, DESK)
-
-
-def copied(driver, button: str, *, clipboard: bool = True) -> str:
-    """Press a button that copies; give what it copied."""
-    if not clipboard:
-        driver.execute_script("navigator.clipboard.writeText = () => Promise.reject(new Error());")
-    driver.execute_script("delete document.getElementById('copied').dataset.text")
-    driver.find_element("id", button).send_keys(ENTER)
-    note = driver.find_element("id", "copied")
-    end = time.monotonic() + 10
-    while not note.get_attribute("data-text") and time.monotonic() < end:
-        time.sleep(0.05)
-    return str(note.get_attribute("data-text"))
-
-
-@pytest.mark.medium
-def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
-    """It keeps the knobs, and what is copied names it; a link cannot hold it, and says so."""
-    path = tmp_path / "mine.csv"
-    path.write_text(TRACE)
-    with browser() as driver:
-        turned = quote(json.dumps({"seats": 4, "rate": 2}))
-        driver.get(f"http://127.0.0.1:{port}/#{turned}")
-        wait_for_runs(driver, 1)
-        driver.find_element("id", "trace").send_keys(str(path))
-        assert wait_for_runs(driver, 2).startswith("40 requests")
-        assert driver.find_elements("id", "knob-rate_scale")
-        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
-        told = driver.find_element("id", "trace-told").text
-        assert told == "Plays mine.csv. Its own now: Requests/s."
-        words = shlex.split(copied(driver, "copy-cli"))
-        assert words[5:] == [
-            *("--set", 'workload={"trace": {"path": "mine.csv"}}'),
-            *("--set", "engine.max_num_seqs=4"),
-        ]
-        assert "names mine.csv" in driver.find_element("id", "copied").text
-        text = copied(driver, "copy-yaml", clipboard=False)
-        shown = driver.find_element("id", "copied-text")
-        assert shown.text == text.strip()  # with its line breaks
-        assert yaml.safe_load(text)["workload"]["trace"]["path"] == "mine.csv"
-        address = copied(driver, "copy-link")
-        assert "mine.csv must be chosen again" in driver.find_element("id", "copied").text
-        driver.get("about:blank")
-        driver.get(address)
-        wait_for_runs(driver, 1)
-        told = driver.find_element("id", "link-told")
-        assert "of the trace mine.csv, which a link cannot hold: choose the file" in told.text
-        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
-        driver.find_element("id", "trace").send_keys(str(path))
-        wait_for_runs(driver, 2)
-        assert told.text == ""
-        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
-        path.write_text("nonsense\n")
-        driver.find_element("id", "reset").send_keys(ENTER)
-        wait_for_runs(driver, 3)
-        driver.find_element("id", "trace").send_keys(str(path))
-        end = time.monotonic() + 20
-        while not driver.find_element("id", "errors").text and time.monotonic() < end:
-            time.sleep(0.05)
-        assert driver.find_element("id", "status").text == "This trace cannot be played"
 
 
 @pytest.mark.medium

@@ -5,12 +5,12 @@ What a page sends is checked against this table; nothing else reaches a scenario
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isinf
 from typing import Any
 
 from simulator.cluster.routers import ROUTERS
-from simulator.models.gpus import GPUS
+from simulator.models.gpus import GPUS, find_gpu
 from simulator.models.load import shipped_models
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.policy_table import POLICIES
@@ -58,6 +58,7 @@ class Knob:
     value: Value  # of the scenario
     values: Sequence[Value]
     menu: bool = False
+    notes: Sequence[str] = ()  # what a menu says behind each value
 
 
 def knobs_of(scenario: Scenario) -> list[Knob]:
@@ -82,7 +83,7 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
     goodput = scenario.goodput
     found += [
         _menu("model", "Model", str(scenario.model), shipped_models()),
-        _menu("gpu", "GPU", gpu.name, list(GPUS)),
+        _gpus(gpu.name),
         _slider("gpus", "GPUs of a replica", engine.tensor_parallel_size, (1, 2, 4, 8)),
         _slider("tokens", "max_num_batched_tokens", engine.max_num_batched_tokens or 2048, POWERS),
         _slider("seats", "max_num_seqs", engine.max_num_seqs or 256, SEATS),
@@ -94,6 +95,14 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
         _bound("tpot", "SLO: TPOT, ms", goodput.tpot if goodput else None),
     ]
     return found
+
+
+def _gpus(name: str) -> Knob:
+    """Make the menu of GPUs, each with its list price."""
+    knob = _menu("gpu", "GPU", name, list(GPUS))
+    prices = (find_gpu(str(value)).dollars_per_hour for value in knob.values)
+    notes = ["no list price" if price is None else f"${price:.2f}/h" for price in prices]
+    return replace(knob, notes=notes)
 
 
 def _bound(name: str, label: str, value: float | None) -> Knob:

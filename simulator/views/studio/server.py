@@ -5,14 +5,16 @@ that a page could name is read, and no code of its own is run.
 """
 
 import asyncio
+import gzip
 import json
 import secrets
 import signal
 import tempfile
 import threading
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,20 +25,23 @@ from simulator.util.errors import HeadwayError
 from simulator.util.http_log import leave_out_bad_requests
 from simulator.views.html.page import frame, read_asset
 from simulator.views.studio.knobs import Knob, knobs_of, overrides
-from simulator.views.studio.worker import Job, Worker
+from simulator.views.studio.plan import QUESTIONS, command, plan
+from simulator.views.studio.worker import Job, Kind, Worker
 
 need_package("studio", "serve", "aiohttp")
 from aiohttp import web  # noqa: E402
 
 HOST = "127.0.0.1"  # and no other: who reaches the page may have this machine compute
 MOST_BYTES = 32 * 2**20  # of a trace
+MOST_UNPACKED = 256 * 2**20
 MOST_JSON = 2**16  # of what the page asks for
 MOST_TRACES = 8  # that are kept
 MOST_NAME = 255  # characters of an uploaded file's name
 PATIENCE = 10.0  # s that a worker may take to notice that its job is not wanted any more
 ENDED = "the simulation was ended: it took too long, or too much memory"
 ASSETS = Path(__file__).parent / "assets"
-PACKED = (b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # may be large inside
+GZIP = b"\x1f\x8b"
+PACKED = (b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # which no reader knows
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
@@ -49,6 +54,21 @@ HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a page asks for: settings here and elsewhere, where an upload has its own name."""
+
+    settings: list[str]
+    told: list[str]
+    trace: str  # the name that an uploaded trace came with; "": none is played
+    path: str  # where it is here
+    question: object  # that a plan is to answer
+
+    def elsewhere(self, text: str) -> str:
+        """Name an uploaded trace in JSON as it is called where it comes from."""
+        return text.replace(self.path, json.dumps(self.trace)[1:-1]) if self.path else text
+
+
 class Studio:
     """A scenario, its page, and the worker that simulates it."""
 
@@ -56,12 +76,13 @@ class Studio:
         self.scenario, self.settings, self.folder = scenario, settings, folder
         loaded = load_scenario(scenario, settings, own_code=False)
         self.name = loaded.name
-        self.traces: dict[str, tuple[Path, str]] = {}  # uploads: where they are, and their names
+        self.traces: dict[str, tuple[Path, str, str]] = {}  # uploads: place, name, columns
         self.knobs: dict[str, list[Knob]] = {"": knobs_of(loaded)}
         self.worker = Worker()
         self.port = 0
         self._ticket = 0
         self._answers: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._plans, self._planning = 0, False  # how many there were; whether one is under way
         self._done = 0  # the last job that the worker is done with
 
     # The worker.
@@ -94,14 +115,14 @@ class Studio:
             self.worker = Worker()
             self.listen(asyncio.get_running_loop())
 
-    def _submit(self, settings: list[str], trace: str, *, film: bool) -> int:
+    def _submit(self, settings: list[str], trace: str, kind: Kind) -> int:
         """Ask the worker for a job; any other gives way."""
         self._ticket += 1
         for ticket, queue in self._answers.items():
             queue.put_nowait({"cancelled": True, "last": True})
             self._watch(ticket)
         self._answers = {self._ticket: asyncio.Queue()}
-        self.worker.submit(Job(self._ticket, self.scenario, tuple(settings), film, trace))
+        self.worker.submit(Job(self._ticket, self.scenario, tuple(settings), kind, trace))
         return self._ticket
 
     def _watch(self, ticket: int) -> None:
@@ -123,8 +144,10 @@ class Studio:
             [
                 web.get("/", self._page),
                 web.get("/favicon.ico", self._icon),
-                web.post("/run", partial(self._stream, film=False)),
-                web.post("/film", partial(self._stream, film=True)),
+                web.post("/run", partial(self._stream, kind="run")),
+                web.post("/film", partial(self._stream, kind="film")),
+                web.post("/page", partial(self._stream, kind="page")),
+                web.post("/plan", self._plan),
                 web.post("/trace", self._trace),
             ]
         )
@@ -160,6 +183,8 @@ class Studio:
             "command": ["headway", "run", self.scenario]
             + [word for setting in self.settings for word in ("--set", setting)],
             "knobs": [asdict(knob) for knob in self.knobs[""]],
+            "most_bytes": MOST_BYTES,
+            "questions": {name: label for name, (label, _) in QUESTIONS.items()},
         }
         data = json.dumps(start).replace("<", "\\u003c")
         body = (ASSETS / "studio.html").read_text("utf-8")
@@ -170,11 +195,8 @@ class Studio:
         start_data = f'<script type="application/json" id="start">{data}</script>'
         return frame(f"{self.name}, studio", f"<style>{style}</style>{body}", start_data + scripts)
 
-    async def _asked(self, request: web.Request) -> tuple[list[str], list[str], str]:
-        """Read what the page asks for: its settings, these as elsewhere, and the trace's name.
-
-        Elsewhere an uploaded trace has the name that it came with.
-        """
+    async def _asked(self, request: web.Request) -> Asked:
+        """Read what the page asks for; HeadwayError for what it may not."""
         text = await request.content.read(MOST_JSON + 1)
         while text and len(text) <= MOST_JSON and (more := await request.content.read(MOST_JSON)):
             text += more
@@ -190,25 +212,50 @@ class Studio:
         if not isinstance(trace, str) or trace not in self.knobs:
             raise HeadwayError("trace: is not one that was uploaded")
         own = overrides(self.knobs[trace], asked.get("knobs", {}))
+        question = asked.get("question", "")
         if not trace:
-            return ([*self.settings, *own],) * 2 + ("",)
-        path, called = self.traces[trace]
-        here, there = _as_workload(path), _as_workload(called)
-        return [*self.settings, here, *own], [*self.settings, there, *own], called
+            return Asked([*self.settings, *own], [*self.settings, *own], "", "", question)
+        path, called, columns = self.traces[trace]
+        here, there = _as_workload(path, columns), _as_workload(called, columns)
+        settings = [*self.settings, here, *own], [*self.settings, there, *own]
+        return Asked(*settings, called, str(path), question)
 
-    async def _stream(self, request: web.Request, *, film: bool) -> web.StreamResponse:
+    async def _plan(self, request: web.Request) -> web.StreamResponse:
+        """Send what a plan says, a line of JSON each; a page that leaves ends it."""
+        asked = await self._asked(request)
+        if asked.question not in QUESTIONS:
+            raise HeadwayError(f"question: {str(asked.question)[:40]!r} is none that is answered")
+        if self._planning:
+            raise HeadwayError("a plan is under way: cancel it first")
+        self._planning = True
+        self._plans += 1
+        told = command(self.scenario, asked.told, asked.question)
+        words = command(self.scenario, asked.settings, asked.question)
+        try:
+            response = await _start(request)
+            async with aclosing(plan(words, self.folder / f"plan-{self._plans}")) as lines:
+                async for line in lines:
+                    text = asked.elsewhere(json.dumps(line | {"command": ["headway", *told]}))
+                    await response.write(text.encode() + b"\n")
+        except ConnectionResetError:
+            pass  # the page has left
+        finally:
+            self._planning = False
+        return response
+
+    async def _stream(self, request: web.Request, *, kind: Kind) -> web.StreamResponse:
         """Send what the worker says, a line of JSON each; a page that leaves ends the job."""
-        settings, told, trace = await self._asked(request)
-        ticket = self._submit(settings, trace, film=film)
+        asked = await self._asked(request)
+        ticket = self._submit(asked.settings, asked.trace, kind)
         queue = self._answers[ticket]
-        response = web.StreamResponse(headers=HEADERS | {"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
+        response = await _start(request)
         last = False
         try:
             while not last:
                 answer = await queue.get()
                 last = bool(answer.get("last"))
-                await response.write(json.dumps(answer | {"settings": told}).encode() + b"\n")
+                text = asked.elsewhere(json.dumps(answer | {"settings": asked.told}))
+                await response.write(text.encode() + b"\n")
         except ConnectionResetError:
             last = False  # the page has left
         finally:
@@ -218,33 +265,39 @@ class Studio:
         return response
 
     async def _trace(self, request: web.Request) -> web.Response:
-        """Take a trace, of a file of this size and no packed one, and offer its knobs."""
+        """Offer the knobs of a trace, or say what is wrong with the file."""
+        try:
+            return web.json_response(await self._take(request))
+        except HeadwayError as error:  # no failure of the request, which a browser would log
+            return web.json_response({"errors": error.messages})
+
+    async def _take(self, request: web.Request) -> dict[str, Any]:
+        """Keep a trace, if its file is not too large and can be read; return its knobs."""
         called = Path(request.query.get("name", "")).name[:MOST_NAME] or "trace.jsonl"
+        columns = request.query.get("columns", "")
         text = bytearray()
         async for part in request.content.iter_chunked(2**16):
             text += part
             if len(text) > MOST_BYTES:
                 raise HeadwayError(f"{called}: has more than {MOST_BYTES // 2**20} MiB")
         if any(text.startswith(magic) for magic in PACKED):
-            raise HeadwayError(f"{called}: is packed: unpack it first")
-        ending = Path(called).suffix.lower()
-        ending = ending if ending in {".csv", ".json", ".jsonl"} else ".jsonl"
+            raise HeadwayError(f"{called}: is packed, and not by gzip: unpack it first")
         name = secrets.token_hex(8)
-        path = self.folder / f"{name}{ending}"
+        path = self.folder / f"{name}.trace"
         path.write_bytes(text)
         try:
-            loaded = await asyncio.to_thread(self._read, [_as_workload(path)])
+            await asyncio.to_thread(_check_unpacked, path)
+            loaded = await asyncio.to_thread(self._read, [_as_workload(path, columns)])
         except HeadwayError as error:
             path.unlink()
-            told = (message.replace(str(path), called) for message in error.messages)
+            told = [message.replace(str(path), called) for message in error.messages]
             raise HeadwayError(told) from None
-        self.traces[name], self.knobs[name] = (path, called), loaded
+        self.traces[name], self.knobs[name] = (path, called, columns), loaded
         while len(self.traces) > MOST_TRACES:
             old = next(iter(self.traces))
             del self.traces[old], self.knobs[old]
-            for gone in self.folder.glob(f"{old}.*"):
-                gone.unlink()
-        return web.json_response({"trace": name, "knobs": [asdict(knob) for knob in loaded]})
+            (self.folder / f"{old}.trace").unlink()
+        return {"trace": name, "knobs": [asdict(knob) for knob in loaded]}
 
     def _read(self, settings: list[str]) -> list[Knob]:
         scenario = load_scenario(self.scenario, [*self.settings, *settings], own_code=False)
@@ -252,9 +305,30 @@ class Studio:
         return knobs_of(scenario)
 
 
-def _as_workload(trace: Path | str) -> str:
-    """Write the setting by which a trace is the workload."""
-    return f"workload={json.dumps({'trace': {'path': str(trace)}}, ensure_ascii=False)}"
+def _as_workload(trace: Path | str, columns: str) -> str:
+    """Write the setting by which a trace is the workload; `columns`: "" where it names its own."""
+    load = {"trace": {"path": str(trace)}} | ({"columns": columns} if columns else {})
+    return f"workload={json.dumps(load, ensure_ascii=False)}"
+
+
+def _check_unpacked(path: Path) -> None:
+    """Refuse a file packed by gzip that is too large inside; its reader tells a damaged one."""
+    with path.open("rb") as file:
+        if file.read(2) != GZIP:
+            return
+    size = 0
+    with gzip.open(path) as file, suppress(OSError, EOFError, zlib.error):
+        while part := file.read(2**20):
+            size += len(part)
+            if size > MOST_UNPACKED:
+                raise HeadwayError(f"{path}: has more than {MOST_UNPACKED // 2**20} MiB, unpacked")
+
+
+async def _start(request: web.Request) -> web.StreamResponse:
+    """Begin an answer of lines of JSON."""
+    response = web.StreamResponse(headers=HEADERS | {"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    return response
 
 
 def _errors(messages: list[str], status: int) -> web.Response:

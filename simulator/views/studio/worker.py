@@ -11,7 +11,7 @@ from functools import partial
 from math import isnan
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,12 +24,16 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, one_line
 from simulator.views.html.charts import distributions, over_time
+from simulator.views.html.page import page
 from simulator.views.metric_rows import metric_value
+from simulator.workload.describe import describe
 
 COARSE = 10  # a first look is at a tenth of the requests
 FEW = 500  # requests, of which there is no first look
+FIRST = 2000  # requests of a first look at most
 MOST_REQUESTS = 200_000  # of a run on the page
 BINS = 240  # of time
+LEVELS = ("arrivals", "prompts", "running", "waiting", "kv", "tokens")
 FIGURES = (
     *("output_throughput", "request_throughput", "slo_attainment", "mean_ttft_ms", "p99_ttft_ms"),
     *("mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms"),
@@ -38,14 +42,17 @@ FIGURES = (
 )
 
 
+Kind = Literal["run", "film", "page"]
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run that the page asks for, or a film."""
+    """A run that the page asks for, a film, or a page of the run to take away."""
 
     ticket: int
     scenario: str
     overrides: tuple[str, ...]
-    film: bool = False
+    kind: Kind = "run"
     trace: str = ""  # the name that an uploaded trace has where it comes from; "": none is
 
 
@@ -110,12 +117,12 @@ def _stale(wanted: Any, ticket: int) -> bool:
 
 
 def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
-    """Yield what is known: of a tenth of the requests, then of all.
+    """Yield what is known: of a tenth of the requests, 2,000 at most, then of all.
 
     Raises Superseded where `stale()` says that nobody wants it any more.
     """
     scenario = load_scenario(job.scenario, list(job.overrides), own_code=False)
-    if job.film:
+    if job.kind == "film":
         cluster = scenario.cluster
         several = cluster is not None and cluster.most_replicas > 1
         told = "one replica alone, to which all of these requests go" if several else ""
@@ -126,19 +133,25 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         text = f"{len(load):,} requests are more than {MOST_REQUESTS:,}, which the studio takes"
         raise HeadwayError(text)
     never = [str(one) for one in obstacles(scenario, load)]
-    shares = [1.0] if len(load) <= FEW else [1 / COARSE, 1.0]
-    for share in shares:
+    traffic = describe(load, "")
+    whole = len(load)
+    coarse = [] if whole <= FEW or job.kind == "page" else [min(whole // COARSE, FIRST)]
+    for count in (*coarse, whole):
         if stale():
             raise Superseded
-        part = load if share == 1 else load.rows(np.arange(int(len(load) * share)))
+        part = load if count == whole else load.rows(np.arange(count))
         begun = time.perf_counter()
         result = run(scenario, workload=part, stop=lambda _sent, _logs: stale())
         if result.interrupted or stale():
             raise Superseded
-        found = view(scenario, Run.of(scenario.name, result), job.trace)
+        shown = Run.of(scenario.name, result)
+        if job.kind == "page":
+            yield {"page": page([shown]), "last": True}
+            return
+        found = view(scenario, shown, job.trace)
         found["advice"] = never + found["advice"]
-        found |= {"coarse": share < 1, "seconds": time.perf_counter() - begun}
-        yield found | {"last": share == 1}
+        found |= {"coarse": count < whole, "seconds": time.perf_counter() - begun}
+        yield found | {"traffic": traffic, "last": count == whole}
 
 
 def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
@@ -152,6 +165,10 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
     edges = np.linspace(0.0, found.end or 1.0, BINS + 1)
     middle = (edges[1:] + edges[:-1]) / 2
     levels = over_time(found, edges)
+    requests = found.requests
+    for name, weights in (("arrivals", None), ("prompts", requests["prompt_tokens"])):
+        counts, _ = np.histogram(requests["arrival"], edges, weights=weights)
+        levels[name] = (counts / np.diff(edges)).tolist()
     own = summary["headway"]
     bounds = {name: own.get(f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
     advice = [text for text, _ in told_findings(own)] or [NOTHING]
@@ -162,7 +179,7 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
         },
         "cdf": {name: distributions([found], name) for name in ("ttft", "tpot", "e2el")},
         "time": [float(f"{value:.6g}") for value in middle],
-        "levels": {name: levels[name] for name in ("running", "waiting", "kv", "tokens")},
+        "levels": {name: levels[name] for name in LEVELS},
         "bounds": {name: value for name, value in bounds.items() if value is not None},
         "advice": advice + [str(text) for text in own.get("warnings") or []],
         "yaml": yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True),

@@ -39,7 +39,7 @@
       control.id = label.htmlFor;
       control.name = knob.name;
       if (knob.menu) {
-        control.append(...knob.values.map((value) => new Option(value, value)));
+        control.append(...knob.values.map((value, k) => new Option(knob.notes[k] ? `${value}: ${knob.notes[k]}` : value, value)));
         control.value = knob.value;
       } else {
         const told = document.createElement("output");
@@ -92,8 +92,8 @@
 
   // Runs.
 
-  async function* ask(address, signal) {
-    const response = await fetch(address, { method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify({ knobs: turned(), trace }) });
+  async function* ask(address, signal, more = {}) {
+    const response = await fetch(address, { method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify({ knobs: turned(), trace, ...more }) });
     if (!response.ok) {
       yield { errors: (await response.json()).errors, last: true };
       return;
@@ -112,8 +112,18 @@
 
   function say(text, errors = []) {
     byId("status").textContent = text;
-    byId("errors").replaceChildren(...errors.map((error) => Object.assign(document.createElement("li"), { textContent: error })));
+    byId("errors").replaceChildren(...items(errors));
   }
+
+  // What is shown stays until there is something newer, and says what it is of.
+  function tellLast() {
+    const old = Boolean(current) && current.words !== describe();
+    byId("last-told").textContent = old ? `Below is the last result: ${current.words}.` : "";
+    byId("last-told").hidden = !old;
+    byId("shown").classList.toggle("old", old);
+  }
+
+  const items = (texts) => texts.map((text) => Object.assign(document.createElement("li"), { textContent: text }));
 
   async function run() {
     under?.abort();
@@ -123,6 +133,7 @@
     byId("cancel").disabled = false;
     document.querySelector(".results").setAttribute("aria-busy", "true");
     say("Simulating");
+    tellLast();
     history.replaceState(null, "", link());
     const words = describe();
     try {
@@ -132,6 +143,8 @@
         else if (!answer.cancelled) {
           ghost = before;
           current = { ...answer, words };
+          byId("shown").hidden = false;
+          tellLast();
           if (!answer.coarse) full = current;
           const seconds = ((performance.now() - begun) / 1000).toFixed(2);
           const what = answer.coarse ? `A first look: ${digits.format(answer.requests)} requests` : `${digits.format(answer.requests)} requests`;
@@ -144,13 +157,19 @@
       if (mine === under && error.name !== "AbortError") say(SILENT, [String(error)]);
     }
     if (mine !== under) return;
+    idle();
+  }
+
+  function idle() {
     under = null;
     byId("cancel").disabled = true;
     document.querySelector(".results").removeAttribute("aria-busy");
+    tellLast();
   }
 
   function describe() {
     const found = Object.entries(turned()).map(([name, value]) => `${name} ${value}`);
+    if (file) found.unshift(file);
     return found.join(", ") || "as the scenario is";
   }
 
@@ -170,9 +189,26 @@
     drawn = [];
     const above = runs.toReversed(); // what is drawn last is seen: now
     for (const name of ["ttft", "tpot", "e2el"]) cdf(above, name);
+    traffic(current?.traffic);
+    for (const [name, title] of [["arrivals", "Requests per second"], ["prompts", "Input tokens per second"]]) level(above, name, title, "traffic");
     for (const [name, title] of [["running", "Requests in the batch"], ["waiting", "Requests waiting"], ["kv", "KV blocks in use, %"], ["tokens", "Output tokens per second"]]) level(above, name, title);
-    byId("advice").replaceChildren(...(current?.advice ?? []).map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+    byId("advice").replaceChildren(...items(current?.advice ?? []));
   }
+
+  // Say what all the traffic is like, in the words of `headway trace describe`.
+  function traffic(found) {
+    if (!found) return;
+    const lengths = ({ mean, p99 }) => `mean ${show(mean)}, P99 ${show(p99)}`;
+    const [per, unit] = unitOf(found.span_s);
+    const told = [
+      `${digits.format(found.requests)} requests over ${show(found.span_s / per)} ${unit}`, found.request_rate == null ? "all at once" : `${show(found.request_rate)} requests/s`,
+      `input tokens ${lengths(found.input_len)}`, `output tokens ${lengths(found.output_len)}`,
+    ];
+    if (found.prefix_sharing != null) told.push(`${show(100 * found.prefix_sharing)} % of input tokens shared with an earlier prompt`);
+    byId("traffic-told").textContent = told.join("; ");
+  }
+
+  const unitOf = (seconds) => (seconds >= 7200 ? [3600, "h"] : seconds >= 300 ? [60, "min"] : [1, "s"]);
 
   function figures(runs) {
     const head = document.createElement("tr");
@@ -272,9 +308,10 @@
     plot(node, known, known.map(({ run: one }) => [one.cdf[name].ms, one.cdf[name].percent[0]]), { scale: { distr: log ? 3 : 1, range: () => [low, high] }, axis }, { top: 100 }, hooks);
   }
 
-  function level(runs, name, title) {
-    const node = figureIn("levels", name, title);
-    plot(node, runs, runs.map(({ run: one }) => [one.time, one.levels[name]]), { scale: {}, axis: { values: (u, all) => all.map((v) => `${digits.format(v)} s`) } }, {}, {});
+  function level(runs, name, title, box = "levels") {
+    const node = figureIn(box, name, title);
+    const [per, unit] = unitOf(Math.max(...runs.map(({ run: one }) => one.time.at(-1))));
+    plot(node, runs, runs.map(({ run: one }) => [one.time.map((at) => at / per), one.levels[name]]), { scale: {}, axis: { values: (u, all) => all.map((v) => `${digits.format(v)} ${unit}`) } }, {}, {});
   }
 
   // Actions.
@@ -326,7 +363,7 @@
     byId("copied").dataset.text = text;
   }
 
-  byId("cancel").addEventListener("click", () => { under?.abort(); under = null; byId("cancel").disabled = true; say("Cancelled"); });
+  byId("cancel").addEventListener("click", () => { under?.abort(); say("Cancelled"); idle(); });
   byId("pin").addEventListener("click", () => {
     if (!full || pins.some(({ run: one }) => one === full)) return;
     if (pins.length >= MOST_PINS) { byId("copied").textContent = `${MOST_PINS} are pinned: unpin one first`; return; }
@@ -339,45 +376,111 @@
     const extra = (current?.settings ?? []).slice((start.command.length - 3) / 2);
     copy([...start.command, ...extra.flatMap((setting) => ["--set", setting])].map(quoted).join(" "), "Command", beside());
   });
-  byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link", file ? `It brings the knobs; ${file} must be chosen again, since a link cannot hold it.` : ""));
-  const beside = () => (file ? `It names ${file}: that must be in the folder where it is used.` : "");
-  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; build(); run(); });
-  byId("film").addEventListener("click", async () => {
+
+  function save(name, text) {
+    const anchor = Object.assign(document.createElement("a"), { href: URL.createObjectURL(new Blob([text], { type: "text/html" })), download: name });
+    anchor.click();
+    setTimeout(() => URL.revokeObjectURL(anchor.href), 60000);
+    byId("copied").textContent = `${name} saved: one file, which opens in any browser.`;
+  }
+
+  // Ask for something that takes the place of a run: a page of it, or a film.
+  async function instead(address, doing, wrong, done) {
     under?.abort();
     const mine = (under = new AbortController());
     byId("cancel").disabled = false;
-    say("Filming the first requests");
+    say(doing);
     try {
-      for await (const answer of ask("/film", mine.signal)) {
+      for await (const answer of ask(address, mine.signal)) {
         if (mine !== under) return;
-        if (answer.errors) say("This cannot be filmed", answer.errors);
-        else if (answer.films) {
-          byId("film-box").hidden = false;
-          mountPlayer(byId("player"), answer.films);
-          byId("film-box").scrollIntoView({ block: "start" });
-          say(`Ready to be watched${answer.told ? `: ${answer.told}` : ""}`);
-        }
+        if (answer.errors) say(wrong, answer.errors);
+        else if (!answer.cancelled) done(answer);
       }
     } catch (error) {
       if (mine === under && error.name !== "AbortError") say(SILENT, [String(error)]);
     }
-    if (mine !== under) return;
-    under = null;
-    byId("cancel").disabled = true;
+    if (mine === under) idle();
+  }
+
+  byId("save-page").addEventListener("click", () => instead("/page", "Making the page", "There is no page of this", ({ page }) => {
+    save(`${start.name}.html`, page);
+    say("The page is made");
+  }));
+
+  // Plans.
+
+  let planning = null, planned = null; // the plan under way; the last answer
+  byId("question").append(...Object.entries(start.questions).map(([name, label]) => new Option(label, name)));
+
+  byId("plan").addEventListener("click", async () => {
+    const mine = (planning = new AbortController());
+    const begun = performance.now();
+    const question = byId("question").value;
+    let told = "";
+    const status = (text) => { byId("plan-status").textContent = text; };
+    const look = () => status(`Looking for ${Math.round((performance.now() - begun) / 1000)} s. ${told}`);
+    byId("plan").disabled = true;
+    byId("plan-cancel").disabled = false;
+    byId("plan-box").hidden = false;
+    byId("plan-title").textContent = `Plan: ${start.questions[question]}, ${describe()}`;
+    byId("plan-errors").replaceChildren();
+    for (const name of ["plan-text", "plan-actions"]) byId(name).classList.toggle("stale", true);
+    const clock = setInterval(look, 1000);
+    look();
+    try {
+      for await (const answer of ask("/plan", mine.signal, { question })) {
+        if (answer.errors) {
+          status("There is no answer");
+          byId("plan-errors").replaceChildren(...items(answer.errors));
+        } else if (answer.last) {
+          planned = { ...answer, file };
+          byId("plan-lines").textContent = answer.text;
+          for (const name of ["plan-text", "plan-actions"]) { byId(name).hidden = false; byId(name).classList.remove("stale"); }
+          byId("plan-yaml").disabled = !answer.yaml;
+          byId("plan-page").disabled = !answer.page;
+          status(`Found after ${Math.round((performance.now() - begun) / 1000)} s`);
+        } else { told = answer.told; look(); }
+      }
+    } catch (error) {
+      if (error.name === "AbortError") status("Cancelled");
+      else { status(SILENT); byId("plan-errors").replaceChildren(...items([String(error)])); }
+    }
+    clearInterval(clock);
+    byId("plan").disabled = false;
+    byId("plan-cancel").disabled = true;
   });
-  byId("trace").addEventListener("change", async () => {
+  byId("plan-cancel").addEventListener("click", () => planning?.abort());
+  const besidePlan = () => beside(planned.file);
+  byId("plan-yaml").addEventListener("click", () => copy(planned.yaml, "The plan's scenario", besidePlan()));
+  byId("plan-cli").addEventListener("click", () => copy(planned.command.map(quoted).join(" "), "The plan's command", besidePlan()));
+  byId("plan-page").addEventListener("click", () => save(`${start.name}-plan.html`, planned.page));
+  byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link", file ? `It brings the knobs; ${file} must be chosen again, since a link cannot hold it.` : ""));
+  const beside = (name = file) => (name ? `It names ${name}: that must be in the folder where it is used.` : "");
+  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; byId("columns-row").hidden = true; build(); run(); });
+  byId("film").addEventListener("click", () => instead("/film", "Filming the first requests", "This cannot be filmed", ({ films, told }) => {
+    byId("film-box").hidden = false;
+    mountPlayer(byId("player"), films);
+    byId("film-box").scrollIntoView({ block: "start" });
+    say(`Ready to be watched${told ? `: ${told}` : ""}`);
+  }));
+
+  async function upload(columns) {
     const chosen = byId("trace").files[0];
     if (!chosen) return;
+    if (chosen.size > start.most_bytes) { say("This trace cannot be played", [`${chosen.name}: has more than ${start.most_bytes / 2 ** 20} MiB`]); return; }
     say(`Reading ${chosen.name}`);
-    let response, answer;
+    let answer;
     try {
-      response = await fetch(`/trace?name=${encodeURIComponent(chosen.name)}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: chosen });
+      const response = await fetch(`/trace?${new URLSearchParams({ name: chosen.name, columns })}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: chosen });
       answer = await response.json();
     } catch (error) {
       say(SILENT, [String(error)]);
       return;
     }
-    if (!response.ok) { say("This trace cannot be played", answer.errors); return; }
+    const meant = (answer.errors ?? []).map((error) => /workload\.columns=(\S+)/.exec(error)?.[1]).find(Boolean);
+    byId("columns-row").hidden = !(meant ?? columns);
+    byId("columns").value = meant ?? columns;
+    if (answer.errors) { say(meant ? "Which column holds what? Look at the proposal, and have it read so" : "This trace cannot be played", answer.errors); return; }
     const kept = { ...turned(), ...waiting };
     const lost = knobs.filter(({ name }) => name in kept && !answer.knobs.some((knob) => knob.name === name));
     for (const { name } of lost) delete kept[name];
@@ -388,7 +491,10 @@
     build();
     turn(kept);
     run();
-  });
+  }
+
+  byId("trace").addEventListener("change", () => upload(""));
+  byId("read-columns").addEventListener("click", () => upload(byId("columns").value));
   addEventListener("themechange", () => current && draw());
   addEventListener("resize", () => drawn.forEach(([one, node]) => one.setSize({ width: node.clientWidth, height: one.height })));
 

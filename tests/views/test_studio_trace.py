@@ -1,0 +1,124 @@
+"""The studio with a trace of one's own: any file that `headway trace describe` reads."""
+
+import gzip
+import io
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import pandas
+import pytest
+import yaml
+
+from simulator.workload.describe import describe
+from simulator.workload.traces import read_trace
+from tests.support.browser import browser
+from tests.support.studio import ENTER, ask, copied, serving, wait_for_runs
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{k:02}.0000000,{100 + k},{10 + k}\n" for k in range(40)
+)
+
+
+OWN = "when,in_tok,out_tok\n0,10,20\n2.5,30,40\n"
+NAMES = "arrival=when,prompt=in_tok,output=out_tok"
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving("demo", "--set", "workload.num_prompts=600") as (number, _):
+        yield number
+
+
+def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
+    status, (answer,) = ask(port, TRACE.encode(), "/trace?name=azure.csv")
+    assert status == 200, answer
+    assert answer["knobs"][0]["name"] == "rate_scale"
+    status, lines = ask(port, {"trace": answer["trace"], "knobs": {"rate_scale": 2}})
+    assert lines[-1]["requests"] == 40
+    # What is copied names the file, not where the studio keeps it.
+    assert lines[-1]["settings"][1] == 'workload={"trace": {"path": "azure.csv"}}'
+    scenario = yaml.safe_load(lines[-1]["yaml"])
+    assert scenario["workload"]["trace"]["path"] == "azure.csv"
+    assert "{" not in lines[-1]["yaml"].replace("{}", "")  # in block style
+    for body, error in (
+        (b"PK\x03\x04" + bytes(100), "x.csv: is packed, and not by gzip"),
+        (b"\x1f\x8b" + bytes(100), "x.csv:1: gzip: cut short or damaged"),
+        (gzip.compress(bytes(2**28 + 1), 1), "x.csv: has more than 256 MiB, unpacked"),
+        (b"x" * (32 * 2**20 + 1), "x.csv: has more than 32 MiB"),
+        (b"nonsense\n", "x.csv:"),
+    ):
+        status, lines = ask(port, body, "/trace?name=../../x.csv")
+        assert status == 200
+        assert error in " ".join(lines[0]["errors"])
+
+
+def test_every_file_that_trace_describe_reads(port: int, tmp_path: Path) -> None:
+    """By gzip, as Parquet, as a server's log, and with columns of its own names."""
+    frame = pandas.read_csv(io.StringIO(OWN))
+    frame.to_parquet(tmp_path / "x.parquet")
+    for body, columns in (
+        (gzip.compress(TRACE.encode()), ""),
+        (b'{"timestamp": 0, "input_length": 9, "output_length": 3}\n' * 2, ""),
+        (OWN.encode(), NAMES),
+        ((tmp_path / "x.parquet").read_bytes(), NAMES),
+    ):
+        path = tmp_path / "x"
+        path.write_bytes(body)
+        expected = describe(read_trace(path, columns=columns or None), "")
+        query = urlencode({"name": "x", "columns": columns})
+        _, (answer,) = ask(port, body, f"/trace?{query}")
+        _, lines = ask(port, {"trace": answer["trace"]})
+        assert lines[-1]["traffic"] == expected | {"source": lines[-1]["traffic"]["source"]}
+    _, (answer,) = ask(port, OWN.encode(), "/trace?name=x.csv")
+    assert answer["errors"][0].endswith(f"try --set workload.columns={NAMES}")
+
+
+@pytest.mark.medium
+def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
+    """It keeps the knobs, and what is copied names it; a link cannot hold it, and says so."""
+    path = tmp_path / "mine.csv"
+    path.write_text(TRACE)
+    with browser() as driver:
+        turned = quote(json.dumps({"seats": 4, "rate": 2}))
+        driver.get(f"http://127.0.0.1:{port}/#{turned}")
+        wait_for_runs(driver, 1)
+        driver.find_element("id", "trace").send_keys(str(path))
+        assert wait_for_runs(driver, 2).startswith("40 requests")
+        assert driver.find_elements("id", "knob-rate_scale")
+        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
+        told = driver.find_element("id", "trace-told").text
+        assert told == "Plays mine.csv. Its own now: Requests/s."
+        words = shlex.split(copied(driver, "copy-cli"))
+        assert words[5:] == [
+            *("--set", 'workload={"trace": {"path": "mine.csv"}}'),
+            *("--set", "engine.max_num_seqs=4"),
+        ]
+        assert "names mine.csv" in driver.find_element("id", "copied").text
+        text = copied(driver, "copy-yaml", clipboard=False)
+        shown = driver.find_element("id", "copied-text")
+        assert shown.text == text.strip()  # with its line breaks
+        assert yaml.safe_load(text)["workload"]["trace"]["path"] == "mine.csv"
+        address = copied(driver, "copy-link")
+        assert "mine.csv must be chosen again" in driver.find_element("id", "copied").text
+        driver.get("about:blank")
+        driver.get(address)
+        wait_for_runs(driver, 1)
+        told = driver.find_element("id", "link-told")
+        assert "of the trace mine.csv, which a link cannot hold: choose the file" in told.text
+        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
+        driver.find_element("id", "trace").send_keys(str(path))
+        wait_for_runs(driver, 2)
+        assert told.text == ""
+        assert driver.find_element("id", "knob-seats").get_attribute("aria-valuetext") == "4"
+        path.write_text("nonsense\n")
+        driver.find_element("id", "reset").send_keys(ENTER)
+        wait_for_runs(driver, 3)
+        driver.find_element("id", "trace").send_keys(str(path))
+        end = time.monotonic() + 20
+        while not driver.find_element("id", "errors").text and time.monotonic() < end:
+            time.sleep(0.05)
+        assert driver.find_element("id", "status").text == "This trace cannot be played"
