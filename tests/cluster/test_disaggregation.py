@@ -258,6 +258,20 @@ def test_a_full_batch_asks_for_nothing() -> None:
     assert list(seen.fleet.cores[1].log.joined) == [2.25, 4.0, 9.5]
 
 
+def test_a_consumer_that_fails_frees_what_the_producer_kept_for_who_waited_there() -> None:
+    """As above, but it fails at 5.0 for 2 s: both are computed again, one after the other."""
+
+    def one_seat(kind):
+        return half(kind, max_num_seqs=1, max_num_batched_tokens=32)
+
+    outage = OutageConfig(replica=1, start=5.0, duration=2.0)
+    load = workload((0.0, 8, 6), (3.0, 8, 1))
+    seen = world(load, make=one_seat, failures=FailuresConfig(outages=[outage]))
+    assert seen.fleet.counters["tries_lost_in_failures"] == len(ended(seen)) == 2
+    for member in seen.fleet.cores:
+        assert member.scheduler.blocks.free == member.scheduler.blocks.usable
+
+
 def test_blocks_that_the_consumer_has_need_not_move() -> None:
     """The last token is always computed again: of 2 full blocks the cache serves but one."""
     load = workload((0.0, 8, 2), (9.0, 8, 2))

@@ -116,6 +116,16 @@ def test_a_finish_is_known_to_the_router_before_the_next_request_of_the_same_ins
     assert fleet.logs[0].requests["finish"].tolist() == [2.0, 4.0]
 
 
+def test_no_two_requests_come_to_the_engines_at_the_same_time() -> None:
+    """Of two that agreed in priority and arrival, vLLM's scheduler would undo the work for ever."""
+    fleet = Fleet(simpy.Environment(), RoundRobin())
+    fleet.open_target(fleet.add("all", fcfs(), Clock()))
+    for number in range(3):
+        fleet.submit_again(Request(number, 0.0, 4, 1))
+    first, second, third = (one.arrival for one in fleet.cores[0].scheduler.waiting)
+    assert 0.0 == first < second < third < 1e-300
+
+
 # ---------------------------------------------------------------- routers
 
 

@@ -185,3 +185,33 @@ def test_an_autoscalers_waits_by_hand(write) -> None:
     assert found.seconds["interval"] == pytest.approx(waited(0, 3), abs=0.02)
     assert found.seconds["startup_delay"] == pytest.approx(waited(3, 5), abs=0.02)
     assert found.seconds["target"] == found.seconds["cooldown"] == 0
+
+
+@pytest.mark.parametrize(("second", "cooldown", "startup"), [(14, 5.0, 5.0), (16, 0.0, 10.0)])
+def test_a_replica_that_is_back_soon_was_taken_away_too_early(
+    write, tmp_path: Path, second: int, cooldown: float, startup: float
+) -> None:
+    """It goes at 11 s and can be back in 2 s: soon is 4 s. Each time five wait as it starts."""
+    lines = "".join(f"2023-11-16 18:00:{at:02},8,2\n" for at in [0] * 6 + [second] * 6)
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines)
+    block = (
+        "autoscaling: {target: 0.5, max_replicas: 2, interval: 1, startup_delay: 1, cooldown: 1}"
+    )
+    sets = ["workload={trace: {path: t.csv}}", f"cluster={{replicas: 1, {block}}}"]
+    result = run(load_scenario(write(ONE_BY_ONE), sets))
+    changes = [(time, state) for time, replica, state in result.cluster.changes if replica]
+    assert (11.0, "draining") in changes
+    assert (second, "starting") in changes
+    found = autoscaler_waits(Evidence(result, result.summary()))
+    assert found is not None
+    assert found.seconds["cooldown"] == pytest.approx(cooldown, abs=0.1)
+    assert found.seconds["startup_delay"] == pytest.approx(startup, abs=0.1)
+
+
+def test_nobody_could_have_gone_to_a_replica_before_it_was_there(write) -> None:
+    """Ordered at 3 s, it would come up at 23 s; by 8 s all have ended."""
+    block = "autoscaling: {target: 0.5, max_replicas: 2, interval: 3, startup_delay: 20}"
+    sets = ["workload.num_prompts=4", f"cluster={{replicas: 1, {block}}}"]
+    result = run(load_scenario(write(ONE_BY_ONE), sets))
+    assert next(state for _, replica, state in result.cluster.changes if replica) == "starting"
+    assert Evidence(result, result.summary()).misrouted == 0.0

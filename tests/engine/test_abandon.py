@@ -6,6 +6,7 @@ import simpy
 
 from simulator.core.log import REASONS
 from simulator.engine.client import Client
+from simulator.engine.drive import EVENTS_PER_LOOK, EVENTS_PER_QUESTION, drive
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.static import Static
@@ -110,3 +111,23 @@ def test_an_asynchronous_run_stopped_early_is_the_same_in_leaps(at) -> None:
     assert leapt.log.request_rows == stepped.log.request_rows
     assert leapt.log.run_rows == stepped.log.run_rows
     assert leapt.log.tick_ends == stepped.log.tick_ends
+
+
+def test_progress_is_shown_seldom_but_who_may_stop_a_run_is_asked_often() -> None:
+    """Of 1,000 events; a plan breaks off runs that cannot hold any more."""
+    shown: list[float] = []
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) == 10
+
+    for question in (None, stop):
+        env = simpy.Environment()
+        for number in range(1000):
+            env.timeout(number)
+        client = Client(env, workload(), lambda _: None)
+        interrupted = drive(env, client, lambda now, *_: shown.append(now), question)
+        assert interrupted is (question is stop)
+    events = [EVENTS_PER_LOOK, *(EVENTS_PER_QUESTION * k for k in range(1, 11))]
+    assert shown == [n - 2.0 for n in events]  # the client's is one of them

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.host_memory import HostTier
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
-from tests.support.engines import play, workload
+from tests.support.engines import Clock, play, workload
 
 
 def ask(id: int, *segments: tuple[object, int]) -> Request:
@@ -108,6 +109,24 @@ def test_with_a_boundless_host_nothing_is_ever_lost(contents, usable) -> None:
             known += 1
         assert sum(serve(blocks, request)) == known
         seen.update(whole)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(9, 16)), min_size=8, max_size=30),
+    st.integers(5, 8),
+    st.integers(3, 8),
+)
+@settings(max_examples=50, deadline=None)
+def test_the_scheduler_finds_what_its_calls_find(contents, usable: int, room: int) -> None:
+    """Prompts one after the other; what is loaded is used, and stays on a small host for longer."""
+    requests = [ask(id, segment) for id, segment in enumerate(contents)]
+    load = workload(*((id, request.prompt_tokens, 1) for id, request in enumerate(requests)))
+    load.segments = [request.segments for request in requests]
+    blocks, other = (BlockManager(usable + 1, 4, True, HostTier(room)) for _ in range(2))
+    log, _ = play(load, Scheduler(blocks, max_model_len=64), Clock(0.5))
+    found = [4 * sum(serve(other, request)) for request in requests]
+    assert np.sort(log.requests, order="id")["cached"].tolist() == found
+    assert list(blocks.tier._keys) == list(other.tier._keys)
 
 
 SCENARIO = """
