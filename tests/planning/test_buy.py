@@ -10,6 +10,7 @@ import pytest
 from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.feasibility import Traffic
+from simulator.models.load import load_model
 from simulator.planning.buy import line, orders
 from simulator.planning.buy_report import buying_problem
 from simulator.planning.market import Market, Offer
@@ -141,6 +142,15 @@ def test_what_cannot_be_bought(write, capsys, tmp_path: Path, options, message) 
 def market(scenario: Path, *slos: str, precision: str | None = "bf16") -> Market:
     options = PlanOptions(slo=slos or None)
     return Market(buying_problem(scenario, options, ([], None), ["H100"]), ["H100"], precision)
+
+
+def test_weights_are_quantized_where_there_is_a_profile(write) -> None:
+    """Of fp8 there is one on an L40S, with both KV caches; as published any GPU will do."""
+    shop, model = market(write(SHOP), precision=None), load_model("llama-3-8b")
+    published = (None, "auto")
+    assert list(shop._precisions(model, "L4", 1)) == [published]
+    found = list(shop._precisions(model, "L40S", 1))
+    assert found == [published, ("fp8", "auto"), ("fp8", "fp8")]
 
 
 @pytest.mark.medium

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from simulator import load_scenario, run
-from simulator.planning.measure import broken_bound, measure_run
+from simulator.core.log import Log
+from simulator.planning.measure import _Watch, broken_bound, measure_run
 from simulator.results.service_levels import parse_slo
 from simulator.results.steady_state import find_growth, find_warmup
+from tests.support.logs import ObservedRequest, add_request
 from tests.support.scenarios import ONE_A_SECOND
 
 P99 = parse_slo("p99_ttft_ms<=1050")
@@ -32,6 +34,19 @@ def test_an_overload_is_broken_off_as_soon_as_it_is_certain(scenario: Path):
     assert values["run_duration"] < 0.3 * whole.finish.max()
     unchanged = measure_run(loaded(scenario, 2.0, 4000), [P99], steady=False)
     assert (unchanged["broken"], unchanged["completed"]) == ("", 4000)
+
+
+def test_a_run_is_looked_at_whenever_another_hundredth_is_over(scenario: Path):
+    """Of 20 one is more: five times the hundredth that P99 allows is one, so two break it."""
+    given = loaded(scenario, 2.0, 20)
+    log, sent = Log(num_blocks=9, block_size=4, num_seats=1), np.zeros(20)
+    watch = _Watch(given.make_workload(), given, [P99], None)
+    told = [watch(sent, [log])]
+    for number in range(2):
+        add_request(log, number, ObservedRequest(sent=0.0, scheduled=8.0, tokens=[9.0]))
+        told.append(watch(sent, [log]))
+    assert told == [False, False, True]
+    assert watch.told == "p99_ttft_ms"
 
 
 def test_what_is_broken_for_certain_is_so_at_the_end(scenario: Path):

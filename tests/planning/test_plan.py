@@ -129,6 +129,7 @@ def test_optuna_tries_some_of_the_combinations_and_finds_the_best(scenario: Path
         "1",
     ]
     args += ["--vary", "engine.max_num_seqs=1,2,3,4,5,6,7,8", "--min-duration", "120"]
+    args += ["--vary", "engine.max_num_batched_tokens=2048"]  # of one value, which is tried
     texts = []
     for folder in ("a", "b"):
         out = scenario.parent / folder
@@ -170,6 +171,19 @@ def test_a_misspelt_value_is_refused_before_any_run(scenario: Path, key: str, va
         plan(scenario, ["p99_ttft_ms<=60000"], axes, cheapest=True, out=scenario.parent / "o")
     assert len(error.value.messages) == 1
     assert not (scenario.parent / "o").exists()
+
+
+def test_who_can_never_hold_is_told_at_once_and_costs_no_run(scenario: Path):
+    """Prompts of 300 tokens where 256 are the most."""
+    told: list[tuple[int, str]] = []
+    lengths, more = ["workload.input_len=20,300"], ["workload.num_prompts=20"]
+    options = PlanOptions(["p99_ttft_ms<=60000"], lengths, cheapest=True, replications=1)
+    problem = make_problem(scenario, options, more)
+    runs = Runs(1, lambda _, made, one: told.append((made, one.label if one else "")))
+    _, never = find_best(problem, None, runs)[0]
+    assert never.never.startswith("not one request fits")
+    assert told[0] == (0, "workload.input_len=300")
+    assert sum(label == "workload.input_len=300" for _, label in told) == 1
 
 
 def test_what_is_wrong_with_the_searched_key_names_its_option(scenario: Path):

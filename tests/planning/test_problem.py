@@ -7,8 +7,11 @@ import pytest
 
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
-from simulator.planning.problem import is_random
+from simulator.planning.candidate import Candidate
+from simulator.planning.design import load_point
+from simulator.planning.problem import PlanOptions, is_random, make_problem
 from simulator.planning.runs import read_metric_values
+from simulator.planning.search import PlannedRun
 from simulator.results.service_levels import parse_slo
 from tests.support.scenarios import AZURE, ONE_A_SECOND
 
@@ -95,6 +98,17 @@ plan:
     frame = plan(scenario, jobs=1)
     assert sorted(frame["engine.max_num_seqs"]) == ["1", "2"]  # at one price
     assert (frame["goodput"] >= 0.9).all()
+
+
+@pytest.mark.parametrize(("sessions", "requests"), [("null", 200), ("{turns: 4}", 800)])
+def test_a_run_has_all_the_requests_that_come_in_its_time(
+    scenario: Path, sessions: str, requests: int
+):
+    """In 100 s, two a second or sessions of four."""
+    problem = make_problem(scenario, PlanOptions(["p99_ttft_ms<=9000"]))
+    candidate = load_point(scenario, {}, [f"workload.sessions={sessions}"], None, Candidate)
+    keys = dict(problem.settings(candidate, PlannedRun(2.0, seconds=100.0)))
+    assert keys["workload.num_prompts"] == str(requests)
 
 
 def test_any_percentile_can_be_bounded(scenario: Path):

@@ -176,16 +176,18 @@ def test_a_point_that_contradicts_itself_is_a_row_too(small: Path):
 def test_what_is_done_is_not_run_again(small: Path, monkeypatch: pytest.MonkeyPatch):
     out = small.parent / "out"
     points = load_sweep_points(small, [("engine.max_num_seqs", ["1", "2", "4"])])
-    run_sweep(points[:2], out, jobs=2)
+    run_sweep(points[:2], out, jobs=1)
     seen: list[int] = []
+    progress: list[tuple[int, int]] = []
 
     def watched(function, items, jobs=None):
         seen.extend(item.engine.max_num_seqs for item in items)
         return ((k, function(item)) for k, item in enumerate(items))
 
     monkeypatch.setattr("simulator.planning.runs.parallel_map", watched)
-    rows = run_sweep(points, out)
+    rows = run_sweep(points, out, progress=lambda *counts: progress.append(counts))
     assert seen == [4]
+    assert progress == [(2, 3), (3, 3)]
     assert [row["completed"] for row in rows] == [20, 20, 20]
     small.write_text(TINY.replace("input_len: 20", "input_len: 21"))
     run_sweep(load_sweep_points(small, [("engine.max_num_seqs", ["1"])]), out)

@@ -34,6 +34,7 @@ WINGS = (
     "cluster",
     "costs",
     "diagnosis",
+    "simulation",
 )
 
 

@@ -50,6 +50,16 @@ OTHERS = {
         "seconds = fixed + prefill + (work if work >= serial else serial)",
     ): "of two equal numbers either is the larger",
     (
+        "diagnosis/rules.py",
+        "lost = run.share('preempted_time', 'recompute_time', 'swap_time')",
+        "lost = run.share('recompute_time', 'preempted_time', 'swap_time')",
+    ): "their sum is the same to the last bit: the first two are added to 0, in either order",
+    (
+        "schedulers/vllm/dynamic.py",
+        "self._arrivals = 0",
+        "self._arrivals = 1",
+    ): "only whether the number has changed counts",
+    (
         "policies/fair.py",
         "account.entry = -1",
         "account.entry = -2",
