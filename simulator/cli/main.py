@@ -68,6 +68,7 @@ app = App(
     help="Simulate how an LLM server batches requests, and what its users feel.",
     version=__version__,
     version_flags=["--version"],
+    help_format="plaintext",  # markdown's parser takes longer to import than all the rest
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )

@@ -29,6 +29,7 @@ from simulator.util.files import check_file, check_unread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from simulator.planning.sensitivity import Change
     from simulator.scenario.scenario import Scenario
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 SAMPLING_INTERVAL = (
     15.0  # s, `simulator.views.prometheus.INTERVAL`, of which only --prometheus knows
 )
-
-WorkersAsked = tuple[str | None, int | None, str | None]  # --backend, --jobs, --address
 
 FILES = (
     *("scenario.yaml", "summary.json", "replications.csv", "intervals.json"),
@@ -141,6 +140,38 @@ class Exports:
 DEFAULT_EXPORTS = Exports()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """What runs a cluster's replicas, if this process does not."""
+
+    jobs: Annotated[
+        int | None,
+        silent(
+            "run a cluster's replicas on so many workers; only for routers that look at no "
+            "replica, or pods"
+        ),
+    ] = None
+    backend: Annotated[
+        Literal["loky", "dask", "ray"] | None, Parameter(help="what runs the workers")
+    ] = None
+    address: Annotated[
+        str | None, silent("address of a Dask scheduler or Ray cluster, host:port")
+    ] = None
+
+    def __bool__(self) -> bool:
+        return self != DEFAULT_WORKERS
+
+    def use(self) -> "AbstractContextManager[None]":
+        """Make them joblib's."""
+        from simulator.util.workers import use_backend
+
+        return use_backend(self.backend or "loky", self.jobs, self.address)
+
+
+DEFAULT_WORKERS = Workers()
+
+
 def run(
     scenario: ScenarioOrName,
     /,
@@ -152,18 +183,7 @@ def run(
         bool, silent("how far results move for 1 % of step time, and their 95 % intervals")
     ] = False,
     options: RunOptions = DEFAULT_RUN,
-    jobs: Annotated[
-        int | None,
-        silent(
-            "run a cluster's replicas on so many workers; only for routers that look at no replica"
-        ),
-    ] = None,
-    backend: Annotated[
-        Literal["loky", "dask", "ray"] | None, Parameter(help="what runs the workers")
-    ] = None,
-    address: Annotated[
-        str | None, silent("address of a Dask scheduler or Ray cluster, host:port")
-    ] = None,
+    workers: Workers = DEFAULT_WORKERS,
     no_tables: Annotated[
         bool,
         silent(
@@ -171,6 +191,9 @@ def run(
             "--no-tables",
         ),
     ] = False,
+    tables_in: Annotated[
+        Path | None, silent("with --no-tables: folder for requests and steps, written as they end")
+    ] = None,
 ) -> int:
     """Simulate a scenario; print its report, write its files."""
     from simulator.results.service_levels import service_levels
@@ -183,15 +206,15 @@ def run(
     folder = check_folder(out or Path("out") / loaded.name, options.format)
     exports.check(folder)
     trim = options.trim()
-    at_least_one(jobs=jobs)
-    spread = jobs is not None or backend is not None or address is not None
+    at_least_one(jobs=workers.jobs)
     others = {**exports.files, "sensitivity": sensitivity}
     if no_tables:
         _refuse_beside_no_tables(others, options)
-        workers = (backend, jobs, address)
-        return _run_without_tables(loaded, folder, options, workers if spread else None)
+        return _run_without_tables(loaded, folder, options, workers, tables_in)
+    if tables_in is not None:
+        raise HeadwayError("--tables-in: goes with --no-tables")
     if options.replications is not None:
-        if spread or any(others.values()):
+        if workers or any(others.values()):
             raise HeadwayError(
                 "--replications: goes without --timeline, --prometheus, --deploy, --sensitivity "
                 "and --jobs"
@@ -203,7 +226,7 @@ def run(
 
         changed = changed_runs(loaded)  # what it is not for is told before the run
     with run_progress(loaded.name, options.quiet) as progress:
-        simulate = partial(_spread_run, backend, jobs, address) if spread else _run
+        simulate = partial(_spread_run, workers) if workers else _run
         result = simulate(
             loaded, stepwise=options.stepwise, progress=progress, workload=_requests(loaded)
         )
@@ -246,30 +269,20 @@ def _run(scenario: "Scenario", **options: Any) -> "Result":
     return run(scenario, **options)
 
 
-def _spread_run(
-    backend: str | None, jobs: int | None, address: str | None, scenario: "Scenario", **options: Any
-) -> "Result":
+def _spread_run(workers: Workers, scenario: "Scenario", **options: Any) -> "Result":
     """Run a cluster's replicas on workers."""
     from simulator.simulation.cluster import spread_cluster
-    from simulator.util.workers import use_backend
 
-    with use_backend(backend or "loky", jobs, address):
-        return spread_cluster(scenario, jobs=jobs, **options)
+    with workers.use():
+        return spread_cluster(scenario, jobs=workers.jobs, **options)
 
 
-def _run_apart(
-    workers: WorkersAsked,
-    folder: Path,
-    scenario: "Scenario",
-    **options: Any,
-) -> Any:
+def _run_apart(workers: Workers, folder: Path, scenario: "Scenario", **options: Any) -> Any:
     """Run parts of a fleet on workers, without tables."""
     from simulator.simulation.partitions import run_partitions
-    from simulator.util.workers import use_backend
 
-    backend, jobs, address = workers
-    with use_backend(backend or "loky", jobs, address):
-        return run_partitions(scenario, folder, jobs=jobs, **options)
+    with workers.use():
+        return run_partitions(scenario, folder, jobs=workers.jobs, **options)
 
 
 def _add_load(result: "Result") -> None:
@@ -295,21 +308,27 @@ def _run_without_tables(
     scenario: "Scenario",
     folder: Path,
     options: RunOptions,
-    workers: WorkersAsked | None,
+    workers: Workers,
+    tables: Path | None,
 ) -> int:
     """Run, however many requests there are; print the report, write it and the scenario."""
+    from simulator.results.table_parts import check_parts
     from simulator.simulation.partitions import FOLDER, forget_partitions
     from simulator.simulation.stream import run_streamed
-    from simulator.simulation.write import write_scenario
+    from simulator.simulation.write import check_folder, write_scenario
     from simulator.util.files import lock_folder, write_together
     from simulator.util.quantile_sketch import RELATIVE_ERROR
     from simulator.views.report import run_table
 
-    simulate = run_streamed if workers is None else partial(_run_apart, workers, folder)
+    simulate = partial(_run_apart, workers, folder) if workers else run_streamed
+    if tables is not None and not (folder / FOLDER).exists():  # else some are of this run
+        check_parts(check_folder(tables, "parquet", "--tables-in"))
     with lock_folder(folder):
         try:
             with run_progress(scenario.name, options.quiet) as progress:
-                summary = simulate(scenario, stepwise=options.stepwise, progress=progress)
+                summary = simulate(
+                    scenario, stepwise=options.stepwise, progress=progress, tables=tables
+                )
         except KeyboardInterrupt:
             return print_interrupted_runs(folder / FOLDER)
         text = json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n"

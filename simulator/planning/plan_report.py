@@ -81,6 +81,8 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     held = [(c.label, c.scenario) for c in candidates if c.result.best and c.scenario]
     notes += scenario_cost_lines([label for label, _ in held], [scenario for _, scenario in held])
     text = ["under " + ", ".join(slo.text for slo in bounds), "", align(lines, heads=0), ""]
+    if (pods := problem.pods) > 1:
+        text.insert(0, f"one of {pods} pods is simulated: rates, replicas and prices are a pod's")
     words = [*_in_words(problem, best), *_by_need(problem, candidates)]
     return "\n".join([*text, *notes, *words])
 
@@ -270,6 +272,7 @@ def write_plan(
     report = {
         "slo": [slo.text for slo in problem.criteria.slos],
         "searched": problem.key or None,
+        **({"pods": problem.pods} if problem.pods > 1 else {}),
         "best": candidates.index(best),
         "candidates": rows,
     } | ({"answer": [*answer]} if answer else {})

@@ -16,6 +16,7 @@ from simulator.planning.design import (
     split_values,
 )
 from simulator.planning.measure import AS_IT_IS, Change
+from simulator.planning.pods import one_pod
 from simulator.planning.runs import MetricValues
 from simulator.planning.search import PlannedRun, Search, as_configured, fewest, largest_rate
 from simulator.planning.verdict import Criteria, Trial
@@ -62,6 +63,7 @@ class PlanProblem:
     axes: Axes = ()  # every combination is a candidate
     name: str = ""  # of the scenario
     change: Change = AS_IT_IS  # of the problem as it is given
+    pods: int = 1  # of the fleet, of which one is simulated
     by_energy: bool = False  # the best is the one that draws least, not the cheapest
 
     @property
@@ -201,6 +203,11 @@ def make_problem(
     """State the problem that the options pose and the scenario's block `plan`."""
     axes = [split_values(item) for item in options.vary or ()]
     base = _first_that_loads(path, axes, overrides, seed)
+    pods, said = 1, overrides
+    if changed := one_pod(base):
+        assert base.cluster is not None
+        pods, overrides = base.cluster.pods or 1, [*overrides, *changed]
+        base = _first_that_loads(path, axes, overrides, seed)
     numbers = ("min_duration", "max_duration", "replications", "tolerance", "window")
     given = {name: got for name in numbers if (got := getattr(options, name)) is not None}
     block = base.plan.model_copy(update=given)
@@ -250,10 +257,10 @@ def make_problem(
     elif not (options.cheapest or block.cheapest):
         key = rate_key(base)[0]
     _check_window(block.window, slos, at_a_load=bool(high) or not key)
-    refuse_overridden([k for k, _ in axes], overrides, seed, searched=key)
+    refuse_overridden([k for k, _ in axes], said, seed, searched=key)
     by_energy = (options.objective or block.objective) == "energy"
     what = path, overrides, base.seed, criteria, key, low, high, axes, base.name
-    return PlanProblem(*what, by_energy=by_energy)
+    return PlanProblem(*what, by_energy=by_energy, pods=pods)
 
 
 def _first_that_loads(

@@ -28,6 +28,7 @@ from simulator.engine.client import ChunkPart, StreamClient
 from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
+from simulator.results.table_parts import TableParts
 from simulator.scenario import make_scheduler, resolve_groups
 from simulator.scenario.assemble_fleet import make_front, pod_routers
 from simulator.scenario.policy_table import missing_inputs
@@ -64,12 +65,13 @@ class Partition:
     size: int  # requests of the whole run in a chunk
     total: int  # requests of the whole run
     leap: bool
+    tables: Path | None  # a folder for its requests and steps
 
     @property
     def key(self) -> str:
         """A short name: by version, whole scenario, and which part of it this is."""
         what = [str(self.scenario.folder.resolve()), self.scenario.resolved()]
-        cut = [self.pods.start, self.pods.stop, self.size, self.leap]
+        cut = [self.pods.start, self.pods.stop, self.size, self.leap, str(self.tables)]
         text = json.dumps([__version__, *what, cut], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -81,6 +83,7 @@ def run_partitions(
     stepwise: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
+    tables: Path | None = None,
 ) -> dict[str, Any]:
     """Simulate a cluster of any number of requests on joblib's active backend; see `run_streamed`.
 
@@ -96,7 +99,10 @@ def run_partitions(
     assert cluster is not None
     cuts = cut(len(set(cluster.pod_numbers)), jobs)
     size = stream.CHUNK * min(len(cuts) - 1, MOST_PARTS)
-    parts = [Partition(scenario, range(a, b), size, total, not stepwise) for a, b in pairwise(cuts)]
+    parts = [
+        Partition(scenario, range(a, b), size, total, not stepwise, tables)
+        for a, b in pairwise(cuts)
+    ]
     paths = [folder / FOLDER / f"{part.key}.npz" for part in parts]
     _run_missing(parts, paths, jobs, total, progress)
     return _summarize(scenario, first, total, paths)
@@ -142,6 +148,8 @@ def run_partition(part: Partition) -> Sums | str:
     try:
         with warnings.catch_warnings(record=True):  # what there is to warn of is said once
             streamed, numbers = _set_up(part)
+            if part.tables is not None:
+                streamed.tables = TableParts(part.tables, part.pods.start, numbers)
             stream.drive_stream(streamed)
     except (Exception, SystemExit) as error:  # a worker that raises counts as dead
         return tell_failure(error)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, PartialRecord, next_decision, split_log
 from simulator.results.request_table import Attempts
 from simulator.results.run_info import run_info
+from simulator.results.table_parts import TableParts
 from simulator.scenario import make_scheduler, resolve_groups
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import missing_inputs
@@ -50,6 +52,7 @@ class StreamedRun:
     missing: Sequence[str] = ()  # what the policy lacks, and outages that met no replica, in words
     fleet: Fleet | None = None
     record: ClusterRecord | None = None
+    tables: TableParts | None = None
     chosen: dict[int, Ints] = field(default_factory=dict)  # pods of requests, by chunk
 
     def __post_init__(self) -> None:
@@ -74,7 +77,11 @@ class StreamedRun:
         self.chosen.pop(chunk.first // self.client.sent.size, None)
         sent = np.array(chunk.sent)
         until = None if last else [next_decision(log) for log in self.logs]
-        self.metrics.add(PartialRecord(chunk.work, sent, logs, Attempts(again, refused), until))
+        part = PartialRecord(chunk.work, sent, logs, Attempts(again, refused), until)
+        self.metrics.add(part)
+        if self.tables is not None:
+            rows = np.arange(len(chunk.work)) if chunk.rows is None else chunk.rows
+            self.tables.add(part, chunk.first + rows)
         for log, spec in zip(logs, self.cores, strict=True):
             if len(log.steps):
                 for text in spec.cost.range_warnings(log.steps):
@@ -82,24 +89,42 @@ class StreamedRun:
 
 
 def run_streamed(
-    scenario: Scenario, *, stepwise: bool = False, progress: Progress | None = None
+    scenario: Scenario,
+    *,
+    stepwise: bool = False,
+    progress: Progress | None = None,
+    tables: Path | None = None,
 ) -> dict[str, Any]:
     """Simulate a scenario of any number of requests; return its summary.
 
     Names, means, counts and rates are those of `Result.summary()`; percentiles are off by ERROR of
     themselves at most, and `diagnosis` and `suggested_warmup_s`, which need every request, are
-    null. An interrupt ends the run without a result. Raises HeadwayError for what needs to keep
-    all requests.
+    null. An interrupt ends the run without a result. `tables` is a folder for the requests and
+    steps (`TableParts`). Raises HeadwayError for what needs to keep all requests.
     """
     refuse(scenario)
     stream = _set_up(scenario, leap=not stepwise)
+    if tables is not None:
+        stream.tables = TableParts(tables, 0, range(len(stream.logs)))
     drive_stream(stream, progress)
     messages = [*stream.missing, *stream.warned.values()]
     return summarize(scenario, stream.metrics, stream.cores[0], stream.specs, messages)
 
 
 def drive_stream(stream: StreamedRun, progress: Progress | None = None) -> None:
-    """Run to the end, measuring on the way."""
+    """Run to the end, measuring on the way; tables are whole then, or there are none."""
+    tables = stream.tables
+    try:
+        _drive(stream, progress)
+    except BaseException:
+        if tables is not None:
+            tables.drop()
+        raise
+    if tables is not None:
+        tables.close()
+
+
+def _drive(stream: StreamedRun, progress: Progress | None) -> None:
     from simulator.engine.drive import drive
     from simulator.simulation.cluster import NONE_COMES_BACK
 

@@ -189,7 +189,7 @@ def test_a_worker_without_the_trace_says_so(tmp_path: Path) -> None:
     path.write_text(SMALL.partition("workload")[0] + load)
     what = load_scenario(path)
     trace.unlink()
-    told = run_partition(Partition(what, range(1), 64, 1, True))
+    told = run_partition(Partition(what, range(1), 64, 1, True, None))
     assert isinstance(told, str)
     assert str(trace) in told
     assert "\n" not in told

@@ -1,0 +1,66 @@
+"""A plan for a fleet of pods simulates one pod, and says so."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.cli.main import main
+from simulator.planning.pods import one_pod
+from simulator.planning.problem import PlanOptions, make_problem
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+from tests.support.scenarios import SMALL
+
+PODS = "cluster: {replicas: 12, pods: 4, router: %s}\n"
+
+
+@pytest.mark.parametrize("router", ["round_robin", "random"])
+def test_a_pod_gets_arrivals_as_in_the_fleet(router: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + PODS % router)
+    load = ["workload.num_prompts=40000", "workload.burstiness=0.4"]
+    whole = load_scenario(path, load)
+    pod = load_scenario(path, [*load, *one_pod(whole)])
+    assert pod.cluster is not None
+    assert (pod.cluster.pods, pod.cluster.replicas) == (None, 3)
+    assert pod.cluster.router_name == "least_outstanding"
+    gaps = np.diff(pod.make_workload().arrival)
+    arrival = whole.make_workload().arrival
+    chosen = (
+        np.arange(40000) % 4
+        if router == "round_robin"
+        else np.random.default_rng(0).integers(4, size=40000)
+    )
+    expected = np.diff(arrival[chosen == 0])
+    assert gaps.mean() == pytest.approx(expected.mean(), rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(expected.std() / expected.mean(), rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("workload={trace: {path: t.csv}}", "a trace is not one pod's"),
+        ("cluster.failures={mtbf: 100}", "whose replicas are always up"),
+    ],
+)
+def test_what_is_not_of_one_pod_is_refused(more: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + PODS % "random")
+    trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0,100,10\n"
+    (tmp_path / "t.csv").write_text(trace)
+    with pytest.raises(HeadwayError, match=f"cluster.pods: a plan simulates one pod.*{why}"):
+        make_problem(path, PlanOptions(), [more])
+
+
+@pytest.mark.medium
+def test_the_plan_says_that_it_is_of_a_pod(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "s.yaml", tmp_path / "plan"
+    path.write_text(SMALL + PODS % "random")
+    words = ["--min-duration", "5", "--max-duration", "10", "--replications", "1"]
+    assert main(["plan", str(path), "--jobs", "1", *words, "--out", str(out)]) == 0
+    assert "one of 4 pods is simulated: rates, replicas and prices" in capsys.readouterr().out
+    assert json.loads((out / "plan.json").read_text())["pods"] == 4
