@@ -75,5 +75,38 @@ pd.DataFrame(rows, columns=["output lengths", "static", "fcfs", "ratio"]).round(
 
 # %% [markdown]
 # So the figure that you read in a paper ("continuous batching is N times faster") belongs to its
-# distribution of lengths. Put your own trace into the scenario (`workload: {trace: {path: ...}}`)
-# before you believe it.
+# distribution of lengths.
+#
+# ## At which load?
+#
+# From a trickle to more than either holds: what each serves, how much of its seats is used, and what a
+# token costs in energy.
+
+# %%
+rows = {}
+for rate in (0.5, 1, 2, 4, 6):
+    for policy in ("static", "fcfs"):
+        summary = simulate(policy, f"workload.request_rate={rate}").summary()
+        own = summary["headway"]
+        rows[rate, policy] = {
+            "served/s": summary["request_throughput"],
+            "mean TTFT, s": summary["mean_ttft_ms"] / 1000,
+            "GPU busy, %": 100 * own["gpu_busy_fraction"],
+            "decode seats used, %": 100 * own["decode_seat_utilization"],
+            "J per output token": own["joules_per_output_token"],
+        }
+pd.DataFrame(rows).T.rename_axis(["requests/s", "policy"]).round(2)
+
+# %% [markdown]
+# **Busy says least.** Static batching keeps the GPU busy from one request a second on, and serves
+# hardly more than that however many come: most of its seats belong to answers that are done.
+#
+# ## What to do
+#
+# 1. Serve with continuous batching. It is the default of vLLM, SGLang and TensorRT-LLM: what remains to
+#    do is to leave a server that batches in its own code (a loop around `generate`).
+# 2. Static batches are good enough for jobs offline whose answers have one length: embeddings,
+#    classification, answers cut at `max_tokens`.
+# 3. Do not size by GPU busy. Look at seats used, and at the queue.
+# 4. What it is worth for you: `headway compare demo --vary engine.scheduling_policy=static,fcfs --set
+#    'workload={trace: {path: LOG}}'`.

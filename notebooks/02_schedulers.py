@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Which scheduler?
+# # Which policy?
 #
 # vLLM serves first come, first served. Shortest job first promises a lower mean, at the price of
 # those with long jobs; and it needs to know how long an answer will be. Three questions:
@@ -86,3 +86,25 @@ pd.DataFrame(rows, columns=["sigma", "mean E2EL (s)", "P99 E2EL (s)"]).round(1)
 CROWD = ("engine.max_num_seqs=16", "workload.request_rate=10", "workload.clients=[4, 2, 2, 2]")
 shared = [simulate(n, *CROWD, f"engine.scheduling_policy={n}") for n in ("fcfs", "fair", "drr")]
 draw_fairness(shared)
+
+# %%
+rows = {}
+for run_ in shared:
+    ttft = run_.requests.groupby("client", observed=True)["ttft"].mean()
+    rows[run_.label] = {f"mean TTFT of {name}, s": value for name, value in ttft.items()}
+pd.DataFrame(rows).T.sort_index(axis=1).round(1)
+
+# %% [markdown]
+# ## What to do
+#
+# 1. Stay with `fcfs` while the queue is short: where nobody waits, no order helps.
+# 2. One queue of users, and it is long: `hrrn`. Its median falls from 9.9 to 5.9 s here, for a P99 of 28
+#    in place of 21 s. `sjf` gains more, and keeps two thirds of that with a rough prediction (sigma 1),
+#    but its P99 is three to five times as long: only with `ageing`, or where nobody minds.
+# 3. Several clients, of whom one asks for too much: `fair`. The three others wait a third less, and the
+#    one who fills the queue half as long again.
+# 4. Never `srpt` or `mlfq` on a full machine without looking at preemptions: what is displaced is computed
+#    again.
+#
+# `headway compare my.yaml --vary engine.scheduling_policy=fcfs,fair,hrrn` asks it of your traffic. The
+# policies run in the real vLLM, too (`docs/vllm-policies.md`).

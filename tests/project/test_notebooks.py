@@ -8,7 +8,7 @@ HERE = Path(__file__).parents[2] / "notebooks"
 SOURCES = sorted(HERE.glob("[0-9][0-9]_*.py"))
 
 
-def test_there_are_eleven() -> None:
+def test_they_are_numbered() -> None:
     """Numbered without a gap."""
     assert [source.name[:2] for source in SOURCES] == [f"{n:02}" for n in range(1, 12)]
 
