@@ -19,7 +19,7 @@ from simulator.simulation import partitions, stream
 from simulator.simulation.partitions import FOLDER, Partition, run_partition, run_partitions
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.util.workers import use_backend
 from tests.simulation.test_stream import LENGTHS, PERCENTILES, flat
@@ -107,6 +107,16 @@ def test_workers_of_every_backend_say_the_same(name: str, tmp_path: Path) -> Non
         )
     assert_alike(found, run_streamed(what))
     assert told[-1][1:] == (300, 300)
+
+
+def test_what_the_workers_would_warn_of_is_said_once(tmp_path: Path) -> None:
+    """Schedulers are made there, for each replica."""
+    given = [*CASES["prefixes"], "engine.scheduling_policy=tgi"]
+    what = scenario(tmp_path, *given)
+    with parallel_config(backend="sequential"), pytest.warns(HeadwayWarning) as caught:
+        run_partitions(what, tmp_path / "out")
+    texts = [str(warning.message) for warning in caught]
+    assert sum(text.startswith("tgi has no prefix cache") for text in texts) == 1
 
 
 def test_pods_kept_in_one_process_are_one_fleet(
