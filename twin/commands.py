@@ -208,13 +208,14 @@ def shadow(
     window: Annotated[float, Parameter(help="length of a window that is compared, s")] = 10.0,
     tolerance: Annotated[float, Parameter(help="relative difference that is ignored")] = 0.2,
     settings: Settings = DEFAULT_SETTINGS,
+    json_: Json = False,
 ) -> int:
     """Compare a live server with the simulation of its own traffic.
 
     The exit code is 1 where they part, and 2 where there was nothing to compare.
     """
     from simulator.scenario.load import load_scenario
-    from twin.shadow import Watched, conclusion, heading, line
+    from twin.shadow import Watched, as_json, conclusion, heading, line
     from twin.shadow import shadow as watch
 
     _check_url(url)
@@ -231,8 +232,11 @@ def shadow(
         loaded,
         url,
         Watched(duration, interval, window, tolerance),
-        tell=lambda found: print(line(found), flush=True),
-        begun=lambda: print(heading(), flush=True),
+        tell=lambda found: None if json_ else print(line(found), flush=True),
+        begun=lambda: None if json_ else print(heading(), flush=True),
     )
-    print(conclusion(verdict))
+    if json_:
+        print_json(as_json(verdict))
+    else:
+        print(conclusion(verdict))
     return (1 if verdict.parted else 0) if verdict.windows else 2

@@ -11,9 +11,9 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -402,6 +402,16 @@ def line(window: Window) -> str:
         pair = f"{window.server[name]:.1f} / {window.simulation[name]:.1f}".replace("nan", "-")
         cells += f"{pair + ('*' if name in window.apart else ' '):>18}"
     return f"{window.start:>6.0f} - {window.end:<5.0f}{window.requests:>10.0f}{cells}"
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """Return all windows, with null where nothing is known, and since when what has parted, s."""
+    windows = [asdict(window) for window in verdict.windows]
+    for window in windows:
+        for side in ("server", "simulation"):
+            window[side] = {k: None if isnan(v) else v for k, v in window[side].items()}
+    parted = {name: window.start for name, window in verdict.parted.items()}
+    return {"requests": verdict.requests, "windows": windows, "parted": parted}
 
 
 def conclusion(verdict: Verdict) -> str:

@@ -1,7 +1,9 @@
 """A server and the simulation of its traffic: they agree, and part when a knob is changed."""
 
+import json
 import subprocess
 import sys
+from math import nan
 from pathlib import Path
 from time import sleep
 
@@ -20,6 +22,9 @@ from tests.support.twins import twin
 from twin.shadow import (
     NoTrafficError,
     Poll,
+    Verdict,
+    Window,
+    as_json,
     conclusion,
     judge,
     lengths,
@@ -177,6 +182,15 @@ def test_twin_against_simulation(path: Path, knob: str, code: int) -> None:
     assert ("simulation agree in" in told) == (not code)
 
 
+def test_json_has_every_window_and_null_for_what_nobody_knows() -> None:
+    known = {"waiting": 3.0, "hit_rate": nan}
+    window = Window(0.0, 10.0, 5.0, known, known | {"waiting": 1.0}, {"waiting": 1})
+    found = as_json(Verdict([window], {"waiting": window}, 5.0))
+    assert found == json.loads(json.dumps(found, allow_nan=False))
+    assert found["windows"][0]["server"] == {"waiting": 3.0, "hit_rate": None}
+    assert (found["parted"], found["requests"]) == ({"waiting": 0.0}, 5.0)
+
+
 @pytest.mark.medium
 def test_nothing_to_compare_is_no_agreement(path: Path) -> None:
     """A server that nobody asks anything."""
@@ -185,6 +199,15 @@ def test_nothing_to_compare_is_no_agreement(path: Path) -> None:
         found = headway("shadow", "--url", url, "--scenario", str(path), *options)
     assert found.returncode == 2
     assert "nothing to compare: no request came" in found.stdout
+
+
+@pytest.mark.medium
+def test_json_of_nothing(path: Path) -> None:
+    with twin(str(path), "--port", "0") as ((url,), _):
+        options = "--duration", "2", "--window", "1", "--interval", "0.5", "--json"
+        found = headway("shadow", "--url", url, "--scenario", str(path), *options)
+    assert found.returncode == 2
+    assert json.loads(found.stdout) == {"requests": 0, "windows": [], "parted": {}}
 
 
 @pytest.mark.medium
