@@ -42,9 +42,10 @@ from simulator.util.workers import WorkerDied, parallel_map, worker_count
 from simulator.workload.workload import Floats, Ints, Workload
 
 SPLIT_KEYS = {"router", "replicas", "groups", "pods", "pod_router"}
-"""Keys of a cluster that tie no replicas together, or only those of a pod."""
-PER_REPLICA_KEYS = {"replicas", "gpu", "engine", "cost", "dollars_per_hour"}
-"""Keys of a group that say what each replica is by itself."""
+"""Keys of a cluster that tie no replicas together, or only those of a pod.
+
+Those of a group tie none, but for `kv_role`, beside which there is `kv_transfer`.
+"""
 REQUESTS_PER_TURN = 64  # requests that each replica gets before the next goes on
 PARTS_PER_JOB = 4  # so that workers end at about the same time
 
@@ -64,12 +65,6 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
         **{
             f"cluster.{key}: acts on several replicas together": getattr(cluster, key) is not None
             for key in sorted(cluster.model_fields_set - SPLIT_KEYS)
-        },
-        **{
-            f"cluster.groups.{kind}.{key}: acts on several replicas together": getattr(group, key)
-            is not None
-            for kind, group in cluster.replica_groups.items()
-            for key in sorted(group.model_fields_set - PER_REPLICA_KEYS)
         },
         "engine.data_parallel_size: the ranks of a server share its load balancer": any(
             own.engine.data_parallel_size > 1 for own in scenario.groups.values()

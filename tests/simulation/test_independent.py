@@ -35,6 +35,10 @@ CASES = {
     "frontend": ["workload.frontend={latency: 10, per_request: 20, per_token: 10}"],
     "hints": ["predictor={kind: noisy, sigma: 0.5}", "engine.scheduling_policy=sjf"],
     "clients": ["workload.clients=3", "workload.priorities=[2, 1, 1]"],
+    "host": [
+        "cost={kind: piecewise, dense: [[1, 0.01], [512, 0.02]]}",
+        "cluster.groups.a.host={per_step: 0.003}",
+    ],
     "async": ["cluster.groups.a.engine={async_scheduling: true}"],
 }
 
@@ -64,7 +68,7 @@ def test_each_by_itself_gives_the_bytes_of_one_fleet(
 ) -> None:
     what = scenario(tmp_path, *CASES[case])
     one = files(together(what, monkeypatch, stepwise), tmp_path / "one")
-    monkeypatch.setattr(cluster, "Fleet", None)  # else this would prove nothing
+    monkeypatch.setattr(cluster, "make_fleet", None)  # else this would prove nothing
     assert files(run(what, stepwise=stepwise), tmp_path / "two") == one
 
 
@@ -90,6 +94,13 @@ def test_workers_of_every_backend_give_the_same_bytes(
         (["cluster.router=session_affinity"], "cluster.router: session_affinity looks at"),
         (["cluster.failures={mtbf: 100}"], "cluster.failures: acts on several replicas"),
         (["cluster.client={timeout: 9}"], "cluster.client: acts on"),
+        (
+            [
+                "cluster={groups: {p: {kv_role: kv_producer}, d: {kv_role: kv_consumer}}}",
+                "cluster.kv_transfer={}",
+            ],
+            "cluster.kv_transfer: acts on",
+        ),
         (["workload.max_concurrency=4"], "workload.max_concurrency: a request waits"),
         (["workload.sessions={turns: 2}"], "workload: a session's turn waits for the one before"),
         (["predictor={kind: percentile}"], "predictor: learns from"),
