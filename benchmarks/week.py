@@ -4,26 +4,28 @@
 
 Runs scenarios/what-if/week.yaml without tables for `--compare` requests in one process and on
 workers, which gives the efficiency, and for `--num-prompts` on workers. The day is as much shorter
-as the run is. Prints wall times, the peak memory of a process, and what the whole week would take.
+as the run is. Prints times, the peak memory of a process, and what the whole week would take.
 Trust the ratio: machines differ.
 """
 
 import argparse
 import subprocess
+import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from measure import HEADWAY, ROOT, sys
+from measure import HEADWAY, ROOT
 
 WEEK = ROOT / "scenarios" / "what-if" / "week.yaml"
 WHOLE = 100_000_000
 LOOK = 0.5  # s between two looks at the memory
 
 
-def run(prompts: int, jobs: int | None) -> tuple[float, float]:
-    """Run so many requests; return wall time, s, and the most memory of one process, MB."""
+def run(prompts: int, jobs: int | None) -> tuple[float, float, float]:
+    """Run so many requests; return wall and user time, s, and the most MB of one process."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, *HEADWAY, "run", str(WEEK), "--no-tables", "--quiet"]
         words += ["--out", str(Path(folder) / "out"), "--set", f"workload.num_prompts={prompts}"]
@@ -31,24 +33,23 @@ def run(prompts: int, jobs: int | None) -> tuple[float, float]:
         words += [] if jobs is None else ["--jobs", str(jobs)]
         begin = time.perf_counter()
         child = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
-        most = 0
+        most, used = 0, dict[int, float]()
         while child.poll() is None:
-            most = max([most, *memory(child.pid)])
+            for one in processes(child.pid):
+                with suppress(psutil.NoSuchProcess):  # it has just ended
+                    most = max(most, one.memory_info().rss)
+                    used[one.pid] = one.cpu_times().user
             time.sleep(LOOK)
         if child.returncode:
             raise SystemExit(f"{' '.join(words)} failed")
-        return time.perf_counter() - begin, most / 1e6
+        return time.perf_counter() - begin, sum(used.values()), most / 1e6
 
 
-def memory(parent: int) -> list[int]:
-    """Return the bytes that a process and each of its workers have in memory."""
-    found = []
-    for one in [psutil.Process(parent), *psutil.Process(parent).children(recursive=True)]:
-        try:
-            found.append(one.memory_info().rss)
-        except psutil.NoSuchProcess:  # it has just ended
-            continue
-    return found
+def processes(parent: int) -> list[psutil.Process]:
+    """Return a process and its workers, as far as it still runs."""
+    with suppress(psutil.NoSuchProcess):
+        return [psutil.Process(parent), *psutil.Process(parent).children(recursive=True)]
+    return []
 
 
 def main() -> None:
@@ -58,14 +59,17 @@ def main() -> None:
     parser.add_argument("--compare", type=int, default=WHOLE // 400)
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
-    alone, most = run(args.compare, None)
-    print(f"{args.compare:,} requests, one process: {alone:.1f} s, {most:,.0f} MB", flush=True)
-    spread, most = run(args.compare, args.jobs)
-    share = alone / spread / args.jobs
-    print(f"the same with --jobs {args.jobs}: {spread:.1f} s, {most:,.0f} MB at most in a process")
-    print(f"efficiency: {share:.2f}", flush=True)
-    part, most = run(args.num_prompts, args.jobs)
-    print(f"{args.num_prompts:,} requests with --jobs {args.jobs}: {part:.1f} s, {most:,.0f} MB")
+    alone, user, most = run(args.compare, None)
+    told = f"{args.compare:,} requests, one process"
+    print(f"{told}: {alone:.1f} s, {user:.1f} s user CPU, {most:,.0f} MB", flush=True)
+    spread, shared, most = run(args.compare, args.jobs)
+    told = f"the same with --jobs {args.jobs}"
+    print(f"{told}: {spread:.1f} s, {shared:.1f} s user CPU, {most:,.0f} MB in a process at most")
+    told = f"efficiency: {alone / spread / args.jobs:.2f} by wall time"
+    print(f"{told}, {user / shared:.2f} by user CPU", flush=True)
+    part, shared, most = run(args.num_prompts, args.jobs)
+    told = f"{args.num_prompts:,} requests with --jobs {args.jobs}: {part:.1f} s"
+    print(f"{told}, {shared:.1f} s user CPU, {most:,.0f} MB")
     hours = part * WHOLE / args.num_prompts / 3600
     print(f"the whole week, as many times longer: {hours:.1f} h with --jobs {args.jobs}")
 
