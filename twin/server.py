@@ -442,7 +442,8 @@ def serve(servers: Sequence[Server], ready: Callable[[Server, str], None]) -> No
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+            with suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop
+                loop.add_signal_handler(number, stop.set)
         tasks = [asyncio.create_task(one.run(stop, partial(ready, one))) for one in servers]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         stop.set()  # one that is broken ends all

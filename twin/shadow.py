@@ -362,7 +362,8 @@ async def _watch(
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        with suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop
+            loop.add_signal_handler(number, stop.set)
     begin, judging, rounds = loop.time(), None, 0
     while not stop.is_set() and (now := loop.time() - begin) < watched.duration + interval:
         async with session.get(url) as response:

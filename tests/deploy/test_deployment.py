@@ -141,7 +141,13 @@ def test_every_router_has_an_endpoint_picker(tmp_path: Path, base: str, router: 
             assert "kv-cache-utilization-scorer" in names
     apart = scenario.cluster is not None and scenario.cluster.kv_transfer is not None
     assert len(config["schedulingProfiles"]) == (2 if apart else 1)
-    unlike = router in {"round_robin", "least_tokens", "power_of_two"}
+    unlike = router in {
+        "round_robin",
+        "least_tokens",
+        "power_of_two",
+        "session_hash",
+        "prefix_hash",
+    }
     assert any(note.startswith("llm-d has no") for note in notes) == unlike
 
 

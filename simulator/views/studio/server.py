@@ -345,7 +345,8 @@ def studio(scenario: str, settings: list[str], port: int, ready: Callable[[str],
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+            with suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop
+                loop.add_signal_handler(number, stop.set)
         page = Studio(scenario, settings, folder)
         page.listen(loop)
         leave_out_bad_requests()
