@@ -12,8 +12,9 @@ app = App(name="profile", help="List the cost profiles here, and show one.")
 
 @app.command(name="list")
 def list_(*, json_: Json = False) -> int:
-    """List the profiles that come with the package, with their fit errors."""
+    """List the profiles that come with the package, with their fit errors, and all models."""
     from simulator.costs.profile import PROFILES, named_hardware, shipped_profiles
+    from simulator.models.load import shipped_models
     from simulator.util.yaml_lines import parse, read_text
 
     rows = []
@@ -34,6 +35,7 @@ def list_(*, json_: Json = False) -> int:
         found = f"{median:>8.1%}{p95:>8.1%}{' *' if scaled else ''}"
         print(f"{name:<40}{gpu:<14}{tp:>3}  {weights:<10}{cache:<10}{found}")
     print("* in part by roofline, scaled to measured kernels: see `fallback` in the profile")
+    print(f"models: {', '.join(shipped_models())}")
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from calibration.measured.runs import BLANK, Run
 from simulator.costs.overhead import NEWEST
 from simulator.models.gpus import GIB, GPUS, find_gpu
-from simulator.models.load import load_model, shipped_models, shipped_shape
+from simulator.models.load import load_model, same_shape
 from simulator.scenario.engine_defaults import ASYNC_SINCE, version_defaults, with_defaults
 from simulator.schedulers.vllm import rules
 from simulator.util.errors import HeadwayWarning
@@ -263,11 +263,11 @@ def model_name(name: str, folder: Path = Path()) -> str:
     """
     if (path := folder / name).is_file() or (path / "config.json").is_file():
         return str(path.resolve())
-    found = shipped_shape(name, shipped_models())
+    found = same_shape(name)
     if found is None:
         raise ValueError(
             f"model: no shipped model has the shape of {name!r}, and it is no path of a "
-            f"config.json; there are {', '.join(shipped_models())}"
+            "config.json; `headway profile list` has all names"
         )
     return found
 

@@ -128,7 +128,7 @@ def from_metrics(
     out: Annotated[Path | None, Parameter(help="scenario to write [default: print it]")] = None,
 ) -> int:
     """Read a running server's load from its metrics: rate, lengths, concurrency, KV cache."""
-    from simulator.models.load import shipped_models, shipped_shape
+    from simulator.models.load import shipped_name
     from simulator.util.files import check_new, write_atomic
     from simulator.workload.server_metrics import (
         infer_load,
@@ -141,8 +141,7 @@ def from_metrics(
         check_new("--out", out)
     paths = [str(path) for path in (first, later) if path is not None]
     load = infer_load(read_metrics(first, later, seconds, model_name), paths[-1])
-    shape = shipped_shape(load.model, shipped_models()) if load.model else None
-    text = scenario_text(load, shape, paths)
+    text = scenario_text(load, shipped_name(load.model or ""), paths)
     print(load_text(load))
     if out is None:
         print(f"\n{text}", end="")

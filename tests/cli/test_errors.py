@@ -44,7 +44,7 @@ USAGE = [
     ),
     (
         ["memory", "--model", "llama-9", "--gpu", "H100-80GB"],
-        "--model llama-9: model: no file llama-9 and no shipped model 'llama-9'; ...",
+        "--model llama-9: model: no file and no shipped model 'llama-9'; ...",
     ),
     (
         ["memory", "--model", "llama-3-70b", "--gpu", "H100-80GB"],

@@ -69,7 +69,7 @@ def test_it_asks_for_what_is_not_given(folder, capsys, answers):
     assert main(["init", "asked.yaml"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "Model [llama-3-8b]: "
-    assert told[1].startswith("  model: no file no-such-model and no shipped model")
+    assert told[1].startswith("  model: no file and no shipped model")
     assert [line for line in told if line.startswith("GPU")] == ["GPU [H100-80GB]: "]
     assert "  is neither a number of requests per second nor a file" in told
     scenario = load_scenario(Path("asked.yaml"))
@@ -87,7 +87,7 @@ def test_what_is_given_is_not_asked(folder, capsys, answers):
 
 
 WRONG = [
-    (["--yes", "--model", "nope"], "--model nope: model: no file nope and no shipped model"),
+    (["--yes", "--model", "nope"], "--model nope: model: no file and no shipped model 'nope'"),
     (["--yes", "--gpu", "H300"], "--gpu H300: gpu.name: no GPU 'H300' in the table"),
     (["--yes", "--rate", "0"], "--rate 0: must be requests per second, more than 0"),
     (["--yes", "--rate=-1"], "--rate -1: must be requests per second, more than 0"),

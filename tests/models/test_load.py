@@ -1,11 +1,20 @@
 """Models are found by name, folder or path."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
-from simulator.models.load import MODELS, load_model, shipped_models
+from simulator.models.load import (
+    MODELS,
+    PRECISION,
+    load_model,
+    same_shape,
+    shipped_models,
+    shipped_name,
+)
 from tests.support.model_configs import write_config
 
 
@@ -15,12 +24,13 @@ def test_a_folder_and_a_relative_path(tmp_path: Path) -> None:
     assert load_model(tmp_path) == load_model("config.json", tmp_path)
 
 
-def test_an_unknown_name_lists_the_shipped_ones_nearest_first() -> None:
-    """The user sees at once what was meant."""
-    with pytest.raises(
-        ValueError, match=r"'lama-3-8b'; did you mean llama-3-8b\?; .*; there are llama-3-8b, "
-    ):
+def test_an_unknown_name_tells_the_three_nearest() -> None:
+    """The user sees at once what was meant, and where all names are."""
+    nearest = r"did you mean llama-3-8b or llama-3.1-8b or llama-3-70b\?;"
+    with pytest.raises(ValueError, match=rf"'lama-3-8b'; {nearest}.*; `headway profile list`"):
         load_model("lama-3-8b")
+    with pytest.raises(ValueError, match=r"'a\\nb'; a fine-tune is .*"):
+        load_model("a\nb")
 
 
 def test_shipped_files_are_plain_configs() -> None:
@@ -35,20 +45,42 @@ def test_shipped_files_are_plain_configs() -> None:
     "name",
     [
         *("llama-3-8bb", "llama-3-8b-foo", "my-llama-3-8b", "Llama-3-8B-SFT"),
-        *("llama-38b", "llama-3-8bit", "llama-3-8b-1234", "llama-3-8b-v7"),
+        *("evil/Meta-Llama-3-8B", "meta-llama/Llama-3-8B", "Qwen/Meta-Llama-3-8B", "llama-3-8b:x"),
+        *("llama-38b", "Llama-3-8B", "llama-3-8b-1234", "llama-3-8b-v7"),
     ],
 )
 def test_other_words_beside_a_known_name_are_another_model(name: str) -> None:
     """A fine-tune or a misprint is not taken for the model that its name begins with."""
-    with pytest.raises(ValueError, match=r"did you mean llama-3-8b\?"):
+    with pytest.raises(ValueError, match=r"did you mean llama-3-8b or .*\?; a fine-tune"):
         load_model(name)
 
 
-def test_a_release_of_the_same_shape_is_that_model() -> None:
-    """The owner, the maker's tuning, the version and the quantization change no shape."""
-    llama = load_model("llama-3-8b")
-    assert load_model("meta-llama/Meta-Llama-3-8B-Instruct") == llama
-    assert load_model("acme/Llama-3-8B-Instruct-FP8-dynamic") == llama
-    assert load_model("acme/Meta-Llama-3-8B-Instruct-quantized.w4a16") == llama
-    assert load_model("mistralai/Mistral-7B-Instruct-v0.1") == load_model("mistral-7b-v0.1")
-    assert load_model("mistralai/Mistral-7B-Instruct-v0.2") == load_model("mistral-7b-v0.3")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("casperhansen/llama-3-8b-instruct-awq", "RedHatAI/Meta-Llama-3-8B-Instruct-FP8"),
+        *("foo/llama-3-8b-gguf", "llama-3-8b-int4", "x/Meta-Llama-3-8B-quantized.w8a8"),
+    ],
+)
+def test_another_precision_is_not_taken_for_16_bits(name: str) -> None:
+    with pytest.raises(ValueError, match=r"\{like: llama-3-8b, .*\} and engine\.quantization;"):
+        load_model(name)
+
+
+@pytest.mark.parametrize("path", ["x/y/llama-3-8b", "./llama-3-8b", "/llama-3-8b", "../llama-3-8b"])
+def test_a_path_must_be_there(path: str) -> None:
+    with pytest.raises(ValueError, match=f"model: '{path}' is a path, and there is no file "):
+        load_model(path)
+
+
+def test_the_names_of_makers_are_known_in_any_case() -> None:
+    """Each is of a shipped model, and no two shipped models share one."""
+    listed = yaml.safe_load((MODELS.parent / "hub_names.yaml").read_text("utf-8"))
+    assert listed.keys() == set(shipped_models()) - {"tiny-test"}
+    hubs = Counter(hub.lower() for names in listed.values() for hub in names)
+    assert hubs.most_common(1)[0][1] == 1
+    for name, names in listed.items():
+        for hub in names:
+            assert shipped_name(hub) == shipped_name(hub.upper()) == same_shape(hub) == name
+            assert not any(map(PRECISION.fullmatch, hub.lower().split("-")))
+    assert load_model("meta-llama/Meta-Llama-3-8B-Instruct") == load_model("llama-3-8b")

@@ -240,5 +240,5 @@ def test_a_fine_tune_is_simulated_as_what_it_is_like(tmp_path: Path) -> None:
     for wrong in ({"like": "llama-3-8b"}, {**mine, "name": ""}, {**mine, "rank": 8}, 3, None):
         with pytest.raises(HeadwayError, match=r"model: must be a model's name or path, or of"):
             load_scenario({"model": wrong})
-    with pytest.raises(HeadwayError, match=r"did you mean llama-3-8b\?; a scenario takes a fine"):
+    with pytest.raises(HeadwayError, match=r"did you mean llama-3-8b or .*\?; a fine-tune"):
         load_scenario({"model": {"like": "llama-3-8b-foo", "name": "mine"}})
