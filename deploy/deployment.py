@@ -9,7 +9,7 @@ The targets are one file: all are written of the same groups and environment.
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -226,7 +226,7 @@ def _pod(group: Group) -> Manifest:
     container: Manifest = {
         "name": "vllm",
         "image": f"{group.image}:{group.tag}",
-        "args": [str(group.scenario.model), *group.options],
+        "args": _unexpanded([str(group.scenario.model), *group.options]),
         "ports": [{"name": "http", "containerPort": PORT}],
         "env": _environment(group),
         "resources": group.gpus,
@@ -240,11 +240,23 @@ def _pod(group: Group) -> Manifest:
     return pod
 
 
+def _unexpanded(words: Iterable[str]) -> list[str]:
+    """Write commands, arguments and variables so that Kubernetes, which expands `$(VAR)`, does not.
+
+    It reads `$$` as `$` everywhere.
+    """
+    return [word.replace("$", "$$") for word in words]
+
+
 def _environment(group: Group) -> list[Manifest]:
     """Get the token for models not for everybody, the policy, and where KV caches are fetched."""
     token = {"name": "hf-token", "key": "token", "optional": True}
     found: list[Manifest] = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}]
-    found += [{"name": name, "value": value} for name, value in environment(group.scenario).items()]
+    words = environment(group.scenario)
+    found += [
+        {"name": name, "value": value}
+        for name, value in zip(words, _unexpanded(words.values()), strict=True)
+    ]
     if group.kv_role is not None:
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
         found += [
@@ -329,13 +341,13 @@ def _production_stack(scenario: Scenario, groups: list[Group]) -> str:
             "name": group.name,
             "repository": group.image,
             "tag": group.tag,
-            "modelURL": str(group.scenario.model),
+            "modelURL": _unexpanded([str(group.scenario.model)])[0],
             "replicaCount": group.replicas,
             "resources": group.gpus,
             "vllmConfig": {
                 **(flags if engine.follows_vllm else {}),  # else vLLM's own
                 "tensorParallelSize": engine.tensor_parallel_size,
-                "extraArgs": _without(group.options, *CHART_OPTIONS),
+                "extraArgs": _unexpanded(_without(group.options, *CHART_OPTIONS)),
             },
             "env": _environment(group),
         }
@@ -457,7 +469,9 @@ def _llm_d_part(group: Group) -> Manifest:
                 "name": "vllm",
                 "image": f"{group.image}:{group.tag}",
                 "modelCommand": "vllmServe",
-                "args": _without(group.options, "--tensor-parallel-size", "--data-parallel-size"),
+                "args": _unexpanded(
+                    _without(group.options, "--tensor-parallel-size", "--data-parallel-size")
+                ),
                 "env": _environment(group),
                 "mountModelVolume": True,
             }

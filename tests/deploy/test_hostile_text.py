@@ -96,12 +96,46 @@ def stub(folder: Path) -> dict[str, str]:
 
 
 def strings(value: object) -> list[str]:
-    """Return all text in a YAML document."""
+    """Return all text in a YAML document, as Kubernetes reads `$$` in arguments."""
     if isinstance(value, dict):
         return [word for pair in value.items() for one in pair for word in strings(one)]
     if isinstance(value, list):
         return [word for one in value for word in strings(one)]
-    return [value] if isinstance(value, str) else []
+    return [value.replace("$$", "$")] if isinstance(value, str) else []
+
+
+def expanded(value: object) -> object:
+    """Expand a manifest's words as Kubernetes does, of whose variables each is `pwned`."""
+    if isinstance(value, dict):
+        return {key: expanded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [expanded(one) for one in value]
+    if isinstance(value, str):
+        return re.sub(r"\$\$|\$\(.*?\)", lambda hit: "$" if hit[0] == "$$" else "pwned", value)
+    return value
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("text", ["$(HF_TOKEN)", "$$(HF_TOKEN)", "a$", "$$$(X)", "$x ${y}"])
+def test_kubernetes_expands_nothing(tmp_path: Path, text: str) -> None:
+    """In no argument and no variable of a container."""
+    mine = {"model": {"like": "tiny-test", "name": text}}
+    policy = {"engine": {"scheduling_policy": {"policy": "fair", "weights": {text: 2.0}}}}
+    out = written(tmp_path, SCENARIO | mine | policy)
+    parts = [*yaml.safe_load_all((out / "kubernetes.yaml").read_text())]
+    pods = [one["spec"]["template"]["spec"] for one in parts if one["kind"] == "Deployment"]
+    assert len(pods) == 2
+    for pod in map(expanded, pods):
+        container = pod["containers"][0]
+        values = {one["name"]: one.get("value") for one in container["env"]}
+        assert container["args"][0] == text
+        assert json.loads(values["HEADWAY_POLICY"])["weights"] == {text: 2.0}
+    charts = [yaml.safe_load(path.read_text()) for path in out.glob("*values*.yaml")]
+    assert len(charts) > 1
+    for chart in charts:
+        told = [one for one in strings(expanded(chart)) if "weights" in one and "fair" in one]
+        assert told
+        assert all(json.loads(one)["weights"] == {text: 2.0} for one in told)
 
 
 def written(folder: Path, scenario: dict[str, Any]) -> Path:
