@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ from simulator.util.errors import did_you_mean
 from simulator.util.from_mapping import short_repr
 from simulator.util.yaml_lines import FieldError, Key, field_errors
 
+UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\U0010ffff]")
 ROUNDS = 5  # of looking for errors that others hide
 PARTIAL = "no longer in vLLM; long_prefill_token_threshold limits the tokens of a long prompt"
 UNSUPPORTED_KEYS = {
@@ -65,7 +67,8 @@ def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
 
     What depends on a wrong key can only be seen once that is out of the way: hence the rounds.
     """
-    wrong: list[FieldError] = []
+    if wrong := list(_unprintable(raw, ())):
+        return None, wrong
     rest = deepcopy(raw)
     for _ in range(ROUNDS):
         try:
@@ -80,6 +83,16 @@ def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
         for key, _ in found:
             _remove(rest, key)
     return None, wrong
+
+
+def _unprintable(value: object, key: Key) -> Iterator[FieldError]:
+    """Find characters in keys and text that no shell, YAML file or CSV takes, such as NUL."""
+    items = enumerate(value) if isinstance(value, list) else ()
+    for name, one in value.items() if isinstance(value, dict) else items:
+        yield from _unprintable(name, (*key, str(name)))
+        yield from _unprintable(one, (*key, str(name)))
+    if isinstance(value, str) and (found := UNPRINTABLE.search(value)):
+        yield key, f"holds the control character {found[0]!r}"
 
 
 def block_class(key: Key) -> type[Config] | None:

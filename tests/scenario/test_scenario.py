@@ -242,3 +242,18 @@ def test_a_fine_tune_is_simulated_as_what_it_is_like(tmp_path: Path) -> None:
             load_scenario({"model": wrong})
     with pytest.raises(HeadwayError, match=r"did you mean llama-3-8b or .*\?; a fine-tune"):
         load_scenario({"model": {"like": "llama-3-8b-foo", "name": "mine"}})
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\x1b[1m", "\x7f", "a\ud800"])
+def test_control_characters_are_refused_in_values_and_keys(text: str) -> None:
+    """No shell, YAML file or CSV takes them; line breaks and tabs are text."""
+    for raw in (
+        {"description": text},
+        {"slo": [text]},
+        {"cluster": {"groups": {text: {"replicas": 1}}}},
+        {"engine": {"scheduling_policy": {"policy": "fair", "weights": {text: 1.0}}}},
+    ):
+        with pytest.raises(HeadwayError, match="holds the control character '") as caught:
+            load_scenario(raw)
+        assert len(str(caught.value).splitlines()) == 1
+    assert load_scenario({"description": "a\tb\r\nc\x85 \u2028"}).description
