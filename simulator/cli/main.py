@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from simulator.cli.console import one_line_warnings, print_errors, print_interrupt, print_os_error
-from simulator.util.errors import HeadwayError, one_line
+from simulator.util.errors import HeadwayError, NoAnswerError, one_line
 from simulator.util.files import READ_FILES, WRITTEN_FILES
 from simulator.util.user_code import NO_OWN_CODE, exit_message
 from simulator.util.version import __version__
@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = app(argv, exit_on_error=False, print_error=False)
             print(end="", flush=True)
     except (HeadwayError, MemoryError) as error:
-        return print_errors(_messages(error))
+        code = print_errors(_messages(error))
+        return 1 if isinstance(error, NoAnswerError) else code
     except CycloptsError as error:
         return print_errors([_usage_message(error)])
     except KeyboardInterrupt:

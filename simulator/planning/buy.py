@@ -19,7 +19,7 @@ from simulator.planning.plan import Runs, search_all
 from simulator.planning.problem import PlanProblem
 from simulator.results.service_levels import step_span
 from simulator.scenario.resolve import resolve
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, NoAnswerError
 
 TOLD = 5  # candidates that the answer has: the best, the second, and what three more cost
 AT_ONCE = 2  # candidates that are searched at a time
@@ -49,13 +49,13 @@ def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: 
     live = [offer for offer in offers if not offer.never]
     if not live:
         best = max(offers, key=lambda one: (one.scenario is not None, one.reads))
-        raise HeadwayError(f"--buy: nothing can hold it, not even {best.label}: {best.never}")
+        raise NoAnswerError(f"--buy: nothing can hold it, not even {best.label}: {best.never}")
     _search(market.quick(), live, runs)
     ranked = ranked_offers(live)
     if not ranked:
         tried = next((offer for offer in live if offer.result.trials), live[0])
         reason = tried.result.trials[-1].reason if tried.result.trials else tried.error
-        raise HeadwayError(f"--buy: nothing holds it; the closest, {tried.label}, breaks {reason}")
+        raise NoAnswerError(f"--buy: nothing holds it; the closest, {tried.label}, breaks {reason}")
     ranked, variants = market.with_variants(ranked, runs)
     ranked = _confirm(problem, ranked, runs)
     answer = Answer(ranked, offers, market.priced, variants)

@@ -31,7 +31,7 @@ from simulator.planning.verdict import Trial, interval
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning, NoAnswerError
 
 LOWER_LOADS = (0.25, 0.5, 0.75)
 """Shares of the largest load that are run, too, for the front of speed against throughput."""
@@ -318,10 +318,10 @@ def _measure(problem: PlanProblem, run: LoadedRun) -> MetricValues:
 def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candidate:
     """Choose: at a fixed load the cheapest; else the most requests per dollar.
 
-    Raises HeadwayError, which names the candidate that comes closest, where none holds.
+    Raises NoAnswerError, which names the candidate that comes closest, where none holds.
     """
     if not (ranked := _best_first(problem, candidates)):
-        raise HeadwayError(_none_holds(problem, candidates))
+        raise NoAnswerError(_none_holds(problem, candidates))
     return ranked[0]
 
 

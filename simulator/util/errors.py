@@ -17,6 +17,10 @@ class HeadwayError(ValueError):
         super().__init__("\n".join(self.messages))
 
 
+class NoAnswerError(HeadwayError):
+    """The input is right, and the answer is no: nothing meets what is asked."""
+
+
 def one_line(error: BaseException) -> str:
     """Return what an exception says without its line breaks."""
     return " ".join(str(error).split())
