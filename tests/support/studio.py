@@ -68,6 +68,14 @@ def wait_until_idle(driver: Any) -> None:
         time.sleep(0.02)
 
 
+def wait_until_shown(driver: Any, name: str) -> None:
+    """Wait until an element is to be seen."""
+    end = time.monotonic() + 20
+    while not driver.find_element("id", name).is_displayed():
+        assert time.monotonic() < end, name
+        time.sleep(0.02)
+
+
 def copied(driver: Any, button: str, *, clipboard: bool = True) -> str:
     """Press a button that copies; give what it copied."""
     if not clipboard:

@@ -27,6 +27,7 @@ from tests.support.studio import (
     serving,
     wait_for_runs,
     wait_until_idle,
+    wait_until_shown,
 )
 
 OWN = "when,in_tok,out_tok\n" + "".join(f"{k / 4},{200 + k % 7},{20 + k % 5}\n" for k in range(240))
@@ -113,9 +114,7 @@ def read_log(driver: Any, log: Path) -> None:
     """Choose a log whose columns have names of its own, and take what is proposed for them."""
     driver.find_element("id", "trace").send_keys(str(log))
     columns = driver.find_element("id", "columns")
-    end = time.monotonic() + 20
-    while not columns.is_displayed() and time.monotonic() < end:
-        time.sleep(0.02)
+    wait_until_shown(driver, "columns")
     assert columns.get_attribute("value") == NAMES
     press(driver, "read-columns")
     wait_for_runs(driver, 2)

@@ -24,6 +24,7 @@ from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.util.http_log import leave_out_bad_requests
 from simulator.views.html.page import frame, read_asset
+from simulator.views.studio.columns import columns_of, unknown_columns
 from simulator.views.studio.knobs import Knob, knobs_of, overrides
 from simulator.views.studio.plan import QUESTIONS, command, plan
 from simulator.views.studio.worker import Job, Kind, Worker
@@ -272,7 +273,10 @@ class Studio:
             return web.json_response({"errors": error.messages})
 
     async def _take(self, request: web.Request) -> dict[str, Any]:
-        """Keep a trace, if its file is not too large and can be read; return its knobs."""
+        """Keep a trace, if its file is not too large and can be read; return its knobs.
+
+        Where it is not known which column holds what: the names of the columns, and a guess.
+        """
         called = Path(request.query.get("name", "")).name[:MOST_NAME] or "trace.jsonl"
         columns = request.query.get("columns", "")
         text = bytearray()
@@ -285,13 +289,21 @@ class Studio:
         name = secrets.token_hex(8)
         path = self.folder / f"{name}.trace"
         path.write_bytes(text)
+        names: list[str] = []
         try:
             await asyncio.to_thread(_check_unpacked, path)
-            loaded = await asyncio.to_thread(self._read, [_as_workload(path, columns)])
+            try:
+                loaded = await asyncio.to_thread(self._read, [_as_workload(path, columns)])
+            except HeadwayError:
+                look = columns_of if columns else unknown_columns
+                names, guess = await asyncio.to_thread(look, path)
+                raise
         except HeadwayError as error:
             path.unlink()
             told = [message.replace(str(path), called) for message in error.messages]
-            raise HeadwayError(told) from None
+            if not names:
+                raise HeadwayError(told) from None
+            return {"errors": told if columns else [], "names": names, "columns": columns or guess}
         self.traces[name], self.knobs[name] = (path, called, columns), loaded
         while len(self.traces) > MOST_TRACES:
             old = next(iter(self.traces))

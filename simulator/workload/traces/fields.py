@@ -181,11 +181,8 @@ def _source(field: str, name: str) -> Source:
     return source(name, unit=ending[1].lower() if ending else None)
 
 
-def propose(names: Iterable[str], option: str, length: int) -> str:
-    """Return the `columns` that may be meant, as a shell takes it behind `option`; "" for none.
-
-    The fields that can be done without go first where it would take more than `length` characters.
-    """
+def guess_columns(names: Iterable[str]) -> dict[str, str]:
+    """Return which column may hold each field, by their names; no more than these tell."""
     left = list(dict.fromkeys(name for name in names if "," not in name and "=" not in name))
     exact = find_fields(left)
     found: dict[str, str] = {}
@@ -198,6 +195,15 @@ def propose(names: Iterable[str], option: str, length: int) -> str:
         if near := [name for name in near if name in left]:
             found[field] = near[0]
             left.remove(near[0])
+    return found
+
+
+def propose(names: Iterable[str], option: str, length: int) -> str:
+    """Return the `columns` that may be meant, as a shell takes it behind `option`; "" for none.
+
+    The fields that can be done without go first where it would take more than `length` characters.
+    """
+    found = guess_columns(names)
     if "prompt" not in found or "output" not in found:
         return ""
     while True:

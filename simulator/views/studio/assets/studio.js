@@ -18,6 +18,7 @@
   ];
   let knobs = start.knobs;
   let trace = "", file = ""; // an uploaded trace: what the server calls it, and its own name
+  let unread = "", why = ""; // a chosen file that is not played, and what it lacks
   let waiting = {}; // values of a link for knobs that come with a trace
   let current = null, ghost = null, full = null; // what is shown, what was before, the last whole run
   const pins = []; // {run, hue}: a pin keeps its colour
@@ -115,12 +116,22 @@
     byId("errors").replaceChildren(...items(errors));
   }
 
+  const whose = () => file || start.name;
+
+  // Say of a chosen file that it is not played: results are of another, and there is no plan of it.
+  function notPlayed(name, reason = "") {
+    [unread, why] = [name, reason];
+    byId("whose").textContent = unread ? `All below is of ${whose()}, not of ${unread}: ${why}` : "";
+    tellLast();
+    mayPlan();
+  }
+
   // What is shown stays until there is something newer, and says what it is of.
   function tellLast() {
     const old = Boolean(current) && current.words !== describe();
     byId("last-told").textContent = old ? `Below is the last result: ${current.words}.` : "";
     byId("last-told").hidden = !old;
-    byId("shown").classList.toggle("old", old);
+    byId("shown").classList.toggle("old", old || Boolean(unread));
   }
 
   const items = (texts) => texts.map((text) => Object.assign(document.createElement("li"), { textContent: text }));
@@ -412,6 +423,11 @@
   let planning = null, planned = null; // the plan under way; the last answer
   byId("question").append(...Object.entries(start.questions).map(([name, label]) => new Option(label, name)));
 
+  function mayPlan() {
+    byId("plan").disabled = Boolean(planning || unread);
+    byId("plan").title = unread ? `${unread} is not played: ${why}` : "";
+  }
+
   byId("plan").addEventListener("click", async () => {
     const mine = (planning = new AbortController());
     const begun = performance.now();
@@ -419,7 +435,7 @@
     let told = "";
     const status = (text) => { byId("plan-status").textContent = text; };
     const look = () => status(`Looking for ${Math.round((performance.now() - begun) / 1000)} s. ${told}`);
-    byId("plan").disabled = true;
+    mayPlan();
     byId("plan-cancel").disabled = false;
     byId("plan-box").hidden = false;
     byId("plan-title").textContent = `Plan: ${start.questions[question]}, ${describe()}`;
@@ -446,7 +462,8 @@
       else { status(SILENT); byId("plan-errors").replaceChildren(...items([String(error)])); }
     }
     clearInterval(clock);
-    byId("plan").disabled = false;
+    planning = null;
+    mayPlan();
     byId("plan-cancel").disabled = true;
   });
   byId("plan-cancel").addEventListener("click", () => planning?.abort());
@@ -456,7 +473,7 @@
   byId("plan-page").addEventListener("click", () => save(`${start.name}-plan.html`, planned.page));
   byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link", file ? `It brings the knobs; ${file} must be chosen again, since a link cannot hold it.` : ""));
   const beside = (name = file) => (name ? `It names ${name}: that must be in the folder where it is used.` : "");
-  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; byId("columns-row").hidden = true; build(); run(); });
+  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; offer([], ""); build(); notPlayed(""); run(); });
   byId("film").addEventListener("click", () => instead("/film", "Filming the first requests", "This cannot be filmed", ({ films, told }) => {
     byId("film-box").hidden = false;
     mountPlayer(byId("player"), films);
@@ -464,23 +481,45 @@
     say(`Ready to be watched${told ? `: ${told}` : ""}`);
   }));
 
+  // Offer the columns of a file to choose from; `columns`: which holds what, at first.
+  function offer(names, columns) {
+    byId("columns-row").hidden = !names.length;
+    byId("columns").value = columns;
+    for (const select of choices) {
+      const none = select.dataset.field === "arrival" ? "none: all at once" : "choose";
+      select.replaceChildren(new Option(none, ""), ...names.map((name) => new Option(name, name)));
+    }
+    choose();
+  }
+
+  const choices = [...document.querySelectorAll("#columns-row select")];
+  const pairs = () => new Map(byId("columns").value.split(",").filter((part) => part.trim()).map((part) => part.trim().split(/\s*=\s*/)));
+  const choose = () => { for (const select of choices) select.value = (pairs().get(select.dataset.field) ?? "").replace(/:(sec|seconds|s|ms|us|ns)$/, ""); };
+
   async function upload(columns) {
     const chosen = byId("trace").files[0];
-    if (!chosen) return;
-    if (chosen.size > start.most_bytes) { say("This trace cannot be played", [`${chosen.name}: has more than ${start.most_bytes / 2 ** 20} MiB`]); return; }
-    say(`Reading ${chosen.name}`);
+    if (!columns) offer([], "");
+    if (!chosen) { notPlayed(""); return; }
+    const refuse = (reason, status, errors) => { notPlayed(chosen.name, reason); say(status, errors); };
+    under?.abort();
+    idle();
+    if (chosen.size > start.most_bytes) { refuse("it is too large", "This trace cannot be played", [`${chosen.name}: has more than ${start.most_bytes / 2 ** 20} MiB`]); return; }
+    refuse("it is being read", `Reading ${chosen.name}`);
     let answer;
     try {
       const response = await fetch(`/trace?${new URLSearchParams({ name: chosen.name, columns })}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: chosen });
       answer = await response.json();
     } catch (error) {
-      say(SILENT, [String(error)]);
+      if (chosen === byId("trace").files[0]) refuse("it could not be read", SILENT, [String(error)]);
       return;
     }
-    const meant = (answer.errors ?? []).map((error) => /workload\.columns=(\S+)/.exec(error)?.[1]).find(Boolean);
-    byId("columns-row").hidden = !(meant ?? columns);
-    byId("columns").value = meant ?? columns;
-    if (answer.errors) { say(meant ? "Which column holds what? Look at the proposal, and have it read so" : "This trace cannot be played", answer.errors); return; }
+    if (chosen !== byId("trace").files[0]) return; // another was chosen meanwhile
+    if (answer.names) {
+      offer(answer.names, answer.columns);
+      refuse("choose the columns", `Which columns of ${chosen.name} hold what? Choose, and press Read it so`, answer.errors);
+      return;
+    }
+    if (answer.errors) { refuse("it cannot be played", "This trace cannot be played", answer.errors); return; }
     const kept = { ...turned(), ...waiting };
     const lost = knobs.filter(({ name }) => name in kept && !answer.knobs.some((knob) => knob.name === name));
     for (const { name } of lost) delete kept[name];
@@ -490,10 +529,18 @@
     byId("link-told").textContent = "";
     build();
     turn(kept);
+    notPlayed("");
     run();
   }
 
   byId("trace").addEventListener("change", () => upload(""));
+  byId("columns").addEventListener("input", choose);
+  for (const select of choices) select.addEventListener("change", () => {
+    const found = pairs();
+    if (select.value) found.set(select.dataset.field, select.value);
+    else found.delete(select.dataset.field);
+    byId("columns").value = [...found].map((pair) => pair.join("=")).join(",");
+  });
   byId("read-columns").addEventListener("click", () => upload(byId("columns").value));
   addEventListener("themechange", () => current && draw());
   addEventListener("resize", () => drawn.forEach(([one, node]) => one.setSize({ width: node.clientWidth, height: one.height })));

@@ -1,0 +1,96 @@
+"""The columns of an upload in no known format: their names, and a guess which holds what."""
+
+import csv
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from simulator.util.errors import HeadwayError
+from simulator.workload.traces.csv_columns import header
+from simulator.workload.traces.detect import detect_format
+from simulator.workload.traces.documents import first_line, flat, lines, parquet_names, parquet_rows
+from simulator.workload.traces.fields import NEAR, guess_columns, parse_date
+from simulator.workload.traces.format import Problems
+from simulator.workload.traces.formats.named import json_requests
+
+ROWS = 50  # that a guess looks at
+
+
+def unknown_columns(path: Path) -> tuple[list[str], str]:
+    """Return the names of a file's columns, and which may hold what, as `columns` says it.
+
+    No names where the format is known, or fewer than two columns could hold numbers of tokens.
+    """
+    try:
+        detect_format(path)
+    except HeadwayError:
+        return columns_of(path)
+    return [], ""
+
+
+def columns_of(path: Path) -> tuple[list[str], str]:
+    """Do so for a file of any format."""
+    try:
+        rows = list(islice(_rows(path), ROWS))
+    except (HeadwayError, csv.Error):
+        return [], ""
+    values: dict[str, list[str]] = {}
+    for row in rows:
+        for name, value in row.items():
+            twice = "." in name and name.rpartition(".")[2] in row  # as `flat` has what was nested
+            if not (twice or "," in name or "=" in name or isinstance(value, dict | list)):
+                values.setdefault(name, []).extend([] if value in (None, "") else [str(value)])
+    values = {name: texts for name, texts in values.items() if texts}
+    if sum(any(map(_is_count, texts)) for texts in values.values()) < 2:
+        return [], ""
+    guess = ",".join(f"{field}={name}" for field, name in _guess(values).items())
+    return list(values), guess
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    if parquet_names(path):
+        yield from (flat(row) for _, row in parquet_rows(path))
+    elif (first := first_line(path)[1])[0] in "{[":
+        yield from (row for _, row in json_requests(path, Problems(path)))
+    else:
+        cells = csv.reader(line for _, line in islice(lines(path), 1, None))
+        yield from (dict(zip(header(first), row, strict=False)) for row in cells)
+
+
+def _guess(values: Mapping[str, list[str]]) -> dict[str, str]:
+    """Guess by the names, else by the values: dates or rising numbers, then others that vary."""
+    found = guess_columns(values)
+    if "arrival" not in found:
+        left = [name for name in values if name not in found.values()]
+        times = [name for name in left if all(map(_is_date, values[name]))]
+        times += [name for name in left if _rises(values[name])]
+        found |= {"arrival": times[0]} if times else {}
+    for field in ("prompt", "output"):
+        left = [name for name in values if name not in found.values()]
+        counts = [name for name in left if any(map(_is_count, values[name]))]
+        if field not in found and counts:
+            dull = [name for name in counts if len({*values[name]}) == 1 or _rises(values[name])]
+            found[field] = min(counts, key=dull.__contains__)
+    return {field: found[field] for field in NEAR if field in found}
+
+
+def _is_count(text: str) -> bool:
+    return text.strip().removesuffix(".0").isdecimal()
+
+
+def _is_date(text: str) -> bool:
+    try:
+        parse_date(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _rises(texts: list[str]) -> bool:
+    """Say whether the values are numbers that never fall, and not all the same."""
+    try:
+        numbers = [float(text) for text in texts]
+    except ValueError:
+        return False
+    return numbers == sorted(numbers) and len({*numbers}) > 1
