@@ -29,7 +29,7 @@ def serving(*words: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
         assert process.wait(20) == 0
         assert process.stderr is not None
         told = process.stderr.read()
-        assert told == ""
+        assert told == "", told
     finally:
         process.kill()
         process.communicate()

@@ -259,3 +259,28 @@ def test_a_link_that_is_wrong_says_what(port: int) -> None:
             seats = driver.find_element("id", "knob-seats").get_attribute("aria-valuetext")
             assert seats == ("4" if '"seats": 4' in hash_ or "seats=4" in hash_ else "256")
         assert complaints(driver) == []
+
+
+@pytest.mark.medium
+def test_a_narrow_page_says_in_sight_of_the_knobs_what_came_of_one(port: int) -> None:
+    with browser(PHONE) as driver:
+        driver.get(f"http://127.0.0.1:{port}/")
+        wait_for_runs(driver, 1)
+        headline = driver.find_element("id", "headline")
+        before = headline.text
+        slider = driver.find_element("id", "knob-seats")
+        slider.send_keys(HOME)
+        told = wait_for_runs(driver, 2)
+        wait_until_idle(driver)
+        state, figures = headline.text.splitlines()
+        assert state == told
+        assert figures not in before
+        assert figures.startswith(f"{figure(driver, 'output_throughput')} tokens/s · P99 TTFT ")
+        script = "return arguments[0].getBoundingClientRect().toJSON()"
+        above, below = (driver.execute_script(script, one) for one in (slider, headline))
+        assert 0 <= above["top"] < above["bottom"] <= below["top"] < below["bottom"] <= PHONE[1]
+        headline.send_keys(ENTER)  # leads to the results
+        assert driver.execute_script(script, driver.find_element("id", "status"))["top"] < 100
+        assert complaints(driver) == []
+        window(driver, DESK)
+        assert not headline.is_displayed()

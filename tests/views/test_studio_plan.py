@@ -160,16 +160,26 @@ def test_from_my_log_to_this_fleet(
         press(driver, "plan")
         assert driver.find_element("id", "plan-status").text.startswith("Looking for ")
         press(driver, "plan-cancel")
-        assert wait_for_plan(driver) == "Cancelled"
+        asked = "How few replicas of this GPU do: own.csv, gpu L40S"
+        assert wait_for_plan(driver) == f"Cancelled: {asked}"
         plan_again(driver)
         assert "cluster.replicas=1 holds the load" in driver.find_element("id", "plan-lines").text
         assert yaml.safe_load(copied(driver, "plan-yaml"))["gpu"]["name"] == "L40S"
+        driver.find_element("id", "question").send_keys("How much")
+        driver.find_element("id", "reset").send_keys(ENTER)
+        wait_for_runs(driver, 4)
+        press(driver, "plan")
+        press(driver, "plan-cancel")  # the earlier answer stays, by its own question
+        other = "How much load this fleet holds: demo, as it is"
+        assert wait_for_plan(driver) == f"Cancelled: {other}. Below is the earlier answer"
+        assert driver.find_element("id", "plan-title").text == asked
+        assert yaml.safe_load(copied(driver, "plan-yaml"))["name"] == "own"
         words = shlex.split(copied(driver, "plan-cli"))
         assert words[:3] == ["headway", "plan", "demo"]
         assert words[-2:] == ["--fewest", "cluster.replicas=1..16"]
         press(driver, "plan-page")
         press(driver, "save-page")
-        wanted = {"demo-plan.html", "demo.html"}
+        wanted = {"own-plan.html", "demo.html"}
         end = time.monotonic() + 60
         while {path.name for path in downloads.iterdir()} != wanted:
             assert time.monotonic() < end

@@ -37,6 +37,7 @@ def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
     status, (answer,) = ask(port, TRACE.encode(), "/trace?name=azure.csv")
     assert status == 200, answer
     assert answer["knobs"][0]["name"] == "rate_scale"
+    assert answer["name"] == "azure"
     status, lines = ask(port, {"trace": answer["trace"], "knobs": {"rate_scale": 2}})
     assert lines[-1]["requests"] == 40
     # What is copied names the file, not where the studio keeps it.
@@ -54,6 +55,16 @@ def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
         status, lines = ask(port, body, "/trace?name=../../x.csv")
         assert status == 200
         assert error in " ".join(lines[0]["errors"])
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [("12.csv", "12"), ("-a: b'\n.gz", "a b"), ("...", "trace"), ("ö" * 200 + ".csv", "ö" * 100)],
+)
+def test_a_scenario_is_named_after_its_log(port: int, called: str, name: str) -> None:
+    _, (answer,) = ask(port, TRACE.encode(), f"/trace?{urlencode({'name': called})}")
+    _, lines = ask(port, {"trace": answer["trace"]})
+    assert answer["name"] == yaml.safe_load(lines[-1]["yaml"])["name"] == name
 
 
 def test_every_file_that_trace_describe_reads(port: int, tmp_path: Path) -> None:
@@ -95,13 +106,18 @@ def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
         words = shlex.split(copied(driver, "copy-cli"))
         assert words[5:] == [
             *("--set", 'workload={"trace": {"path": "mine.csv"}}'),
+            *("--set", 'name="mine"', "--set", 'description=""'),
             *("--set", "engine.max_num_seqs=4"),
         ]
         assert "names mine.csv" in driver.find_element("id", "copied").text
         text = copied(driver, "copy-yaml", clipboard=False)
         shown = driver.find_element("id", "copied-text")
         assert shown.text == text.strip()  # with its line breaks
-        assert yaml.safe_load(text)["workload"]["trace"]["path"] == "mine.csv"
+        scenario = yaml.safe_load(text)
+        assert scenario["workload"]["trace"]["path"] == "mine.csv"
+        assert (scenario["name"], "description" in scenario) == ("mine", False)
+        assert driver.find_element("id", "name").text == "mine.csv"
+        assert driver.title == "mine.csv, studio"
         address = copied(driver, "copy-link")
         assert "mine.csv must be chosen again" in driver.find_element("id", "copied").text
         driver.get("about:blank")
@@ -117,6 +133,7 @@ def test_a_trace_of_ones_own(port: int, tmp_path: Path) -> None:
         path.write_text("nonsense\n")
         driver.find_element("id", "reset").send_keys(ENTER)
         wait_for_runs(driver, 3)
+        assert (driver.find_element("id", "name").text, driver.title) == ("demo", "demo, studio")
         driver.find_element("id", "trace").send_keys(str(path))
         end = time.monotonic() + 20
         while not driver.find_element("id", "errors").text and time.monotonic() < end:

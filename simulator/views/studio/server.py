@@ -7,6 +7,7 @@ that a page could name is read, and no code of its own is run.
 import asyncio
 import gzip
 import json
+import re
 import secrets
 import signal
 import tempfile
@@ -217,6 +218,7 @@ class Studio:
         if not trace:
             return Asked([*self.settings, *own], [*self.settings, *own], "", "", question)
         path, called, columns = self.traces[trace]
+        own = [f"name={json.dumps(_name(called), ensure_ascii=False)}", 'description=""', *own]
         here, there = _as_workload(path, columns), _as_workload(called, columns)
         settings = [*self.settings, here, *own], [*self.settings, there, *own]
         return Asked(*settings, called, str(path), question)
@@ -309,7 +311,7 @@ class Studio:
             old = next(iter(self.traces))
             del self.traces[old], self.knobs[old]
             (self.folder / f"{old}.trace").unlink()
-        return {"trace": name, "knobs": [asdict(knob) for knob in loaded]}
+        return {"trace": name, "name": _name(called), "knobs": [asdict(knob) for knob in loaded]}
 
     def _read(self, settings: list[str]) -> list[Knob]:
         scenario = load_scenario(self.scenario, [*self.settings, *settings], own_code=False)
@@ -321,6 +323,11 @@ def _as_workload(trace: Path | str, columns: str) -> str:
     """Write the setting by which a trace is the workload; `columns`: "" where it names its own."""
     load = {"trace": {"path": str(trace)}} | ({"columns": columns} if columns else {})
     return f"workload={json.dumps(load, ensure_ascii=False)}"
+
+
+def _name(called: str) -> str:
+    """Name a scenario after an upload: its file's name without ending, as names may be."""
+    return re.sub(r"^\W+|[^\w .,+=-]", "", Path(called).stem)[:100] or "trace"
 
 
 def _check_unpacked(path: Path) -> None:

@@ -161,6 +161,7 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
     summary, resolved = found.summary, scenario.resolved()
     if trace:
         resolved["workload"]["trace"]["path"] = trace
+        del resolved["description"]  # of another workload
     figures = {key: metric_value(summary, key) for key in FIGURES}
     edges = np.linspace(0.0, found.end or 1.0, BINS + 1)
     middle = (edges[1:] + edges[:-1]) / 2

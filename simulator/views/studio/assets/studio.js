@@ -16,8 +16,9 @@
     ["kv_cache_usage_mean", "Mean KV cache usage, %", 100], ["preemptions", "Preemptions", 1],
     ["dollars_per_million_output_tokens", "$ per million output tokens", 1],
   ];
+  const HEADLINE = [["output_throughput", "", 1, "tokens/s"], ["p99_ttft_ms", "P99 TTFT ", 1, "ms"], ["slo_attainment", "SLO ", 100, "%"]];
   let knobs = start.knobs;
-  let trace = "", file = ""; // an uploaded trace: what the server calls it, and its own name
+  let trace = "", file = "", title = start.name; // an uploaded trace: what the server calls it, its own name, and its scenario's
   let unread = "", why = ""; // a chosen file that is not played, and what it lacks
   let waiting = {}; // values of a link for knobs that come with a trace
   let current = null, ghost = null, full = null; // what is shown, what was before, the last whole run
@@ -25,7 +26,11 @@
   let under = null; // the request under way
   let drawn = [];
 
-  byId("name").textContent = start.name;
+  // Head the page with whose results these are.
+  function head() {
+    byId("name").textContent = whose();
+    document.title = `${whose()}, studio`;
+  }
 
   // Knobs.
 
@@ -113,6 +118,7 @@
 
   function say(text, errors = []) {
     byId("status").textContent = text;
+    headline();
     byId("errors").replaceChildren(...items(errors));
   }
 
@@ -126,12 +132,21 @@
     mayPlan();
   }
 
+  // On a narrow page: what came of a knob, in sight of it.
+  function headline() {
+    const found = HEADLINE.filter(([key]) => current?.figures[key] != null).map(([key, label, scale, unit]) => `${label}${show(current.figures[key] * scale)} ${unit}`);
+    byId("headline-status").textContent = unread ? `${whose()}, not ${unread}: ${why}` : byId("status").textContent;
+    byId("headline-figures").textContent = found.join(" · ");
+    byId("headline-figures").classList.toggle("stale", byId("shown").classList.contains("old"));
+  }
+
   // What is shown stays until there is something newer, and says what it is of.
   function tellLast() {
     const old = Boolean(current) && current.words !== describe();
     byId("last-told").textContent = old ? `Below is the last result: ${current.words}.` : "";
     byId("last-told").hidden = !old;
     byId("shown").classList.toggle("old", old || Boolean(unread));
+    headline();
   }
 
   const items = (texts) => texts.map((text) => Object.assign(document.createElement("li"), { textContent: text }));
@@ -162,6 +177,7 @@
           say(`${what}, after ${seconds} s${answer.coarse ? "; the rest is on its way" : ""}`);
           byId("status").dataset.runs = Number(byId("status").dataset.runs ?? 0) + (answer.coarse ? 0 : 1);
           draw();
+          headline();
         }
       }
     } catch (error) {
@@ -178,11 +194,8 @@
     tellLast();
   }
 
-  function describe() {
-    const found = Object.entries(turned()).map(([name, value]) => `${name} ${value}`);
-    if (file) found.unshift(file);
-    return found.join(", ") || "as the scenario is";
-  }
+  const settings = () => Object.entries(turned()).map(([knob, value]) => `${knob} ${value}`).join(", ");
+  const describe = () => [file, settings()].filter(Boolean).join(", ") || "as the scenario is";
 
   // What is shown.
 
@@ -382,6 +395,7 @@
     pins.push({ run: full, hue });
     draw();
   });
+  byId("headline").addEventListener("click", () => document.querySelector(".results").scrollIntoView({ block: "start" }));
   byId("copy-yaml").addEventListener("click", () => copy(current?.yaml ?? "", "YAML", beside()));
   byId("copy-cli").addEventListener("click", () => {
     const extra = (current?.settings ?? []).slice((start.command.length - 3) / 2);
@@ -414,7 +428,7 @@
   }
 
   byId("save-page").addEventListener("click", () => instead("/page", "Making the page", "There is no page of this", ({ page }) => {
-    save(`${start.name}.html`, page);
+    save(`${title}.html`, page);
     say("The page is made");
   }));
 
@@ -432,34 +446,37 @@
     const mine = (planning = new AbortController());
     const begun = performance.now();
     const question = byId("question").value;
+    const asked = `${start.questions[question]}: ${whose()}, ${Object.keys(turned()).length ? settings() : "as it is"}`;
+    const [named, called] = [file, title]; // the log of this plan: another may be chosen while it looks
     let told = "";
     const status = (text) => { byId("plan-status").textContent = text; };
-    const look = () => status(`Looking for ${Math.round((performance.now() - begun) / 1000)} s. ${told}`);
+    const after = () => `${Math.round((performance.now() - begun) / 1000)} s`;
+    const look = () => status(`Looking for ${after()}: ${asked}. ${told}`);
+    const earlier = () => (planned ? ". Below is the earlier answer" : "");
     mayPlan();
     byId("plan-cancel").disabled = false;
     byId("plan-box").hidden = false;
-    byId("plan-title").textContent = `Plan: ${start.questions[question]}, ${describe()}`;
     byId("plan-errors").replaceChildren();
-    for (const name of ["plan-text", "plan-actions"]) byId(name).classList.toggle("stale", true);
     const clock = setInterval(look, 1000);
     look();
     try {
       for await (const answer of ask("/plan", mine.signal, { question })) {
         if (answer.errors) {
-          status("There is no answer");
+          status(`There is no answer: ${asked}${earlier()}`);
           byId("plan-errors").replaceChildren(...items(answer.errors));
         } else if (answer.last) {
-          planned = { ...answer, file };
+          planned = { ...answer, file: named, called };
+          byId("plan-title").textContent = asked;
+          byId("plan-answer").hidden = false;
           byId("plan-lines").textContent = answer.text;
-          for (const name of ["plan-text", "plan-actions"]) { byId(name).hidden = false; byId(name).classList.remove("stale"); }
           byId("plan-yaml").disabled = !answer.yaml;
           byId("plan-page").disabled = !answer.page;
-          status(`Found after ${Math.round((performance.now() - begun) / 1000)} s`);
+          status(`Found after ${after()}`);
         } else { told = answer.told; look(); }
       }
     } catch (error) {
-      if (error.name === "AbortError") status("Cancelled");
-      else { status(SILENT); byId("plan-errors").replaceChildren(...items([String(error)])); }
+      if (error.name === "AbortError") status(`Cancelled: ${asked}${earlier()}`);
+      else { status(`${SILENT}${earlier()}`); byId("plan-errors").replaceChildren(...items([String(error)])); }
     }
     clearInterval(clock);
     planning = null;
@@ -470,10 +487,10 @@
   const besidePlan = () => beside(planned.file);
   byId("plan-yaml").addEventListener("click", () => copy(planned.yaml, "The plan's scenario", besidePlan()));
   byId("plan-cli").addEventListener("click", () => copy(planned.command.map(quoted).join(" "), "The plan's command", besidePlan()));
-  byId("plan-page").addEventListener("click", () => save(`${start.name}-plan.html`, planned.page));
+  byId("plan-page").addEventListener("click", () => save(`${planned.called}-plan.html`, planned.page));
   byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link", file ? `It brings the knobs; ${file} must be chosen again, since a link cannot hold it.` : ""));
   const beside = (name = file) => (name ? `It names ${name}: that must be in the folder where it is used.` : "");
-  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; offer([], ""); build(); notPlayed(""); run(); });
+  byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; title = start.name; head(); waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; offer([], ""); build(); notPlayed(""); run(); });
   byId("film").addEventListener("click", () => instead("/film", "Filming the first requests", "This cannot be filmed", ({ films, told }) => {
     byId("film-box").hidden = false;
     mountPlayer(byId("player"), films);
@@ -523,7 +540,8 @@
     const kept = { ...turned(), ...waiting };
     const lost = knobs.filter(({ name }) => name in kept && !answer.knobs.some((knob) => knob.name === name));
     for (const { name } of lost) delete kept[name];
-    [trace, file, knobs, waiting] = [answer.trace, chosen.name, answer.knobs, {}];
+    [trace, file, title, knobs, waiting] = [answer.trace, chosen.name, answer.name, answer.knobs, {}];
+    head();
     const own = lost.length ? ` Its own now: ${lost.map(({ label }) => label).join("; ")}.` : "";
     byId("trace-told").textContent = `Plays ${file}.${own}`;
     byId("link-told").textContent = "";
@@ -547,6 +565,7 @@
 
   addEventListener("hashchange", () => { follow(); run(); });
 
+  head();
   build();
   follow();
   run();
