@@ -68,7 +68,8 @@ legend = panels[0].legend(frameon=False)
 # %% [markdown]
 # ## And when nothing is shared
 #
-# The same lengths without a common beginning: the cache finds nothing, and costs nothing.
+# The same lengths without a common beginning, at four requests a second, as this GPU cannot
+# hold ten of them with or without a cache. The cache finds nothing, and costs nothing.
 
 # %%
 ALONE = "workload.prefix_groups={num_prefixes: 2000, prefix_len: 1500, zipf: 0}"
