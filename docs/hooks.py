@@ -18,12 +18,17 @@ PAGES = {
 }
 """Pages by their path in the repository, and in the site."""
 NOTEBOOKS = sorted(f"notebooks/{path.name}" for path in ROOT.glob("notebooks/*.ipynb"))
+HEADING = re.compile(r"(?m)^# # (.+)$")
+"""The first one in a notebook's script is its title."""
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: Any) -> Any:
     """Add the notebooks to the navigation, all there are."""
-    config.nav.append({"Notebooks": NOTEBOOKS})
+    scripts = [(ROOT / name).with_suffix(".py").read_text("utf-8") for name in NOTEBOOKS]
+    titles = [match[1] for script in scripts if (match := HEADING.search(script))]
+    named = [{title: name} for title, name in zip(titles, NOTEBOOKS, strict=True)]
+    config.nav.append({"Notebooks": named})
     return config
 
 

@@ -1,5 +1,6 @@
 """The documentation: links lead somewhere, and the Python of the API's page runs."""
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -137,3 +138,28 @@ def test_commands_are_found() -> None:
     assert ["run", "demo"] in commands(ROOT / "README.md")
     with pytest.raises(CycloptsError):
         app.parse_args(["run", "demo", "--no-such"], exit_on_error=False, print_error=False)
+
+
+def test_the_site_names_notebooks_and_leaves_compiled_code_out() -> None:
+    """The navigation has the notebooks' titles; linked code can be read in the dark."""
+    config = pytest.importorskip("mkdocs.config").load_config(str(ROOT / "mkdocs.yml"))
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    hooks.on_config(config)
+    assert {"Which GPU?": "notebooks/05_which_gpu.ipynb"} in config.nav[-1]["Notebooks"]
+    assert config.exclude_docs.match_file("__pycache__/hooks.cpython-311.pyc")
+    style = (ROOT / "docs" / "stylesheets" / "headway.css").read_text("utf-8")
+    (colour,) = re.findall(r'"slate"\] \.md-typeset a code \{ color: #(\w{6}); \}', style)
+    assert (_luminance(colour) + 0.05) / (_luminance("272a35") + 0.05) > 4.5  # WCAG AA
+
+
+def _luminance(colour: str) -> float:
+    """By WCAG, of six hexadecimal digits."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (
+        one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
