@@ -112,6 +112,24 @@ def test_workflows_run_what_there_is(path: Path) -> None:
     assert commands
 
 
+def test_nothing_is_published_untested() -> None:
+    """What publishes needs the build, which needs the tests; what CI runs is what is claimed."""
+    release, ci = (
+        yaml.safe_load((ROOT / ".github/workflows" / name).read_text("utf-8"))["jobs"]
+        for name in ("release.yml", "ci.yml")
+    )
+    assert {release[job]["needs"] for job in ("publish", "docs")} == {"build"}
+    assert release["build"]["needs"] == "test"
+    assert {"run": ".ci/run"} in release["test"]["steps"]
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert {"3.11"} <= set(claimed) <= set(ci["test"]["strategy"]["matrix"]["python"])
+    bot = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text("utf-8"))["updates"]
+    places = {one["package-ecosystem"]: one for one in bot}
+    assert places["docker"]["directory"] == "/"
+    assert "/.github" in places["pip"]["directories"]
+
+
 def _targets(job: dict[str, object]) -> list[str]:
     strategy = job.get("strategy")
     return strategy["matrix"].get("target", []) if isinstance(strategy, dict) else []
