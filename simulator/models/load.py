@@ -67,7 +67,7 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
         path = path / "config.json"
     if not path.exists():
         if wanted[0] in "./~" or wanted.count("/") > 1:
-            raise ValueError(f"model: {wanted!r} is a path, and there is no file {path}")
+            raise ValueError(f"model: {wanted!r} is a path, and there is no file {str(path)!r}")
         if (found := shipped_name(wanted)) is None:
             raise _unknown(wanted)
         return _shipped_model(found)

@@ -71,6 +71,8 @@ def test_another_precision_is_not_taken_for_16_bits(name: str) -> None:
 def test_a_path_must_be_there(path: str) -> None:
     with pytest.raises(ValueError, match=f"model: '{path}' is a path, and there is no file "):
         load_model(path)
+    with pytest.raises(ValueError, match=r"there is no file '.*a\\nb'$"):
+        load_model("./a\nb")
 
 
 def test_the_names_of_makers_are_known_in_any_case() -> None:
