@@ -40,14 +40,24 @@ def list_(*, json_: Json = False) -> int:
 
 
 @app.command
-def show(name: Annotated[str, Parameter(name="NAME", help="shipped profile, or a path")], /) -> int:
+def show(
+    name: Annotated[str, Parameter(name="NAME", help="shipped profile, or a path")],
+    /,
+    *,
+    json_: Json = False,
+) -> int:
     """Print a profile: its terms, range, errors and sources."""
     from simulator.costs.profile import find_profile, read_profile
+    from simulator.util.yaml_lines import parse
 
     try:
         path = find_profile(name)
     except ValueError as error:
         raise HeadwayError(str(error)) from None
     read_profile(path)  # tells what is wrong with it
-    print(path.read_text(), end="")
+    text = path.read_text("utf-8")
+    if json_:
+        print_json(parse(text, str(path))[0])
+    else:
+        print(text, end="")
     return 0

@@ -126,12 +126,14 @@ def from_metrics(
         str | None, Parameter(help="the model, if the metrics have several")
     ] = None,
     out: Annotated[Path | None, Parameter(help="scenario to write [default: print it]")] = None,
+    json_: Json = False,
 ) -> int:
     """Read a running server's load from its metrics: rate, lengths, concurrency, KV cache."""
     from simulator.models.load import shipped_name
     from simulator.util.files import check_new, write_atomic
     from simulator.workload.server_metrics import (
         infer_load,
+        load_figures,
         load_text,
         read_metrics,
         scenario_text,
@@ -142,10 +144,11 @@ def from_metrics(
     paths = [str(path) for path in (first, later) if path is not None]
     load = infer_load(read_metrics(first, later, seconds, model_name), paths[-1])
     text = scenario_text(load, shipped_name(load.model or ""), paths)
-    print(load_text(load))
-    if out is None:
-        print(f"\n{text}", end="")
-    else:
+    if out is not None:
         write_atomic(out, text.encode())
-        print(f"written to {out}")
+    if json_:
+        print_json(load_figures(load) | {"scenario": text})
+    else:
+        print(load_text(load))
+        print(f"\n{text}" if out is None else f"written to {out}\n", end="")
     return 0

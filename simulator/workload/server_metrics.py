@@ -415,6 +415,12 @@ def load_text(load: Load) -> str:
     return "\n".join(f"{what:<22}{value:<{width}}  {source}" for what, value, source in load.lines)
 
 
+def load_figures(load: Load) -> dict[str, Any]:
+    """Return what was inferred, for JSON: requests, s, requests/s, tokens, knobs of the engine."""
+    own = {"requests": load.requests, "span_s": load.seconds, "request_rate": load.rate}
+    return own | load.lengths | {"engine": load.engine, "model": load.model or None}
+
+
 def scenario_text(load: Load, model: str | None, sources: Sequence[str]) -> str:
     """Write a scenario with this load; what the metrics do not tell is a comment."""
     head = [

@@ -8,6 +8,7 @@ import pytest
 
 from simulator.cli import doctor
 from simulator.cli.main import main
+from simulator.models.load import shipped_models
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--set", "workload.num_prompts=20", "--set", "workload.output_len=5"]
@@ -54,9 +55,24 @@ def test_memory_prints_plain_numbers(capsys) -> None:
 def test_lists_are_json(capsys) -> None:
     rows = printed(capsys, "profile", "list")
     assert {"profile", "gpu", "dtype", "p95_relative_error"} < rows[0].keys()
+    shown = printed(capsys, "profile", "show", rows[0]["profile"])
+    assert {"model", "hardware", "fit"} < shown.keys()
     assert (
         printed(capsys, "trace", "describe", str(ROOT / "scenarios/demo.yaml"))["requests"] == 2000
     )
+    assert main(["profile", "list"]) == 0
+    assert f"models: {', '.join(shipped_models())}\n" in capsys.readouterr().out
+
+
+def test_the_fields_are_documented(capsys) -> None:
+    """Of what has no file whose columns are told elsewhere."""
+    told = (ROOT / "docs" / "metrics.md").read_text("utf-8").partition("## Other verbs")[2]
+    found = printed(capsys, "memory", "--model", "llama-3-8b", "--gpu", "H100-80GB")
+    for name in {
+        *found,
+        *printed(capsys, "trace", "describe", str(ROOT / "scenarios/demo.yaml")),
+    } - {"model", "gpu"}:
+        assert f"`{name}`" in told
 
 
 def test_an_installation_that_is_whole(capsys) -> None:

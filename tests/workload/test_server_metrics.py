@@ -173,6 +173,13 @@ def test_the_command_writes_a_scenario_that_runs(put, tmp_path, monkeypatch, cap
     assert workload.prompt_tokens.mean() == pytest.approx(150, rel=0.25)
     assert main(["trace", "from-metrics", "a.txt", "--seconds", "20"]) == 0
     assert (tmp_path / "s.yaml").read_text().split("\n", 1)[1] in capsys.readouterr().out
+    assert main(["trace", "from-metrics", "a.txt", "--seconds", "20", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scenario"] == (tmp_path / "s.yaml").read_text()
+    assert (found["requests"], found["span_s"], found["request_rate"]) == (40, 20, 2)
+    assert found["engine"]["num_gpu_blocks_override"] == 1000
+    assert found["model"] == "meta-llama/Llama-3.1-8B-Instruct"
+    assert found.keys() > {"input_len", "output_len"}
 
 
 @pytest.mark.parametrize(
