@@ -16,9 +16,11 @@ from cyclopts import Parameter
 from calibration.engine_steps.grid import NoGraphs, Setup
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
+    Json,
     NoOwnCode,
     Quiet,
     Settings,
+    print_json,
     refuse_own_code,
     silent,
 )
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 Device = Annotated[str, Parameter(help="cpu or cuda")]
 DEFAULT_SETUP = Setup()
+STANDARD_OUTPUT = Path("-")
 
 
 @Parameter(name="*")
@@ -244,6 +247,7 @@ def live(
         Path | None, Parameter(help="folder for the files [default: out/NAME-live]")
     ] = None,
     no_graphs: NoGraphs = False,
+    json_: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Run a scenario on a real engine; print its report, write its files.
@@ -272,14 +276,18 @@ def live(
         if done.result.interrupted:
             return print_interrupted_run(done.result)
         place = folder / f"rerun-{number}" if number else folder
-        report = run_table(done.result.summary())
+        summary = done.result.summary()
+        report = run_table(summary)
         files = write_live(done, place, about)
-        if not quiet:
+        if json_:
+            if not number:
+                print_json(summary)
+        elif not quiet:
             if not number:
                 print(report)
             print(f"written to {place}: {', '.join(file.name for file in files)}", flush=True)
     if engine == "vllm":
-        return validate(folder, quiet=quiet)
+        return validate(folder, quiet=quiet or json_)
     return 0
 
 
@@ -333,7 +341,8 @@ def validate(
         Parameter(negative="", help="with --measured: this run alone (repeatable)"),
     ] = None,
     json: Annotated[
-        Path | None, Parameter(help="with --measured: write every metric of every run here")
+        Path | None,
+        Parameter(help="with --measured: write every metric of every run here; --json=-: print it"),
     ] = None,
     columns: Annotated[
         str | None,
@@ -365,7 +374,7 @@ def validate(
             sensitivity=sensitivity,
             quiet=quiet,
         )
-    given = {"--run": run, "--json": json is not None, "--columns": columns is not None}
+    given = {"--run": run, "--columns": columns is not None}
     given["--sensitivity"] = sensitivity
     if alone := [name for name, value in given.items() if value]:
         raise HeadwayError(f"{alone[0]}: goes with --measured")
@@ -373,8 +382,12 @@ def validate(
     from calibration.engine_steps.validate import validate as compare
 
     assert folder is not None
+    if json is not None and json != STANDARD_OUTPUT:
+        raise HeadwayError("--json FILE: goes with --measured; --json=- prints validation.json")
     found = compare(folder, profile, out)
-    if not quiet:
+    if json is not None:
+        print_json((out or folder) / "validation.json")
+    elif not quiet:
         print(table(found))
         print(f"written to {out or folder}: validation.json, validation.png")
     return 0
@@ -393,15 +406,17 @@ def _validate_measured(
 ) -> int:
     """Return the exit status: 1 where none of the runs could be predicted."""
     from calibration.measured.predict import validate_measured
-    from calibration.measured.report import outcome_line, report, write_json, write_plots
+    from calibration.measured.report import json_rows, outcome_line, report, write_json, write_plots
     from simulator.cli.progress import results_progress
     from simulator.util.files import check_file
 
     if folder.is_file():
         raise HeadwayError(f"--measured {folder}: must be a folder, the one with {folder.name}")
-    if json is not None and not json.parent.is_dir():
+    if alone := json == STANDARD_OUTPUT:
+        quiet = True
+    elif json is not None and not json.parent.is_dir():
         raise HeadwayError(f"--json {json}: cannot write: no folder {json.parent}")
-    if json is not None:
+    elif json is not None:
         check_file("--json", json)
     if out is not None:
         check_folder(out)
@@ -416,7 +431,9 @@ def _validate_measured(
         )
     if not quiet:
         print(report(outcomes))
-    if json is not None:
+    if alone:
+        print_json([*json_rows(outcomes)])
+    elif json is not None:
         write_json(json, outcomes)
     if out is not None:
         files = write_plots(out, outcomes)

@@ -1,11 +1,12 @@
 """The verb `headway conform`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from simulator.cli.options import silent
+from simulator.cli.options import Json, print_json, silent
 from simulator.util.errors import HeadwayError
 
 
@@ -27,6 +28,7 @@ def conform(
     families: Annotated[
         bool, silent("print the versions of vLLM that the schedule agrees with")
     ] = False,
+    json_: Json = False,
 ) -> int:
     """Compare every decision with a recorded schedule, of vLLM or SGLang; 1 on a difference."""
     from conformance.compare import conform as compare_all
@@ -42,14 +44,17 @@ def conform(
         if len(cases) > 1:
             raise HeadwayError("conform: --families goes with one case file")
         found = conform_families(cases[0], golden, leap=leap)
-        print(report_families(found))
-        return int(not any(all(one.agrees for one in outcomes) for outcomes in found.values()))
+        agrees = {name: all(one.agrees for one in each) for name, each in found.items()}
+        print_json(agrees) if json_ else print(report_families(found))
+        return int(not any(agrees.values()))
     outcomes = []
     for case in cases:
         outcomes += compare_all(case, golden, leap=leap, write=write)
-    if outcomes:
+    if json_:
+        print_json([asdict(one) | {"agrees": one.agrees} for one in outcomes])
+    elif outcomes:
         print(report(outcomes))
-    if write is not None:
+    if write is not None and not json_:
         print(f"written to {write}{'' if outcomes else '; no recording to compare it with'}")
     if any(outcome.difference is not None for outcome in outcomes):
         return 1

@@ -172,9 +172,14 @@ def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Write `[{run_id, metric, predicted, measured, error}]`, with sensitivity `interval_95` and
     `shares` of it, too; a run without prediction has its
     reason in place of metrics, one that cannot be says why as `impossible`."""
-    rows = [row for outcome in outcomes for row in _json_rows(outcome)]
-    text = json.dumps(rows, indent=1, allow_nan=False)
+    text = json.dumps([*json_rows(outcomes)], indent=1, allow_nan=False)
     write_atomic(path, text.encode() + b"\n")
+
+
+def json_rows(outcomes: Sequence[Outcome]) -> Iterator[dict[str, object]]:
+    """Yield what `write_json` writes."""
+    for outcome in outcomes:
+        yield from _json_rows(outcome)
 
 
 def _json_rows(outcome: Outcome) -> Iterator[dict[str, object]]:

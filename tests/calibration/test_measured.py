@@ -92,7 +92,10 @@ def test_the_command_prints_and_writes(folder, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("two\n")
     assert "them, calib" in out
-    assert {row["run_id"] for row in json.loads(target.read_text())} == {"two"}
+    written = json.loads(target.read_text())
+    assert {row["run_id"] for row in written} == {"two"}
+    assert main(["validate", "--measured", str(folder), "--run", "two", "--json=-"]) == 0
+    assert json.loads(capsys.readouterr().out) == written
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_live_and_measured_exclude_each_other(folder, capsys):
     assert main(["validate"]) == 2
     assert "give LIVE_DIR or --measured DIR" in capsys.readouterr().err
     assert main(["validate", str(folder), "--json", "x.json"]) == 2
-    assert "--json: goes with --measured" in capsys.readouterr().err
+    assert "--json FILE: goes with --measured" in capsys.readouterr().err
 
 
 def test_requests_sent_one_by_one_stay_so(put):

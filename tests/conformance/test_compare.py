@@ -62,6 +62,10 @@ def test_any_wrong_field_is_found(
     assert f"small.jsonl:{line})" in told
     assert "recorded" in told
     assert told.count("\n* ") == 1
+    assert main(["conform", str(path), "--json"]) == 1
+    (outcome,) = json.loads(capsys.readouterr().out)
+    assert not outcome["agrees"]
+    assert outcome["difference"]["place"].endswith(f"small.jsonl:{line}")
 
 
 def test_a_difference_tells_the_state_of_the_requests(golden: tuple[Path, Path]) -> None:

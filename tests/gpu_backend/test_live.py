@@ -1,5 +1,6 @@
 """Live runs: the scheduler and blocks of a scenario drive an engine, on three clocks."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -124,6 +125,10 @@ def test_live_writes_what_run_writes_and_more(
     sets += ["--set", f"cost={{profile: {profile}}}"]
     assert main(["live", str(SCENARIO), *sets, "--out", str(tmp_path / "l"), "--reruns", "1"]) == 0
     assert "Serving Benchmark Result" in capsys.readouterr().out
+    words = ["live", str(SCENARIO), *sets, "--out", str(tmp_path / "j"), "--json"]
+    assert main(words) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "j" / "summary.json").read_text())
     profile.unlink()
     names = {path.name for path in (tmp_path / "l").iterdir()}
     written = {"summary.json", "requests.csv", "steps.csv", "scenario.yaml", "steps_measured.csv"}
