@@ -224,7 +224,7 @@ def test_an_interrupt_keeps_the_parts_that_are_done(
     os.kill(child.pid, signal.SIGSTOP)  # else it may be done before it is interrupted
     assert main(words) == 2  # while the other has the folder
     assert "another command is writing there" in capsys.readouterr().err
-    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, signal.SIGTERM)  # as Ctrl-C, which a job in the background ignores
     os.kill(child.pid, signal.SIGCONT)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130
