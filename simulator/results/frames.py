@@ -6,6 +6,7 @@ One row per request (requests.csv), one per logged row of steps (steps.csv), one
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +14,20 @@ import numpy as np
 from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import ClusterRecord, Record
-from simulator.results.request_table import Floats, Rows, client_column, find_rows
+from simulator.results.request_table import (
+    Floats,
+    Ints,
+    RequestTable,
+    Rows,
+    client_column,
+    find_rows,
+)
 from simulator.util.csv_text import Column, Numbers, Signed, Words
 
 if TYPE_CHECKING:
     import pandas as pd
+
+NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 
 
 def request_frame(record: Record) -> "pd.DataFrame":
@@ -32,17 +42,32 @@ def request_columns(record: Record) -> dict[str, Column]:
     and the replicas that computed the prompts are there only where the run has them.
     """
     table, workload, hints = record.request_table(), record.workload, record.hints
-    declared: dict[str, Column] = {}
-    if workload.max_tokens is not None:
-        declared["max_tokens"] = np.where(workload.max_tokens > 0, workload.max_tokens, -1)
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
-    urgent = workload.priority
-    priorities: dict[str, Column] = {} if urgent is None else {"priority": Signed(urgent)}
     producers: dict[str, Column] = {}
     if record.transfers is not None:
         producers["prefill_replica"] = record.transfers.producer_of(len(workload))
+    parts = {**record.time_parts(), **_seat_columns(record.logs, len(workload))}
+    ids = np.arange(len(workload))
+    return columns_of(table, ids, predicted=predicted, parts=parts, producers=producers)
+
+
+def columns_of(
+    table: RequestTable,
+    ids: Ints,
+    *,
+    predicted: Mapping[str, Column] = NO_COLUMNS,
+    parts: Mapping[str, Column] = NO_COLUMNS,
+    producers: Mapping[str, Column] = NO_COLUMNS,
+) -> dict[str, Column]:
+    """Return the columns of requests whose numbers are `ids`; others go in where they belong."""
+    workload = table.workload
+    declared: dict[str, Column] = {}
+    if workload.max_tokens is not None:
+        declared["max_tokens"] = np.where(workload.max_tokens > 0, workload.max_tokens, -1)
+    urgent = workload.priority
+    priorities: dict[str, Column] = {} if urgent is None else {"priority": Signed(urgent)}
     return {
-        "id": np.arange(len(workload)),
+        "id": ids,
         "client": client_column(workload),
         **priorities,
         "arrival": table.arrival,
@@ -55,8 +80,7 @@ def request_columns(record: Record) -> dict[str, Column]:
         "ttft": table.ttft,
         "tpot": table.tpot,
         "e2el": table.e2el,
-        **record.time_parts(),
-        **_seat_columns(record.logs, len(workload)),
+        **parts,
         "preemptions": table.preemptions,
         "cached_tokens": table.cached,
         "replica": table.replica,

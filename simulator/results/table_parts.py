@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.core.log import REASONS
-from simulator.results.frames import step_columns
+from simulator.results.frames import columns_of, step_columns
 from simulator.results.record import PartialRecord
-from simulator.results.request_table import Ints, client_column, gather_requests
-from simulator.util.csv_text import Words
+from simulator.results.request_table import Ints, gather_requests
+from simulator.util.csv_text import Signed, Words
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import make_folders
@@ -100,7 +99,7 @@ def _plain(column: Any) -> Any:
 
     if isinstance(column, Words):
         return pa.array(np.array([*column.names, None], object)[column.codes], pa.string())
-    return column
+    return column.values if isinstance(column, Signed) else column
 
 
 def check_parts(folder: Path) -> None:
@@ -111,27 +110,6 @@ def check_parts(folder: Path) -> None:
 
 def _requests(part: PartialRecord, ids: Ints, replicas: Ints) -> dict[str, Any]:
     """Return the columns of requests, by the names of requests.csv."""
-    table, workload = (
-        gather_requests(part.workload, part.sent, part.logs, part.tries),
-        part.workload,
-    )
-    more = {} if workload.priority is None else {"priority": workload.priority}
-    if workload.max_tokens is not None:
-        more["max_tokens"] = np.where(workload.max_tokens > 0, workload.max_tokens, -1)
-    return {
-        "id": ids,
-        "client": client_column(workload),
-        "arrival": table.arrival,
-        "client_queue_time": table.client_queue_time,
-        "prompt_tokens": workload.prompt_tokens,
-        "output_tokens": table.generated,
-        **more,
-        "queue_time": table.queue_time,
-        "ttft": table.ttft,
-        "tpot": table.tpot,
-        "e2el": table.e2el,
-        "preemptions": table.preemptions,
-        "cached_tokens": table.cached,
-        "replica": np.where(table.replica < 0, -1, replicas[table.replica]),
-        "finish_reason": Words(table.reason, REASONS),
-    }
+    table = gather_requests(part.workload, part.sent, part.logs, part.tries)
+    columns = columns_of(table, ids)
+    return columns | {"replica": np.where(table.replica < 0, -1, replicas[table.replica])}
