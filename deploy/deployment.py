@@ -434,7 +434,7 @@ def _llm_d(groups: list[Group]) -> dict[str, str]:
 
 
 def _llm_d_values(decode: Group, prefill: Group | None, notes: list[str]) -> str:
-    model = str(decode.scenario.model)
+    model = _unexpanded([str(decode.scenario.model)])[0]  # the chart makes an argument of it
     spec = load_model(decode.scenario.known_model, decode.scenario.folder)
     weights = spec.weight_bytes(decode.scenario.engine.weight_dtype)
     values: Manifest = {

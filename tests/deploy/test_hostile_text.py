@@ -140,6 +140,7 @@ def test_kubernetes_expands_nothing(tmp_path: Path, text: str) -> None:
     for chart in charts:
         told = [one for one in texts(expanded(chart)) if "weights" in one and "fair" in one]
         assert told
+        assert not [one for one in texts(expanded(chart)) if "pwned" in one]
         assert all(json.loads(one)["weights"] == {text: 2.0} for one in told)
 
 
