@@ -102,9 +102,9 @@ class Outcome:
 def compare(outcome: Outcome, result: Result, requests: Requests | None, before: int = 0) -> None:
     """Put the run's numbers beside the simulation's.
 
-    The first `before` requests are no part of the run: they filled its prefix cache. With a
-    per-request file both are computed over the same requests: those that both completed, without
-    the first, which met a cold engine. Else the row's numbers are the measured ones.
+    The first `before` requests are no part of the run: they filled its prefix cache. Where a
+    per-request file has times, both are computed over the same requests: those that both completed,
+    without the first, which met a cold engine. What it has no times of are the row's numbers.
     """
     table = gather_requests(result.workload, result.sent, result.logs)
     keep = table.completed.copy()
@@ -121,16 +121,17 @@ def compare(outcome: Outcome, result: Result, requests: Requests | None, before:
         measured = dict(outcome.run.measured)
     else:
         recorded = {"ttft": requests.ttft, "tpot": requests.tpot, "e2el": requests.e2el}
-        if len(keep) > 1:
+        if len(keep) > 1 and requests.timed:
             keep[0] = False
         predicted = _statistics(simulated, requests.output, keep)
         predicted |= _throughput(result.sent, table.finish, requests.output, keep)
-        measured = _statistics(recorded, requests.output, keep)
+        measured = dict(outcome.run.measured) | _statistics(recorded, requests.output, keep)
         ends = requests.arrival + requests.e2el
         measured |= _throughput(requests.arrival, ends, requests.output, keep)
         for name, column in recorded.items():
             both = keep & ~np.isnan(column) & ~np.isnan(simulated[name])
-            outcome.samples[name] = simulated[name][both] * 1e3, column[both] * 1e3
+            if both.any():
+                outcome.samples[name] = simulated[name][both] * 1e3, column[both] * 1e3
     outcome.rows = [
         MetricComparison(name, predicted[name], value)
         for name, value in measured.items()

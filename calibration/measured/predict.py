@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from math import isfinite, prod
+from math import isfinite, nan, prod
 from pathlib import Path
 
 from calibration.measured.compare import Outcome, compare, compare_gauges, completed_means
@@ -22,6 +22,7 @@ from calibration.measured.engine import (
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import Run, read_runs, select_runs
 from calibration.measured.workload import (
+    ROUNDS,
     UNTOLD_RATIO,
     draw_from_pool,
     frontend,
@@ -169,8 +170,12 @@ def _predict(
     knee = find_knee(result, recorded=True)
     outcome.load = None if knee is None else knee.as_summary()
     means = completed_means(result, before)
+    measured = {row.metric: row.measured for row in outcome.rows if isfinite(row.measured)}
+    if requests is None:
+        rate = closed_loop_rate(run, measured, means["output"])
+        measured["request_throughput"] = max(rate, measured.get("request_throughput", 0.0))
     outcome.impossible = why_impossible(
-        {row.metric: row.measured for row in outcome.rows if isfinite(row.measured)},
+        measured,
         *(spec.model, spec.gpu, scenario.engine),
         servers=(run.count("replicas") or 1) * scenario.engine.data_parallel_size,
         computed=means["computed"],
@@ -328,6 +333,22 @@ def sibling_file(path: Path | None, ending: str) -> Path | None:
 
 
 # Measurements that cannot be: more FLOP/s than the GPUs have, decodes faster than their bytes.
+
+
+def closed_loop_rate(run: Run, measured: Mapping[str, float], output: float) -> float:
+    """Return the requests/s that a closed loop's latencies imply at least; 0: they imply none.
+
+    `measured` in ms; `output` are the mean tokens of an answer. All C clients are busy until the
+    last of n requests is sent, after n E2EL / C at most, by Little's law. It is taken to last twice
+    the mean at most.
+    """
+    clients = run.count("concurrency")
+    ttft, tpot = (measured.get(f"mean_{name}_ms", nan) for name in ("ttft", "tpot"))
+    e2el = measured.get("mean_e2el_ms", ttft + (tpot * (output - 1.0) if output > 1.0 else 0.0))
+    if clients is None or run.number("rate_rps") is not None or not e2el > 0:
+        return 0.0
+    count = run.count("n_requests") or ROUNDS * clients
+    return 1e3 * count / (count / clients + 2.0) / e2el
 
 
 def why_impossible(

@@ -39,6 +39,11 @@ class Requests:
     def __len__(self) -> int:
         return len(self.arrival)
 
+    @property
+    def timed(self) -> bool:
+        """Whether any time of a request was taken."""
+        return not all(np.isnan(column).all() for column in (self.ttft, self.tpot, self.e2el))
+
 
 def read_requests(path: Path, columns: str | Mapping[str, str] | None = None) -> Requests:
     """Read a file of any format of traces; HeadwayError names it, the line and what is wrong."""

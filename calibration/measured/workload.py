@@ -134,7 +134,8 @@ def _prefix_segments(
 def _conversations(requests: Requests) -> Workload:
     """Let each client send its next turn as long after the last answer as it did.
 
-    A turn's prompt begins like the one before it in its conversation, with its answer behind.
+    At its recorded time, where nobody took the time of that answer. A turn's prompt begins like the
+    one before it in its conversation, with its answer behind.
     """
     total = len(requests)
     assert requests.client is not None
@@ -147,7 +148,7 @@ def _conversations(requests: Requests) -> Workload:
     segments: list[Segments | None] = []
     for k in range(total):
         client, conversation = requests.client[k], requests.conversation[k]
-        if (last := sent.get(client)) is not None:
+        if (last := sent.get(client)) is not None and not np.isnan(ends[last]):
             after[k], delay[k] = last, max(0.0, requests.arrival[k] - ends[last])
             arrival[k] = np.nan
         sent[client] = k

@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from calibration.measured.predict import peak_flops, validate_measured, why_impossible
+from calibration.measured.predict import (
+    closed_loop_rate,
+    peak_flops,
+    validate_measured,
+    why_impossible,
+)
 from calibration.measured.report import outcome_line, report, write_json
 from simulator.cli.main import main
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
-from tests.support.measured_runs import CLOSED, FILED, HEAD, REQUESTS, STRANGE
+from tests.support.measured_runs import CLOSED, FILED, HEAD, REQUESTS, STRANGE, run_of
 
 MODEL, GPU = load_model("llama-3-8b"), find_gpu("H100-80GB")
 ENGINE = EngineConfig(tensor_parallel_size=2)
@@ -74,6 +79,29 @@ def test_what_cannot_be_is_no_part_of_the_means(folder, tmp_path):
     assert "quick: impossible: a token takes" in outcome_line(quick)
     write_json(tmp_path / "all.json", [two, quick])
     assert (tmp_path / "all.json").read_text().count('"impossible": "a token takes') == 2
+
+
+def test_a_closed_loop_tells_its_rate():
+    """Ten clients, a hundred requests of 100 + 9 x 10 ms: 19 ms each, and 0.38 s of empty seats."""
+    times = {"mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0}
+    run = run_of(concurrency="10", n_requests="100")
+    assert closed_loop_rate(run, times, 10.0) == pytest.approx(100 / (1.9 + 0.38))
+    assert closed_loop_rate(run_of(concurrency="10"), times, 10.0) == pytest.approx(100 / 2.28)
+    assert closed_loop_rate(run, {"mean_e2el_ms": 190.0}, 10.0) == pytest.approx(100 / 2.28)
+    assert closed_loop_rate(run, {"mean_ttft_ms": 190.0}, 1.0) == pytest.approx(100 / 2.28)
+    assert closed_loop_rate(run, {"mean_ttft_ms": 190.0}, 10.0) == 0.0
+    assert closed_loop_rate(run_of(concurrency="10", rate_rps="5"), times, 10.0) == 0.0
+    assert closed_loop_rate(run_of(rate_rps="5"), times, 10.0) == 0.0
+
+
+def test_prompts_of_a_closed_loop_that_cannot_have_been_computed(folder):
+    """Qwen3-32B in fp8 on two H200s: 64 clients with prompts of 8,192 tokens and 40 ms of TTFT."""
+    row = CLOSED.replace("two,", "found,").replace(",4,,,1024,64,100,", ",64,,,8192,16,40,")
+    (folder / "runs.csv").write_text(HEAD + CLOSED + row)
+    two, found = validate_measured(folder)
+    assert two.impossible == ""
+    assert "requests/s of 8,1" in found.impossible
+    assert "2 x H200 have" in found.impossible
 
 
 def test_runs_are_told_as_they_get_done(folder, capsys):

@@ -219,6 +219,36 @@ def test_a_pool_makes_the_first_prompts_slow_and_the_others_fast(tmp_path):
     assert found["p99_ttft_ms"] > 5 * found["p50_ttft_ms"]
 
 
+UNTIMED = """arrival_s,input_tokens,output_tokens,client_id,conversation
+0,1000,11,a,x
+1,1000,11,b,y
+2,1020,11,a,x
+"""
+
+
+@pytest.mark.parametrize("columns", [5, 3])
+def test_a_row_has_the_means_of_requests_that_nobody_timed(tmp_path, columns):
+    """The file has arrivals and lengths alone; the means are of all of its requests."""
+    lines = [",".join(line.split(",")[:columns]) for line in UNTIMED.splitlines()]
+    (tmp_path / "requests.csv").write_text("\n".join(lines) + "\n")
+    row = {"run_id": "a", "gpu": "H100", "model": "llama-3-8b", "ttft_mean_ms": "50"}
+    row |= {"tpot_mean_ms": "7", "req_per_s": "1.4", "per_request_file": "requests.csv"}
+    (tmp_path / "runs.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    (outcome,) = validate_measured(tmp_path)
+    found = {row.metric: row for row in outcome.rows}
+    assert {*found} == {"mean_ttft_ms", "mean_tpot_ms", "request_throughput"}
+    assert found["mean_ttft_ms"].measured == 50
+    assert found["request_throughput"].predicted == pytest.approx(3 / 2.1, rel=0.05)
+    assert not any("nothing measured" in note for note in outcome.notes)
+    assert not outcome.samples
+    timed = [lines[0] + ",ttft_s", *(f"{line},0.06" for line in lines[1:])]
+    (tmp_path / "requests.csv").write_text("\n".join(timed) + "\n")
+    (outcome,) = validate_measured(tmp_path)
+    found = {row.metric: row for row in outcome.rows}
+    assert found["mean_ttft_ms"].measured == pytest.approx(60)  # the file's own come first
+    assert found["mean_tpot_ms"].measured == 7
+
+
 def test_replicas_share_the_load_and_clients_give_up(tmp_path):
     """Forty prompts at once: two servers take half of one's time, and nobody waits for 0.3 s."""
     told = {"rate_rps": "inf", "mean_input_tokens": "4000", "mean_output_tokens": "1"}
