@@ -121,15 +121,18 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         key = next((k for k in (*RATES, "at") if k in rows), "")
         points = list(zip(user, speed, strict=True))
         best = pareto_front(points)
+        bought = "gpus" in rows  # a plan's: points are named by what one pays for
         for label, part, style in _marks(rows, key, [*rows.index[best]]):
-            axes.plot(user[part.index], speed[part.index], label=label, **style)
+            alone = bought and len(part) == 1 and label.strip("_") not in ("", "others")
+            name = point_label(part.iloc[0], varied_keys(rows, key)) if alone else label
+            axes.plot(user[part.index], speed[part.index], label=name, **style)
         # Colours that tell all parts of the points apart spare the labels of their keys.
         told = bool(key) and len(list(split_by_keys(rows, key))) <= len(COLORS)
         keys = [k for k in varied_keys(rows, "") if not told or k == key]
         named = range(len(points)) if len(points) <= MAX_LABELS else best
         names = [point_label(rows.iloc[k], keys) for k in named]
         title = "Speed for a user against throughput"
-        if keys == [key] and "gpus" not in rows:
+        if keys == [key] and not bought:
             names = [short_value(rows[key].iloc[k]) for k in named]
             title += f" (numbers: {short_key(key)})"
         if len(best) > 1:
@@ -141,7 +144,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         from_zero(axes)
         draw_upright(axes, [1e3 / bound for bound in bounds_of(rows, "tpot") if bound > 0])
         grid(axes)
-        legend_below(figure, axes, legend_title(rows, key))
+        legend_below(figure, axes, "" if bought else legend_title(rows, key))
         _name_points(figure, [points[k] for k in named], names)
     return figure
 

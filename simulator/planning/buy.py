@@ -88,30 +88,29 @@ def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs) -> None:
 
 
 def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offer]:
-    """Judge the first two as a plan judges, with all its runs, and rank again.
+    """Judge the first two orders as a plan judges, with all its runs, and rank again.
 
-    One that took another number of replicas than at first sight may not be the first any more.
+    One that took another number of replicas than at first sight may not be the first any more. What
+    was judged stands before what costs the same: nothing else was looked at for so long.
     """
-    confirmed: list[Offer] = []
+    judged: list[Offer] = []
     left = list(ranked)
-
-    def others() -> list[Offer]:
-        return [one for one in left if one.order not in {known.order for known in confirmed}]
-
-    while len(confirmed) < 2 and others():
-        left.remove(one := others()[0])
+    while True:
+        found = [*ranked_offers(judged), *left]
+        found.sort(key=lambda one: round(one.cost, 6))
+        wanted = [one for one in orders(found)[:2] if not any(one is known for known in judged)]
+        if not wanted:
+            return found
+        one = wanted[0]
+        left = [other for other in left if other is not one]
         again = replace(one, result=type(one.result)(None, []), done=False)
         again.within = max(one.searched - 1, 1), one.searched + 2
         again.start = one.searched
         search_all(problem, [again], runs)
         if again.result.best is None:
             one.never = "did not hold in a longer run"
-            continue
-        confirmed.append(again)
-        confirmed = ranked_offers(confirmed)
-        if len(confirmed) == 2 and others() and others()[0].cost < confirmed[-1].cost:
-            confirmed = confirmed[:1] if confirmed[0].cost <= others()[0].cost else []
-    return ranked_offers([*confirmed, *left])
+        else:
+            judged.append(again)
 
 
 def _changes(
@@ -144,7 +143,8 @@ def _changes(
         if not found:
             yield f"{words}: none of the first {len(again)} holds with twice as many"
             continue
-        same = found[0].label == ranked[0].label and found[0].replicas == ranked[0].replicas
+        cheapest = [one for one in found if one.cost <= found[0].cost]
+        same = any(line(one) == line(ranked[0]) for one in cheapest)
         told = "the same" if same else line(found[0])
         yield f"{words}: {told}"
     if span is None:

@@ -116,4 +116,5 @@ def _failed(tried: Sequence[Offer]) -> Iterator[str]:
     for offer in tried:
         if offer.result.best is None:
             last = max(offer.result.trials, key=lambda trial: trial.at)
-            yield f"  does not hold: {last.at:.0f} replicas of {offer.label}: {last.reason}"
+            many = "s" if last.at > 1 else ""
+            yield f"  does not hold: {last.at:.0f} replica{many} of {offer.label}: {last.reason}"

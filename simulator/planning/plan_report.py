@@ -349,8 +349,9 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
             if not trial.superseded
         )
         seen += [ratio for _, ratio in points]
-        mark = "the best: " if candidate is best else "_" if color == GREY else ""  # _: unnamed
-        name = mark + candidate.label
+        name = ("the best: " if candidate is best else "") + candidate.label
+        if color == GREY:  # all that have it share one entry; matplotlib leaves names with _ out
+            name = "_" if "others" in axes.get_legend_handles_labels()[1] else "others"
         axes.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
     axes.axhline(1.0, color="0.3", linestyle="--", linewidth=1)
     if max(seen) > 3 * min(seen):

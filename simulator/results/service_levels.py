@@ -152,7 +152,8 @@ class Judged(NamedTuple):
         verb = "kept" if slo.met(value) else "broken"
         if slo.metric in SHARES:
             points = f"{100 * abs(value - slo.bound):.3g}"
-            return verb if points == "0" else f"{verb} by {points} points"
+            unit = "point" if points == "1" else "points"
+            return verb if points == "0" else f"{verb} by {points} {unit}"
         over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
         if over >= MANY * under:
             return f"{verb}, {over / under:.3g} times the bound" if slo.at_most and under else verb

@@ -11,7 +11,7 @@ from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.load import load_model
-from simulator.planning.buy import line, orders
+from simulator.planning.buy import _confirm, line, orders
 from simulator.planning.buy_report import buying_problem
 from simulator.planning.market import Market, Offer
 from simulator.planning.measure import Change, measure_run
@@ -231,3 +231,32 @@ def test_orders_are_told_apart_by_gpus_and_their_number() -> None:
     assert orders(ranked) == [ranked[0], ranked[1], ranked[3]]
     assert line(ranked[0]) == "2 x A (2 replicas of TP 1): $2.00/h"
     assert line(ranked[2]) == "2 x A (1 replica of TP 2): $2.00/h"
+
+
+def test_what_longer_runs_have_judged_stands_before_its_equal(monkeypatch) -> None:
+    """Of two settings of one order the answer is the one that longer runs judged."""
+
+    def offer(gpu: str, label: str, strain: float, price: float) -> Offer:
+        found = SearchResult(Trial(2.0, strain=(strain,) * 3), [])
+        return Offer({"label": label}, result=found, gpu=gpu, price=price)
+
+    takes = {"A": 2.0, "B": 2.0}  # replicas, by longer runs
+
+    def longer(_problem, offers, _runs) -> None:
+        (one,) = offers
+        one.result = SearchResult(Trial(takes[one.gpu], seconds=600.0, strain=(-0.1,) * 3), [])
+
+    monkeypatch.setattr("simulator.planning.buy.search_all", longer)
+    ranked = [
+        offer("A", "first", -0.5, 1.0),
+        offer("A", "alike", -0.4, 1.0),
+        offer("B", "", 0.0, 2.0),
+    ]
+    judged = _confirm(None, ranked, None)  # type: ignore[arg-type]
+    assert [one.best.seconds for one in judged] == [600.0, None, 600.0]
+    assert [one.gpu for one in orders(judged)] == ["A", "B"]
+    assert judged[0].varied["label"] == "first"
+    takes["A"] = 5.0  # it costs more than the other then, and is not lost
+    judged = _confirm(None, ranked, None)  # type: ignore[arg-type]
+    assert [(one.gpu, one.cost) for one in judged] == [("B", 4.0), ("A", 5.0), ("A", 5.0)]
+    assert all(one.best.seconds for one in judged)
