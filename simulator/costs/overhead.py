@@ -6,7 +6,8 @@ its terms per sequence, per prompt in the step and per token of prompts, is wait
 the engine schedules asynchronously: then it is hidden behind the kernels, and only what is longer
 than these shows. A scenario's block `host` puts a server's own in their place. A step with prompts
 runs without the CUDA graph of a whole decode step, and its layers are launched one after the
-other: `prompt_per_layer`.
+other: `prompt_per_layer`. On B200 FlashInfer's own attention is planned on the host besides: to
+0.11.0, and beside an fp8 cache.
 
 Where requests are sampled with top-p or top-k, vLLM from 0.11.1 to 0.16, and before 0.9, sorts all
 logits of a step in PyTorch, as float32 with their indices: a radix sort of four passes over a batch
@@ -201,7 +202,10 @@ def find_overhead(engine: EngineConfig, gpu: Gpu) -> Overhead:
     wanted = read_version(engine.version or "") or NEWEST
     terms = max(((v, t) for v, t in _entries() if v <= wanted), key=lambda entry: entry[0])[1]
     kind = terms["asynchronous" if engine.async_scheduling else "synchronous"]
-    own = {"captured": 0} if gpu is CPU else terms["gpus"].get(gpu.name, {})
+    gpus = terms["gpus"]
+    own = {"captured": 0} if gpu is CPU else gpus.get(gpu.name, {})
+    if engine.cache_dtype.startswith("fp8"):
+        own = own | gpus.get(f"{gpu.name} fp8 cache", {})
     plain = {key: value for key, value in terms.items() if key not in BY_CASE}
     return Overhead(**plain | kind | own)
 

@@ -1,6 +1,6 @@
 """A piecewise cost that waits for a step's longest sequence besides.
 
-So does FlashInfer's decode attention on B200. Its planner has `THREAD_BLOCKS` thread blocks for
+So does FlashInfer's own decode attention on B200. Its planner has `THREAD_BLOCKS` thread blocks for
 each multiprocessor (num_blocks_per_sm in its scheduler.cuh), each of which takes `per_key` seconds
 a key. Where a step has more (sequence, KV head) pairs than that, none is split: nobody helps the
 block with the longest sequence, and the step waits for it. Fewer pairs are cut into chunks, and the

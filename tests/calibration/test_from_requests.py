@@ -176,7 +176,7 @@ def test_large_logs_are_fitted_on_all_cores_alike(write, tmp_path, monkeypatch):
 SPLIT = """name: b200
 model: llama-3.1-8b
 gpu: {name: B200}
-engine: {name: vllm, version: "0.15", max_num_seqs: 64}
+engine: {name: vllm, version: "0.15", max_num_seqs: 64, kv_cache_dtype: fp8}
 workload: {num_prompts: 80, request_rate: 20, input_len: 500, output_len: 40}
 """
 

@@ -47,12 +47,11 @@ def cost_of(
 
 
 def overhead_of(
-    version: str | None = None, *, asynchronous: bool = False, gpu: str = "L40S"
+    version: str | None = None, *, asynchronous: bool = False, gpu: str = "L40S", **knobs: Any
 ) -> Overhead:
     """Return what a release of vLLM adds to its kernels."""
-    return find_overhead(
-        EngineConfig(version=version, async_scheduling=asynchronous), find_gpu(gpu)
-    )
+    engine = EngineConfig(version=version, async_scheduling=asynchronous, **knobs)
+    return find_overhead(engine, find_gpu(gpu))
 
 
 def with_overhead(terms: Overhead, kernels: Fitted, *, overlapped: bool, **told: Any) -> Any:
