@@ -121,9 +121,9 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         key = next((k for k in (*RATES, "at") if k in rows), "")
         points = list(zip(user, speed, strict=True))
         best = pareto_front(points)
-        bought = "gpus" in rows  # a plan's: points are named by what one pays for
+        # A plan's points are named by what one pays for.
         for label, part, style in _marks(rows, key, [*rows.index[best]]):
-            alone = bought and len(part) == 1 and label.strip("_") not in ("", "others")
+            alone = "gpus" in rows and len(part) == 1 and label.strip("_") not in ("", "others")
             name = point_label(part.iloc[0], varied_keys(rows, key)) if alone else label
             axes.plot(user[part.index], speed[part.index], label=name, **style)
         # Colours that tell all parts of the points apart spare the labels of their keys.
@@ -132,7 +132,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         named = range(len(points)) if len(points) <= MAX_LABELS else best
         names = [point_label(rows.iloc[k], keys) for k in named]
         title = "Speed for a user against throughput"
-        if keys == [key] and not bought:
+        if keys == [key] and "gpus" not in rows:
             names = [short_value(rows[key].iloc[k]) for k in named]
             title += f" (numbers: {short_key(key)})"
         if len(best) > 1:
@@ -144,7 +144,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         from_zero(axes)
         draw_upright(axes, [1e3 / bound for bound in bounds_of(rows, "tpot") if bound > 0])
         grid(axes)
-        legend_below(figure, axes, "" if bought else legend_title(rows, key))
+        legend_below(figure, axes, "" if "gpus" in rows else legend_title(rows, key))
         _name_points(figure, [points[k] for k in named], names)
     return figure
 

@@ -96,21 +96,25 @@ def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offe
     judged: list[Offer] = []
     left = list(ranked)
     while True:
-        found = [*ranked_offers(judged), *left]
-        found.sort(key=lambda one: round(one.cost, 6))
-        wanted = [one for one in orders(found)[:2] if not any(one is known for known in judged)]
-        if not wanted:
+        found = sorted([*ranked_offers(judged), *left], key=lambda one: round(one.cost, 6))
+        known = {id(one) for one in judged}
+        one = next((one for one in orders(found)[:2] if id(one) not in known), None)
+        if one is None:
             return found
-        one = wanted[0]
         left = [other for other in left if other is not one]
-        again = replace(one, result=type(one.result)(None, []), done=False)
-        again.within = max(one.searched - 1, 1), one.searched + 2
-        again.start = one.searched
+        again = _afresh(one, max(one.searched - 1, 1), one.searched + 2)
         search_all(problem, [again], runs)
         if again.result.best is None:
             one.never = "did not hold in a longer run"
         else:
             judged.append(again)
+
+
+def _afresh(one: Offer, least: int, most: int) -> Offer:
+    """Return an offer to search again, from as many replicas as it had."""
+    again = replace(one, result=type(one.result)(None, []), done=False)
+    again.within, again.start = (least, most), one.searched
+    return again
 
 
 def _changes(
@@ -132,19 +136,15 @@ def _changes(
     for words, change in asked:
         again = []
         for one in ranked[:CHANGED]:
-            other = replace(one, result=type(one.result)(None, []), done=False)
-            fewer = change.steps < 0  # all others only want more
-            least = max(one.searched // 2, 1) if fewer else one.searched
-            other.within = least, WIDEST * one.searched + 2
-            other.start = one.searched
-            again.append(other)
+            # Only faster steps want fewer.
+            least = max(one.searched // 2, 1) if change.steps < 0 else one.searched
+            again.append(_afresh(one, least, WIDEST * one.searched + 2))
         search_all(market.quick(change), again, runs)
         found = ranked_offers(again)
         if not found:
             yield f"{words}: none of the first {len(again)} holds with twice as many"
             continue
-        cheapest = [one for one in found if one.cost <= found[0].cost]
-        same = any(line(one) == line(ranked[0]) for one in cheapest)
+        same = line(ranked[0]) in {line(one) for one in found if one.cost <= found[0].cost}
         told = "the same" if same else line(found[0])
         yield f"{words}: {told}"
     if span is None:

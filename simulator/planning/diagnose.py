@@ -44,6 +44,7 @@ class Trial:
     before: float | None = None  # the metric as it is
     gpus: int = 0  # that the run has
     trade: Sequence[str] = ()  # metrics that lose more than is won
+    missed: int = 0  # service levels that this run breaks
 
     @property
     def after(self) -> float | None:
@@ -153,10 +154,10 @@ def diagnose(
 
     All runs have the same requests at the same times, lengths and errors of the cost model (common
     random numbers). An advice that several findings give is tried for the first. They are ranked
-    by goodput, where the scenario has bounds for it, then by the metric of the first finding; who
-    loses more than it wins comes last. The best two are tried together, too, and listed where that
-    is better than each alone. Raises HeadwayError where the scenario cannot be run; advice that
-    cannot be followed says why.
+    by the service levels that they break, by goodput, where the scenario has bounds for it, then by
+    the metric of the first finding; who loses more than it wins comes last. The best two are tried
+    together, too, and listed where that is better than each alone. Raises HeadwayError where the
+    scenario cannot be run; advice that cannot be followed says why.
     """
     scenario = as_scenario(scenario)
     summary = run(scenario).summary()
@@ -169,16 +170,17 @@ def diagnose(
     values, gpus = _known(summary), resources(scenario)[0]
     judged = [Judged.of(one) for one in summary["headway"].get("slo") or ()]
     verdicts = [f"{one.slo.text} {one}" for one in judged]
-    kept = [one.slo for one in judged if one.slo.met(one.value)]
-    trials = _try_all(scenario, values, advised, kept, jobs=jobs, progress=progress)
+    kept = [one.slo for one in judged if one.served and one.slo.met(one.value)]
+    slos = [one.slo for one in judged]
+    trials = _try_all(scenario, values, advised, slos, kept, jobs=jobs, progress=progress)
     if not trials:
         return Diagnosis(findings, values, gpus, (), verdicts=verdicts)
     ranked_by = [*([GOODPUT] if GOODPUT in values else []), trials[0].metric]
     trials.sort(key=lambda trial: _rank(trial, ranked_by))
-    as_it_is = Trial("", "", {}, values)
+    as_it_is = Trial("", "", {}, values, missed=len(slos) - len(kept))
     good = [trial for trial in trials if _rank(trial, ranked_by) < _rank(as_it_is, ranked_by)]
     if together := _together(good):
-        for both in _try_all(scenario, values, [together], kept, jobs=1, progress=None):
+        for both in _try_all(scenario, values, [together], slos, kept, jobs=1, progress=None):
             if _rank(both, ranked_by) < _rank(good[0], ranked_by):
                 trials.insert(0, both)
     return Diagnosis(findings, values, gpus, trials, ranked_by, verdicts=verdicts)
@@ -219,6 +221,7 @@ def _try_all(
     scenario: Scenario,
     values: MetricValues,
     advised: Sequence[tuple[str, str, Mapping[str, Any]]],
+    slos: Sequence[Slo],
     kept: Sequence[Slo],
     *,
     jobs: int | None,
@@ -226,7 +229,7 @@ def _try_all(
 ) -> list[Trial]:
     """Follow each advice, given with its rule and metric.
 
-    `values` are of the run as it is, and `kept` the service levels that it keeps.
+    `values` are of the run as it is, and `kept` those of the service levels `slos` that it keeps.
     """
     followed: list[Scenario | Outcome] = []
     for _, _, advice in advised:
@@ -246,6 +249,7 @@ def _try_all(
                 *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
                 gpus=0 if isinstance(one, Outcome) else resources(one)[0],
                 trade=traded(metric, values, outcome.values, kept),
+                missed=sum(not s.met(outcome.values.get(s.metric, s.bound)) for s in slos),
             )
         )
     return trials
@@ -276,7 +280,7 @@ def _rank(trial: Trial, metrics: Sequence[str]) -> tuple[bool | float, ...]:
         inf if value is None else -better(metric) * float(f"{value:.3g}")
         for metric, value in zip(metrics, found, strict=True)
     ]
-    return bool(trial.error), bool(trial.trade), *digits
+    return bool(trial.error), bool(trial.trade), trial.missed, *digits
 
 
 def _together(good: Sequence[Trial]) -> tuple[str, str, Mapping[str, Any]] | None:
@@ -305,7 +309,8 @@ def _measure(scenario: Scenario) -> MetricValues:
 def _known(summary: Mapping[str, Any]) -> MetricValues:
     """Return the numbers of a summary that mean something."""
     found = metric_values(summary)
-    return {key: value for key, value in found.items() if not lacks_gaps(found, key)}
+    found = {key: value for key, value in found.items() if not lacks_gaps(found, key)}
+    return found if summary["completed"] else {k: v for k, v in found.items() if k[-3:] != "_ms"}
 
 
 def table(found: Diagnosis) -> str:

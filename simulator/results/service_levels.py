@@ -122,6 +122,7 @@ class Judged(NamedTuple):
     value: float
     ends: Span | None  # of the value, by the step times' 95 %; None: nobody knows
     span: Span | None = None  # of these
+    served: bool = True  # one request or more; where none was, no latency is kept
 
     @classmethod
     def of(cls, one: Mapping[str, Any]) -> "Judged":
@@ -132,6 +133,7 @@ class Judged(NamedTuple):
             one["value"],
             None if ends is None else (ends[0], ends[1]),
             None if span is None else (span[0], span[1]),
+            one.get("met", True) or not parse_slo(one["bound"]).met(one["value"]),
         )
 
     @property
@@ -142,18 +144,19 @@ class Judged(NamedTuple):
     def __str__(self) -> str:
         """Say it: `kept by 12 %`, `too close to tell (39.45 of 40 ms; ...)`, `broken by 3 %`."""
         slo, value = self.slo, self.value
+        if not self.served:
+            return "broken"
         if self.close:
             assert self.span is not None
             share = slo.metric in SHARES
             unit = " %" if share else " ms" if slo.metric.endswith("_ms") else ""
-            scale = 100.0 if share else 1.0
-            got = f"{scale * value:.4g} of {scale * slo.bound:g}{unit}"
-            return f"too close to tell ({got}; step times {span_text(self.span)})"
+            got = "{:.4g} of {:g}".format(*(100 * x if share else x for x in (value, slo.bound)))
+            return f"too close to tell ({got}{unit}; step times {span_text(self.span)})"
         verb = "kept" if slo.met(value) else "broken"
         if slo.metric in SHARES:
             points = f"{100 * abs(value - slo.bound):.3g}"
-            unit = "point" if points == "1" else "points"
-            return verb if points == "0" else f"{verb} by {points} {unit}"
+            plural = "" if points == "1" else "s"
+            return verb if points == "0" else f"{verb} by {points} point{plural}"
         over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
         if over >= MANY * under:
             return f"{verb}, {over / under:.3g} times the bound" if slo.at_most and under else verb

@@ -196,11 +196,6 @@ def _line(label: str, value: object) -> str:
     return f"{label + ':':<40} {text:<10}".rstrip()
 
 
-def _verdict(one: Summary, *, nobody: bool) -> str:
-    """Say whether a service level is kept, by how much, and whether the clock can tell."""
-    return "broken" if nobody else str(Judged.of(one))
-
-
 def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     """Say of each service level whether it is kept, and how many requests keep their bounds.
 
@@ -212,8 +207,7 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     found = [
         (
             one["bound"],
-            f"{three_digits(one['value'])} {_verdict(one, nobody=not served)}"
-            f"{of if '_ms' in one['bound'] else ''}",
+            f"{three_digits(one['value'])} {Judged.of(one)}{of if '_ms' in one['bound'] else ''}",
         )
         for one in gauges.get("slo") or ()
     ]

@@ -26,6 +26,9 @@ def test_a_pod_gets_arrivals_as_in_the_fleet(router: str, tmp_path: Path) -> Non
     assert pod.cluster is not None
     assert (pod.cluster.pods, pod.cluster.replicas) == (None, 3)
     assert pod.cluster.router_name == "least_outstanding"
+    levels = PlanOptions(slo=["p99_ttft_ms<=1000"])
+    assert make_problem(path, levels, load).pods == 4
+    assert make_problem(path, levels, ["cluster={replicas: 3}"]).pods == 1
     gaps = np.diff(pod.make_workload().arrival)
     arrival = whole.make_workload().arrival
     chosen = (
