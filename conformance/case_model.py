@@ -79,6 +79,7 @@ class VllmConfig(_Model):
     enable_prefix_caching: Flag = True
     hash_id_tokens: Positive = 512
     kv_cache_groups: Windows = [0]
+    max_loras: Natural = 0
 
     @model_validator(mode="after")
     def _refuse_what_vllm_refuses(self) -> "VllmConfig":
@@ -119,6 +120,8 @@ class CaseRequest(_Model):
         _checked(lambda v: v is None or _is_whole(v, 1), "a whole number >= 1, or null"),
     ] = None
     """What the client allows; more than `output_len`: the answer ends by a stop token."""
+    adapter: Natural = 0
+    """The number of its LoRA adapter; 0: none."""
 
     def named_prompt(self, hash_id_tokens: int) -> Segments | None:
         """Name the prompt's tokens; ValueError is `key: what is wrong`."""
@@ -187,6 +190,8 @@ class Case(_Model):
         longest = getattr(self.config, self.length_key)
         for index, request in enumerate(self.requests):
             at = f"requests.{index}"
+            if getattr(request, "adapter", 0) and not getattr(self.config, "max_loras", 0):
+                wrong.append(f"{at}.adapter: goes with config.max_loras")
             if request.id != index:
                 wrong.append(f"{at}.id: must be {index}, its position, not {request.id!r}")
             if request.prompt_len >= longest:

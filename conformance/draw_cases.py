@@ -1,6 +1,6 @@
 """Draw cases for `headway conform` at random: the same seed gives the same bytes.
 
-    python -m conformance.draw_cases CASES.jsonl.gz [--count N] [--seed SEED] [--windows]
+    python -m conformance.draw_cases CASES.jsonl.gz [--count N] [--seed SEED] [--windows] [--loras]
 
 `conformance.record_vllm` records what vLLM decides on them. Small pools, few seats and idle times
 of about a millisecond, so that a few requests meet many rules.
@@ -19,8 +19,11 @@ from simulator.util.files import write_atomic
 Values = dict[str, Any]
 
 
-def draw_case(seed: int, number: int, *, windows: bool = False) -> Values:
-    """Get a case of a seed, as a case file has it; with windows some groups of layers have one."""
+def draw_case(seed: int, number: int, *, windows: bool = False, loras: bool = False) -> Values:
+    """Get a case of a seed, as a case file has it.
+
+    With windows some groups of layers have one; with loras requests have adapters.
+    """
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
     if windows:
@@ -31,6 +34,10 @@ def draw_case(seed: int, number: int, *, windows: bool = False) -> Values:
     for index in range(rng.randint(1, 20)):
         now += rng.choice([0, 1, int(rng.expovariate(1.0) * gap), 1_000_000, rng.randint(0, gap)])
         requests.append(_request(rng, config, requests, index, now))
+    if loras:
+        config["max_loras"] = rng.randint(1, 3)
+        for request in requests:
+            request["adapter"] = rng.choice([0, 1, 2, 3, 4, 4])
     return {
         "schema": 1,
         "name": f"drawn-{seed}-{number}",
@@ -114,8 +121,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--windows", action="store_true", help="draw layers with a sliding window, too"
     )
+    parser.add_argument("--loras", action="store_true", help="draw adapters, too")
     asked = parser.parse_args(arguments)
-    cases = (draw_case(asked.seed, number, windows=asked.windows) for number in range(asked.count))
+    kind = {"windows": asked.windows, "loras": asked.loras}
+    cases = (draw_case(asked.seed, number, **kind) for number in range(asked.count))
     data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()
     write_atomic(asked.out, gzip.compress(data, mtime=0) if asked.out.suffix == ".gz" else data)
     print(f"written to {asked.out}: {asked.count:,} cases of seed {asked.seed}")

@@ -94,7 +94,8 @@ class RecordedVllm:
         options["scheduler_reserve_full_isl"] = config.reserve_full_isl
         blocks = BlockCounter(config.num_gpu_blocks, config.block_size)
         self.vllm, self._new_request = start_vllm(
-            options, blocks, config.enable_prefix_caching, config.kv_cache_groups
+            *(options, blocks, config.enable_prefix_caching, config.kv_cache_groups),
+            config.max_loras,
         )
         self._recorder = StepRecorder(self.rows.append)
         self._recorder.requests = {request.id: RequestSeen() for request in self.case.requests}
@@ -192,7 +193,7 @@ class RecordedVllm:
             tokens = [self._token(part, at) for part, count in named for at in range(count)]
             allowed = max(one.max_tokens or 0, one.output_len)
             made = self._new_request(
-                *(_name(one), tokens, allowed, one.arrival_ns, one.priority or 0)
+                *(_name(one), tokens, allowed, one.arrival_ns, one.priority or 0, one.adapter)
             )
             if allowed > one.output_len:  # it ends by a stop token
                 last = self._token(("out", one.id), one.output_len - 1)

@@ -31,6 +31,7 @@ from simulator.schedulers.vllm.rules import (
     write_release,
 )
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.errors import HeadwayError
 from simulator.util.version import __version__
 
 
@@ -198,6 +199,7 @@ _OPTIONS = (
     "long_prefill_token_threshold_adaptive",
     "prefill_schedule_interval",
     "watermark",
+    "max_loras",
 )
 
 
@@ -229,6 +231,7 @@ class Replay:
             Request(
                 *(r.id, r.arrival_ns, r.prompt_len, r.output_len, "", r.priority or 0, prompt),
                 max_tokens=r.max_tokens,
+                model=f"lora-{r.adapter}" if r.adapter else "",
             )
             for r, prompt in zip(case.requests, named, strict=True)
         ]
@@ -260,6 +263,8 @@ class Replay:
         options["scheduler_reserve_full_isl"] = config.reserve_full_isl
         size = (config.num_gpu_blocks, config.block_size)
         if installed:
+            if options.pop("max_loras"):
+                raise HeadwayError("config.max_loras: --installed knows of no adapters")
             return RecordedInstalledScheduler(
                 InstalledBlocks(*size),
                 enable_prefix_caching=config.enable_prefix_caching,

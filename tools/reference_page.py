@@ -23,7 +23,7 @@ from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.yaml_lines import Key
 from simulator.workload.distributions import KINDS
-from simulator.workload.generate import Generator, PrefixGroups, Sessions
+from simulator.workload.generate import Adapters, Generator, PrefixGroups, Sessions
 
 PAGE_HEAD = """# Scenario reference
 
@@ -44,6 +44,11 @@ PREFIX_GROUP_KEYS = {
 SESSION_KEYS = {
     "turns": "turns of a session: a number or a distribution",
     "think_time": "seconds from an answer to the next turn: a number or a distribution",
+}
+ADAPTER_KEYS = {
+    "num_adapters": "how many: adapter-1, the most popular, and so on",
+    "zipf": "the k-th has popularity k ** -zipf; 0: all alike",
+    "base": "share of the requests, or sessions, for the model itself",
 }
 POLICIES_HEAD = """## engine.scheduling_policy
 
@@ -166,6 +171,7 @@ def page() -> str:
         _blocks("workload.frontend"),
         _section("workload.prefix_groups", _dataclass_keys(PrefixGroups, PREFIX_GROUP_KEYS)),
         _section("workload.sessions", _dataclass_keys(Sessions, SESSION_KEYS)),
+        _section("workload.adapters", _dataclass_keys(Adapters, ADAPTER_KEYS)),
         _blocks("cluster", "cluster.groups.NAME", "cluster.kv_transfer", "cluster.admission"),
         _blocks("cluster.client", "cluster.failures", "cluster.failures.outages"),
         _blocks("cluster.autoscaling"),

@@ -349,6 +349,7 @@ class DisaggregatedFleet(Fleet):
             self._lose_consumer(target, lost)
         self.engines[target.index].crash(*schedulers)
         target.outstanding = target.tokens = target.used = 0
+        target.models.clear()
         for id in lost:
             del self._at[id]
             self.submit_again(self._client_requests.pop(id))

@@ -201,6 +201,8 @@ class Fleet:
         caches = [core.scheduler.blocks for core in cores]
         usable = sum(blocks.usable for blocks in caches)
         target = Target(len(self.targets), group, caches[0].block_size, usable)
+        slots = cores[0].scheduler.adapters
+        target.max_loras = len(cores) * slots.max_loras if slots is not None else 0
         engine.on_finish = partial(self._end, target)
         self.cores += cores
         self.targets.append(target)
@@ -269,6 +271,7 @@ class Fleet:
         self._at[request.id] = request, target
         target.outstanding += 1
         target.tokens += request.prompt_tokens
+        target.models[request.model] += 1
         target.used += -(-request.prompt_tokens // target.block_size)
         target.order = self._chosen = self._chosen + 1
         self.router.changed(target)
@@ -305,6 +308,7 @@ class Fleet:
             self.router.close(target)
         lost = self.engines[target.index].crash(*schedulers)
         target.outstanding = target.tokens = target.used = 0
+        target.models.clear()
         for request in lost:
             self.submit_again(request)
         return len(lost)
@@ -343,6 +347,9 @@ class Fleet:
     def _forget(self, target: Target, request: Request) -> None:
         target.outstanding -= 1
         target.tokens -= request.prompt_tokens
+        target.models[request.model] -= 1
+        if not target.models[request.model]:
+            del target.models[request.model]
 
     def _notify_if_idle(self, target: Target) -> None:
         if not target.outstanding and target.index not in self.open and self.on_idle is not None:

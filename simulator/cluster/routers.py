@@ -5,13 +5,11 @@ come back, and how full a replica said its KV cache was with its last answer. Al
 as a request is sent or ends, so a router keeps an index and looks at no replica twice.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from pathlib import Path
 from random import Random
-from traceback import extract_tb
 from typing import Protocol
 from zlib import crc32
 
@@ -20,7 +18,6 @@ import numpy as np
 from simulator.core.request import Request
 from simulator.engine.client import RequestReader
 from simulator.kv_cache.block_hashes import prompt_hashes
-from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import raise_if
 from simulator.workload.workload import Ints, Workload
 
@@ -39,6 +36,8 @@ class Target:
     tokens: int = 0  # prompt tokens of these
     used: int = 0  # KV blocks in use at its last answer, and those of the prompts sent since
     order: int = 0  # grows as it is chosen: of equals the one that waited longest comes next
+    max_loras: int = 0  # adapters that run there at once; 0: it serves none
+    models: Counter[str] = field(default_factory=Counter)  # what is asked for, of `outstanding`
 
     @property
     def kv_usage(self) -> float:
@@ -304,6 +303,36 @@ class PrefixAware(Least):
         return busy - least > self._abs and busy > least * self._rel
 
 
+class LoraAffinity(Pool):
+    """To a replica that has the request's adapter, has room for one more, or is little busy.
+
+    The sum of three scores from 0 to 1 decides, as in the Gateway API Inference Extension
+    (`lora-affinity-scorer`, `queue-scorer` and `kv-cache-utilization-scorer`, equal weights): 1
+    where requests for the adapter have been sent and not ended, 0.8 where those are for fewer than
+    `max_loras` adapters, else 0; requests sent and not ended, 1 for the fewest and 0 for the most;
+    the share of the KV cache that is free. Of equals who was chosen longest ago.
+    """
+
+    def choose(self, request: Request, session: int) -> Target:
+        counts = [target.outstanding for target in self.targets]
+        most, spread = max(counts), max(counts) - min(counts)
+
+        def rank(target: Target) -> tuple[float, int]:
+            queue = (most - target.outstanding) / spread if spread else 1.0
+            affinity = self._affinity(request.model, target)
+            return affinity + queue + 1.0 - min(target.kv_usage, 1.0), -target.order
+
+        return max(self.targets, key=rank)
+
+    @staticmethod
+    def _affinity(model: str, target: Target) -> float:
+        """Say how well a replica suits an adapter; the model itself runs everywhere."""
+        if not model or model in target.models:
+            return 1.0
+        others = len(target.models) - ("" in target.models)
+        return 0.8 if others < target.max_loras else 0.0
+
+
 class SessionHash(Pool):
     """By a hash of the conversation, else of the client's name, else of the request's number."""
 
@@ -333,48 +362,6 @@ class PrefixHash(SessionHash):
         if request.segments:
             return request.segments[0][0]
         return super().key(request, session)
-
-
-class Chooser(Protocol):
-    """A router of the user's own: a function, or an object whose `choose` this is."""
-
-    def __call__(self, request: Request, targets: Sequence[Target]) -> int:
-        """Return the place in `targets`, the open ones by index, that the request goes to."""
-
-
-class Own:
-    """Asks a function of the user's; HeadwayError where it fails. The time it takes is theirs."""
-
-    def __init__(self, name: str, choose: Chooser, key: str = "cluster.router") -> None:
-        self._name, self._choose, self._key = name, choose, key
-        self._targets: list[Target] = []
-
-    def open(self, target: Target) -> None:
-        self._targets.append(target)
-        self._targets.sort(key=lambda one: one.index)
-
-    def close(self, target: Target) -> None:
-        self._targets.remove(target)
-
-    def changed(self, target: Target) -> None:
-        """Nothing is kept about a target."""
-
-    def choose(self, request: Request, session: int) -> Target:
-        try:
-            at = self._choose(request, self._targets)
-        except Exception as error:
-            place = extract_tb(error.__traceback__)[-1]
-            raise HeadwayError(
-                f"{self._key}: {self._name}(request {request.id}) raised "
-                f"{type(error).__name__}: {' '.join(str(error).split())} "
-                f"({Path(place.filename).name}:{place.lineno})"
-            ) from error
-        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(self._targets):
-            raise HeadwayError(
-                f"{self._key}: {self._name}(request {request.id}) gave {at!r}, which is none "
-                f"of the places 0 to {len(self._targets) - 1}"
-            )
-        return self._targets[at]
 
 
 class Pods:
@@ -431,6 +418,7 @@ ROUTERS: dict[str, type] = {
     "least_kv": LeastKv,
     "power_of_two": PowerOfTwo,
     "prefix_aware": PrefixAware,
+    "lora_affinity": LoraAffinity,
     "session_affinity": SessionAffinity,
     "session_hash": SessionHash,
     "prefix_hash": PrefixHash,

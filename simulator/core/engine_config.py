@@ -337,6 +337,24 @@ class EngineConfig(Config):
         description="the step takes the longer of compute and copies to and from the host, not "
         "their sum",
     )
+    enable_lora: bool = Field(
+        False,
+        description="serve adapters beside the model: each request may ask for one (memory.md)",
+    )
+    max_loras: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        1, description="adapters of those who run at once; so many have a slot on the GPU"
+    )
+    max_cpu_loras: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="adapters kept in host memory, at least max_loras; null: max_loras"
+    )
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
+        16, description="rank for which slots are made, whatever an adapter's own"
+    )
+    lora_load_bandwidth: PositiveAmount = Field(
+        2.1,
+        description="GB/s (10^9 bytes) at which an adapter is read into host memory; 2.1: vLLM's "
+        "loader, on one core, from the page cache",
+    )
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"
     )

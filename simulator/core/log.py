@@ -13,7 +13,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.request import Copies
+from simulator.core.request import AdapterWork, Copies
 
 STEP = np.dtype(
     [
@@ -146,6 +146,10 @@ class Log:
     host_waits: float = 0.0
     """Seconds in which kernels waited for the host though the two overlap."""
     offloaded: int = 0  # blocks that went to the host tier
+    adapters_read: int = 0  # into host memory
+    adapters_copied: int = 0  # to the GPU
+    adapter_loading: float = 0.0  # s, of both
+    adapter_waits: float = 0.0  # requests x s, passed over for `max_loras`
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
     ticks_before: int = 0  # that have been taken out of `tick_ends`, where a run is streamed
     leap_blocks: "array[int]" = field(default_factory=lambda: array("i"))
@@ -222,6 +226,13 @@ class Log:
         kept = rows["first_tick"] + rows["ticks"] <= over
         if not kept.all():
             self.run_rows[:] = rows[kept].tobytes()
+
+    def record_adapters(self, work: AdapterWork, seconds: float) -> None:
+        """Write down what adapters had to do with a step and its repeats, of so many s."""
+        self.adapters_read += work.read
+        self.adapters_copied += work.copied
+        self.adapter_loading += work.seconds
+        self.adapter_waits += work.refused * seconds
 
     def record_copies(self, start: float, copies: Copies) -> None:
         """Write down what a step that began at `start` copied."""

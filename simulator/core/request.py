@@ -26,6 +26,7 @@ class Request:
     hint: int | None = None  # output tokens that a predictor expects; None: there is none
     max_tokens: int | None = None  # output tokens that the client allows; None: it does not say
     ignore_eos: bool = False  # it ends with the last token that the client allows (SGLang)
+    model: str = ""  # the adapter, or of several models the one, that it asks for; "": the model
 
     # The engine's side.
     output_limit: int = 0  # tokens after which the engine ends it, whatever it still wanted to say
@@ -64,6 +65,7 @@ class Request:
             hint=self.hint,
             max_tokens=self.max_tokens,
             ignore_eos=self.ignore_eos,
+            model=self.model,
         )
 
     @property
@@ -137,6 +139,19 @@ class Copies:
 
 
 @dataclass(slots=True)
+class AdapterWork:
+    """What adapters (LoRA) have to do with a step."""
+
+    active: int = 0  # adapters of those who compute
+    tokens: int = 0  # computed under an adapter
+    read: int = 0  # adapters read into host memory before it
+    copied: int = 0  # adapters copied to the GPU before it
+    refused: int = 0  # waiting requests passed over for `max_loras`
+    seconds: float = field(default=0.0, compare=False)
+    """By which loading makes the step longer; a cost model that knows of adapters notes it."""
+
+
+@dataclass(slots=True)
 class Step:
     """One forward pass: what every executor receives, and all it receives.
 
@@ -153,6 +168,7 @@ class Step:
     copies: Copies | None = None  # KV blocks that move between GPU and host
     drafts: int = 0  # draft tokens that the decodes verify, beside a token each
     longest: int = 0  # KV entries that one decode reads at most, where the executor asks; else 0
+    adapters: AdapterWork | None = None  # None: the engine serves no adapters
     host_waits: list[float] | None = field(default=None, compare=False)
     """By which the host's work, where kernels hide it, makes this step and its repeats longer; a
     cost model that knows of it notes it."""

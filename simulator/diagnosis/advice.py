@@ -117,6 +117,12 @@ class Advisor:
             return f"cluster.groups.{self.group}.{block}.{name}"
         return f"{block}.{name}"
 
+    def raised(self, name: str, to: int, **also: int) -> Advice:
+        """Advise a greater number for a key of this group's engine, and what must go with it."""
+        keys = {self._key(key): value for key, value in also.items()}
+        now = getattr(self.engine, name)
+        return turn(self._key(name), now, to, keys)
+
     @property
     def _gauges(self) -> Mapping[str, Any]:
         """The gauges of the group."""

@@ -20,6 +20,8 @@ from simulator.workload.workload import Workload
 CAUSES = ("seats", "token budget", "blocks", "policy")
 MAX_NUM_SEQS, TOKEN_BUDGET, KV_BLOCKS, POLICY = CAUSES
 """All max_num_seqs taken; all max_num_batched_tokens given away; too few KV blocks; its rules."""
+ADAPTERS = "adapters"
+"""A further cause: all `max_loras` taken by others."""
 SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""
 LOOKS = 1000  # moments at which replicas are compared
@@ -102,7 +104,8 @@ class Evidence:
     @cached_property
     def _blocked(self) -> tuple[dict[str, float], float]:
         """The `blocked_time` of all replicas together."""
-        areas = {cause: sum(each[cause] for each, _ in self._blocked_each) for cause in CAUSES}
+        causes = (*CAUSES, ADAPTERS)
+        areas = {cause: sum(each[cause] for each, _ in self._blocked_each) for cause in causes}
         return areas, sum(held for _, held in self._blocked_each)
 
     @cached_property
@@ -110,11 +113,12 @@ class Evidence:
         """The `blocked_time` of each replica."""
         from simulator.schedulers.static import Static
 
+        nothing = dict.fromkeys((*CAUSES, ADAPTERS), 0.0)
         spare = SPARE if self.custom_admission else inf
         if issubclass(self.scheduler, Static):
             spare = 0.0
         return [
-            blocked_time(log, engine, spare) if log.step_rows else (dict.fromkeys(CAUSES, 0.0), 0.0)
+            blocked_time(log, engine, spare) if log.step_rows else (nothing, 0.0)
             for log, engine in zip(self.record.logs, self.engines, strict=True)
         ]
 
@@ -217,7 +221,10 @@ def blocked_time(log: Log, engine: EngineConfig, spare: float) -> tuple[dict[str
         areas[CAUSES.index(KV_BLOCKS)] += more.sum()
         held[changing] = later
     blocked = float(held[rows["waiting"] > 0].sum())
-    return dict(zip(CAUSES, areas.tolist(), strict=True)), blocked
+    found = dict(zip(CAUSES, areas.tolist(), strict=True))
+    found[ADAPTERS] = min(log.adapter_waits, found[KV_BLOCKS])
+    found[KV_BLOCKS] -= found[ADAPTERS]
+    return found, blocked
 
 
 def _rows_of_two_causes(log: Log, engine: EngineConfig, spare: float, cause: Ints) -> Ints:

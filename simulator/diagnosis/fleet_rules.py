@@ -17,6 +17,7 @@ DELAYED = 0.05  # share of the requests' time that failures, or an autoscaler's 
 WAITING = 0.05  # share of the requests' time that they wait at a replica while another is free
 KNOWN = 0.1  # share of the prompt tokens that prefix caches miss and could know
 REUSE = 0.02  # share of the requests' time that goes to computing these again
+MOVED = 0.05  # share of the requests' time that KV caches must be on their way
 TOLD = 3  # outages that a finding names
 BLIND_ROUTERS = ("round_robin", "random", "session_affinity", "prefix_aware")
 """Routers that look at no replica's queue, or not first."""
@@ -358,3 +359,29 @@ def explained(run: AdvisedEvidence) -> float:
 
 ALONE = ("prefill_time", "decode_alone_time", "delivery_time")
 """Parts of e2el that a request alone on its replica would have, too."""
+
+
+def kv_transfer(run: AdvisedEvidence) -> Finding | None:
+    """KV caches are long on their way from the replicas that prefill."""
+    share = run.share("transfer_time")
+    if share < MOVED:
+        return None
+    links = run.gauges["cluster"]["kv_transfer"]
+    behind = links["mean_link_wait_ms"] / links["mean_transfer_time_ms"]
+    assert run.record.scenario.cluster is not None
+    given = run.record.scenario.cluster.kv_transfer
+    assert given is not None
+    return Finding(
+        share,
+        f"KV caches are {links['mean_transfer_time_ms'] / 1e3:.3g} s on their way to the replicas "
+        f"that decode, {share:.0%} of the requests' time; {behind:.0%} of that behind others "
+        f"(busy {links['link_utilization']:.0%}).",
+        "mean_transfer_time_ms",
+        [turn("cluster.kv_transfer.bandwidth", given.bandwidth, 2 * given.bandwidth)],
+        {
+            "share_of_e2el": share,
+            "mean_transfer_time_ms": links["mean_transfer_time_ms"],
+            "mean_link_wait_ms": links["mean_link_wait_ms"],
+            "link_utilization": links["link_utilization"],
+        },
+    )

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from simulator.diagnosis.advice import Advice, AdvisedEvidence, Finding, turn, words
+from simulator.diagnosis.advice import MOST, Advice, AdvisedEvidence, Finding, turn, words
 from simulator.diagnosis.evidence import (
+    ADAPTERS,
     CAUSES,
     KV_BLOCKS,
     MAX_NUM_SEQS,
@@ -24,6 +25,7 @@ from simulator.diagnosis.fleet_rules import (
     autoscaling,
     explained,
     failures,
+    kv_transfer,
     reroute,
     routing,
     scattered_prefixes,
@@ -50,7 +52,6 @@ STALLED = 0.2  # share of the decoding time that prompts add
 WASTED = 0.1  # share of the token slots that nobody needs
 UNFAIR = 0.25  # share of a client's waiting in which another gets more than a fair policy gives
 LOW_LOAD = 2.0  # requests that run at once
-MOVED = 0.05  # share of the requests' time that KV caches must be on their way
 KNOWN = 0.1  # share of the prompt tokens that a prefix cache could know
 REUSE = 0.02  # share of the requests' time that goes to computing these again
 HOST = 0.25  # share of the steps' time that the GPU spends waiting for the host
@@ -302,6 +303,33 @@ def _mixed_steps(run: AdvisedEvidence) -> tuple[float, float]:
     return (float(time.mean()), float((time - stall).mean())) if len(time) else (0.0, 0.0)
 
 
+def adapters(run: AdvisedEvidence) -> Finding | None:
+    """Requests wait for others to be done with their adapters, or for adapters to be loaded."""
+    waited = run.wait_shares[ADAPTERS]
+    loading = run.gauges.get("adapter_loading_time", 0.0)
+    busy = run.gauges["gpu_busy_fraction"] * run.summary["duration"] * run.gauges["replicas"]
+    loaded = loading / busy if busy else 0.0
+    if max(waited, loaded) < WAITING:
+        return None
+    names = len({*(run.record.workload.model or ())} - {""})
+    slots, host = run.engine.max_loras, run.engine.max_cpu_loras or run.engine.max_loras
+    advice = []
+    if waited >= WAITING and slots < names:
+        to = min(MOST * slots, names)
+        advice.append(run.advisor.raised("max_loras", to, max_cpu_loras=max(host, to)))
+    if loaded >= WAITING and host < names:
+        advice.append(run.advisor.raised("max_cpu_loras", names))
+    return Finding(
+        max(waited, loaded) * (1 - run.misrouted),
+        f"For {waited:.0%} of their time requests wait because others run with max_loras="
+        f"{run.limit('max_loras')} adapters; {loaded:.0%} of the busy time goes to loading "
+        f"adapters, {run.gauges['adapters_read']:,} times from disk. {names} are asked for.",
+        TTFT,
+        advice,
+        {"share_of_e2el": waited, "loading_share": loaded, "adapters": names},
+    )
+
+
 def unused_seats(run: AdvisedEvidence) -> Finding | None:
     """Padding and finished members of a static batch."""
     wasted = run.gauges["wasted_share"]
@@ -395,32 +423,6 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
     )
 
 
-def kv_transfer(run: AdvisedEvidence) -> Finding | None:
-    """KV caches are long on their way from the replicas that prefill."""
-    share = run.share("transfer_time")
-    if share < MOVED:
-        return None
-    links = run.gauges["cluster"]["kv_transfer"]
-    behind = links["mean_link_wait_ms"] / links["mean_transfer_time_ms"]
-    assert run.record.scenario.cluster is not None
-    given = run.record.scenario.cluster.kv_transfer
-    assert given is not None
-    return Finding(
-        share,
-        f"KV caches are {links['mean_transfer_time_ms'] / 1e3:.3g} s on their way to the replicas "
-        f"that decode, {share:.0%} of the requests' time; {behind:.0%} of that behind others "
-        f"(busy {links['link_utilization']:.0%}).",
-        "mean_transfer_time_ms",
-        [turn("cluster.kv_transfer.bandwidth", given.bandwidth, 2 * given.bandwidth)],
-        {
-            "share_of_e2el": share,
-            "mean_transfer_time_ms": links["mean_transfer_time_ms"],
-            "mean_link_wait_ms": links["mean_link_wait_ms"],
-            "link_utilization": links["link_utilization"],
-        },
-    )
-
-
 LOST = ("rejected", "tries")
 FLEET = ("failures", "autoscaling")
 RULES = (
@@ -433,6 +435,7 @@ RULES = (
         tries,
         memory,
         waiting,
+        adapters,
         preemption,
         slo,
         kv_transfer,

@@ -32,6 +32,7 @@ class RequestReader:
         self._max_tokens = None if workload.max_tokens is None else workload.max_tokens.data
         self._segments = workload.segments
         self._hints = None if workload.hint is None else workload.hint.data
+        self._models = workload.model
 
     def read(self, index: int, arrival: float) -> Request:
         """Return a row as a request that reaches the engine at `arrival`, s."""
@@ -45,6 +46,7 @@ class RequestReader:
             None if self._segments is None else self._segments[index],
             None if self._hints is None else self._hints[index] or None,
             None if self._max_tokens is None else self._max_tokens[index] or None,
+            model="" if self._models is None else self._models[index],
         )
 
 

@@ -22,7 +22,7 @@ def known_hashes(request: Request, blocks: int, size: int) -> list[int]:
     if hashes is None:
         hashes = request.hashes = prompt_hashes(request, size)
     while len(hashes) < blocks:
-        before = hashes[-1] if hashes else 0
+        before = hashes[-1] if hashes else _root(request)
         said = len(hashes) * size - request.prompt_tokens  # tokens of the answer before the block
         if said >= size:
             hashes.append(before + 1)
@@ -40,7 +40,7 @@ def prompt_hashes(request: Request, size: int) -> list[int]:
     segments and blocks, so equal tokens have equal names.
     """
     hashes: list[int] = []
-    key = 0
+    key = _root(request)
     pieces: list[Piece] = []  # of a block that is not full yet
     room = size
     for name, count in request.contents:
@@ -64,6 +64,11 @@ def prompt_hashes(request: Request, size: int) -> list[int]:
             pieces = [(name, first, count - first)]
             room = size - (count - first)
     return hashes
+
+
+def _root(request: Request) -> int:
+    """Return what the chain begins with: no two adapters share KV, as in vLLM's block hashes."""
+    return hash(("lora", request.model)) if request.model else 0
 
 
 def _across(request: Request, said: int, size: int) -> tuple[Piece, ...]:

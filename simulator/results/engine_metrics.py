@@ -83,6 +83,10 @@ class StepSums:
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     offloaded_blocks: int = 0
+    adapters_read: int = 0
+    adapters_copied: int = 0
+    adapter_loading: float = 0.0  # s
+    adapter_waits: float = 0.0  # requests x s
     loaded_blocks: int = 0
     loaded_tokens: int = 0  # hits of the host tier, at first admissions
     max_running: int = 0
@@ -136,6 +140,10 @@ class StepSums:
     def _add_copies(self, log: Log) -> None:
         """Add what went between GPU and host."""
         self.offloaded_blocks += log.offloaded
+        self.adapters_read += log.adapters_read
+        self.adapters_copied += log.adapters_copied
+        self.adapter_loading += log.adapter_loading
+        self.adapter_waits += log.adapter_waits
         if log.swap_rows:
             self.swapped_out_blocks += int(log.swaps["blocks_out"].sum())
             self.swapped_in_blocks += int(log.swaps["blocks_in"].sum())
@@ -306,6 +314,21 @@ class EngineMetrics:
             "offloaded_blocks": steps.offloaded_blocks,
             "loaded_blocks": steps.loaded_blocks,
             "offloading_bytes": offloading * block_bytes,
+        }
+
+    def adapters(self) -> Values:
+        """Return what was loaded of adapters, in how many s; and what waited for `max_loras`.
+
+        Requests x s: of those who were passed over.
+        """
+        steps = self.steps
+        if not steps.adapters_copied:
+            return {}
+        return {
+            "adapters_read": steps.adapters_read,
+            "adapters_copied": steps.adapters_copied,
+            "adapter_loading_time": steps.adapter_loading,
+            "adapter_waiting_time": steps.adapter_waits,
         }
 
     def utilizations(self, duration: float) -> Values:

@@ -21,6 +21,7 @@ from simulator.results.request_table import (
     Rows,
     client_column,
     find_rows,
+    model_column,
 )
 from simulator.util.csv_text import Column, Numbers, Signed, Words
 
@@ -38,8 +39,9 @@ def request_frame(record: Record) -> "pd.DataFrame":
 def request_columns(record: Record) -> dict[str, Column]:
     """Return the columns of requests.csv, a row for each request of the workload, by id.
 
-    The priorities, the `max_tokens`, the predicted output tokens, the seats kept beyond the end,
-    and the replicas that computed the prompts are there only where the run has them.
+    The models or adapters, the priorities, the `max_tokens`, the predicted output tokens, the seats
+    kept beyond the end, and the replicas that computed the prompts are there only where the run has
+    them.
     """
     table, workload, hints = record.request_table(), record.workload, record.hints
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
@@ -64,11 +66,15 @@ def columns_of(
     declared: dict[str, Column] = {}
     if workload.max_tokens is not None:
         declared["max_tokens"] = np.where(workload.max_tokens > 0, workload.max_tokens, -1)
+    models: dict[str, Column] = {}
+    if workload.model is not None:
+        models["model"] = model_column(workload)
     urgent = workload.priority
     priorities: dict[str, Column] = {} if urgent is None else {"priority": Signed(urgent)}
     return {
         "id": ids,
         "client": client_column(workload),
+        **models,
         **priorities,
         "arrival": table.arrival,
         "client_queue_time": table.client_queue_time,

@@ -37,6 +37,7 @@ from simulator.results.request_table import (
     Rows,
     client_column,
     gather_requests,
+    model_column,
     partial_span,
 )
 from simulator.results.run_info import Summary, or_inf, run_info
@@ -250,6 +251,7 @@ class RunMetrics:
         own |= self.engines.copies(self._swap_time)
         if self.total is not None:  # a streamed run names it after the other copies
             own["swap_time"] = own.pop("swap_time")
+        own |= self.engines.adapters()
         own |= self.engines.utilizations(high - low)
         if self.cluster is None:
             energy = self.engines.energy((high - low) * self.engines.replicas)
@@ -411,7 +413,11 @@ def _parts(record: Record, within: Window | None) -> Summary:
     counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
     goodput = record.scenario.goodput.bounds
     bounds = request_bounds(goodput, service_levels(record.scenario))
-    words = {"per_client": client_column(workload), "per_priority": priority_column(workload)}
+    words = {
+        "per_client": client_column(workload),
+        "per_priority": priority_column(workload),
+        "per_model": model_column(workload),
+    }
     found = {
         key: summarize_parts(table, counted, column, bounds)
         for key, column in words.items()

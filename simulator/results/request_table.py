@@ -163,8 +163,18 @@ def partial_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float
 
 def client_column(workload: Workload) -> Words:
     """Return each request's client, numbered in order of their first requests; -1: not said."""
+    return _numbered(workload, workload.client)
+
+
+def model_column(workload: Workload) -> Words:
+    """Return the adapter or model that each request asks for, likewise; `base`: the model's own."""
+    names = workload.model
+    return _numbered(workload, None if names is None else [name or "base" for name in names])
+
+
+def _numbered(workload: Workload, names: Sequence[str] | None) -> Words:
     codes: dict[str, int] = {}
-    if workload.client is None:
+    if names is None:
         return Words(np.full(len(workload), -1), [])
-    numbers = [codes.setdefault(name, len(codes)) for name in workload.client]
+    numbers = [codes.setdefault(name, len(codes)) for name in names]
     return Words(np.array(numbers, np.int64), list(codes))

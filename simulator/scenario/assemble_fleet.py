@@ -9,9 +9,9 @@ import simpy
 
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet
+from simulator.cluster.own_router import Own
 from simulator.cluster.routers import (
     ROUTERS,
-    Own,
     Pods,
     RoundRobin,
     Router,

@@ -60,6 +60,8 @@ def _make(
         return make_installed(spec, vllm_options(spec))
     if named and engine.speculative_config is not None:
         raise ValueError("engine.speculative_config: a live engine verifies no drafts")
+    if named and engine.enable_lora:
+        raise ValueError("engine.enable_lora: a live engine computes no adapters")
     name = policy_name(scheduler_class)
     caching = engine.enable_prefix_caching and scheduler_class.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
@@ -107,6 +109,8 @@ def _options(spec: EngineSpec, scheduler_class: type[Scheduler]) -> dict[str, An
         options["swap_prices"] = swap_prices(spec)
     if scheduler_class is PipelineScheduler:
         options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])
+    if engine.enable_lora:
+        options |= engine.values_of(["max_loras", "max_cpu_loras"])
     if engine.speculative_config is not None:
         options |= {"speculation": engine.speculative_config, "seed": spec.seed}
     return {name: value for name, value in options.items() if accepts(scheduler_class, name)}

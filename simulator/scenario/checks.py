@@ -157,7 +157,18 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     if engine.reserve_output_tokens is not None and engine.allocation != "paged":
         what = f"{engine.allocation} allocation reserves max_model_len for everybody anyway"
         yield "engine.reserve_output_tokens", "engine.allocation", what
+    yield from _check_adapters(engine)
     yield from _check_parallel(engine, gpus)
+
+
+def _check_adapters(engine: EngineConfig) -> Iterator[Conflict]:
+    """See whether the keys of adapters go with one another."""
+    for key in ("max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_bandwidth"):
+        if _is_given(engine, key) and not engine.enable_lora:
+            yield f"engine.{key}", "engine.enable_lora", "goes with enable_lora: true"
+    if engine.max_cpu_loras is not None and engine.max_cpu_loras < engine.max_loras:
+        what = f"must be at least max_loras ({engine.max_loras}), not {engine.max_cpu_loras}"
+        yield "engine.max_cpu_loras", "engine.max_loras", what
 
 
 def _check_version(engine: EngineConfig) -> Iterator[Conflict]:

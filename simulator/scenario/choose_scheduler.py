@@ -6,6 +6,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
+from simulator.schedulers.vllm.rules import NEWEST_RELEASE
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.imported import Imported
 
@@ -36,6 +37,12 @@ REQUIRED_FOR_WINDOW = {
     "prefix_cache": "hash",
 }
 """What an engine must have whose layers keep a window alone."""
+REQUIRED_FOR_ADAPTERS = REQUIRED_FOR_STAGES | {
+    "pipeline_parallel_size": 1,
+    "kv_offloading_size": None,
+    "allocation": "paged",
+}
+"""What an engine must have that serves adapters."""
 ROLES: Imported[type[Scheduler]] = Imported(
     {
         "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",
@@ -62,6 +69,14 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
         if chosen is not Scheduler:
             raise ValueError(otherwise)
 
+    if engine.enable_lora:
+        if not engine.follows_vllm or spec.release < NEWEST_RELEASE or role is not None:
+            raise ValueError("engine.enable_lora: goes with vLLM 0.33's rules, without a kv_role")
+        need(
+            REQUIRED_FOR_ADAPTERS,
+            "engine.enable_lora: goes with {key}: {word}",
+            f"engine.enable_lora: {name} knows no adapters; fcfs does, and {ORDERING}",
+        )
     if role is not None:
         need(
             REQUIRED_FOR_ROLE,

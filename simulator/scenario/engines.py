@@ -65,7 +65,7 @@ ENGINES = {
         "vLLM 0.33.0: vllm/v1/core/sched/scheduler.py, EngineArgs.get_batch_defaults",
         "every decision of the scheduler, checked by `headway conform`; asynchronous scheduling; "
         "hash-chain prefix cache; sizes by GPU; pipeline parallelism",
-        "LoRA, multimodal inputs",
+        "multimodal inputs",
         {
             **_VLLM,
             "long_prefill_token_threshold": 0,

@@ -37,9 +37,19 @@ def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBud
     sizes = engine.values_of(MEMORY_KEYS)
     if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
         sizes["gpu_memory_utilization"] = 1.0
-    hybrid = not engine.disable_hybrid_kv_cache_manager
+    adapters = 0
+    if engine.enable_lora:
+        from simulator.models.lora import adapter_size
+
+        size = adapter_size(model, engine.max_lora_rank, engine.tensor_parallel_size)
+        adapters = int(engine.max_loras * size.slot_bytes)
     return kv_budget(
-        model, gpu, **sizes, fraction_of=ENGINES[engine.name].fraction_of, hybrid=hybrid
+        model,
+        gpu,
+        **sizes,
+        fraction_of=ENGINES[engine.name].fraction_of,
+        hybrid=not engine.disable_hybrid_kv_cache_manager,
+        adapters=adapters,
     )
 
 

@@ -223,7 +223,20 @@ class Scenario(Config):
         """Read the trace or generate the requests; HeadwayError names what is wrong."""
         workload = self._requests()
         workload.frontend = self.frontend()
+        self._settle_models(workload)
         return workload
+
+    def _settle_models(self, workload: Workload) -> None:
+        """Let requests for an engine's own model ask for no adapter; none where there are none."""
+        if workload.model is None:
+            return
+        if any(own.engine.enable_lora for own in self.groups.values()):
+            workload.model = ["" if name == self.model else name for name in workload.model]
+        elif (self.workload.model_extra or {}).get("adapters") is not None:
+            wrong = "goes with engine.enable_lora: true"
+            raise self._errors([(("workload", "adapters"), wrong)])
+        else:
+            workload.model = None
 
     def frontend(self) -> Frontend | None:
         """Return what requests pass before the scheduler."""
@@ -263,6 +276,7 @@ class Scenario(Config):
         workload.max_concurrency = self.workload.max_concurrency
         self._draw_clients(workload)
         self._draw_max_tokens(workload, load)
+        self._draw_adapters(workload)
         return workload
 
     def trace_pieces(self) -> Callable[[], Iterator[Workload]] | None:
@@ -302,6 +316,18 @@ class Scenario(Config):
 
         rng = random_streams(self.seed)["clients"]
         draw_clients(workload, workload.sessions(), given["clients"], given.get("priorities"), rng)
+
+    def _draw_adapters(self, workload: Workload) -> None:
+        """Draw the adapters that requests of a trace ask for; HeadwayError if it names them."""
+        given = (self.workload.model_extra or {}).get("adapters")
+        if given is None:
+            return
+        if workload.model is not None:
+            wrong = "the trace names the model of each request itself"
+            raise self._errors([(("workload", "adapters"), wrong)])
+        from simulator.workload.generate import draw_adapters, random_streams
+
+        draw_adapters(workload, workload.sessions(), given, random_streams(self.seed)["models"])
 
     def _draw_max_tokens(
         self, workload: Workload, load: TraceReader, rng: "Generator | None" = None

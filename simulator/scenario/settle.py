@@ -151,6 +151,10 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
     speculation = engine.speculative_config
     if speculation is not None and speculation.draft is not None:
         cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)
+    if engine.enable_lora:
+        from simulator.costs.lora import lora_cost
+
+        cost = lora_cost(cost, model, gpu, engine)
     if not parallel:
         return cost
     from simulator.costs.data_parallel import DataParallelCost, Experts

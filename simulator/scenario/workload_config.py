@@ -9,7 +9,7 @@ from simulator.util.errors import HeadwayError
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS, Frontend
 
-BESIDE_TRACE = ("clients", "priorities", "max_tokens")
+BESIDE_TRACE = ("clients", "priorities", "max_tokens", "adapters")
 """Keys of a generator that may stand beside a trace, too."""
 
 READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes"}
@@ -122,7 +122,8 @@ class WorkloadConfig(Config):
     columns: str | dict[str, str] | None = Field(
         None,
         description="which column of the trace holds what, where no format is known: arrival, "
-        "prompt, output, client, priority, max_tokens; arrival=timestamp:ms,prompt=.. or a mapping",
+        "prompt, output, client, model, priority, max_tokens; arrival=timestamp:ms,prompt=.. or a "
+        "mapping",
     )
     max_concurrency: Count | None = Field(
         None, description="requests sent and unfinished, at most; null: no limit"
@@ -154,11 +155,12 @@ class WorkloadConfig(Config):
             )
         elif given:
             from simulator.util.from_mapping import raise_if
-            from simulator.workload.generate import check_clients, check_max_tokens
+            from simulator.workload.generate import check_adapters, check_clients, check_max_tokens
 
             raise_if(
                 *check_clients(given.get("clients"), given.get("priorities")),
                 *check_max_tokens(given.get("max_tokens")),
+                *check_adapters(given.get("adapters")),
             )
         return self
 

@@ -176,6 +176,7 @@ def refuse(scenario: Scenario) -> None:
         for why, holds in {
             "workload.sessions: a turn waits for the end of another request": load.sessions,
             "workload.clients: how evenly clients are served needs all requests": several,
+            "workload.adapters: what each adapter felt needs all requests": _serves(scenario),
             "predictor: its errors are drawn for all requests together": scenario.predictor,
             "cluster.groups: with kv_role a request is at two replicas": (
                 scenario.cluster is not None
@@ -188,6 +189,11 @@ def refuse(scenario: Scenario) -> None:
         if holds
     ]:
         raise HeadwayError(wrong)
+
+
+def _serves(scenario: Scenario) -> bool:
+    """Say whether adapters are served."""
+    return any(own.engine.enable_lora for own in scenario.groups.values())
 
 
 def first_chunk(

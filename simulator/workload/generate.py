@@ -40,7 +40,7 @@ from simulator.workload.distributions import (
 )
 from simulator.workload.workload import MAX_KEPT_REQUESTS, MAX_REQUESTS, Floats, Ints, Workload
 
-STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients", "max_tokens")
+STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients", "max_tokens", "models")
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
 
 
@@ -83,6 +83,25 @@ class Sessions:
 
 
 @dataclass(slots=True)
+class Adapters:
+    """Requests that ask for adapters (LoRA): the k-th most popular in proportion to k ** -zipf.
+
+    A share `base` of them asks for the model itself. Turns of a session ask for the same.
+    """
+
+    num_adapters: int
+    zipf: float = 1.0
+    base: float = 0.0
+
+    def __post_init__(self) -> None:
+        raise_if(
+            *_check_count("num_adapters", self.num_adapters),
+            (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
+            (not 0 <= self.base <= 1, f"base: {self.base} is not from 0 to 1"),
+        )
+
+
+@dataclass(slots=True)
 class TraceLengths:
     """The input and the output length of a trace's requests, drawn together."""
 
@@ -111,6 +130,7 @@ class Generator(ArrivalProcess):
     clients: int | Sequence[float] | None = None  # how many, or the weight of each
     priorities: Sequence[int] | None = None  # of each client
     max_tokens: Spec | None = None  # output tokens that each request's client allows
+    adapters: Mapping[str, object] | None = None  # Adapters
 
     def __post_init__(self) -> None:
         concurrency = self.max_concurrency
@@ -138,6 +158,7 @@ class Generator(ArrivalProcess):
             ),
             *check_clients(self.clients, self.priorities),
             *check_max_tokens(self.max_tokens),
+            *check_adapters(self.adapters),
         )
 
     def _check_lengths(self) -> Checks:
@@ -187,6 +208,13 @@ def check_clients(clients: object, priorities: object) -> Checks:
 def check_max_tokens(max_tokens: Any) -> Checks:
     """Check the key that says how long clients let an answer be."""
     return [] if max_tokens is None else [check_parses("max_tokens", parse_lengths, max_tokens)]
+
+
+def check_adapters(adapters: Any) -> Checks:
+    """Check the key that says which adapters requests ask for."""
+    if adapters is None:
+        return []
+    return [check_parses("adapters", partial(from_mapping, Adapters), adapters)]
 
 
 def _good_priorities(priorities: object, clients: object) -> bool:
@@ -297,7 +325,23 @@ def generate(
         work.segments = _write_segments(heads, group[session], np.isnan(arrival), new, answer)
     if spec.clients is not None:
         draw_clients(work, session, spec.clients, spec.priorities, rng["clients"])
+    if spec.adapters is not None:
+        draw_adapters(work, session, spec.adapters, rng["models"])
     return work
+
+
+def draw_adapters(
+    work: Workload, session: Ints, adapters: Mapping[str, object], rng: np.random.Generator
+) -> None:
+    """Let each session, numbered from 0 on, ask for an adapter: adapter-1 is the most popular."""
+    spec = from_mapping(Adapters, adapters)
+    popularity = np.arange(1.0, spec.num_adapters + 1) ** -spec.zipf
+    weights = np.concatenate(([spec.base], (1 - spec.base) * popularity / popularity.sum()))
+    sessions = int(session.max(initial=-1)) + 1
+    names = ["", *(f"adapter-{k}" for k in range(1, spec.num_adapters + 1))]
+    work.model = [
+        names[k] for k in weighted_choice(weights, rng.random(sessions))[session].tolist()
+    ]
 
 
 def draw_clients(

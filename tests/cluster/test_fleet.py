@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.cluster.fleet import Fleet
+from simulator.cluster.own_router import Own
 from simulator.cluster.routers import (
     Least,
     LeastKv,
     LeastTokens,
-    Own,
+    LoraAffinity,
     PowerOfTwo,
     PrefixAware,
     RoundRobin,
@@ -41,6 +42,7 @@ ROUTERS = {
     "least_kv": LeastKv,
     "power_of_two": lambda: PowerOfTwo(1),
     "prefix_aware": lambda: PrefixAware(chunk=4, balance_abs=2),
+    "lora_affinity": LoraAffinity,
     "session_affinity": SessionAffinity,
     "own": lambda: Own("f", lambda request, targets: request.id % len(targets)),
 }
@@ -299,3 +301,22 @@ def test_power_of_two_compares_two_that_differ() -> None:
         chosen = [router.choose(Request(k, 0.0, 1, 1), 0).outstanding for k in range(200)]
         assert never not in chosen
         assert {*chosen} == {*loads} - {never}
+
+
+def test_an_adapter_goes_where_it_is_or_has_room() -> None:
+    """Two slots each. a stays where it is though the other is idle; c goes where it has room."""
+    router = LoraAffinity()
+    targets = [Target(k, "all", 16, 1000, max_loras=2) for k in range(2)]
+    for target in targets:
+        router.open(target)
+
+    def send(model: str) -> int:
+        target = router.choose(Request(0, 0.0, 16, 1, model=model), -1)
+        target.outstanding += 1
+        target.models[model] += 1
+        target.order = max(one.order for one in targets) + 1
+        return target.index
+
+    assert [send(model) for model in ("a", "b", "b", "c", "d", "")] == [0, 1, 1, 0, 1, 0]
+    targets[0].outstanding += 50  # so busy that the way to the other is worth a load
+    assert send("a") == 1

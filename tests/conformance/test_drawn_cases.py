@@ -39,8 +39,10 @@ def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
     assert main([str(out), "--count", "80", "--seed", "1"]) == 0
     assert out.read_bytes() == (HERE / "cases/drawn.jsonl.gz").read_bytes()
     assert draw_case(2, 0) != draw_case(1, 0)
-    assert main([str(out), "--count", "60", "--seed", "1", "--windows"]) == 0
-    assert out.read_bytes() == (HERE / "cases/windows.jsonl.gz").read_bytes()
+    for kind in ("windows", "adapters"):
+        option = {"windows": "--windows", "adapters": "--loras"}[kind]
+        assert main([str(out), "--count", "60", "--seed", "1", option]) == 0
+        assert out.read_bytes() == (HERE / f"cases/{kind}.jsonl.gz").read_bytes()
 
 
 def test_fresh_cases_leap_as_they_step(tmp_path: Path) -> None:
@@ -49,3 +51,12 @@ def test_fresh_cases_leap_as_they_step(tmp_path: Path) -> None:
     assert main([str(out), "--count", "60", "--seed", "7"]) == 0
     for case in read_cases(out):
         assert list(Replay(case).rows()) == list(Replay(case, leap=True).rows()), case.name
+
+
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+def test_cases_with_adapters_agree_in_every_field(leap: bool) -> None:
+    """Requests whose adapter is one too many are passed over; no two adapters share blocks."""
+    outcomes = conform(HERE / "cases/adapters.jsonl.gz", leap=leap)
+    assert len(outcomes) == 60
+    assert not any(outcome.difference for outcome in outcomes), report(outcomes)
+    assert sum(outcome.steps for outcome in outcomes) > 3000

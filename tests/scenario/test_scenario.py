@@ -72,6 +72,11 @@ def test_defaults_are_those_documented(write):
         "swap_space": 4.0,
         "swap_bandwidth": None,
         "swap_overlap": False,
+        "enable_lora": False,
+        "max_loras": 1,
+        "max_cpu_loras": None,
+        "max_lora_rank": 16,
+        "lora_load_bandwidth": 2.1,
         "allocation": "paged",
     }
     assert (scenario.gpu.name, scenario.gpu.count, scenario.seed) == ("A100-80GB", 1, 0)

@@ -200,3 +200,20 @@ def test_wrong_max_tokens_in_json(tmp_path, value, why):
 def test_max_tokens_are_written_and_read_again(tmp_path):
     write_mooncake(read(tmp_path, with_limits("azure", [7, None])), tmp_path / "again.jsonl")
     assert read_trace(tmp_path / "again.jsonl").max_tokens.tolist() == [7, 0]
+
+
+@pytest.mark.parametrize("form", ONE)
+def test_every_format_may_say_which_model_a_request_asks_for(tmp_path, form):
+    """Of three lines the second asks for none."""
+    first, *rest = ONE[form].replace("\r\n", "\n").split("\n")
+    if first.startswith("{"):
+        rows = [json.loads(first) | more for more in ({"model": "sql"}, {}, {"model": "a, b"})]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    else:
+        lines = [f'{rest[0]},"{name}"' for name in ("sql", "", "a, b")]
+        text = "\n".join([first + ",model", *lines])
+    workload = read(tmp_path, text)
+    assert workload.model == ["sql", "", "a, b"]
+    again = tmp_path / "again.jsonl"
+    write_mooncake(workload, again)
+    assert read_trace(again).model == workload.model

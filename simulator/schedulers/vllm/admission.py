@@ -139,7 +139,10 @@ class PrefillInterval:
         request.mid_prefill = request.pending > 0
 
     def end(self, executed: bool, admitted: bool, waiting: bool) -> None:
-        """Take note of the step; `admitted`: it could admit somebody."""
+        """Take note of the step; `admitted`: it could admit somebody.
+
+        `waiting`: somebody who may be admitted was left.
+        """
         self.executed += executed
         if admitted and not self.held:
             self._backed_up = waiting

@@ -228,6 +228,7 @@ class AsyncScheduler(Scheduler):
         else:
             request.finish = now
             self.waiting.remove(request)
+            self._deferred.discard(request)
 
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""

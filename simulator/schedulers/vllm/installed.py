@@ -294,10 +294,12 @@ def start_vllm(
     blocks: BlockCounter,
     enable_prefix_caching: bool,
     windows: Sequence[int] = (0,),
+    max_loras: int = 0,
 ) -> tuple[Any, Callable[..., Any]]:
     """Start vLLM's scheduler; return it and what makes a request for it.
 
-    `windows` has one for each of its KV cache groups, in tokens; 0: full attention.
+    `windows` has one for each of its KV cache groups, in tokens; 0: full attention. `max_loras`
+    is vLLM's; 0: no adapters.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -328,6 +330,10 @@ def start_vllm(
     for name in ("async_scheduling", "enable_chunked_prefill"):  # which vLLM's CPU platform sets
         setattr(config.scheduler_config, name, options.get(name, name == "enable_chunked_prefill"))
     config.cache_config.enable_prefix_caching = enable_prefix_caching
+    if max_loras:
+        from vllm.config.lora import LoRAConfig
+
+        config.lora_config = LoRAConfig(max_loras=max_loras)
     size = {"block_size": blocks.block_size} if has(release, "block_size") else {}
     scheduler = _scheduler_class(config.scheduler_config)(
         vllm_config=config,
@@ -403,7 +409,7 @@ def _kv_cache(blocks: BlockCounter, dtype: object, windows: Sequence[int]) -> An
 
 
 def _request_maker(release: Release, block_size: int, caching: bool) -> Callable[..., Any]:
-    """Return a function that makes vLLM's request from id, tokens, output, arrival, priority."""
+    """Return what makes vLLM's request of id, tokens, output, arrival, priority and adapter."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request as VllmRequest
@@ -419,7 +425,14 @@ def _request_maker(release: Release, block_size: int, caching: bool) -> Callable
         init_none_hash(function)
         hasher = get_request_block_hasher(block_size, function)
 
-    def make(name: str, tokens: list[int], output: int, arrival: float, priority: int) -> Any:
+    def make(  # noqa: PLR0917
+        name: str, tokens: list[int], output: int, arrival: float, priority: int, adapter: int = 0
+    ) -> Any:
+        more["lora_request"] = None
+        if adapter:
+            from vllm.lora.request import LoRARequest
+
+            more["lora_request"] = LoRARequest(f"lora-{adapter}", adapter, f"/lora-{adapter}")
         return VllmRequest(
             request_id=name,
             prompt_token_ids=tokens,

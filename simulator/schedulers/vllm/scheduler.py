@@ -43,6 +43,7 @@ from simulator.schedulers.vllm.admission import (
     PrefillInterval,
     Reservation,
 )
+from simulator.schedulers.vllm.lora import AdapterSlots
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
 from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
 
@@ -59,7 +60,8 @@ class Scheduler:
     tokens, ends a request whatever it still wanted to say. `rules` are those of a vLLM version.
     `swap_blocks` is host memory, in KV blocks: as long as a preempted request fits into it, its
     blocks are copied there and, before it runs again, back; otherwise they are computed again.
-    With `swap_prices` so are those for which that is cheaper.
+    With `swap_prices` so are those for which that is cheaper. `max_loras` and `max_cpu_loras` are
+    vLLM's; 0: the engine serves no adapters.
 
     A subclass overrides what it does otherwise: `schedule` or, of its parts, `plan` (tokens for
     those who run), `admit` (from the waiting queue; `chunk` and `lacks_blocks` are its questions),
@@ -115,6 +117,8 @@ class Scheduler:
         reserve_output_tokens: Reservation | None = None,
         swap_blocks: int = 0,
         swap_prices: Prices | None = None,
+        max_loras: int = 0,
+        max_cpu_loras: int | None = None,
         rules: Rules = NEWEST_RULES,
     ) -> None:
         self.blocks = blocks
@@ -159,6 +163,13 @@ class Scheduler:
             self.waiting = SwappedFirst(queue) if swap_blocks else queue
         self._tries_others = not (rules.stops_at_long_head or enable_chunked_prefill)
         self._reordered = False  # by the last call of `admit`, the waiting queue
+        self.adapters = AdapterSlots(max_loras, max_cpu_loras) if max_loras else None
+        self._active: set[str] = set()  # adapters of those who run, where there are some
+        self._refused = 0  # by the last call of `schedule`, for their adapters
+        self._deferred: set[Request] = set()  # who wait and were passed over for their adapters
+        self._annotates = self.adapters is not None  # steps say what else costs time
+        if max_loras and type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
+            raise ValueError("enable_lora: goes with policies of a key alone: fcfs, priority, sjf")
         # There are blocks for every request that max_model_len admits.
         self._longest_fits = blocks.most_held(max_model_len - 1) <= blocks.usable
         self._check()
@@ -191,7 +202,7 @@ class Scheduler:
 
     def track_longest(self) -> None:
         """Let every step say how much its longest decode reads, from now on."""
-        self.tracks_longest = True
+        self.tracks_longest = self._annotates = True
         self.decodes.track_longest()
 
     # Requests come.
@@ -227,6 +238,7 @@ class Scheduler:
         self.running.loop.arrived()
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
+        changes |= self.adapters is not None  # those before it may be passed over
         return changes and (
             len(self.running) < self.max_num_seqs
             or self.prefill_interval is not None
@@ -243,7 +255,7 @@ class Scheduler:
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""
         self.now = now
-        self.preempted = 0
+        self.preempted = self._refused = 0
         if self.settle_queue is not None:
             self.settle_queue(now)
         running, decodes, interval = self.running, self.running.decodes, self.prefill_interval
@@ -276,14 +288,13 @@ class Scheduler:
             budget -= tokens
         if budget and not self.preempted and self.waiting:
             self.admit(step, budget, cap)
-        if self.tracks_longest and step.decodes:
-            step.longest = self._longest_decode(step)
+        if self._annotates:
+            self._annotate(step)
         if self.swap_space.outgoing and (step.decodes or step.prefills):
             self.swap_space.send(step)  # an empty step is not carried out: the next one sends
         if interval is not None:
-            interval.end(
-                bool(step.decodes or step.prefills), not self.preempted, bool(self.waiting)
-            )
+            waits = len(self.waiting) > len(self._deferred)
+            interval.end(bool(step.decodes or step.prefills), not self.preempted, waits)
         return step
 
     def chunk_cap(self) -> int:
@@ -397,6 +408,13 @@ class Scheduler:
         if self.prefill_interval is not None:
             self.prefill_interval.scheduled(request, request.mid_prefill)
 
+    def _annotate(self, step: Step) -> None:
+        """Let a step say what else it costs."""
+        if self.tracks_longest and step.decodes:
+            step.longest = self._longest_decode(step)
+        if self.adapters is not None and (step.decodes or step.prefills):
+            step.adapters = self.adapters.work(step, self.running, self._refused)
+
     def _longest_decode(self, step: Step) -> int:
         """KV entries that a decode of the step reads at most, its new token included."""
         singles = max((chunk.start + 1 for chunk in step.singles or ()), default=0)
@@ -414,10 +432,17 @@ class Scheduler:
         # Other queues may count who is taken out of them.
         tries_others = self._tries_others and type(waiting) in QUEUES_WITHOUT_BOOKS
         set_aside: list[Request] = []
+        adapters = self.adapters
+        self._reordered = False
+        if adapters is not None:
+            self._active = {one.model for one in self.running if one.model}
         while budget and waiting and len(self.running) < self.max_num_seqs:
             request = waiting.head()
             if request.remote:
                 budget = self.pull(step, request, budget)
+                continue
+            if adapters is not None and adapters.refuses(request, self._active):
+                set_aside.append(waiting.take())
                 continue
             hits = blocks.match(request)
             loads = 0
@@ -441,10 +466,19 @@ class Scheduler:
                 blocks.load(request, hits, loads)
             self.admit_head(step, hits, start, tokens)
             budget -= tokens
-        if tries_others:
-            self._reordered = bool(set_aside)
-            for request in set_aside:  # so several come back in reversed order
-                waiting.put_back(request)
+        if set_aside:
+            self._put_back(set_aside)
+
+    def _put_back(self, passed_over: list[Request]) -> None:
+        """Take back requests that were passed over: for their adapters, each keeps its place."""
+        if self.adapters is not None:
+            self._refused = len(passed_over)
+            self._deferred.update(passed_over)
+            passed_over.reverse()
+        else:  # so several come back in reversed order
+            self._reordered = True
+        for request in passed_over:
+            self.waiting.put_back(request)
 
     def chunk(self, pending: int, budget: int) -> int:
         """Return the tokens of a prompt that the budget lets a step compute; 0: it must wait."""
@@ -490,6 +524,9 @@ class Scheduler:
     def start(self, request: Request) -> None:
         """Put a request that is admitted on the running list."""
         self.running.admit(request, self.now)
+        if request.model:
+            self._active.add(request.model)
+            self._deferred.discard(request)
 
     # Running requests make way.
 
@@ -530,6 +567,7 @@ class Scheduler:
             self.blocks.release(request)
             return
         self.waiting.remove(request)
+        self._deferred.discard(request)
         self.running.forget(request)
         if request.swapped:
             self.swap_space.discard(request)

@@ -1,6 +1,6 @@
 """Formats that are tables in CSV: a time and two counts of tokens, by the names of their columns.
 
-Each may have the columns `client`, `priority` and `max_tokens`, too.
+Each may have the columns `client`, `priority`, `max_tokens` and `model`, too.
 
 Some megabytes of lines at a time are taken apart by one regular expression. Where a line does not
 fit it, be it wrong or only unusual (blanks, quotes), these lines are read one by one, by the same
@@ -189,7 +189,9 @@ MAX_TOKENS = Column(
     empty="0",
 )
 """An empty cell says nothing."""
-OPTIONAL = {column.name: column for column in (CLIENT, PRIORITY, MAX_TOKENS)}
+MODEL = words("model")._replace(optional=True)
+"""The adapter or model asked for; an empty cell is the engine's own."""
+OPTIONAL = {column.name: column for column in (CLIENT, PRIORITY, MAX_TOKENS, MODEL)}
 """What any table in CSV may say besides, under these names."""
 TURN = Column("turn", r"[0-9]{1,9}(?:\.0*)?", "is not a whole number", _whole_numbers)
 PLAIN = {**OPTIONAL, "turn": TURN}

@@ -75,6 +75,7 @@ COUNTS = {
 }
 WORDS = {
     "client": ("client_id", "client", "user", "user_id", "end_user", "session_id"),
+    "model": ("model", "lora", "adapter"),
     "conversation": ("conversation", "conversation_id", "session"),
     "prompt_id": ("prompt_id", "prompt_hash"),
     "error": ("error", "error_message"),
@@ -161,7 +162,9 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
     for field in given:
         if field not in FIELDS:
             near = did_you_mean(field, FIELDS)
-            known = ", ".join((*NEEDED, "client", "priority", "max_tokens", "ttft", "tpot", "e2el"))
+            known = ", ".join(
+                (*NEEDED, "client", "model", "priority", "max_tokens", "ttft", "tpot", "e2el")
+            )
             raise HeadwayError(f"{option}: {field}: not a field{near}; there are {known}")
     for field in ("prompt", "output"):
         if field not in given:

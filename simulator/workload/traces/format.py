@@ -45,6 +45,7 @@ class Table:
     max_tokens: Ints | None = None  # 0: none
     cancel_after: Floats | None = None  # s; NaN: never
     hint: Ints | None = None  # 0: none
+    model: list[str] | None = None
     measured: "Measured | None" = None
 
 

@@ -22,12 +22,13 @@ from simulator.workload.traces.format import Problems, name_problem
 
 LARGEST_PRIORITY = 10**9
 LARGEST = 9e18  # what still fits 64 bits
-LABELS: dict[str, tuple[str, float | None]] = {
+LABELS: dict[str, tuple[str, float | str | None]] = {
     "client": ("client", None),
     "priority": ("priority", 0),
     "max_tokens": ("max_tokens", 0),
     "cancel_after": ("cancel_after", nan),
     "predicted_output_tokens": ("hint", 0),
+    "model": ("model", ""),
 }
 """Keys that any line may have: the column of a Table, and what stands there for a line without."""
 COMMON_SIZES = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
@@ -73,20 +74,20 @@ class Row:
         value = self.values.get(key)
         if value is None:
             return None
-        if key == "client":
-            return self._client(value)
+        if key in ("client", "model"):
+            return self._name(key, value)
         if key == "priority":
             return self._priority(value)
         return self.number(key) if key == "cancel_after" else self.tokens(key)
 
-    def _client(self, value: object) -> str:
-        """Read whose request it is, a text or a whole number; "" if wrong."""
+    def _name(self, key: str, value: object) -> str:
+        """Read whose request it is, or for which model: a text or a whole number; "" if wrong."""
         if isinstance(value, str) and (wrong := name_problem(value)):
-            self.add_problem("client", f"{short_repr(value)} {wrong}")
+            self.add_problem(key, f"{short_repr(value)} {wrong}")
         elif (isinstance(value, str) and value) or type(value) is int:
             return str(value)
         else:
-            self.add_problem("client", f"{short_repr(value)} is neither a name nor a whole number")
+            self.add_problem(key, f"{short_repr(value)} is neither a name nor a whole number")
         return ""
 
     def _priority(self, value: object) -> int | None:
@@ -152,6 +153,8 @@ class Labels:
                     if client is None:
                         problems.add(line, key, "missing, though other lines have one")
                 found[column] = values
+            elif key == "model":
+                found[column] = ["" if value is None else value for value in values]
             else:
                 numbers = [untold if value is None else value for value in values]
                 found[column] = np.array(numbers, np.asarray(untold).dtype)

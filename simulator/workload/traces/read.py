@@ -140,6 +140,7 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
         max_tokens=table.max_tokens,
         cancel_after=table.cancel_after,
         hint=table.hint,
+        model=table.model,
         source=f"{path.name} ({form})",
     )
     early = int((arrival[timed] < np.maximum.accumulate(arrival[timed])).sum())

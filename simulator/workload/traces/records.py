@@ -36,7 +36,7 @@ from simulator.workload.workload import Floats, Ints
 
 UNKNOWN = "unknown"
 """The client of a request that names none, where others do."""
-NAMES = ("client", "conversation", "prompt_id")
+NAMES = ("client", "model", "conversation", "prompt_id")
 NOTHING = {"", "none", "null", "nan"}
 NO_ERROR = {*NOTHING, "false", "0"}
 NO_SUCCESS = {"false", "0", "no"}
@@ -105,7 +105,7 @@ class Records:
 
     def _word(self, field: str, k: int, value: object) -> str:
         if value is None:
-            return UNKNOWN
+            return "" if field == "model" else UNKNOWN
         text = value if isinstance(value, str) else str(value)
         if wrong := name_problem(text):
             self._wrong(field, k, f"{short_repr(text)} {wrong}")
@@ -260,6 +260,7 @@ def make_table(
         failed=failed + len(fine) - len(kept),
         client=client,
         priority=take("priority"),
+        model=take("model"),
         max_tokens=most if most is not None and most.any() else None,
     )
     if np.isnan(table.time).any():

@@ -100,7 +100,7 @@ def _check_piece(path: Path, table: Table, units: float) -> None:
 
 
 def _requests(table: Table, source: str) -> Workload:
-    names = ("segments", "client", "priority", "max_tokens", "cancel_after", "hint")
+    names = ("segments", "client", "priority", "max_tokens", "cancel_after", "hint", "model")
     return Workload(
         np.zeros(len(table.time)),
         table.prompt.astype(np.int64),
@@ -126,7 +126,7 @@ def join(parts: Sequence[Workload]) -> Workload:
         for k, part in enumerate(parts):
             if columns[k] is None:
                 columns[k] = [UNTOLD.get(name, 0)] * len(part)
-        lists = name in ("client", "segments")
+        lists = name in ("client", "segments", "model")
         setattr(whole, name, [*chain(*columns)] if lists else np.concatenate(columns))
     return whole
 

@@ -120,6 +120,8 @@ def _rows_of(workload: Workload, path: Path) -> Iterator[dict[str, object]]:
 def _labels(workload: Workload, i: int) -> dict[str, object]:
     """Return what else is told of a request, as keys that `read_trace` reads."""
     found: dict[str, object] = {}
+    if workload.model is not None and workload.model[i]:
+        found["model"] = workload.model[i]
     if workload.priority is not None:
         found["priority"] = int(workload.priority[i])
     if workload.max_tokens is not None and workload.max_tokens[i]:
