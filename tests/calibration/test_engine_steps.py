@@ -292,6 +292,7 @@ def test_bad_calls_end_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "meta.json: damaged" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_a_grid_without_runs_fits_with_a_warning(tmp_path: Path) -> None:
     """A measurement that was killed early is still good for a profile."""
     rows = [row for row in read_rows(MEASURED / STEPS) if row.point >= 0 and row.turn == 0]

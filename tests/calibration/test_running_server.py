@@ -294,6 +294,7 @@ STREAM = (
 )
 
 
+@pytest.mark.medium
 def test_a_server_that_fails_while_it_is_driven(tmp_path: Path) -> None:
     """What was answered until then is kept."""
     with faulty() as (faults, url):
@@ -306,6 +307,7 @@ def test_a_server_that_fails_while_it_is_driven(tmp_path: Path) -> None:
     assert len((tmp_path / "b/loads/01-warm-up/requests.csv").read_text().splitlines()) == 9
 
 
+@pytest.mark.medium
 def test_others_that_come_meanwhile(tmp_path: Path) -> None:
     with faulty() as (faults, url):
         faults.completion = lambda _: (200, STREAM)

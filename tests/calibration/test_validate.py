@@ -89,6 +89,7 @@ def test_another_profile_can_be_judged(
         validate(log, "no.yaml")
 
 
+@pytest.mark.medium
 def test_a_run_without_reruns_says_so(log: Path) -> None:
     for folder in log.glob("rerun-*"):
         shutil.rmtree(folder)

@@ -62,6 +62,7 @@ def test_compare_tells_of_clients_and_of_named_variants(folder, capsys):
     assert "Successful requests" in told[1]
 
 
+@pytest.mark.medium
 def test_colours_are_for_what_is_significant(folder, capsys, monkeypatch):
     """And on terminals alone; what may be chance is shown with --all."""
     seats = ["--vary", "engine.max_num_seqs=1,4", "--set", "workload.request_rate=12"]

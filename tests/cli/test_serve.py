@@ -26,6 +26,7 @@ def ask(address: str, **more: object) -> http.client.HTTPResponse:
     return urllib.request.urlopen(asked, timeout=30)
 
 
+@pytest.mark.medium
 def test_it_serves_until_it_is_told_to_stop_and_writes_the_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with twin("demo", "--port", "0", "--speed", "20", "--out", str(out)) as ((address,), process):
@@ -39,6 +40,7 @@ def test_it_serves_until_it_is_told_to_stop_and_writes_the_run(tmp_path: Path) -
     assert json.loads((out / "summary.json").read_text())["completed"] == 1
 
 
+@pytest.mark.medium
 def test_each_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -61,6 +63,7 @@ def test_each_replica_has_a_port_of_its_own(tmp_path: Path) -> None:
         assert json.loads((folder / "summary.json").read_text())["completed"] == number
 
 
+@pytest.mark.medium
 def test_what_passes_after_the_end_is_no_part_of_the_run(tmp_path: Path) -> None:
     """An open stream keeps the server for a while, in which its engine must not go on."""
     out = tmp_path / "out"

@@ -180,6 +180,7 @@ def test_the_shipped_profile_of_a_scenario() -> None:
     assert found == {"profile": "codellama-34b.a100-tp2.bf16"}
 
 
+@pytest.mark.medium
 def test_every_shipped_profile_is_found_by_what_its_name_says() -> None:
     """Name and contents agree, and no two profiles are of the same thing."""
     seen = set()

@@ -160,6 +160,7 @@ def test_a_campaign_goes_on_with_what_it_was_of(
     assert [part["name"] for part in record["parts"]] == ["checks"]
 
 
+@pytest.mark.medium
 def test_a_part_that_had_done_its_work_when_its_time_was_over_is_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_part_that_had_done_its_work_when_its_time_was_over_is_ok(
     assert outcomes[2].note == "ended at its limit of 2 s, with what it had"
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel does it")
 def test_a_part_dies_with_its_campaign(tmp_path: Path) -> None:
     """Also where nobody lives to tell it: it would hold the GPU's memory."""

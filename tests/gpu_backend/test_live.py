@@ -100,6 +100,7 @@ def test_on_the_execution_clock_time_is_what_steps_took() -> None:
     np.testing.assert_allclose(steps["end"] - steps["start"], took, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.medium
 def test_on_the_wall_clock_time_is_real() -> None:
     """The run lasts as long as its clock says, arrivals included."""
     scenario = load("workload.request_rate=8")

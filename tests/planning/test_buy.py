@@ -187,6 +187,7 @@ def found(offer: Offer, replicas: int) -> Offer:
     return replace(offer, result=SearchResult(Trial(replicas), []))
 
 
+@pytest.mark.medium
 def test_prefill_and_decode_go_apart_where_fewer_may_be_enough(write) -> None:
     """Under a strict bound on TPOT chunks must be small: alone, prompts need no small ones."""
     long = "workload: {num_prompts: 400, request_rate: 30, input_len: 6000, output_len: 60}"
@@ -208,6 +209,7 @@ def test_prefill_and_decode_go_apart_where_fewer_may_be_enough(write) -> None:
     assert "replicas at least" in loose._apart(found(best, best.fewest))[0]
 
 
+@pytest.mark.medium
 def test_a_prefix_aware_router_is_tried_where_prompts_begin_alike(write) -> None:
     shared = "prefix_groups: {num_prefixes: 8, prefix_len: 800}, input_len: 200"
     alike, other = write(SHOP.replace("input_len: 1000", shared)), write(SHOP, "other.yaml")

@@ -132,6 +132,7 @@ def test_a_window_is_of_the_load_as_it_is(day: Path, capsys):
     assert "--window: goes with --fewest or --cheapest" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_a_run_that_breaks_a_window_ends_and_is_told(tmp_path: Path) -> None:
     """When it ends, later windows have begun: what was broken is still what ended it."""
     command = ["plan", "demo", "--slo", "p99_ttft_ms<=1000", "--window", "60", "--jobs", "1"]

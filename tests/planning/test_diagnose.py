@@ -58,6 +58,7 @@ def test_what_each_advice_brings(write) -> None:
     assert (seats.gpus, replicas.gpus) == (1, 2)
 
 
+@pytest.mark.medium
 def test_how_much_a_server_holds_that_needs_nothing(scenario: Path, capsys) -> None:
     """M/D/1 of 1 s: at 0.587 req/s one in ten waits longer than 2 s (Erlang's distribution).
 

@@ -43,6 +43,7 @@ def test_theory_agrees_with_what_simulations_measure(write):
     assert find_knee(result).elasticity == pytest.approx(e2el.elasticity, rel=0.25)
 
 
+@pytest.mark.medium
 def test_a_run_near_its_capacity_says_so_in_numbers(write, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["run", str(write(BATCHED.replace("RATE", "8.2"))), "--out", str(out)]) == 0

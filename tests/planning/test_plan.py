@@ -49,6 +49,7 @@ def test_the_function_writes_what_the_command_writes(scenario: Path, tmp_path: P
     assert again.equals(frame)
 
 
+@pytest.mark.medium
 def test_seats_that_nobody_takes_are_not_tried_again(scenario: Path):
     """A server that computes a request in 0.6 s has not 64 at a time.
 
@@ -142,6 +143,7 @@ def test_optuna_tries_some_of_the_combinations_and_finds_the_best(scenario: Path
     assert texts[0] == texts[1]
 
 
+@pytest.mark.medium
 def test_a_candidate_that_cannot_run_is_told_and_the_others_are_searched(
     scenario: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -304,6 +306,7 @@ def test_a_plan_that_makes_no_run_leaves_nothing(scenario: Path):
     assert not out.exists()
 
 
+@pytest.mark.medium
 def test_a_plan_that_is_cut_short_says_so_and_what_it_knows(
     scenario: Path, capsys: pytest.CaptureFixture[str]
 ):

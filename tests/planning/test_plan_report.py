@@ -15,6 +15,7 @@ from simulator.results.service_levels import parse_slo
 SLO = parse_slo("p99_ttft_ms<=100")
 
 
+@pytest.mark.medium
 def test_the_fewest_seats_and_the_files(scenario: Path, capsys: pytest.CaptureFixture[str]):
     out = scenario.parent / "out"
     args = ["--slo", "p99_ttft_ms<=250", "--fewest", "engine.max_num_seqs=1..16", "--jobs", "1"]

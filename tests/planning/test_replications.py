@@ -148,6 +148,7 @@ def test_run_command(write, tmp_path, capsys):
     assert "small, 4 replications" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_compare_command(write, tmp_path, capsys):
     """A much smaller batch is surely slower; an empty change makes no difference at all."""
     path = write(NOISY.replace("num_prompts: 40", "num_prompts: 100"))

@@ -111,6 +111,7 @@ workload: {num_prompts: 40, request_rate: 1, input_len: 400, output_len: 30}
 """
 
 
+@pytest.mark.medium
 def test_pipelines_move_with_their_stages_and_their_host(write):
     scenario = load_scenario(write(PIPED))
     changes = changed_runs(scenario)

@@ -62,6 +62,7 @@ def listening() -> set[IPv4Address | IPv6Address]:
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["loky", "dask", pytest.param("ray", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
 def test_every_backend_gives_the_same_bytes_and_survives_a_killed_worker(name: str, small: Path):

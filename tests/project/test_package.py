@@ -36,6 +36,7 @@ def test_it_holds_profiles_models_and_scenarios(unpacked: Path) -> None:
     assert not (unpacked / "calibration/measurements").exists()
 
 
+@pytest.mark.medium
 def test_it_runs_from_another_folder(unpacked: Path, tmp_path: Path) -> None:
     """A shipped scenario by name, with the package's own files."""
     program = (

@@ -260,6 +260,7 @@ def test_the_cheapest_mix_of_two_groups(tmp_path: Path) -> None:
         assert sorted(zip(*(rows[name].astype(int) for name in names), strict=True)) == places
 
 
+@pytest.mark.medium
 def test_more_replicas_never_hold_less(tmp_path: Path) -> None:
     """Checked, not assumed: the load grows with the replicas, the tails must not."""
     path = tmp_path / "s.yaml"

@@ -72,6 +72,7 @@ def test_each_by_itself_gives_the_bytes_of_one_fleet(
     assert files(run(what, stepwise=stepwise), tmp_path / "two") == one
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["loky", "dask", pytest.param("ray", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
 def test_workers_of_every_backend_give_the_same_bytes(

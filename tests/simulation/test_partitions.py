@@ -95,6 +95,7 @@ def test_partitions_say_what_one_process_says(
     assert_alike(told, run_streamed(what), but)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["loky", "dask", pytest.param("ray", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
 def test_workers_of_every_backend_say_the_same(name: str, tmp_path: Path) -> None:

@@ -221,6 +221,7 @@ def test_replicas_served_apart_are_what_the_cluster_says() -> None:
         replica_scenarios(scaled)
 
 
+@pytest.mark.medium
 def test_the_head_of_a_stream_does_not_wait_for_its_first_token() -> None:
     """As vLLM's, whose StreamingResponse sends the head before it asks for the first chunk."""
 

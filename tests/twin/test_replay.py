@@ -73,6 +73,7 @@ def served(scenario: Scenario) -> Iterator[tuple[Server, str]]:
     loop.close()
 
 
+@pytest.mark.medium
 def test_what_is_measured_is_what_was_simulated(
     scenario: Scenario, served: tuple[Server, str], tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def test_prompts_are_equal_where_the_workload_says_so(scenario: Scenario) -> Non
     assert prompt_of(load, 2)[:50] == first[:50]
 
 
+@pytest.mark.medium
 def test_prompts_differ_from_run_to_run(scenario: Scenario, served: tuple[Server, str]) -> None:
     """The server's prefix cache finds none of a replay before, but where the seed is the same."""
     load = scenario.make_workload()
@@ -267,6 +269,7 @@ def test_the_four_commands_of_the_page_follow_one_another(tmp_path: Path) -> Non
         assert "60 of 60 requests answered" in done.stdout, done.stderr
 
 
+@pytest.mark.medium
 def test_clients_hang_up_where_the_trace_says_so(
     served: tuple[Server, str], tmp_path: Path
 ) -> None:

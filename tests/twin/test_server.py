@@ -309,6 +309,7 @@ more = ("n", "user", "stop", "ignore_eos", "vllm_xargs", "max_completion_tokens"
 ranged = ("temperature", "top_p", "top_k", "seed", "logprobs", "top_logprobs")
 
 
+@pytest.mark.medium
 @given(st.dictionaries(st.sampled_from([*names, *more, *ranged]), values), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_any_body_is_understood_or_refused(body: dict[str, object], chat: bool) -> None:

@@ -105,6 +105,7 @@ def test_contents_theme_and_numbers(report: Path, tmp_path: Path) -> None:
         assert complaints(driver) == []
 
 
+@pytest.mark.medium
 def test_many_seats_are_counted_and_a_slow_run_is_cut(report: Path) -> None:
     """Of 150 seats the picture shows how many are in which phase; the note says who goes on."""
     with browser() as driver:

@@ -33,6 +33,7 @@ def port() -> Iterator[int]:
         yield number
 
 
+@pytest.mark.medium
 def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
     status, (answer,) = ask(port, TRACE.encode(), "/trace?name=azure.csv")
     assert status == 200, answer
