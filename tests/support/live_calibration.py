@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from calibration.profile_yaml import scenario_profile
 from calibration.running_server.ask import ask, scenario_of
@@ -13,6 +14,7 @@ from calibration.running_server.drive import Drive
 from calibration.running_server.judge import METRICS, Outcome, fit_sent
 from calibration.server_logs.from_loads import play_load
 from simulator.core.engine_config import EngineConfig
+from simulator.results.request_table import RequestTable
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
@@ -34,6 +36,7 @@ CALIBRATION = (("mixed", 0.5), ("short", 0.7), ("long", 0.5), ("mixed", 0.75))
 BLIND = (("mixed", 0.6), ("short", 0.4), ("long", 0.6))
 """Loads by their kinds and their shares of what the server can take: below the knee."""
 FEWEST = 20  # requests of a load
+Chosen = NDArray[np.bool_] | None
 Means = Mapping[str, float]
 """Mean latencies in ms, by metric."""
 
@@ -93,13 +96,21 @@ class Calibrated:
                 found.setdefault(one.load.name, []).append((both[0], both[1]))
         return found
 
-    def predict(self, load: Workload, **knobs: object) -> Means:
-        """Simulate a load on the server, or on one with other knobs."""
-        engine = self.scenario.engine.model_dump(exclude_unset=True) | knobs
+    def predict(self, load: Workload, asked: Chosen = None, **knobs: object) -> Means:
+        """Simulate a load on the server, or on one with other knobs; means of those `asked` for."""
+        table = self._played(load, knobs)
+        chosen = slice(None) if asked is None else asked
+        return {name: 1e3 * float(np.nanmean(getattr(table, name)[chosen])) for name in METRICS}
+
+    def throughput(self, load: Workload, **knobs: object) -> float:
+        """Return how many requests/s of a load are served, by simulation."""
+        return len(load) / float(self._played(load, knobs).finish.max())
+
+    def _played(self, load: Workload, knobs: Mapping[str, object]) -> RequestTable:
+        engine = self.scenario.engine.model_dump(exclude_unset=True) | {**knobs}
         scenario = self.scenario.model_copy(update={"engine": EngineConfig(**engine)})
         fit = self.outcome.fit
-        table = play_load(scenario, resolve(scenario), fit.cost, load, fit.latency).table
-        return {name: 1e3 * float(np.nanmean(getattr(table, name))) for name in METRICS}
+        return play_load(scenario, resolve(scenario), fit.cost, load, fit.latency).table
 
     def write(self, folder: Path) -> Path:
         """Write the scenario of the server with its profile; return its path."""
@@ -131,14 +142,16 @@ def calibrate(live: LiveServer, steps: Path, model: Path, seconds: float) -> Cal
     return Calibrated(scenario, drive.limits, fit_sent(scenario, drive.sent, steps))
 
 
-def measure(live: LiveServer, load: Workload) -> Means:
-    """Send a load, its prompts others each time; return mean latencies in ms."""
+def measure(live: LiveServer, load: Workload, asked: Chosen = None) -> Means:
+    """Send a load, its prompts others each time; return mean latencies in ms of those asked for."""
     answers = replay(load, live.url, timeout=120.0, vocab_size=len(VOCABULARY)).requests
     assert not [one.error for one in answers if one.error]
     ttft = np.array([one.first - one.sent for one in answers])
     e2el = np.array([one.end - one.sent for one in answers])
+    chosen = np.ones(len(load), bool) if asked is None else asked
     after = load.output_tokens - 1.0
-    values = ttft, (e2el - ttft)[after > 0] / after[after > 0], e2el
+    gaps = chosen & (after > 0)
+    values = ttft[chosen], (e2el - ttft)[gaps] / after[gaps], e2el[chosen]
     return {n: 1e3 * float(v.mean()) for n, v in zip(("ttft", "tpot", "e2el"), values, strict=True)}
 
 

@@ -1,0 +1,148 @@
+"""What a change of a real vLLM's flags brings, beside what the one calibration predicts.
+
+The changed server runs beside the unchanged one, on the same core, and only one of them has work:
+the same load goes to one and to the other, in turns. They want a machine of their own, so CI leaves
+them out: docs/live-engine.md has what was measured.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.workload.workload import Workload
+from tests.support.live_calibration import Calibrated, drawn, measure
+from tests.support.live_vllm import LiveServer, live_server
+
+pytestmark = pytest.mark.engine_all
+
+ROUNDS, SECONDS, FEWEST = 3, 12.0, 40
+LIMIT = 0.05
+"""Of the ratio, where the rounds differ by less."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is changed, of which server, and under which load it shows."""
+
+    flags: tuple[str, ...]
+    knobs: Mapping[str, Any]
+    kind: str = "mixed"
+    share: float = 0.6  # of what the weaker of both servers can take, by simulation
+    base: tuple[str, ...] = ()  # flags of the server that it is compared with
+    base_knobs: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    shared: int = 0  # tokens with which all prompts begin
+    urgent: int = 0  # each so many-th request is urgent, and the ratio is of these
+    metric: str = "ttft"
+
+
+FOUR, SJF = ("--max-num-seqs", "4"), {"policy": "sjf", "by": "hint"}
+SEATS = {"max_num_seqs": 4}
+CHANGES = {
+    "max_num_seqs 4": Change(FOUR, SEATS),
+    "max_num_batched_tokens 128": Change(
+        ("--max-num-batched-tokens", "128"), {"max_num_batched_tokens": 128}, kind="long", share=0.4
+    ),
+    "prompts whole": Change(
+        ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"),
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048},
+        kind="long",
+        share=0.4,
+    ),
+    "no prefix cache, 256 tokens shared": Change(
+        ("--no-enable-prefix-caching",), {"enable_prefix_caching": False}, shared=256
+    ),
+    "66 blocks": Change(("--num-gpu-blocks-override", "66"), {"num_gpu_blocks_override": 66}),
+    "priority": Change(
+        (*FOUR, "--scheduling-policy", "priority"),
+        SEATS | {"scheduling_policy": "priority"},
+        base=FOUR,
+        base_knobs=SEATS,
+        kind="short",
+        share=0.8,
+        urgent=4,
+    ),
+    "sjf by hint": Change(
+        (*FOUR, "--scheduler-cls", "headway_vllm.HeadwayScheduler"),
+        SEATS | {"scheduling_policy": SJF},
+        base=FOUR,
+        base_knobs=SEATS,
+        kind="short",
+        share=0.8,
+        env={"HEADWAY_POLICY": json.dumps(SJF)},
+    ),
+    "no async scheduling": Change(
+        ("--no-async-scheduling",), {"async_scheduling": False}, metric="e2el"
+    ),
+}
+
+
+def load_of(change: Change, calibrated: Calibrated, random: np.random.Generator) -> Workload:
+    """Draw a load that both servers can take."""
+
+    def marked(load: Workload) -> Workload:
+        number = np.arange(len(load))
+        first = load.prompt_tokens + change.shared
+        contents = [
+            (("shared", change.shared), (("own", k), int(first[k]) - change.shared)) for k in number
+        ]
+        return replace(
+            load,
+            prompt_tokens=first,
+            segments=contents if change.shared else None,
+            hint=load.output_tokens,
+            priority=np.where(number % change.urgent, 1, 0) if change.urgent else None,
+        )
+
+    burst = marked(replace(drawn(change.kind, 100, 1e6, random), max_concurrency=64))
+    capacity = min(
+        calibrated.throughput(burst, **knobs) for knobs in (change.base_knobs, change.knobs)
+    )
+    rate = change.share * capacity
+    return marked(drawn(change.kind, max(round(rate * SECONDS), FEWEST), rate, random))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_effect_of_a_change_is_predicted(
+    name: str,
+    live: LiveServer,
+    calibrated: Calibrated,
+    models: Callable[[str], Path],
+    tmp_path: Path,
+    show: Callable[[str], None],
+) -> None:
+    """Its sign, where the effect exceeds what rounds differ by; its size to that or to LIMIT."""
+    change = CHANGES[name]
+    load = load_of(change, calibrated, np.random.default_rng(len(name)))
+    asked = load.priority == 0 if change.urgent else np.ones(len(load), bool)
+    before = calibrated.predict(load, asked, **change.base_knobs)[change.metric]
+    predicted = calibrated.predict(load, asked, **change.knobs)[change.metric] / before
+    model, told = models("llama"), ("--served-model-name", "tiny")
+    unchanged = (
+        live_server(model, tmp_path / "base", *told, *change.base)
+        if change.base
+        else nullcontext(live)
+    )
+    changed = live_server(model, tmp_path / "log", *told, *change.flags, env=change.env)
+    ratios = []
+    with unchanged as one, changed as other:
+        warm = drawn("short", 8, 20.0, np.random.default_rng(0))
+        for server in (one, other):
+            measure(server, warm)
+        for _ in range(ROUNDS):
+            values = [measure(server, load, asked)[change.metric] for server in (one, other)]
+            ratios.append(values[1] / values[0])
+    measured, floor = float(np.median(ratios)), (max(ratios) - min(ratios)) / 2
+    show(
+        f"{name:<36}{change.metric:>5} x {predicted:.2f} predicted, {measured:.2f} measured "
+        f"({min(ratios):.2f} to {max(ratios):.2f}), {len(load)} requests, {before:.0f} ms before"
+    )
+    if abs(measured - 1) > floor:
+        assert (predicted > 1) == (measured > 1) or abs(predicted - measured) <= LIMIT
+    assert abs(predicted - measured) <= max(LIMIT, floor)
