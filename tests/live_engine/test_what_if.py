@@ -6,9 +6,10 @@ them out: docs/live-engine.md has what was measured.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Change:
     metric: str = "ttft"
 
 
+NAMED = "--served-model-name", "tiny"
 FOUR, SJF = ("--max-num-seqs", "4"), {"policy": "sjf", "by": "hint"}
 SEATS = {"max_num_seqs": 4}
 CHANGES = {
@@ -58,7 +60,9 @@ CHANGES = {
     "no prefix cache, 256 tokens shared": Change(
         ("--no-enable-prefix-caching",), {"enable_prefix_caching": False}, shared=256
     ),
-    "66 blocks": Change(("--num-gpu-blocks-override", "66"), {"num_gpu_blocks_override": 66}),
+    "66 blocks": Change(
+        ("--num-gpu-blocks-override", "66"), {"num_gpu_blocks_override": 66}, share=0.85
+    ),
     "priority": Change(
         (*FOUR, "--scheduling-policy", "priority"),
         SEATS | {"scheduling_policy": "priority"},
@@ -108,10 +112,25 @@ def load_of(change: Change, calibrated: Calibrated, random: np.random.Generator)
     return marked(drawn(change.kind, max(round(rate * SECONDS), FEWEST), rate, random))
 
 
+@pytest.fixture(scope="module")
+def unchanged(
+    models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[tuple[str, ...]], LiveServer]]:
+    """Start the server that changes are compared with, one for the same flags; none records."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(flags: tuple[str, ...]) -> LiveServer:
+            log = tmp_path_factory.mktemp("unchanged") / "log"
+            return stack.enter_context(live_server(models("llama"), log, *NAMED, *flags))
+
+        yield started
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_effect_of_a_change_is_predicted(
     name: str,
-    live: LiveServer,
+    unchanged: Callable[[tuple[str, ...]], LiveServer],
     calibrated: Calibrated,
     models: Callable[[str], Path],
     tmp_path: Path,
@@ -123,18 +142,11 @@ def test_the_effect_of_a_change_is_predicted(
     asked = load.priority == 0 if change.urgent else np.ones(len(load), bool)
     before = calibrated.predict(load, asked, **change.base_knobs)[change.metric]
     predicted = calibrated.predict(load, asked, **change.knobs)[change.metric] / before
-    model, told = models("llama"), ("--served-model-name", "tiny")
-    unchanged = (
-        live_server(model, tmp_path / "base", *told, *change.base)
-        if change.base
-        else nullcontext(live)
-    )
-    changed = live_server(model, tmp_path / "log", *told, *change.flags, env=change.env)
-    ratios = []
-    with unchanged as one, changed as other:
-        warm = drawn("short", 8, 20.0, np.random.default_rng(0))
+    one, log = unchanged(change.base), tmp_path / "log"
+    flags, ratios = (*NAMED, *change.flags), []
+    with live_server(models("llama"), log, *flags, env=change.env) as other:
         for server in (one, other):
-            measure(server, warm)
+            measure(server, drawn("short", 8, 20.0, np.random.default_rng(0)))  # to warm it up
         for _ in range(ROUNDS):
             values = [measure(server, load, asked)[change.metric] for server in (one, other)]
             ratios.append(values[1] / values[0])
