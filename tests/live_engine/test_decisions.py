@@ -20,7 +20,7 @@ from conformance.compare import conform, report
 from conformance.live import read_live
 from tests.support.live_vllm import live_server
 
-pytestmark = pytest.mark.engine_all
+pytestmark = [pytest.mark.engine, pytest.mark.engine_all]
 
 ASYNCHRONOUS = "tests.support.async_on_cpu.AsynchronousScheduler"
 STEPS = 20_000

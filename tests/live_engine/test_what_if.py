@@ -20,7 +20,7 @@ from simulator.workload.workload import Workload
 from tests.support.live_calibration import Calibrated, drawn, measure
 from tests.support.live_vllm import LiveServer, live_server
 
-pytestmark = pytest.mark.engine_all
+pytestmark = [pytest.mark.engine, pytest.mark.engine_all]
 
 ROUNDS, SECONDS, FEWEST = 3, 12.0, 40
 LIMIT = 0.05
