@@ -159,8 +159,11 @@ def fit_latency(scenario: Scenario, cost: CostModel, loads: Sequence[Load]) -> f
 
     The median over loads of what their requests' TTFT is longer than simulated, in the median. A
     request that comes later may wait for another step, so the simulation is asked again with it.
+    Where there are open loops, only these count: a closed loop begins with a burst, which a server
+    takes in one by one.
     """
     parts, latency = resolve(scenario), 0.0
+    loads = [load for load in loads if load.workload.max_concurrency is None] or loads
     for _ in range(LATENCY_ROUNDS):
         late = []
         for load in loads:
