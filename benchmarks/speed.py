@@ -50,7 +50,7 @@ CASES = {
     VLLM: (CONV, [*conv(19366), *VLLM_KEYS], (), 1.8, 130),
     SGLANG: (CONV, [*conv(19366), *SGLANG_KEYS], (), 1.8, 130),
     "100,000 requests": (CONV, conv(100_000), (), 4.0, 350),
-    BIG: (CONV, conv(1_000_000), (), 40.0, 1500),
+    BIG: (CONV, conv(1_000_000), (), 40.0, 600),
 }
 
 

@@ -9,10 +9,12 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from simulator.core.packed import PAGE, PackedRows, pack, pack_column, unpack_column
 from simulator.core.request import AdapterWork, Copies
 
 STEP = np.dtype(
@@ -114,6 +116,9 @@ was stopped, or when its client hung up; of a cluster's clients: refused by its 
 given up after a timeout."""
 STOP, LENGTH, REJECTED, UNFINISHED, SHED, TIMEOUT = range(len(REASONS))
 
+PACKED = {"step_rows": STEP, "request_rows": REQUEST, "run_rows": RUN}
+LISTED = ("tick_ends", "leap_blocks", "joined", "decided")
+
 pack_span = Struct("<ddq").pack  # the first columns of STEP; two calls are faster than one
 pack_step = Struct("<qqqiiiiiiii").pack  # the others
 pack_request = Struct("<dddqiiii").pack
@@ -160,21 +165,62 @@ class Log:
     """When each row's first step was decided (s), where that is before its start: async."""
     emptied: "array[float]" = field(default_factory=lambda: array("d"))
     """When the engine failed (s), and all who waited went elsewhere."""
+    pages: dict[str, list[Any]] = field(default_factory=dict)
+    """What `put_by` took out of the front of the fields of `PACKED` and `LISTED`, a page each."""
+
+    def put_by(self) -> None:
+        """Pack what is written of a long run, but for the last page of each: it takes less room.
+
+        Only of a run in which nobody takes rows out again.
+        """
+        for name, kind in PACKED.items():
+            rows: bytearray = getattr(self, name)
+            size = PAGE * kind.itemsize
+            while len(rows) >= 2 * size:
+                page = pack(np.frombuffer(bytes(rows[:size]), kind))
+                self.pages.setdefault(name, []).append(page)
+                del rows[:size]
+        for name in LISTED:
+            values: array[Any] = getattr(self, name)
+            while len(values) >= 2 * PAGE:
+                self.pages.setdefault(name, []).append(pack_column(np.array(values[:PAGE])))
+                del values[:PAGE]
+
+    def _rows(self, name: str) -> npt.NDArray[np.void]:
+        tail = np.frombuffer(getattr(self, name), PACKED[name])
+        pages = self.pages.get(name)
+        return cast(npt.NDArray[np.void], PackedRows(pages, tail)) if pages else tail
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return one of `LISTED`, whole."""
+        tail = np.asarray(getattr(self, name))
+        if not (pages := self.pages.get(name)):
+            return tail
+        whole = np.empty(PAGE * len(pages) + len(tail), tail.dtype)
+        for at, page in enumerate(pages):
+            whole[PAGE * at : PAGE * (at + 1)] = unpack_column(page)
+        whole[PAGE * len(pages) :] = tail
+        return whole
+
+    @property
+    def ended(self) -> int:
+        """How many requests have a row."""
+        return len(self._rows("request_rows"))
 
     @property
     def steps(self) -> npt.NDArray[np.void]:
-        """Rows of dtype STEP, in order of time."""
-        return np.frombuffer(self.step_rows, STEP)
+        """Rows of dtype STEP, in order of time; of a long run a `PackedRows`."""
+        return self._rows("step_rows")
 
     @property
     def requests(self) -> npt.NDArray[np.void]:
-        """Rows of dtype REQUEST, in order of finish; each request has exactly one."""
-        return np.frombuffer(self.request_rows, REQUEST)
+        """Rows of dtype REQUEST, in order of finish; each request has exactly one; likewise."""
+        return self._rows("request_rows")
 
     @property
     def runs(self) -> npt.NDArray[np.void]:
-        """Rows of dtype RUN, those of one request in order of time."""
-        return np.frombuffer(self.run_rows, RUN)
+        """Rows of dtype RUN, those of one request in order of time; likewise."""
+        return self._rows("run_rows")
 
     @property
     def pauses(self) -> npt.NDArray[np.void]:

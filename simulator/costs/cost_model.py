@@ -68,8 +68,8 @@ class CostModel(CanLeap, Protocol):
         """
         return None
 
-    def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
-        """Say, a line per quantity, which logged steps lie outside the fitted range."""
+    def range_warnings(self, *logged: npt.NDArray[np.void]) -> list[str]:
+        """Say, a line per quantity, which steps of some logs lie outside the fitted range."""
 
     @property
     def host_work(self) -> HostWork | None:
@@ -155,8 +155,8 @@ class CostDecorator(CostModel):
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
         return self.inner.host_seconds(prompts, sequences, new)
 
-    def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
-        return self.inner.range_warnings(steps)
+    def range_warnings(self, *logged: npt.NDArray[np.void]) -> list[str]:
+        return self.inner.range_warnings(*logged)
 
     @property
     def host_work(self) -> HostWork | None:

@@ -126,10 +126,10 @@ class DataParallelCost(CostDecorator):
         """Return None: a rank waits for the others, too."""
         return None
 
-    def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
+    def range_warnings(self, *logged: npt.NDArray[np.void]) -> list[str]:
         """Say what cannot be trusted: steps outside the fitted range, and the experts."""
         note = (
             f"cost {self.name or 'given'} prices one rank alone, without experts spread over "
             f"{self.ranks} ranks and their exchange"
         )
-        return [self.experts.note if self.experts else note, *self.inner.range_warnings(steps)]
+        return [self.experts.note if self.experts else note, *self.inner.range_warnings(*logged)]

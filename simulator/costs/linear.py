@@ -22,6 +22,9 @@ Limits = Mapping[str, tuple[float, float]]
 """The lowest and highest fitted value of each quantity."""
 
 
+SLICE = 1 << 16  # logged rows looked at together: bounds the temporaries
+
+
 def quantities(steps: npt.NDArray[np.void]) -> dict[str, Counts]:
     """Return T, n, S and P of logged steps (rows of dtype STEP), S being that of each row's last.
 
@@ -120,25 +123,32 @@ class Fitted(CostModel):
         step.copies.swap_seconds = swaps and longer * (swaps / copies)
         return max(seconds, copies)
 
-    def range_warnings(self, steps: npt.NDArray[np.void]) -> list[str]:
-        messages = []
-        found, repeats = quantities(steps), steps["steps"]
-        for what, (low, high) in (self.limits or {}).items():
-            values = found[what]
-            over = np.flatnonzero(values > high)
-            late = repeats[over]
-            if what == "context":  # it grows: the last steps of a row alone may be beyond
-                sequences = np.maximum(found["sequences"][over], 1)
-                late = np.minimum(late, (values[over] - high + sequences - 1) // sequences)
-            above = late.sum()
-            below = repeats[(values < low) & (values > 0)].sum()
-            if above + below:
-                messages.append(
-                    f"cost {self.name}: {what} of {values[values > 0].min():,} to "
-                    f"{values.max():,} in a step, fitted from {low:,} to {high:,}: "
-                    f"{(above + below) / repeats.sum():.2%} of the steps are extrapolated"
-                )
-        return messages
+    def range_warnings(self, *logged: npt.NDArray[np.void]) -> list[str]:
+        limits = self.limits or {}
+        outside, most = dict.fromkeys(limits, 0), dict.fromkeys(limits, 0)
+        least, total = dict.fromkeys(limits, 0), 0
+        for steps in (
+            rows[at : at + SLICE] for rows in logged for at in range(0, len(rows), SLICE)
+        ):
+            found, repeats = quantities(steps), steps["steps"]
+            total += int(repeats.sum())
+            for what, (low, high) in limits.items():
+                values = found[what]
+                over = np.flatnonzero(values > high)
+                late = repeats[over]
+                if what == "context":  # it grows: the last steps of a row alone may be beyond
+                    sequences = np.maximum(found["sequences"][over], 1)
+                    late = np.minimum(late, (values[over] - high + sequences - 1) // sequences)
+                outside[what] += int(late.sum() + repeats[(values < low) & (values > 0)].sum())
+                most[what] = max(most[what], int(values.max()))
+                if (there := values[values > 0]).size:
+                    least[what] = min(least[what] or int(there.min()), int(there.min()))
+        return [
+            f"cost {self.name}: {what} of {least[what]:,} to {most[what]:,} in a step, fitted from "
+            f"{low:,} to {high:,}: {outside[what] / total:.2%} of the steps are extrapolated"
+            for what, (low, high) in limits.items()
+            if outside[what]
+        ]
 
 
 SWAP_TERMS = ("swap_out", "swap_out_per_block", "swap_in", "swap_in_per_block")

@@ -19,7 +19,7 @@ from simulator.diagnosis.evidence import Evidence
 from simulator.diagnosis.feasibility import obstacles
 from simulator.results.breakdown import prompt_rows
 from simulator.results.record import replicas_in
-from simulator.results.request_table import Floats
+from simulator.results.request_table import Ints
 from simulator.results.sample import percentiles
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.kv_room import EIGHT_BITS, UTILIZATION, kv_blocks, least_change
@@ -244,22 +244,25 @@ class Advisor:
         split prompts, vLLM's does so.
         """
         now, seats = self.engine.max_num_batched_tokens, self.engine.max_num_seqs
-        stalls: list[Floats] = []
-        columns: list[tuple[Floats, ...]] = []
+        sizes: list[Ints] = []  # tokens of each step with prompts and decodes
+        time = stall = 0.0  # s of all of them
+        prompts = decodes = 0  # tokens
         for log, cost in zip(self.logs, self.costs, strict=True):
-            rows, prompts = log.steps, prompt_rows(log)
-            mixed = rows["decodes"][prompts] > 0
-            stalls.append(self.run.prompt_stalls(log, cost)[mixed])
-            at = prompts[mixed]
-            time = rows["end"][at] - rows["start"][at]
-            columns.append((time, rows["prefill_tokens"][at], rows["decodes"][at]))
-        if not sum(map(len, stalls)):
+            rows, at = log.steps, prompt_rows(log)
+            beside = rows["decodes"][at]
+            mixed = beside > 0
+            stall += float(self.run.prompt_stalls(log, cost)[mixed].sum())
+            at, beside = at[mixed], beside[mixed]
+            time += float((rows["end"][at] - rows["start"][at]).sum())
+            chunks = rows["prefill_tokens"][at]
+            prompts, decodes = prompts + int(chunks.sum()), decodes + int(beside.sum())
+            sizes.append(chunks + beside)
+        tokens = np.concatenate([np.empty(0, np.int64), *sizes])
+        if not len(tokens):
             return []
-        stall = np.concatenate(stalls)
-        time, prompts, decodes = (np.concatenate(column) for column in zip(*columns, strict=True))
-        per_token = stall.sum() / max(prompts.sum(), 1)
-        fair = decodes.mean() + (time - stall).mean() / max(per_token, 1e-12)
-        used = percentiles(prompts + decodes, [99.0])[0]
+        per_token = stall / max(prompts, 1)
+        fair = (decodes + (time - stall) / max(per_token, 1e-12)) / len(tokens)
+        used = percentiles(tokens, [99.0])[0]
         least = max(seats, now // SMALLEST)
         most = min(now, used) / 2
         if most < least or not self.engine.enable_chunked_prefill:

@@ -13,7 +13,7 @@ from simulator.core.log import Log
 from simulator.costs.cost_model import CostModel
 from simulator.results.breakdown import prompt_stalls
 from simulator.results.record import ClusterRecord, Record, replicas_in
-from simulator.results.request_table import Floats, Ints
+from simulator.results.request_table import Floats, Ints, Rows
 from simulator.results.time_series import Leaps, arrivals, decisions
 from simulator.workload.workload import Workload
 
@@ -24,6 +24,7 @@ ADAPTERS = "adapters"
 """A further cause: all `max_loras` taken by others."""
 SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""
+SLICE = 1 << 16  # rows looked at together: bounds the temporaries
 LOOKS = 1000  # moments at which replicas are compared
 PROMPTS = 100_000  # whose beginnings are compared, at most
 
@@ -135,10 +136,12 @@ class Evidence:
         admitted = np.where(np.isnan(table.queue_time), table.left, table.first_scheduled)
         looks = np.linspace(0.0, float(table.finish[self.done].max()), LOOKS)
         missed = total = 0.0
+        order, left = np.argsort(table.replica, kind="stable"), table.left
+        bounds = np.searchsorted(table.replica[order], np.arange(len(cluster.groups) + 1))
         for numbers in replicas_in(cluster.groups).values():
-            here = [table.replica == number for number in numbers]
+            here = [order[bounds[number] : bounds[number + 1]] for number in numbers]
             waiting = np.array([count_at(table.entered[one], admitted[one], looks) for one in here])
-            running = np.array([count_at(admitted[one], table.left[one], looks) for one in here])
+            running = np.array([count_at(admitted[one], left[one], looks) for one in here])
             free = (waiting == 0) & (running <= self.engines[numbers[0]].max_num_seqs / 2)
             free &= np.array(
                 [_is_up(cluster, cluster.servers[number], looks) for number in numbers]
@@ -204,37 +207,37 @@ def blocked_time(log: Log, engine: EngineConfig, spare: float) -> tuple[dict[str
     with inf for vLLM's rules, of which none is left (but held prompts, prefill_schedule_interval:
     they are policy too). With 0, for static batching, all is policy.
     """
-    rows = log.steps
-    time = rows["end"] - rows["start"]
-    waited = rows["waiting"] * time + _waited_within_rows(log, rows["start"])
-    used = rows["blocks_used"].astype(np.int64)
-    cause = _causes(log, engine, spare, used)
-    areas = np.bincount(cause, waited, len(CAUSES))
-    held = np.where(cause == CAUSES.index(KV_BLOCKS), time, 0.0)
-    if len(changing := _rows_of_two_causes(log, engine, spare, cause)):
+    rows, within = log.steps, _waited_within_rows(log)
+    # Where `spare` is 0 or inf the blocks in use tell nothing.
+    leaps = None if spare in (0.0, inf) else Leaps(log)
+    added = None if leaps is None else leaps.added_blocks
+    areas, blocked, found = np.zeros(len(CAUSES)), 0.0, list[Ints]()
+    for at in range(0, len(rows), SLICE):
+        some = rows[at : at + SLICE]
+        time, waiting = some["end"] - some["start"], some["waiting"]
+        used = some["blocks_used"].astype(np.int64)
+        cause = _causes(log, engine, spare, some, used)
+        areas += np.bincount(cause, waiting * time + within[at : at + SLICE], len(CAUSES))
+        blocked += float(time[(cause == CAUSES.index(KV_BLOCKS)) & (waiting > 0)].sum())
+        if leaps is not None and added is not None:
+            low, high = np.searchsorted(leaps.leapt, (at, at + SLICE))
+            used[leaps.leapt[low:high] - at] += added[low:high]
+            found.append(at + np.flatnonzero(_causes(log, engine, spare, some, used) != cause))
+    changing = np.concatenate([np.empty(0, np.int64), *found])
+    if len(changing):  # in these leaps blocks begin to lack
         since = _when_blocks_lack(log, changing, spare)
         later = rows["end"][changing] - since
         begins = rows["end"].copy()
         begins[changing] = since
-        more = _waited_within_rows(log, begins)[changing] + rows["waiting"][changing] * later
+        waiting = rows["waiting"][changing]
+        more = _waited_within_rows(log, begins)[changing] + waiting * later
         areas[CAUSES.index(POLICY)] -= more.sum()
         areas[CAUSES.index(KV_BLOCKS)] += more.sum()
-        held[changing] = later
-    blocked = float(held[rows["waiting"] > 0].sum())
-    found = dict(zip(CAUSES, areas.tolist(), strict=True))
-    found[ADAPTERS] = min(log.adapter_waits, found[KV_BLOCKS])
-    found[KV_BLOCKS] -= found[ADAPTERS]
-    return found, blocked
-
-
-def _rows_of_two_causes(log: Log, engine: EngineConfig, spare: float, cause: Ints) -> Ints:
-    """Get the numbers of the leapt rows in which blocks begin to lack; `cause` is of the first."""
-    if spare in (0.0, inf):  # the blocks in use tell nothing
-        return np.zeros(0, np.int64)
-    leaps = Leaps(log)
-    used = log.steps["blocks_used"].astype(np.int64)
-    used[leaps.leapt] += leaps.added_blocks
-    return np.flatnonzero(_causes(log, engine, spare, used) != cause)
+        blocked += float(later[waiting > 0].sum())
+    areas_of = dict(zip(CAUSES, areas.tolist(), strict=True))
+    areas_of[ADAPTERS] = min(log.adapter_waits, areas_of[KV_BLOCKS])
+    areas_of[KV_BLOCKS] -= areas_of[ADAPTERS]
+    return areas_of, blocked
 
 
 def _when_blocks_lack(log: Log, rows: Ints, spare: float) -> Floats:
@@ -248,26 +251,35 @@ def _when_blocks_lack(log: Log, rows: Ints, spare: float) -> Floats:
     return begins
 
 
-def _waited_within_rows(log: Log, begins: Floats) -> Floats:
+def _waited_within_rows(log: Log, begins: Floats | None = None) -> Floats:
     """Return for each row the time waited by those who came after its first step was decided.
 
     They wait from the begin of the step on that is decided next. Only a row of several steps has
     one: each of them ends with a tick. What is before `begins` (s, one time for each row) does not
     count.
     """
-    rows = log.steps
-    queue, decided = arrivals(log), decisions(log)
-    row = np.maximum(np.searchsorted(decided, queue, side="left") - 1, 0)
-    leapt = (rows["steps"][row] > 1) & (decided[row] < queue)
-    queue, row = queue[leapt], row[leapt]
-    ticks = np.append(np.asarray(log.tick_ends, np.float64), [np.inf, np.inf])
-    starts, ends = rows["start"][row], rows["end"][row]
-    next_begin = np.searchsorted(ticks, queue, side="left")
-    if log.decided:  # as a step begins, the one after it is decided
-        second = np.searchsorted(ticks, starts, side="right")
-        next_begin = np.where(queue <= starts, second, next_begin + 1)
-    boundary = np.minimum(np.maximum(ticks[next_begin], begins[row]), ends)
-    waited: Floats = np.bincount(row, ends - boundary, len(rows)).astype(np.float64, copy=False)
+    rows, waited = log.steps, np.zeros(len(log.steps))
+    every, decided, ticks = arrivals(log), decisions(log), log.column("tick_ends")
+    for at in range(0, len(every), SLICE):
+        queue = every[at : at + SLICE]
+        row = np.maximum(np.searchsorted(decided, queue, side="left") - 1, 0)
+        some = rows[row]
+        leapt = (some["steps"] > 1) & (decided[row] < queue)
+        if not leapt.any():
+            continue
+        queue, row, some = queue[leapt], row[leapt], some[leapt]
+        starts, ends = some["start"], some["end"]
+        next_begin = np.searchsorted(ticks, queue, side="left")
+        if log.decided:  # as a step begins, the one after it is decided
+            second = np.searchsorted(ticks, starts, side="right")
+            next_begin = np.where(queue <= starts, second, next_begin + 1)
+        boundary = np.full(len(queue), np.inf)
+        known = next_begin < len(ticks)
+        boundary[known] = ticks[next_begin[known]]
+        if begins is not None:
+            boundary = np.maximum(boundary, begins[row])
+        boundary = np.minimum(boundary, ends)
+        waited[row[0] : row[-1] + 1] += np.bincount(row - row[0], ends - boundary)
     return waited
 
 
@@ -277,12 +289,11 @@ def _has_spare(log: Log, used: Ints, spare: float) -> npt.NDArray[np.bool_]:
     return free
 
 
-def _causes(log: Log, engine: EngineConfig, spare: float, used: Ints) -> Ints:
-    """Return for each row the place in CAUSES of what holds its waiting requests back.
+def _causes(log: Log, engine: EngineConfig, spare: float, rows: Rows, used: Ints) -> Ints:
+    """Return for each row of steps the place in CAUSES of what holds its waiting requests back.
 
     `used` are the blocks in use then.
     """
-    rows = log.steps
     policy = _has_spare(log, used, spare)
     if engine.prefill_schedule_interval > 1:
         policy |= (rows["prefill_context"] == 0) & (rows["preempted"] == 0)

@@ -34,7 +34,6 @@ from simulator.diagnosis.losses import rejected, tries
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
-from simulator.results.request_table import Floats
 from simulator.results.service_levels import Judged
 
 SHOWN = 4  # findings that a report prints
@@ -290,17 +289,17 @@ def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
 
 def _mixed_steps(run: AdvisedEvidence) -> tuple[float, float]:
     """Return the mean seconds of steps with prompts and decodes, and of their decodes alone."""
-    times: list[Floats] = []
-    stalls: list[Floats] = []
+    time = stall = 0.0
+    count = 0
     for log, cost in zip(run.record.logs, run.record.costs, strict=True):
         rows = prompt_rows(log)
         mixed = log.steps["decodes"][rows] > 0
         if run.custom_admission:  # it may keep decodes out of such steps: they wait all the same
             mixed[:] = True
-        times.append((log.steps["end"][rows] - log.steps["start"][rows])[mixed])
-        stalls.append(run.prompt_stalls(log, cost)[mixed])
-    time, stall = np.concatenate(times), np.concatenate(stalls)
-    return (float(time.mean()), float((time - stall).mean())) if len(time) else (0.0, 0.0)
+        time += float((log.steps["end"][rows] - log.steps["start"][rows])[mixed].sum())
+        stall += float(run.prompt_stalls(log, cost)[mixed].sum())
+        count += int(mixed.sum())
+    return (time / count, (time - stall) / count) if count else (0.0, 0.0)
 
 
 def adapters(run: AdvisedEvidence) -> Finding | None:

@@ -232,7 +232,7 @@ class EngineCore:
         running = scheduler.running
         running.runs, running.pauses = log.run_rows, log.pause_rows
         scheduler.drafts, scheduler.seat_rows = log.draft_rows, log.seat_rows
-        scheduler.decodes.tick = log.ticks_before + len(log.tick_ends)
+        scheduler.decodes.tick = log.ticks_before + len(log.column("tick_ends"))
         return lost
 
     @property

@@ -5,11 +5,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import cycle, repeat
 
 import simpy
 from simpy.core import EmptySchedule
 
+from simulator.core.log import Log
 from simulator.engine.client import Client, StreamClient
 from simulator.util.errors import HeadwayError
 
@@ -24,13 +25,15 @@ def drive(
     client: Client | StreamClient,
     progress: Callable[[float, int, int], None] | None,
     stop: Callable[[], bool] | None = None,
+    logs: Sequence[Log] = (),
 ) -> bool:
     """Let the clock run until all is done; say whether it was broken off, by the user or `stop`.
 
-    Raises HeadwayError if it goes on beyond `LONGEST`.
+    What is old in the `logs` is packed on the way. Raises HeadwayError if it goes on beyond
+    `LONGEST`.
     """
     with no_garbage_collection(), _signals() as asked:
-        interrupted = _loop(env, client, progress, stop, asked)
+        interrupted = _loop(env, client, progress, stop, logs=cycle(logs), asked=asked)
     if client.done < len(client.sent) and not interrupted:
         raise RuntimeError(f"{len(client.sent) - client.done} requests never ended")
     return interrupted
@@ -41,6 +44,8 @@ def _loop(
     client: Client | StreamClient,
     progress: Callable[[float, int, int], None] | None,
     stop: Callable[[], bool] | None,
+    *,
+    logs: Iterator[Log],
     asked: Sequence[int],
 ) -> bool:
     """Run until nothing is left to happen; say whether it was broken off."""
@@ -58,6 +63,8 @@ def _loop(
                     f"the run has lasted {env.now:.1e} s, more than the {LONGEST:.0e} s up to "
                     f"which times are exact: {client.done:,} of {total:,} requests have ended"
                 )
+            if (log := next(logs, None)) is not None:
+                log.put_by()
             if progress is not None:
                 progress(env.now, client.done, total)
             if stop is not None and stop():

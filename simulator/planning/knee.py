@@ -16,7 +16,7 @@ import numpy as np
 
 from simulator.diagnosis.feasibility import Traffic
 from simulator.planning.theory import Replica, most_requests
-from simulator.results.request_table import RequestTable
+from simulator.results.request_table import COMPLETED
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.workload.workload import Workload
@@ -84,7 +84,7 @@ def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:
     if not _is_plain(scenario) or changes or spec.cost.joint is not None or not traffic.rate:
         return None
     replicas = (scenario.cluster.replicas if scenario.cluster else None) or 1
-    known = _known_share(result.request_table())
+    known = _known_share(result)
     # Whatever seats are asked for, the KV cache stays as it is.
     engine = spec.engine.model_copy(update={"num_gpu_blocks_override": spec.num_gpu_blocks})
     replica = Replica(engine, spec.model, spec.gpu, spec.cost)
@@ -108,8 +108,11 @@ def _arrival_rate(workload: Workload) -> float:
     return len(arrival) / span if span else 0.0
 
 
-def _known_share(table: RequestTable) -> float:
+def _known_share(result: Result) -> float:
     """Return the share of the prompt tokens that were found in prefix caches."""
-    done = table.completed
-    prompts = float(table.workload.prompt_tokens[done].sum())
-    return float(table.cached[done].sum()) / prompts if prompts else 0.0
+    cached = prompts = 0
+    for rows in (each.requests for each in result.logs):
+        done = np.isin(rows["reason"], COMPLETED)
+        cached += int(rows["cached"][done].sum())
+        prompts += int(result.workload.prompt_tokens[rows["id"][done]].sum())
+    return cached / prompts if prompts else 0.0

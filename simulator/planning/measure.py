@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.core.log import REQUEST, UNFINISHED, Log
+from simulator.core.log import UNFINISHED, Log
 from simulator.costs.noise import Noise
 from simulator.planning.runs import MetricValues, read_metric_values
 from simulator.planning.verdict import CERTAIN, WARMING_UP
@@ -180,7 +180,7 @@ class _Watch:
         self.told = ""  # the bound for which it has ended the run
 
     def __call__(self, sent: Floats, logs: Sequence[Log]) -> bool:
-        over = sum(len(log.request_rows) for log in logs) // REQUEST.itemsize
+        over = sum(log.ended for log in logs)
         if over < self._next:
             return False
         self._next = over + max(len(self._workload) // 100, 1)

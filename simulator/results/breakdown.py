@@ -192,26 +192,26 @@ def prompt_stalls(log: Log, cost: CostModel) -> Floats:
 
 def _stalls(log: Log, prompts: Ints, cost: CostModel) -> Floats:
     """Do it for the rows of these numbers."""
-    rows = log.steps
-    starts = rows["start"][prompts]
-    time = rows["end"][prompts] - starts
+    rows = log.steps[prompts]
+    starts = rows["start"]
+    time = rows["end"] - starts
     if len(starts) and len(log.swaps):
         swaps = log.swaps
         here, at = find_rows(starts, swaps["start"])
         np.subtract.at(time, at, swaps["added"][here])
         time = np.maximum(time, 0.0)
-    decodes = rows["decodes"][prompts].astype(np.int64)
+    decodes = rows["decodes"].astype(np.int64)
     if len(log.drafts):
-        alone = _verification(log, prompts, cost)
+        alone = _verification(log, rows, cost)
     else:
-        alone = cost.decode_seconds(decodes, rows["context"][prompts])
+        alone = cost.decode_seconds(decodes, rows["context"])
     stalls: Floats = np.clip(time - np.where(decodes > 0, alone, 0.0), 0.0, time)
     return stalls
 
 
-def _verification(log: Log, prompts: Ints, cost: CostModel) -> Floats:
+def _verification(log: Log, rows: Rows, cost: CostModel) -> Floats:
     """Return what the decodes of these steps, and their drafts, would have taken alone."""
-    rows, drafts = log.steps[prompts], log.drafts
+    drafts = log.drafts
     here, at = find_rows(drafts["start"], rows["start"])
     alone = np.zeros(len(rows))
     for k, found in zip(np.flatnonzero(here), drafts[at], strict=True):
@@ -237,7 +237,7 @@ def find_preemptions(log: Log, wanted: Flags) -> Preemptions:
     runs = runs[np.lexsort((runs["start"], runs["id"]))]
     after = _following(runs, pauses)
     before = np.maximum(after - 1, 0)
-    last = last_tokens(runs, np.asarray(log.tick_ends, np.float64))
+    last = last_tokens(runs, log.column("tick_ends"))
     had_token = (after > 0) & (runs["id"][before] == ids)
     start = np.where(had_token, np.maximum(pauses["start"], last[before]), pauses["start"])
     after = np.minimum(after, len(runs) - 1)

@@ -165,7 +165,7 @@ def ended_requests(log: Log, rows: Rows) -> npt.NDArray[np.int64]:
 def host_time(log: Log, cost: CostModel) -> float:
     """Add up the s of steps in which the GPU waits for the engine; NaN: nobody can tell."""
     total = log.host_waits
-    for rows in [*_slices(log.steps)] or [log.steps]:
+    for rows in _slices(log.steps) if len(log.steps) else [log.steps]:
         decoding = rows["decodes"] > 0
         decodes = rows["decodes"] + ended_requests(log, rows)
         if log.draft_rows:  # there, decodes are tokens

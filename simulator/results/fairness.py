@@ -183,8 +183,9 @@ def _events(clients: Clients, edges: Floats) -> tuple[Ints, Ints, Ints]:
         codes.append(owners)
         windows.append(np.searchsorted(edges, runs["start"], "right") - 1)
         amounts.append(np.full(len(runs), OUTPUT_WEIGHT))
-        marks = np.searchsorted(np.asarray(log.tick_ends), edges, "left")
-        marks[-1] = len(log.tick_ends)
+        ticks = log.column("tick_ends")
+        marks = np.searchsorted(ticks, edges, "left")
+        marks[-1] = len(ticks)
         begin, stop = runs["first_tick"], runs["first_tick"] + runs["ticks"]
         opens = np.searchsorted(marks, begin, "right") - 1
         closes = np.where(runs["ticks"] > 0, np.searchsorted(marks, stop, "left"), opens)

@@ -192,8 +192,8 @@ class RunMetrics:
     def add_stays(self, stays: Rows) -> None:
         """Add when requests came and left, rows of STAY; those of later parts are sent later."""
         self._steady.add(stays)
-        completed = stays[stays["completed"]]
-        here = self._in_flight.add(np.sort(completed["sent"]), completed["left"])
+        completed = stays["completed"]
+        here = self._in_flight.add(np.sort(stays["sent"][completed]), stays["left"][completed])
         self._max_in_flight = max(self._max_in_flight, int(here.max(initial=0)))
 
     def _add_completed(self, part: PartialRecord, table: RequestTable) -> None:
@@ -409,20 +409,19 @@ def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES)
 
 def _parts(record: Record, within: Window | None) -> Summary:
     """Return what each client and each priority felt, where there are several of them."""
-    workload, table = record.workload, record.request_table()
-    counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
-    goodput = record.scenario.goodput.bounds
-    bounds = request_bounds(goodput, service_levels(record.scenario))
+    workload = record.workload
     words = {
         "per_client": client_column(workload),
         "per_priority": priority_column(workload),
         "per_model": model_column(workload),
     }
-    found = {
-        key: summarize_parts(table, counted, column, bounds)
-        for key, column in words.items()
-        if len(column.names) > 1
-    }
+    words = {key: column for key, column in words.items() if len(column.names) > 1}
+    if not words:
+        return {}
+    table, goodput = record.request_table(), record.scenario.goodput.bounds
+    counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
+    bounds = request_bounds(goodput, service_levels(record.scenario))
+    found = {key: summarize_parts(table, counted, column, bounds) for key, column in words.items()}
     if urgent := found.get("per_priority"):
         found["per_priority"] = {name: urgent[name] for name in sorted(urgent, key=int)}
     return {**found}

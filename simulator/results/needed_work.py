@@ -9,6 +9,8 @@ from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.results.request_table import Floats, RequestTable
 from simulator.scenario.engine_spec import EngineSpec
 
+SLICE = 1 << 16  # requests looked at together: bounds the temporaries
+
 
 def peak_flops(spec: EngineSpec) -> float:
     """Return the FLOP/s of one GPU in the weights' dtype."""
@@ -22,21 +24,23 @@ def needed_flops(model: ModelSpec, table: RequestTable) -> float:
     to itself; lm_head runs for the tokens that come out. Not counted: cached prompt tokens,
     padding, ghosts of a static batch, recomputation, requests without a first token.
     """
-    out = table.generated > 0
-    begin = table.cached[out].astype(np.float64)
-    generated = table.generated[out]
-    end = (table.workload.prompt_tokens[out] + generated - 1).astype(np.float64)
-    pairs = (end * (end + 1) - begin * (begin + 1)) / 2
-    if model.sliding_window:
-        seen = _seen(end, model.sliding_window) - _seen(begin, model.sliding_window)
-        pairs += model.windowed * (seen - pairs)
+    through = out = attended = 0.0  # tokens through the layers, tokens out, (query, key) pairs
+    for at in range(0, len(table.generated), SLICE):
+        some = slice(at, at + SLICE)
+        generated = table.generated[some]
+        given = generated > 0
+        begin, generated = table.cached[some][given].astype(np.float64), generated[given]
+        end = (table.workload.prompt_tokens[some][given] + generated - 1).astype(np.float64)
+        pairs = (end * (end + 1) - begin * (begin + 1)) / 2
+        if model.sliding_window:
+            seen = _seen(end, model.sliding_window) - _seen(begin, model.sliding_window)
+            pairs += model.windowed * (seen - pairs)
+        through += float((end - begin).sum())
+        out += float(generated.sum())
+        attended += float(pairs.sum())
     head = 2 * model.head_parameters
     layers = model.flops_per_token - head
-    return (
-        layers * float((end - begin).sum())
-        + head * float(generated.sum())
-        + model.attention_flops_per_pair * float(pairs.sum())
-    )
+    return layers * through + head * out + model.attention_flops_per_pair * attended
 
 
 def _seen(end: Floats, window: int) -> Floats:

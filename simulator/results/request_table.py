@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.log import LENGTH, REJECTED, REQUEST, STOP, Log
+from simulator.core.log import LENGTH, REJECTED, STOP, Log
 from simulator.util.csv_text import Words
 from simulator.workload.workload import Workload
 
@@ -114,26 +114,25 @@ def gather_requests(
 ) -> RequestTable:
     """Collect the request rows of all replicas by id, and what a cluster's clients did."""
     size = len(workload)
-    columns: dict[str, Any] = {name: np.full(size, np.nan) for name in (*TIMES, "given_up")}
+    columns: dict[str, Any] = {name: np.full(size, np.nan) for name in TIMES}
+    columns["given_up"] = np.broadcast_to(np.nan, size)
     columns |= {name: np.zeros(size, np.int64) for name in COUNTS}
     columns |= {name: np.full(size, -1) for name in ("reason", "replica")}
     table = RequestTable(workload, sent, sent, **columns)
-    if len(logs) == 1:
-        rows = logs[0].requests  # as it is: a copy would be large
-    else:
-        rows = np.frombuffer(b"".join(log.request_rows for log in logs), REQUEST)
-    ids = rows["id"]
-    for name in TIMES:
-        columns[name][ids] = np.where(rows[name] >= 0.0, rows[name], np.nan)
-    for name in (*COUNTS, "reason"):
-        columns[name][ids] = rows[name]
-    sizes = [len(log.request_rows) // REQUEST.itemsize for log in logs]
-    table.replica[ids] = np.repeat(np.arange(len(logs)), sizes)
+    for number, log in enumerate(logs):
+        rows = log.requests
+        ids = rows["id"]
+        for name in TIMES:
+            times = rows[name]
+            columns[name][ids] = np.where(times >= 0.0, times, np.nan)
+        for name in (*COUNTS, "reason"):
+            columns[name][ids] = rows[name]
+        table.replica[ids] = number
     if tries is not None and tries.again:
         table.entered = sent.copy()
         table.entered[[*tries.again]] = [*tries.again.values()]
     if tries is not None and tries.given_up is not None:
-        rows = tries.given_up.requests
+        rows, table.given_up = tries.given_up.requests, np.full(size, np.nan)
         table.reason[rows["id"]] = rows["reason"]
         table.given_up[rows["id"]] = rows["finish"]
     return table

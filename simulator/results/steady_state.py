@@ -133,8 +133,8 @@ def stays_of(table: RequestTable) -> Rows:
     rows = np.empty(len(table.sent), STAY)
     rows["due"] = table.arrival if isfinite(table.workload.request_rate) else table.sent
     rows["sent"], rows["left"], rows["completed"] = table.sent, table.left, table.completed
-    sent: Rows = rows[~np.isnan(table.sent)]
-    return sent
+    sent = ~np.isnan(table.sent)
+    return rows if sent.all() else rows[sent]
 
 
 def requests_in_system(stays: Rows, counter: ConcurrencyCounter) -> tuple[Floats, Ints, Floats]:

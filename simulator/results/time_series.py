@@ -9,23 +9,24 @@ import numpy.typing as npt
 from simulator.core.log import Log
 from simulator.results.request_table import Floats, Ints, Rows
 
+SLICE = 1 << 16  # rows looked at together: bounds the temporaries
 LEAPS = 4096  # rows whose steps are looked at together: bounds the temporaries
 
 
 def arrivals(log: Log) -> Floats:
     """Return the times at which requests joined this replica's queue, ascending."""
-    return np.sort(log.joined)
+    return np.sort(log.column("joined"))
 
 
 def decisions(log: Log) -> Floats:
     """Return the time at which each row's first step was decided: `waiting` is as of then."""
-    decided: Floats = np.asarray(log.decided) if log.decided else log.steps["start"]
+    decided: Floats = log.column("decided") if log.decided else log.steps["start"]
     return decided
 
 
 def queue_levels(log: Log) -> tuple[Floats, Ints]:
     """Return the times at which the length of the queue is known, and the length then."""
-    times, waiting = decisions(log), log.steps["waiting"].astype(np.int64)
+    times, waiting = decisions(log), log.steps["waiting"]
     if not log.emptied:
         return times, waiting
     at = np.searchsorted(times, log.emptied, side="left")
@@ -46,9 +47,12 @@ def queue_depth(log: Log, end: float) -> tuple[float, int]:
     queue = queue[queue <= end]
     after = np.searchsorted(starts, queue, side="left")  # the row that begins next
     wait = starts[after] - queue
-    area = float((waiting * np.diff(starts)).sum()) + float(wait.sum())
     joined = np.bincount(after[wait > 0.0], minlength=len(starts))
-    most = max(int(joined[0]), int((waiting + joined[1:]).max(initial=0)))
+    area, most = float(wait.sum()), int(joined[0])
+    for at in range(0, len(waiting), SLICE):
+        some = waiting[at : at + SLICE]
+        area += float((some * np.diff(starts[at : at + SLICE + 1])).sum())
+        most = max(most, int((some + joined[at + 1 : at + SLICE + 1]).max()))
     return area, most
 
 
@@ -66,15 +70,16 @@ class Leaps:
 
     def __init__(self, log: Log) -> None:
         self.rows = log.steps
-        later = self.rows["steps"] - 1
-        self.leapt = np.flatnonzero(later)
-        self._blocks, self._ticks = np.asarray(log.leap_blocks), np.asarray(log.tick_ends)
-        self._first = np.cumsum(later) - later  # of each row, among the later steps of all
+        steps = self.rows["steps"]
+        self.leapt = np.flatnonzero(steps > 1)
+        later = steps[self.leapt] - 1
+        self._blocks, self._ticks = log.column("leap_blocks"), log.column("tick_ends")
+        self._first = np.cumsum(later) - later  # of each leapt row, among the later steps of all
 
     @property
     def added_blocks(self) -> Ints:
         """How many KV blocks the later steps of each leapt row add."""
-        first = self._first[self.leapt]
+        first = self._first
         return np.add.reduceat(self._blocks, first, dtype=np.int64) if len(first) else first
 
     def later_steps(self, numbers: Ints) -> LaterSteps:
@@ -83,7 +88,8 @@ class Leaps:
         counts = rows["steps"] - 1
         first = np.cumsum(counts) - counts
         place = np.arange(int(counts.sum()))
-        blocks = self._blocks[place + np.repeat(self._first[numbers] - first, counts)]
+        begins = self._first[np.searchsorted(self.leapt, numbers)]
+        blocks = self._blocks[place + np.repeat(begins - first, counts)]
         # A step ends with a tick, at which the next one begins.
         begins = np.searchsorted(self._ticks, rows["end"], side="right") - 1 - counts
         begins = self._ticks[place + np.repeat(begins - first, counts)]

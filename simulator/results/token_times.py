@@ -32,19 +32,19 @@ class TokenTimes:
         wanted = completed[runs["id"]]
         if not wanted.all():
             runs = runs[wanted]
+        self._log, ends = log, log.column("tick_ends")
         self.starts: Floats = runs["start"]
-        self.ends: Floats = np.asarray(log.tick_ends, np.float64)
         longer = runs["ticks"] > 0
         first = runs["first_tick"][longer]
         over = first + runs["ticks"][longer]
-        self._begun, self.tokens = _count_members(first, over, len(self.ends) + 1)
-        between, began = self._gaps_between(runs)
-        self.request_gaps: Floats = np.concatenate(
-            (self.ends[first] - runs["start"][longer], between)
-        )
-        self.request_gap_ends: Floats = np.concatenate((self.ends[first], began))
+        begun, tokens = _count_members(first, over, len(ends) + 1)
+        kind = np.min_scalar_type(tokens.max())  # they stay until all is measured
+        self._begun, self.tokens = begun.astype(kind), tokens.astype(kind)
+        between, began = self._gaps_between(runs, ends)
+        self.request_gaps: Floats = np.concatenate((ends[first] - self.starts[longer], between))
+        self.request_gap_ends: Floats = np.concatenate((ends[first], began))
 
-    def _gaps_between(self, runs: npt.NDArray[np.void]) -> tuple[Floats, Floats]:
+    def _gaps_between(self, runs: npt.NDArray[np.void], ends: Floats) -> tuple[Floats, Floats]:
         """Get the gaps from a run's last token to the same request's next run, and their ends."""
         ids = runs["id"]
         if not len(ids):
@@ -53,12 +53,12 @@ class TokenTimes:
         again = again[np.argsort(again["id"], kind="stable")]
         same = again["id"][1:] == again["id"][:-1]
         began: Floats = again["start"][1:][same]
-        return began - last_tokens(again, self.ends)[:-1][same], began
+        return began - last_tokens(again, ends)[:-1][same], began
 
     def per_second(self, start: float, seconds: int) -> Ints:
         """Count the tokens in each of `seconds` one-second buckets from `start` on."""
         buckets = np.bincount((self.starts - start).astype(np.int64), minlength=seconds)
-        edges = np.searchsorted(self.ends, start + np.arange(seconds + 1))
+        edges = np.searchsorted(self._log.column("tick_ends"), start + np.arange(seconds + 1))
         full = np.flatnonzero(edges[:-1] < edges[1:])
         if len(full):
             upto = int(edges[full[-1] + 1])
@@ -72,12 +72,13 @@ class TokenTimes:
 
     def timed_gap_slices(self) -> Iterator[tuple[Floats, Counts, Floats]]:
         """Yield the same, and when each gap ended, s."""
-        for at in range(1, len(self.ends), SLICE):
-            stop = min(at + SLICE, len(self.ends))
-            weights = self.tokens[at:stop] - self._begun[at:stop]
+        every = self._log.column("tick_ends")
+        for at in range(1, len(every), SLICE):
+            stop = min(at + SLICE, len(every))
+            weights = (self.tokens[at:stop] - self._begun[at:stop]).astype(np.int32)
             used = np.flatnonzero(weights)
-            ends = self.ends[at:stop]
-            yield (ends - self.ends[at - 1 : stop - 1])[used], weights[used], ends[used]
+            ends = every[at:stop]
+            yield (ends - every[at - 1 : stop - 1])[used], weights[used], ends[used]
 
 
 def _count_members(first: Ints, over: Ints, ticks: int) -> tuple[Counts, Counts]:

@@ -15,7 +15,7 @@ from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.routers import Target
 from simulator.core.alarm import FastEnvironment
-from simulator.core.log import PAUSE, REJECTED, RUN, STEP, Log
+from simulator.core.log import PAUSE, REJECTED, RUN, Log
 from simulator.core.request import Request
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
@@ -36,6 +36,8 @@ from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Floats, Workload
 
+REWRITING = {"failures", "autoscaling", "client"}
+"""Keys of a cluster by which rows of a log may be taken out again."""
 NONE_COMES_BACK = "cluster.failures: requests wait for a replica, and none comes back"
 
 AnyClient = TypeVar("AnyClient", Client, StreamClient)
@@ -88,11 +90,13 @@ def run_cluster(
         *(fleet, scenario, record, life),
         lambda submit, cancel: Client(env, workload, submit, predictor, cancel),
     )
-    ends = None
-    if stop is not None and not isinstance(fleet, DisaggregatedFleet):
+    ends, apart = None, isinstance(fleet, DisaggregatedFleet)
+    assert scenario.cluster is not None
+    rewritten = apart or bool(scenario.cluster.model_fields_set & REWRITING)
+    if stop is not None and not apart:
         ends = partial(stop, np.frombuffer(client.sent), fleet.logs)
     try:
-        interrupted = drive(env, client, progress, ends)
+        interrupted = drive(env, client, progress, ends, [] if rewritten else fleet.logs)
     except RuntimeError:
         if not fleet.has_no_replica:
             raise
@@ -269,8 +273,8 @@ def _warn(result: Result, missed: Sequence[str] = ()) -> None:
     missing = missing_inputs(result.specs.values(), result.workload, cluster.admission)
     messages = dict.fromkeys([*missing, *missed])
     for name, numbers in replicas_in(record.groups).items():
-        rows = np.frombuffer(b"".join(result.logs[k].step_rows for k in numbers), STEP)
-        messages |= dict.fromkeys(result.specs[name].cost.range_warnings(rows))
+        steps = [result.logs[k].steps for k in numbers]
+        messages |= dict.fromkeys(result.specs[name].cost.range_warnings(*steps))
     count = sum(int((log.requests["reason"] == REJECTED).sum()) for log in result.logs)
     if count and count == len(result.workload):
         messages[f"all {count:,} requests were rejected: no replica could ever hold them"] = None

@@ -21,7 +21,7 @@ from simulator.cluster.fleet import COUNTERS, Fleet
 from simulator.cluster.routers import Router, StatelessRouter, Target
 from simulator.core.alarm import Alarm, FastEnvironment
 from simulator.core.executor import Executor
-from simulator.core.log import REQUEST, Log
+from simulator.core.log import Log
 from simulator.engine.client import RequestReader
 from simulator.engine.core import EngineCore
 from simulator.engine.drive import no_garbage_collection
@@ -133,7 +133,7 @@ class IndependentReplica:
     @property
     def done(self) -> int:
         """Requests that have ended."""
-        return sum(len(core.log.request_rows) for core in self.cores) // REQUEST.itemsize
+        return sum(core.log.ended for core in self.cores)
 
     def abandon(self) -> None:
         """Write down the requests that have not ended."""
@@ -143,6 +143,8 @@ class IndependentReplica:
         """Go on until that time, s, or to the end; what happens at that time is left."""
         if until is None or until > self.env.now:
             self.env.run(until)
+        for core in self.cores:
+            core.log.put_by()
 
     def _arrive(self, alarm: simpy.Event) -> None:
         times, stamps, submit = self._times, self._stamps, self._submit

@@ -96,7 +96,7 @@ def play(
     client = Client(env, workload, replica.submit, predictor, cancel)
     replica.on_finish = client.finished
     ends = None if stop is None else partial(stop, np.frombuffer(client.sent), [replica.log])
-    interrupted = drive(env, client, progress, ends)
+    interrupted = drive(env, client, progress, ends, [replica.log])
     if interrupted:
         replica.abandon()
     replica.log.record_hung_up(client.hung_up)

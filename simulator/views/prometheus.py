@@ -202,7 +202,7 @@ class _Engine:
         used = np.where(works, blocks / self.log.num_blocks, 0.0)
         times, waiting = queue_levels(self.log)
         known = np.searchsorted(times, samples, side="right") - 1
-        joined = np.sort(self.log.joined)
+        joined = np.sort(self.log.column("joined"))
         since = np.where(known < 0, -np.inf, times[known])
         came = np.searchsorted(joined, samples, side="right")
         came -= np.searchsorted(joined, since, side="right")
