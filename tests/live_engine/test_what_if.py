@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.support.live_vllm import LiveServer, live_server
 pytestmark = [pytest.mark.engine, pytest.mark.engine_all]
 
 ROUNDS, SECONDS, FEWEST = 3, 12.0, 40
+BURST = inf
 LIMIT = 0.05
 """Of the ratio, where the rounds differ by less."""
 
@@ -34,7 +36,7 @@ class Change:
     flags: tuple[str, ...]
     knobs: Mapping[str, Any]
     kind: str = "mixed"
-    share: float = 0.6  # of what the weaker of both servers can take, by simulation
+    share: float = 0.6  # of what the weaker of both servers can take; BURST: all come at once
     base: tuple[str, ...] = ()  # flags of the server that it is compared with
     base_knobs: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +51,10 @@ SEATS = {"max_num_seqs": 4}
 CHANGES = {
     "max_num_seqs 4": Change(FOUR, SEATS),
     "max_num_batched_tokens 128": Change(
-        ("--max-num-batched-tokens", "128"), {"max_num_batched_tokens": 128}, kind="long", share=0.4
+        ("--max-num-batched-tokens", "128"),
+        {"max_num_batched_tokens": 128},
+        kind="long",
+        share=0.25,
     ),
     "prompts whole": Change(
         ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"),
@@ -61,7 +66,10 @@ CHANGES = {
         ("--no-enable-prefix-caching",), {"enable_prefix_caching": False}, shared=256
     ),
     "66 blocks": Change(
-        ("--num-gpu-blocks-override", "66"), {"num_gpu_blocks_override": 66}, share=0.85
+        ("--num-gpu-blocks-override", "66"),
+        {"num_gpu_blocks_override": 66},
+        share=BURST,
+        metric="e2el",
     ),
     "priority": Change(
         (*FOUR, "--scheduling-policy", "priority"),
@@ -69,7 +77,7 @@ CHANGES = {
         base=FOUR,
         base_knobs=SEATS,
         kind="short",
-        share=0.8,
+        share=BURST,
         urgent=4,
     ),
     "sjf by hint": Change(
@@ -78,8 +86,9 @@ CHANGES = {
         base=FOUR,
         base_knobs=SEATS,
         kind="short",
-        share=0.8,
+        share=BURST,
         env={"HEADWAY_POLICY": json.dumps(SJF)},
+        metric="e2el",
     ),
     "no async scheduling": Change(
         ("--no-async-scheduling",), {"async_scheduling": False}, metric="e2el"
@@ -108,6 +117,8 @@ def load_of(change: Change, calibrated: Calibrated, random: np.random.Generator)
     capacity = min(
         calibrated.throughput(burst, **knobs) for knobs in (change.base_knobs, change.knobs)
     )
+    if change.share == BURST:
+        return marked(drawn(change.kind, round(capacity * SECONDS / 2), 1e6, random))
     rate = change.share * capacity
     return marked(drawn(change.kind, max(round(rate * SECONDS), FEWEST), rate, random))
 
