@@ -22,8 +22,9 @@ from simulator.costs.overhead import (
     host_terms,
     samples_truncated,
 )
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import FORMS, find_profile, make_form, read_profile
-from simulator.models.gpus import HOST_SHARE, Gpu
+from simulator.models.gpus import GPUS, HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -50,8 +51,9 @@ def load_cost(
     `spec` is the name of a shipped profile or the path of one, alone or as `{profile: ...}`, or a
     mapping with `kind` (linear, piecewise, roofline) and the form's terms in seconds. A relative
     path is looked up in `base`, then in the folder that HEADWAY_DATA names. A profile that was
-    fitted to another `model` or `gpu` is taken, with a HeadwayWarning. What the engine adds to its
-    kernels, by its `version`, comes on top of a roofline and of profiles that name an `overhead`;
+    fitted to another `model` is taken, with a HeadwayWarning; kernels of another `gpu` are scaled
+    by the two data sheets. What the engine adds to its kernels, by its `version`, comes on top of
+    a roofline and of profiles that name an `overhead`;
     `overhead: vllm` beside one that names none adds it, too, and a mapping changes terms of it.
     `host` puts a server's own host in place of the version's, or of a profile's.
     `residuals`, beside either, are how far off its steps may be (`noise`), in place of the
@@ -165,13 +167,18 @@ def _load_profile(spec: Mapping[str, object], base: Path | None, target: _Target
         raise ValueError(f"profile: must be a name or a path, not {short_repr(named)}")
     profile = read_profile(find_profile(named, base))
     overhead = choose_overhead(spec.get("overhead"), profile.overhead, target.overhead)
-    if differences := profile.differences(target.model, target.gpu, target.engine):
+    cost, gpu = profile.routed(target.engine), target.gpu
+    measured = GPUS.get(str(profile.hardware.get("gpu")), gpu)
+    if profile.overhead and measured is not gpu and isinstance(cost, PiecewiseCost):
+        from simulator.costs.data_sheet import scale_cost
+
+        cost, gpu = scale_cost(cost, target.model, target.engine, measured, gpu), measured
+    if differences := profile.differences(target.model, gpu, target.engine):
         warnings.warn(
             f"cost profile {profile.cost.name} was fitted to {'; '.join(differences)}",
             HeadwayWarning,
             stacklevel=2,
         )
-    cost = profile.routed(target.engine)
     if overhead is None:
         return _with_host(target.part(cost), target.host)
     return target.add_overhead(overhead, cost)

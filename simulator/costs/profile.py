@@ -13,7 +13,7 @@ from simulator.costs.linear import QUANTITIES, Fitted, Limits
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import unknown_overhead
 from simulator.costs.tables import Table, check_table
-from simulator.models.gpus import Gpu
+from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import HALF, ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
@@ -148,6 +148,17 @@ def shipped_profiles() -> list[str]:
     """Names of the profiles that come with the package."""
     files = os.listdir(PROFILES)
     return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
+
+
+def nearest_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[str, object] | None:
+    """Find the profile of this model on this GPU, else on the likest one that was measured."""
+    found = shipped_profile(model, gpu, engine)
+    if found is None:
+        from simulator.costs.roofline import SIMILAR_GPUS
+
+        if likest := SIMILAR_GPUS.get(gpu.name):
+            found = shipped_profile(model, GPUS[likest], engine)
+    return found
 
 
 def shipped_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[str, object] | None:

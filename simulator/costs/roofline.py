@@ -7,10 +7,8 @@ docs/cost-models.md says how far this is from composed profiles.
 The shares of the GPUs in `efficiencies.yaml` were fitted to kernel tables by `python -m
 tools.profiles.fit_efficiencies`. Cards with the chip, or of the family, of one of these
 take its shares; all others those of `USUAL`. GPUs without NVLink pass their sums through the host,
-whose bandwidth does not depend on the card's bus: 12.5 GB/s on the server of RTX PRO 6000s that was
-measured, a fifth of what PCIe 5.0 carries, between 4 and 8 of them (18 between two). So they all
-reach so much, a greater share of a slower bus. NCCL reckons with as much: 10 GB/s between sockets,
-24 within one on PCIe 4.0.
+whose bandwidth depends little on the card's bus: 24 GB/s on the server of RTX PRO 6000s (PCIe 5.0)
+that was measured. More than two on PCIe 4.0 reach `FEW_LANES`.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -81,6 +79,11 @@ SIMILAR_GPUS = {
     "RTX-5090": "RTX-PRO-6000",
 }
 PCIE_GPU = "RTX-PRO-6000"
+PCIE_4 = 32e9  # bytes/s
+FEW_LANES = 8.8e9
+"""Bytes/s in an all-reduce between four GPUs on PCIe 4.0: 67 MB take 11.4 ms on RTX 4090s and 11.6
+on A100s without NVLink under vLLM 0.6.6 (besthub.dev, "Why NVLink supercharges Llama 3 70B"). Four
+L40S reach 5.1 and eight 1.4 in AIConfigurator's table, which their profiles take."""
 
 
 @cache
@@ -216,5 +219,7 @@ def small_kernels(
 def all_reduce(gpu: Gpu, gpus: int, size: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the seconds to add up so many bytes over the GPUs of one server, in a ring."""
     share = efficiency_of(gpu)
-    passed = 2 * (gpus - 1) / gpus * size
-    return share.link_latency + passed / (gpu.link_bandwidth * share.link)
+    passed, link = 2 * (gpus - 1) / gpus * size, gpu.link_bandwidth * share.link
+    if gpus > 2 and gpu.link_bandwidth <= PCIE_4:
+        link = min(link, FEW_LANES)
+    return share.link_latency + passed / link

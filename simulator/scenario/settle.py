@@ -13,7 +13,7 @@ from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.load import SAME_HOST, load_cost
 from simulator.costs.overhead import VLLM, read_version
-from simulator.costs.profile import settings_of, shipped_profile, shipped_profiles
+from simulator.costs.profile import nearest_profile, settings_of, shipped_profiles
 from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.power import gpu_power
@@ -142,7 +142,7 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
         raise ValueError(
             "engine.pipeline_parallel_size: must be 1 where data-parallel ranks share experts"
         )
-    shipped = None if parallel or own.cost else shipped_profile(model, gpu, engine)
+    shipped = None if parallel or own.cost else nearest_profile(model, gpu, engine)
     if engine.expert_routing != UNIFORM and own.cost is None and shipped is None:
         raise ValueError(_why_uniform(model, gpu, engine, parallel=parallel))
     spec = own.cost or shipped or {"kind": "roofline"}

@@ -145,7 +145,7 @@ def test_a_bad_profile_is_told_whole(tmp_path: Path) -> None:
 
 
 def test_a_profile_of_something_else_warns() -> None:
-    """Model, GPU and precision that differ are named once; 16-bit dtypes are alike."""
+    """Model and precision that differ are named once; 16-bit dtypes are alike."""
     name = "llama-3-8b.a100.bf16"
     a100 = GPUS["A100-80GB"]
     load_cost(
@@ -154,7 +154,7 @@ def test_a_profile_of_something_else_warns() -> None:
     engine = EngineConfig(tensor_parallel_size=2, quantization="int4")
     with pytest.warns(
         HeadwayWarning,
-        match=f"{name} was fitted to llama-3-8b, not llama-2-7b; gpu A100-80GB, not H200; "
+        match=f"{name} was fitted to llama-3-8b, not llama-2-7b; "
         "tensor_parallel_size 1, not 2; dtype bfloat16, not int4$",
     ):
         load_cost(name, model=load_model("llama-2-7b"), gpu=GPUS["H200"], engine=engine)

@@ -173,7 +173,10 @@ class AllReduce:
             data, path, ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
         )
         sums = (table["op_name"] == "all_reduce") & (table["nccl_dtype"] == "half")
-        return _curve(table[sums & (table["num_gpus"] == gpus)])
+        timed = min(gpus, tables.linked)
+        found = _curve(table[sums & (table["num_gpus"] == timed)])
+        more = (1 - 1 / gpus) / (1 - 1 / timed)
+        return None if found is None else (found[0], more * found[1])
 
     def seconds(self, size: Floats, *, norm: bool = False) -> Floats:
         """Return the time for sums of so many bytes; with a norm behind, less what it saves."""

@@ -40,6 +40,7 @@ class GpuTables:
     experts: str = "0.24.0"  # vLLM whose experts were timed
     latent: str = "0.24.0"  # likewise its multi-head latent attention
     linear: str = "0.24.0"  # and its linear attention
+    linked: int = 8  # GPUs; a ring of more takes as long per byte passed as one of these
 
     @property
     def tiles_decodes(self) -> bool:
@@ -64,7 +65,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("b300", "B300", "b300_sxm", "0.24.0", FI, 148, "0.24.0", "2.29.2", TRTLLM),
     ("gb200", "GB200", "gb200", "0.24.0", FI, 152, "0.24.0", "2.29.2", TRTLLM),
     ("gb300", "GB300", "gb300", "0.24.0", FI, 152, "0.27.0", "2.29.2", TRTLLM),
-    ("l40s", "L40S", "l40s", "0.24.0", FA2, 142, "0.22.0", "", ""),
+    ("l40s", "L40S", "l40s", "0.24.0", FA2, 142, "0.22.0", "2.27.3", ""),
     ("rtx-4090", "RTX-4090", "", "0.19.0", FA2, 128, "", "", ""),
     (
         "rtx-pro-6000",
@@ -82,6 +83,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "a100": {"experts": "0.14.0", "latent": "", "linear": ""},
     "b200": {"products": {"nvfp4": "0.19.0"}},  # 0.24's are faster than a server of 0.15 was
     "gb300": {"latent": "0.27.0"},
+    "l40s": {"linked": 4},  # eight reach 1.4 GB/s on the one server timed, four 5.1
     "rtx-4090": {"layers": "RTX4090"},
     "rtx-pro-6000": {"layers": "RTXPRO6000"},
 }
