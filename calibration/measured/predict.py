@@ -198,7 +198,8 @@ def _predict(
             other.frontend = workload.frontend
             changed["requests drawn"] = completed_means(_simulate(scenario, spec, other), warm)
         drawn = requests is None and workload.max_concurrency is not None
-        more = unexplained(means, drawn=drawn)
+        told = run.count("max_num_batched_tokens") is not None
+        more = unexplained(means, drawn=drawn, told=told)
         outcome.sensitivity = sensitivities(means, changed, more)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart

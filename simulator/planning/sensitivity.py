@@ -6,9 +6,10 @@ large one of the result.
 
 The interval, 95 %, is that of what a prediction does not know, cause by cause, each taken to both
 ends of its own: the profile's `residuals`, a factor of all decode steps and one of those with
-prompts (`costs/noise.py`); the host's work; whether clients ask for top-p or top-k, where they are
-only taken to do so; the KV cache's size, where it is computed and not told; which requests come,
-where they are drawn. Each of these is a simulation. What clients add to a TTFT, and the rest that
+prompts (`costs/noise.py`), named after the GPU where nobody measured kernels there; the host's
+work; whether clients ask for top-p or top-k, where they are only taken to do so; the KV cache's
+size, where it is computed and not told; which requests come, where they are drawn. Each of these is
+a simulation. What clients add to a TTFT, and the rest that
 no cause explains, come on top; both are what half of the measured sets asked for, and were judged
 by the other half (docs/accuracy.md). What the causes move a metric by is added in squares, up and
 down each by itself, as of causes that do not depend on one another; a cause's share is that of its
@@ -48,15 +49,19 @@ MEANS = METRICS[:3]  # that batches of requests have
 HOST = 0.3e-3  # s a step by which the waits of a host that nobody gave an interval may be off
 LESS_CACHE = 0.85  # of the KV cache that is computed, where a server's log does not tell it
 CLIENT = 5.0  # ms that clients may add to a TTFT, or take off it
+IN_MEAN = 0.5
+"""Of a profile's residuals, which are those of single steps, what is left in the mean of a run."""
 REST = {
-    "mean_e2el_ms": (0.067, 0.067),
-    "mean_ttft_ms": (0.156, 0.156),
-    "mean_tpot_ms": (0.066, 0.066),
-    "p99_ttft_ms": (0.156, 1.05),  # servers that are cold at first have long tails
+    "mean_e2el_ms": (0.04, 0.04),
+    "mean_ttft_ms": (0.05, 0.156),
+    "mean_tpot_ms": (0.04, 0.04),
+    "p99_ttft_ms": (0.05, 0.7),  # servers that are cold at first have long tails
 }
 """By what share of the metric it may be less, and more, for what no cause explains."""
-DRAWN = {"mean_ttft_ms": 0.62, "p99_ttft_ms": 0.62}
-"""The same either way in a closed loop whose requests nobody recorded: prompts meet in waves."""
+DRAWN = (0.12, 0.41)
+"""The same of TTFT in a closed loop whose requests nobody recorded: prompts meet in waves."""
+UNTOLD = (0.0, 0.8)
+"""And where nobody told the engine's budget of tokens for a step, either."""
 CAUSES = {"decode": "profile", "prompts": "profile", "KV": "KV cache"}
 """What the changes are called in a report, by their first word; the others by this itself."""
 BATCH_MEANS = "batches"  # beside them: their means over batches of requests
@@ -104,11 +109,14 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
         raise HeadwayError("--sensitivity: not for data-parallel ranks of experts")
     found: dict[str, CostModel] = {STEPS: ScaledCost(cost, LONGER, LONGER)}
     sd = cost.residuals or {}
-    for end, sign in (("low", -QUANTILE), ("high", QUANTILE)):
+    of, reach = "", QUANTILE * IN_MEAN
+    if cost.unmeasured.startswith("kernels of"):
+        of, reach = "GPU ", QUANTILE
+    for end, sign in (("low", -reach), ("high", reach)):
         if sd.get("decode"):
-            found[f"decode {end}"] = Noise(sign, 0.0).apply(cost)
+            found[f"{of}decode {end}"] = Noise(sign, 0.0).apply(cost)
         if sd.get("prompts"):
-            found[f"prompts {end}"] = Noise(0.0, sign).apply(cost)
+            found[f"{of}prompts {end}"] = Noise(0.0, sign).apply(cost)
     ends = cost.host_work.interval if cost.host_work else ()
     for end, host in zip(("low", "high"), ends, strict=False):
         found[f"host {end}"] = cost.with_host(host=host)
@@ -182,20 +190,22 @@ def _combine(
 
 
 def unexplained(
-    base: Mapping[str, Any], *, drawn: bool
+    base: Mapping[str, Any], *, drawn: bool, told: bool = True
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """Return how far client effects and unknown causes may move each metric down and up, ms.
 
-    `drawn` says that it is a closed loop whose requests are not recorded.
+    `drawn` says that it is a closed loop whose requests are not recorded, `told` that the engine's
+    flags are.
     """
     timed = {metric: base[metric] for metric in METRICS if metric in base}
     found = {
         "client": {one: (CLIENT, CLIENT) for one in timed if one != "mean_tpot_ms"},
         "rest": {one: (REST[one][0] * ms, REST[one][1] * ms) for one, ms in timed.items()},
     }
-    if drawn:
-        shares = {one: share * timed[one] for one, share in DRAWN.items() if one in timed}
-        found["requests"] = {one: (ms, ms) for one, ms in shares.items()}
+    first = {one: ms for one, ms in timed.items() if "ttft" in one}
+    shares = {"requests": DRAWN, "flags": UNTOLD} if not told else {"requests": DRAWN}
+    for cause, (less, more) in shares.items() if drawn else ():
+        found[cause] = {one: (less * ms, more * ms) for one, ms in first.items()}
     return found
 
 

@@ -18,6 +18,7 @@ from simulator.planning.sensitivity import (
     changed_runs,
     measure_sensitivity,
     sensitivities,
+    unexplained,
 )
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
@@ -41,8 +42,8 @@ def test_one_request_after_the_other_moves_as_its_steps(write):
     assert e2el.elasticity == pytest.approx(1.0)
     assert ttft.elasticity == pytest.approx(1.0)
     assert not e2el.cliff
-    decode, prompt = (2.718281828459045 ** (1.96 * sd) for sd in (0.05, 0.1))
-    client, rest = 5, 0.067 * 110
+    decode, prompt = (2.718281828459045 ** (0.98 * sd) for sd in (0.05, 0.1))
+    client, rest = 5, 0.04 * 110
     up = 100 * (decode - 1), 10 * (prompt - 1)
     assert e2el.interval[1] == pytest.approx(110 + hypot(*up, client, rest))
     down = 100 * (1 - 1 / decode), 10 * (1 - 1 / prompt)
@@ -159,16 +160,35 @@ def test_what_a_prediction_does_not_know_has_a_name_and_a_share(write):
     assert 0.05 < sampling < 0.3  # a step of 7 ms, of which the sampler takes 0.5 to 1
 
 
+def test_a_gpu_that_nobody_measured_is_a_cause_of_its_own(write):
+    scenario = load_scenario(write(TOLD), ["gpu.name=A100-80GB-PCIe"])
+    e2el, *_ = measure_sensitivity(run(scenario), changed_runs(scenario))
+    assert next(iter(e2el.shares)) == "GPU"
+    assert e2el.shares["GPU"] > 0.5
+    assert "profile" not in e2el.shares
+
+
 def test_a_closed_loop_whose_requests_are_drawn_knows_less_of_ttft(write):
     """Prompts of a closed loop meet in waves; which, nobody recorded."""
     path = write(TOLD)
-    widths = []
+    found = []
     for keys in ([], ["workload.request_rate=inf", "workload.max_concurrency=8"]):
         scenario = load_scenario(path, keys)
         _, ttft, *_ = measure_sensitivity(run(scenario), changed_runs(scenario))
-        widths.append((ttft.interval[1] - ttft.interval[0]) / ttft.value)
-    assert widths[1] > 1.2
-    assert widths[1] > 1.3 * widths[0]
+        found.append(ttft)
+    drawn, closed = found
+    assert drawn.shares.get("requests", 0.0) < 0.1
+    assert closed.shares["requests"] > 0.4
+    assert closed.interval[1] > 1.41 * closed.value
+
+
+def test_flags_that_nobody_told_make_ttft_less_sure():
+    base = {"mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0}
+    told, untold = (unexplained(base, drawn=True, told=one) for one in (True, False))
+    assert {*untold} - {*told} == {"flags"}
+    assert untold["flags"] == {"mean_ttft_ms": (0.0, 80.0)}
+    assert told["requests"] == {"mean_ttft_ms": (12.0, 41.0)}
+    assert unexplained(base, drawn=False, told=False).keys() == {"client", "rest"}
 
 
 def scenario_hosts(costs):
