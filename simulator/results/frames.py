@@ -48,7 +48,7 @@ def request_columns(record: Record) -> dict[str, Column]:
     producers: dict[str, Column] = {}
     if record.transfers is not None:
         producers["prefill_replica"] = record.transfers.producer_of(len(workload))
-    parts = {**record.time_parts(), **_seat_columns(record.logs, len(workload))}
+    parts = {**record.time_parts(), **seat_columns(record.logs, len(workload))}
     ids = np.arange(len(workload))
     return columns_of(table, ids, predicted=predicted, parts=parts, producers=producers)
 
@@ -95,7 +95,7 @@ def columns_of(
     }
 
 
-def _seat_columns(logs: Sequence[Log], size: int) -> dict[str, Column]:
+def seat_columns(logs: Sequence[Log], size: int) -> dict[str, Column]:
     """Return for how long each request's seat was kept beyond its last token, in s and in steps.
 
     `batch_steps` are those of its batch until the seat was free. NaN and 0: it never was.

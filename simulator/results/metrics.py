@@ -145,7 +145,7 @@ class RunMetrics:
         self._kept_all = 0
         self._span = step_span(self._costs)
         self._good_at = [0, 0]  # requests that keep `goodput` at both ends of the step times
-        self._retries = scenario.cluster is not None and scenario.cluster.may_retry
+        self.retries = scenario.cluster is not None and scenario.cluster.may_retry
         self._start, self._end = inf, 0.0
         self._completed = self._failed = self._good = self._input = self._output = 0
         self._peak_rate = PeakRate(float(workload.arrival[0]) if apart else None)
@@ -218,7 +218,7 @@ class RunMetrics:
             self._kept[name] += int(keep_bounds(table, ended, {name: bound}).sum())
         self._kept_all += int(keep_bounds(table, ended, self._bounds).sum()) if self._bounds else 0
         found = latencies(table, measured)
-        if self._retries:
+        if self.retries:
             found[RETRY] = table.retry_time[measured]
         for name, values in part.latencies.items():
             known = ~np.isnan(values)

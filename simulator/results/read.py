@@ -111,11 +111,10 @@ def load_summary(path: Path) -> Mapping[str, Any]:
     own = summary["headway"]
     if own.get("replicas") == 0:
         raise HeadwayError(f"{path}: headway.replicas: 0 is not 1 or more")
-    tables = (folder / "requests.csv", folder / "requests.parquet")
-    if own.get("diagnosis", ()) is None and not any(table.exists() for table in tables):
+    if own.get("diagnosis", ()) is None and not find_table(folder, "requests").exists():
         raise HeadwayError(
             f"{folder}: is of --no-tables, which keeps no requests and steps; give a folder that "
-            "was written without it"
+            "was written without it, or with --tables-in of the same folder"
         )
     return summary
 
@@ -183,9 +182,11 @@ def short(value: object) -> str:
 
 
 def find_table(folder: Path, name: str) -> Path:
-    """Return the path of a table: CSV, else Parquet if that is there."""
-    path, other = folder / f"{name}.csv", folder / f"{name}.parquet"
+    """Return the path of a table: CSV, else Parquet if that is there, or a folder of its parts."""
+    path, other, parts = folder / f"{name}.csv", folder / f"{name}.parquet", folder / name
     found = other if other.exists() and not path.exists() else path
+    if not found.exists() and any(parts.glob("part-*.parquet")):
+        return parts
     check_regular(found)
     return found
 
@@ -206,11 +207,13 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
     import pandas as pd
 
     path = find_table(folder, name)
-    if path.suffix == ".parquet":
+    if path.suffix != ".csv":
         need_package(str(path), "parquet", "pyarrow")
     words = dict.fromkeys(WORDS, "category")
     try:
-        if path.suffix == ".parquet":
+        if path.is_dir():
+            frame = _read_parts(path)
+        elif path.suffix == ".parquet":
             frame = pd.read_parquet(path, engine="pyarrow")
         else:
             frame = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=[""])
@@ -224,6 +227,32 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
         check_end(path)
     check_columns(frame, columns, path)
     return frame if len(frame) else frame.astype(dict.fromkeys(columns, float))
+
+
+def _read_parts(folder: Path) -> "pd.DataFrame":
+    """Read a table that was written in parts, a row group at a time; in order of its rows."""
+    import pandas as pd
+    from pyarrow.parquet import ParquetFile
+
+    pieces: dict[str, list[Any]] = {}
+    for path in sorted(folder.glob("part-*.parquet")):
+        with ParquetFile(path) as file:
+            for number in range(file.num_row_groups):
+                group = file.read_row_group(number)
+                for name in group.column_names:
+                    column = group[name].combine_chunks()
+                    whole = column.dictionary_encode() if name in WORDS else column.to_numpy(False)
+                    pieces.setdefault(name, []).append(whole)
+    columns = {}
+    for name in [*pieces]:
+        parts = pieces.pop(name)
+        if name in WORDS:
+            columns[name] = pd.api.types.union_categoricals([part.to_pandas() for part in parts])
+        else:
+            columns[name] = np.concatenate(parts)
+    order = ("id",) if "id" in columns else ("start", "replica")
+    rows = np.lexsort([columns[name] for name in order])
+    return pd.DataFrame({name: columns.pop(name)[rows] for name in [*columns]}, copy=False)
 
 
 def check_count(path: Path, count: float, summary: Mapping[str, Any], key: str) -> None:
@@ -327,6 +356,8 @@ def read_rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises HeadwayError where the table is missing or damaged.
     """
     path = find_table(folder, name)
+    if path.is_dir():
+        raise HeadwayError(f"{path}: is in parts, which report and plot read and this does not")
     if path.suffix == ".parquet":
         from simulator.workload.traces.documents import parquet_rows
 

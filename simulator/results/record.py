@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.log import REQUEST, RUN, SEAT, STEP, Log
+from simulator.core.log import PAUSE, REQUEST, RUN, SEAT, STEP, Log
 from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
@@ -182,10 +182,11 @@ def split_log(
     part.delivers_together = log.delivers_together
     part.host_waits, log.host_waits = log.host_waits, 0.0
     part.request_rows += _move_requests(log.request_rows, REQUEST, ids, some).tobytes()
-    runs = _move_requests(log.run_rows, RUN, ids, some)
-    if lost:
-        since = [lost.get(id, -1.0) for id in (runs["id"] + ids.start).tolist()]
-        runs = runs[runs["start"] >= np.array(since)]
+    runs, pauses = (
+        _since(_move_requests(rows, kind, ids, some), ids, lost)
+        for rows, kind in ((log.run_rows, RUN), (log.pause_rows, PAUSE))
+    )
+    part.pause_rows += pauses.tobytes()
     if log.seat_rows is not None:
         part.seat_rows = bytearray(_move_requests(log.seat_rows, SEAT, ids, some).tobytes())
     runs["first_tick"] -= log.ticks_before
@@ -201,10 +202,17 @@ def split_log(
         rows: bytearray = getattr(log, name)
         setattr(part, name, bytearray(rows))
         rows.clear()
-    log.pause_rows.clear()
     if last:
         part.offloaded = log.offloaded
     return part
+
+
+def _since(rows: Rows, ids: range, lost: Mapping[int, float]) -> Rows:
+    """Leave out what requests that were sent once more had said before."""
+    if not lost:
+        return rows
+    since = [lost.get(id, -1.0) for id in (rows["id"] + ids.start).tolist()]
+    return rows[rows["start"] >= np.array(since)]
 
 
 def _move_requests(

@@ -1,21 +1,25 @@
 """Requests and steps as Parquet, written as they end: a row group for each part of a run.
 
 One file of each table a process, `requests/part-N.parquet` and `steps/part-N.parquet`: a reader of
-Parquet takes the folder for one table. Where each request's time went is not told, as that needs
-steps that are forgotten.
+Parquet takes the folder for one table. Steps are kept for as long as requests that saw them are to
+be written, to tell where the time of these went.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.results.frames import columns_of, step_columns
+from simulator.core.log import DRAFT, STEP, SWAP, Log
+from simulator.costs.cost_model import CostModel
+from simulator.results.breakdown import break_down
+from simulator.results.frames import columns_of, seat_columns, step_columns
 from simulator.results.record import PartialRecord
-from simulator.results.request_table import Ints, gather_requests
+from simulator.results.request_table import RETRY, Floats, Ints, gather_requests
 from simulator.util.csv_text import Signed, Words
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line
@@ -25,15 +29,26 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 TABLES = ("requests", "steps")
+SPANS = {"step_rows": STEP, "swap_rows": SWAP, "draft_rows": DRAFT}
+"""Rows of a log that tell of requests of several parts."""
 
 
 class TableParts:
     """Writes the files of one process; they get their names when they are whole."""
 
-    def __init__(self, folder: Path, number: int, replicas: Sequence[int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        replicas: Sequence[int],
+        costs: Sequence[CostModel],
+        *,
+        retries: bool = False,
+    ) -> None:
         """Begin files of that number; `replicas` are the numbers of those that run here."""
         need_package("--tables-in", "parquet", "pyarrow")
-        self._replicas = np.array(replicas)
+        self._replicas, self._costs, self._retries = np.array(replicas), costs, retries
+        self._held = [dict.fromkeys(SPANS, b"") for _ in costs]
         self._paths = {name: folder / name / f"part-{number:05d}.parquet" for name in TABLES}
         self._drafts = {
             name: path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -42,10 +57,17 @@ class TableParts:
         self._files: dict[str, Any] = {}
         self._open = ExitStack()
 
-    def add(self, part: PartialRecord, ids: Ints) -> None:
-        """Write a part of the run, whose requests have these numbers."""
+    def add(self, part: PartialRecord, ids: Ints, rest: Sequence[Log], before: float) -> None:
+        """Write a part of the run, whose requests have these numbers.
+
+        `rest` are the logs that go on; no request that is to come was sent before the time
+        `before`, s.
+        """
+        logs = [self._whole(number, log, before) for number, log in enumerate(part.logs)]
         if len(ids):
-            self._write("requests", _requests(part, ids, self._replicas))
+            for log, later in zip(logs, rest, strict=True):
+                log.step_rows += later.step_rows  # the last of its requests' steps may be there
+            self._write("requests", self._requests(part, ids, logs))
         steps = [
             {"replica": np.full(len(log.steps), number), **step_columns(log)}
             for number, log in zip(self._replicas.tolist(), part.logs, strict=True)
@@ -54,6 +76,28 @@ class TableParts:
         if steps:
             together = {name: np.concatenate([s[name] for s in steps]) for name in steps[0]}
             self._write("steps", together)
+
+    def _whole(self, number: int, log: Log, before: float) -> Log:
+        """Return a part's log with earlier steps, and keep what later parts ask for."""
+        held = self._held[number]
+        rows = {name: bytearray(held[name] + getattr(log, name)) for name in SPANS}
+        steps = np.frombuffer(bytes(rows["step_rows"]), STEP)
+        begin = float(np.min(steps["start"], initial=before, where=steps["end"] >= before))
+        for name, kind in SPANS.items():
+            found = np.frombuffer(bytes(rows[name]), kind)
+            held[name] = found[found["start"] >= begin].tobytes()
+        changes: dict[str, Any] = rows
+        return replace(log, **changes)
+
+    def _requests(self, part: PartialRecord, ids: Ints, logs: Sequence[Log]) -> dict[str, Any]:
+        """Return the columns of requests, by the names of requests.csv."""
+        table = gather_requests(part.workload, part.sent, part.logs, part.tries)
+        times: dict[str, Floats] = {RETRY: table.retry_time} if self._retries else {}
+        plain = gather_requests(part.workload, part.sent, logs)
+        times |= break_down(plain, logs, self._costs)
+        columns = columns_of(table, ids, parts={**times, **seat_columns(logs, len(ids))})
+        there = table.replica >= 0
+        return columns | {"replica": np.where(there, self._replicas[table.replica], -1)}
 
     def close(self) -> None:
         """Give the files their names."""
@@ -106,10 +150,3 @@ def check_parts(folder: Path) -> None:
     """Raise HeadwayError where a folder has such files: of two runs they would be one table."""
     if any(True for name in TABLES for _ in (folder / name).glob("*.parquet")):
         raise HeadwayError(f"--tables-in {folder}: has tables of another run; give another folder")
-
-
-def _requests(part: PartialRecord, ids: Ints, replicas: Ints) -> dict[str, Any]:
-    """Return the columns of requests, by the names of requests.csv."""
-    table = gather_requests(part.workload, part.sent, part.logs, part.tries)
-    columns = columns_of(table, ids)
-    return columns | {"replica": np.where(table.replica < 0, -1, replicas[table.replica])}

@@ -28,7 +28,6 @@ from simulator.engine.client import ChunkPart, StreamClient
 from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
-from simulator.results.table_parts import TableParts
 from simulator.scenario import make_scheduler, resolve_groups
 from simulator.scenario.assemble_fleet import make_front, pod_routers
 from simulator.scenario.policy_table import missing_inputs
@@ -149,7 +148,7 @@ def run_partition(part: Partition) -> Sums | str:
         with warnings.catch_warnings(record=True):  # what there is to warn of is said once
             streamed, numbers = _set_up(part)
             if part.tables is not None:
-                streamed.tables = TableParts(part.tables, part.pods.start, numbers)
+                streamed.write_tables(part.tables, part.pods.start, numbers)
             stream.drive_stream(streamed)
     except (Exception, SystemExit) as error:  # a worker that raises counts as dead
         return tell_failure(error)

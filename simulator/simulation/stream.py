@@ -59,6 +59,12 @@ class StreamedRun:
         self.warned: dict[str, str] = {}
         self.logs = [engine.log for engine in self.engines]
 
+    def write_tables(self, folder: Path, number: int, replicas: Sequence[int]) -> None:
+        """Write requests and steps to files of that number; `replicas` are those that run here."""
+        costs = [spec.cost for spec in self.cores]
+        retries = self.metrics.retries
+        self.tables = TableParts(folder, number, replicas, costs, retries=retries)
+
     def measure_ended(self, *, last: bool = False) -> None:
         """Measure the chunks whose requests have all ended, and forget them."""
         for chunk in self.client.pop_ended():
@@ -81,7 +87,7 @@ class StreamedRun:
         self.metrics.add(part)
         if self.tables is not None:
             rows = np.arange(len(chunk.work)) if chunk.rows is None else chunk.rows
-            self.tables.add(part, chunk.first + rows)
+            self.tables.add(part, chunk.first + rows, self.logs, before)
         for log, spec in zip(logs, self.cores, strict=True):
             if len(log.steps):
                 for text in spec.cost.range_warnings(log.steps):
@@ -105,7 +111,7 @@ def run_streamed(
     refuse(scenario)
     stream = _set_up(scenario, leap=not stepwise)
     if tables is not None:
-        stream.tables = TableParts(tables, 0, range(len(stream.logs)))
+        stream.write_tables(tables, 0, range(len(stream.logs)))
     drive_stream(stream, progress)
     messages = [*stream.missing, *stream.warned.values()]
     return summarize(scenario, stream.metrics, stream.cores[0], stream.specs, messages)

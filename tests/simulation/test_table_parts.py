@@ -7,12 +7,15 @@ import pytest
 from joblib import parallel_config
 
 from simulator.cli.main import main
+from simulator.figures.data import Run
 from simulator.simulation import partitions, stream
 from simulator.simulation.partitions import run_partitions
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError
 from tests.simulation.test_partitions import LENGTHS, scenario
+from tests.simulation.test_stream import CASES
+from tests.simulation.test_stream import scenario as plain_scenario
 from tests.support.scenarios import SMALL
 
 pd = pytest.importorskip("pandas")
@@ -38,6 +41,7 @@ def test_the_folder_has_the_requests_and_steps_of_the_run(apart: bool, tmp_path:
     assert len([*(folder / "requests").iterdir()]) == (3 if apart else 1)
     kept = run(what)
     requests = pd.read_parquet(folder / "requests").sort_values("id", ignore_index=True)
+    assert list(requests.columns) == list(kept.requests.columns)
     for name in requests.columns:
         expected = kept.requests[name]
         if name in ("client", "finish_reason"):
@@ -49,6 +53,46 @@ def test_the_folder_has_the_requests_and_steps_of_the_run(apart: bool, tmp_path:
     expected = kept.steps.sort_values(["replica", "start"], ignore_index=True)
     assert list(steps.columns) == list(expected.columns)
     np.testing.assert_allclose(steps.to_numpy(float), expected.to_numpy(float), rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_where_the_time_went_is_told_of_every_request(case: str, tmp_path: Path) -> None:
+    """Also where a preemption, a copy or a try began in an earlier part of the run."""
+    what, folder = plain_scenario(tmp_path, *CASES[case]), tmp_path / "tables"
+    run_streamed(what, tables=folder)
+    kept = run(what).requests
+    requests = pd.read_parquet(folder / "requests").sort_values("id", ignore_index=True)
+    assert list(requests.columns) == list(kept.columns)
+    for name in requests.columns:
+        if name not in ("client", "finish_reason"):
+            np.testing.assert_allclose(
+                requests[name], kept[name], rtol=1e-9, atol=1e-9, err_msg=name
+            )
+
+
+def test_report_and_plot_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the summary; the rows are those of the run that keeps them, in the same order."""
+    path, out, kept = tmp_path / "s.yaml", tmp_path / "out", tmp_path / "kept"
+    path.write_text(SMALL)
+    words = ["run", str(path), "--quiet", "--set", "cluster={replicas: 3}"]
+    assert main([*words, "--format", "parquet", "--out", str(kept)]) == 0
+    assert main([*words, "--no-tables", "--out", str(out), "--tables-in", str(out)]) == 0
+    one, two = Run.read(out, "parts"), Run.read(kept, "kept")
+    assert len([*(out / "requests").glob("*.parquet")]) == 1
+    for mine, theirs in ((one.requests, two.requests), (one.steps, two.steps)):
+        for name in theirs.columns:
+            if name in ("client", "finish_reason"):
+                told, wanted = (one[name].astype(object).fillna("") for one in (mine, theirs))
+                assert told.tolist() == wanted.tolist()
+            else:
+                np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-9, err_msg=name)
+    assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
+    assert "forgot its requests" in (tmp_path / "page.html").read_text()
+    for kind in ("throughput", "kv", "fleet"):
+        assert main(["plot", kind, str(out), "--out", str(tmp_path / f"{kind}.png")]) == 0
+    assert main(["explain", str(out), "3"]) == 2
+    assert "is in parts, which report and plot read" in capsys.readouterr().err
 
 
 def test_other_programs_read_it_as_one_table(tmp_path: Path) -> None:

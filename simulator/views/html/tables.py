@@ -23,6 +23,7 @@ LATENCIES = (
     ("e2el", "E2EL"),
     ("queue_time", "Queue time"),
 )
+NOT_LOOKED = "Nobody has looked: the run forgot its requests (--no-tables)."
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 TIME_COLUMNS = (RETRY, "queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:], DELIVERY)
 TIME_LABELS = {
@@ -149,7 +150,8 @@ def diagnosis(run: Run) -> str:
     ]
     items += [f"Warning: {escape(str(warning))}" for warning in gauges.get("warnings") or []]
     lines = "".join(f"<li>{item}</li>" for item in items)
-    return f"<ul>{lines}</ul>" if items else f"<p>{NOTHING}</p>"
+    nothing = NOTHING if gauges.get("diagnosis", ()) is not None else NOT_LOOKED
+    return f"<ul>{lines}</ul>" if items else f"<p>{nothing}</p>"
 
 
 def percentiles(runs: Sequence[Run]) -> str:
