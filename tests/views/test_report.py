@@ -382,7 +382,7 @@ def test_of_several_runs_each_cost_is_told_once(tmp_path, capsys):
         text = " ".join(capsys.readouterr().out.split())
         assert text.count("95 % of steps within") == 2
         assert "Step times of MI300X: roofline;" in text
-        assert "Step times of L4: roofline scaled to L40S kernels;" in text
+        assert "Step times of L4: llama-3-8b.l40s.bf16 scaled to L4;" in text
     vary[1] = "engine.max_num_seqs=1,2"
     assert main(["compare", str(path), *vary]) == 0
     assert " ".join(capsys.readouterr().out.split()).count("Step times: roofline; 95 %") == 1
