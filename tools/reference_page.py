@@ -22,8 +22,9 @@ from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.yaml_lines import Key
+from simulator.workload.adapters import Adapters
 from simulator.workload.distributions import KINDS
-from simulator.workload.generate import Adapters, Generator, PrefixGroups, Sessions
+from simulator.workload.generate import Generator, PrefixGroups, Sessions
 
 PAGE_HEAD = """# Scenario reference
 
@@ -176,7 +177,7 @@ def page() -> str:
         _blocks("cluster.client", "cluster.failures", "cluster.failures.outages"),
         _blocks("cluster.autoscaling"),
         _list(ROUTERS_HEAD, _routers()),
-        _blocks("plan", "sweep", "sweep.random", "sweep.random.keys"),
+        _blocks("plan", "sweep", "sweep.random", "sweep.random.keys", "rollouts"),
         _list(COSTS_HEAD, _costs()),
         _list(DISTRIBUTIONS_HEAD, _kinds(KINDS)),
         _list(UNSUPPORTED_HEAD, (f"- `{name}`: {why}" for name, why in UNSUPPORTED_KEYS.items())),

@@ -20,13 +20,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Pydantic would look for plug-ins in every installed package, and import `email` to read of them.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
-SETTABLE = ("run", "compare", "sweep", "plan")  # take --set
+SETTABLE = ("run", "compare", "sweep", "plan", "rollouts")  # take --set
 VERBS = {
     "init": "Write a first scenario, from answers or options.",
     "run": "Simulate a scenario; print its report, write its files.",
     "compare": "Simulate a scenario with some keys varied, side by side.",
     "sweep": "Simulate a scenario at many points, on all cores or a cluster; one row per point.",
     "plan": "Find the largest rate under service levels, the fewest replicas, the cheapest fleet.",
+    "rollouts": "Simulate steps of reinforcement learning: groups of samples, and their tail.",
     "plot": "Draw a picture of what run, compare, sweep, plan or live wrote.",
     "report": "Write an HTML page of runs.",
     "diagnose": "Say what limits a run, and simulate what each advice would bring.",

@@ -69,6 +69,8 @@ def columns_of(
     models: dict[str, Column] = {}
     if workload.model is not None:
         models["model"] = model_column(workload)
+    if workload.prompt is not None:
+        models["prompt"] = workload.prompt
     urgent = workload.priority
     priorities: dict[str, Column] = {} if urgent is None else {"priority": Signed(urgent)}
     return {

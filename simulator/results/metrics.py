@@ -39,6 +39,7 @@ from simulator.results.request_table import (
     gather_requests,
     model_column,
     partial_span,
+    prompt_figures,
 )
 from simulator.results.run_info import Summary, or_inf, run_info
 from simulator.results.sample import Sample
@@ -259,6 +260,7 @@ class RunMetrics:
             own |= energy_summary(energy, high - low, tokens)
             hourly = self._price
             own["dollars_per_hour"] = hourly
+            own["dollars"] = None if hourly is None else hourly / 3600 * (high - low)
             own["dollars_per_million_output_tokens"] = (
                 None
                 if hourly is None or not tokens
@@ -424,7 +426,9 @@ def _parts(record: Record, within: Window | None) -> Summary:
     found = {key: summarize_parts(table, counted, column, bounds) for key, column in words.items()}
     if urgent := found.get("per_priority"):
         found["per_priority"] = {name: urgent[name] for name in sorted(urgent, key=int)}
-    return {**found}
+    prompt = workload.prompt
+    more = {} if prompt is None else {"prompts": prompt_figures(prompt, table, counted)}
+    return {**found, **more}
 
 
 def _inside(times: Floats, within: Window) -> Flags:

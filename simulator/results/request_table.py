@@ -177,3 +177,15 @@ def _numbered(workload: Workload, names: Sequence[str] | None) -> Words:
         return Words(np.full(len(workload), -1), [])
     numbers = [codes.setdefault(name, len(codes)) for name in names]
     return Words(np.array(numbers, np.int64), list(codes))
+
+
+def prompt_figures(prompt: Ints, table: RequestTable, counted: Flags) -> dict[str, object]:
+    """Return what prompts of several samples felt: each ends with the last of its samples."""
+    whole = np.zeros(int(prompt.max()) + 1)
+    np.maximum.at(whole, prompt, np.where(table.completed & counted, table.e2el, np.nan))
+    known = whole[~np.isnan(whole)]
+    found: dict[str, object] = {"prompts": len(whole), "completed": len(known)}
+    if len(known):
+        found |= {"mean_e2el_ms": 1e3 * float(known.mean())}
+        found |= {"p99_e2el_ms": 1e3 * float(np.percentile(known, 99))}
+    return found

@@ -24,6 +24,7 @@ GENERATOR_KEYS = {
     "output_len": "tokens of an answer: a number or a distribution; null: 128",
     "range_ratio": "r makes a length n uniform from n (1 - r) to n (1 + r); a number, or "
     "{input: r, output: r}",
+    "n": "samples of each prompt, sent together and ended each by itself",
     "lengths": "{path, format}: draw prompt and answer lengths together from a trace",
     "prefix_len": "tokens that all prompts begin with, before input_len",
     "prefix_groups": "prompts that begin with one of a few prefixes, see below",

@@ -1,4 +1,4 @@
-"""The blocks `sweep` and `plan` of a scenario: what `headway sweep` and `headway plan` run."""
+"""The blocks `sweep`, `plan` and `rollouts`: what `headway sweep`, `plan` and `rollouts` run."""
 
 from math import exp, inf, log
 from typing import Annotated, Any, Literal
@@ -65,6 +65,22 @@ class SweepConfig(Config):
     grid: dict[str, Values] = Field({}, description="{dotted.key: [values]}: all combinations")
     points: list[dict[str, Any]] = Field([], description="a list of {dotted.key: value, ...}")
     random: RandomConfig | None = Field(None, description="points drawn at random")
+
+
+class RolloutsConfig(Config):
+    """Steps of reinforcement learning: `workload.num_prompts` groups of `workload.n` samples."""
+
+    steps: Annotated[int, Field(ge=1, le=100_000)] = Field(10, description="steps to simulate")
+    oversampling: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.0, description="share of groups begun beyond those that a step ends with"
+    )
+    partial: bool = Field(
+        False,
+        description="true: what a step cuts off goes on in the next one; false: it is thrown away",
+    )
+    train_time: Annotated[float, Field(ge=0, lt=inf)] = Field(
+        0.0, description="s between two steps, in which the engines idle"
+    )
 
 
 class PlanConfig(Config):

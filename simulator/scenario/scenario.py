@@ -16,7 +16,7 @@ from simulator.models.load import FineTune
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_defaults import fill_in_defaults
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.planning_config import PlanConfig, SweepConfig
+from simulator.scenario.planning_config import PlanConfig, RolloutsConfig, SweepConfig
 from simulator.scenario.settle import settle
 from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
 from simulator.util.config import Config
@@ -116,6 +116,10 @@ class Scenario(Config):
     plan: PlanConfig = Field(
         default_factory=PlanConfig.model_construct,
         description="what `headway plan` finds out; other commands take no notice of it",
+    )
+    rollouts: RolloutsConfig = Field(
+        default_factory=RolloutsConfig.model_construct,
+        description="what `headway rollouts` simulates; other commands take no notice of it",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random numbers")
     _folder: Path = PrivateAttr(default=Path())
@@ -231,7 +235,8 @@ class Scenario(Config):
         if workload.model is None:
             return
         if any(own.engine.enable_lora for own in self.groups.values()):
-            workload.model = ["" if name == self.model else name for name in workload.model]
+            own = {self.known_model, getattr(self.model, "name", self.model)}
+            workload.model = ["" if name in own else name for name in workload.model]
         elif (self.workload.model_extra or {}).get("adapters") is not None:
             wrong = "goes with engine.enable_lora: true"
             raise self._errors([(("workload", "adapters"), wrong)])
@@ -325,7 +330,8 @@ class Scenario(Config):
         if workload.model is not None:
             wrong = "the trace names the model of each request itself"
             raise self._errors([(("workload", "adapters"), wrong)])
-        from simulator.workload.generate import draw_adapters, random_streams
+        from simulator.workload.adapters import draw_adapters
+        from simulator.workload.generate import random_streams
 
         draw_adapters(workload, workload.sessions(), given, random_streams(self.seed)["models"])
 
@@ -351,7 +357,7 @@ class Scenario(Config):
 
     def resolved(self) -> dict[str, Any]:
         """Return the scenario with every default filled in, as plain YAML types."""
-        values = self.model_dump(exclude={"sweep", "plan"})
+        values = self.model_dump(exclude={"sweep", "plan", "rollouts"})
         if self.workload.trace is None:
             frontend = {"frontend": values["workload"]["frontend"]}
             if latency := self.workload.client_latency:

@@ -35,7 +35,7 @@ UNSUPPORTED_KEYS = {
 """Keys that vLLM has or had under `engine`, and why they are not here."""
 
 _NAMES = """gpu engine goodput workload workload.trace plan cluster cluster.kv_transfer
-cluster.admission cluster.client cluster.failures cluster.autoscaling sweep sweep.random"""
+cluster.admission cluster.client cluster.failures cluster.autoscaling sweep sweep.random rollouts"""
 SECTIONS: list[Key] = [(), *(tuple(name.split(".")) for name in _NAMES.split())]
 """Blocks in which a key may be meant that is found elsewhere."""
 

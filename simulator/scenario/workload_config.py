@@ -155,7 +155,8 @@ class WorkloadConfig(Config):
             )
         elif given:
             from simulator.util.from_mapping import raise_if
-            from simulator.workload.generate import check_adapters, check_clients, check_max_tokens
+            from simulator.workload.adapters import check_adapters
+            from simulator.workload.generate import check_clients, check_max_tokens
 
             raise_if(
                 *check_clients(given.get("clients"), given.get("priorities")),

@@ -182,6 +182,7 @@ def refuse(scenario: Scenario) -> None:
         for why, holds in {
             "workload.sessions: a turn waits for the end of another request": load.sessions,
             "workload.clients: how evenly clients are served needs all requests": several,
+            "workload.n: must be 1": load.n > 1,
             "workload.adapters: what each adapter felt needs all requests": _serves(scenario),
             "predictor: its errors are drawn for all requests together": scenario.predictor,
             "cluster.groups: with kv_role a request is at two replicas": (

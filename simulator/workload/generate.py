@@ -5,7 +5,7 @@ stream each, all from one seed: to change one of them leaves the others as they 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor, inf
 from typing import Any
@@ -23,6 +23,7 @@ from simulator.util.from_mapping import (
     raise_if,
     short_repr,
 )
+from simulator.workload.adapters import check_adapters, draw_adapters
 from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal
 from simulator.workload.distributions import (
     MAX_TOKENS,
@@ -83,25 +84,6 @@ class Sessions:
 
 
 @dataclass(slots=True)
-class Adapters:
-    """Requests that ask for adapters (LoRA): the k-th most popular in proportion to k ** -zipf.
-
-    A share `base` of them asks for the model itself. Turns of a session ask for the same.
-    """
-
-    num_adapters: int
-    zipf: float = 1.0
-    base: float = 0.0
-
-    def __post_init__(self) -> None:
-        raise_if(
-            *_check_count("num_adapters", self.num_adapters),
-            (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
-            (not 0 <= self.base <= 1, f"base: {self.base} is not from 0 to 1"),
-        )
-
-
-@dataclass(slots=True)
 class TraceLengths:
     """The input and the output length of a trace's requests, drawn together."""
 
@@ -119,6 +101,7 @@ class Generator(ArrivalProcess):
     """
 
     num_prompts: int = 1000
+    n: int = 1  # samples of each prompt, as in vLLM's SamplingParams
     max_concurrency: int | None = None
     input_len: Spec | None = None  # tokens; 1024
     output_len: Spec | None = None  # tokens; 128
@@ -138,6 +121,8 @@ class Generator(ArrivalProcess):
             *self.check_rates(),
             *self._check_lengths(),
             *_check_count("num_prompts", self.num_prompts, MAX_REQUESTS),
+            *_check_count("n", self.n, 100_000),
+            (self.n > 1 and self.sessions is not None, "n: goes without sessions"),
             (self.prefix_len < 0, f"prefix_len: {self.prefix_len} is less than 0"),
             (
                 self.prefix_len >= MAX_TOKENS,
@@ -208,13 +193,6 @@ def check_clients(clients: object, priorities: object) -> Checks:
 def check_max_tokens(max_tokens: Any) -> Checks:
     """Check the key that says how long clients let an answer be."""
     return [] if max_tokens is None else [check_parses("max_tokens", parse_lengths, max_tokens)]
-
-
-def check_adapters(adapters: Any) -> Checks:
-    """Check the key that says which adapters requests ask for."""
-    if adapters is None:
-        return []
-    return [check_parses("adapters", partial(from_mapping, Adapters), adapters)]
 
 
 def _good_priorities(priorities: object, clients: object) -> bool:
@@ -292,7 +270,9 @@ def generate(
         spec = from_mapping(Generator, spec)
     many = f"num_prompts: {spec.num_prompts} requests do not fit into memory together, "
     many += f"{MAX_KEPT_REQUESTS:,} may; headway run --no-tables generates them as they come"
-    raise_if((spec.num_prompts > MAX_KEPT_REQUESTS, many))
+    raise_if((spec.num_prompts * spec.n > MAX_KEPT_REQUESTS, many))
+    if spec.n > 1:
+        return _sample(spec, seed, load)
     rng = random_streams(seed)
     new, output = draw_lengths(spec, rng, load)
     starts, delay = _draw_sessions(spec, rng["sessions"])
@@ -330,18 +310,22 @@ def generate(
     return work
 
 
-def draw_adapters(
-    work: Workload, session: Ints, adapters: Mapping[str, object], rng: np.random.Generator
-) -> None:
-    """Let each session, numbered from 0 on, ask for an adapter: adapter-1 is the most popular."""
-    spec = from_mapping(Adapters, adapters)
-    popularity = np.arange(1.0, spec.num_adapters + 1) ** -spec.zipf
-    weights = np.concatenate(([spec.base], (1 - spec.base) * popularity / popularity.sum()))
-    sessions = int(session.max(initial=-1)) + 1
-    names = ["", *(f"adapter-{k}" for k in range(1, spec.num_adapters + 1))]
-    work.model = [
-        names[k] for k in weighted_choice(weights, rng.random(sessions))[session].tolist()
-    ]
+def _sample(spec: Generator, seed: int, load: TraceReader | None) -> Workload:
+    """Send each prompt `n` times at once; each sample's answer is drawn by itself.
+
+    As vLLM's `ParentRequest` fans a request out: the samples share their prompt's KV by the prefix
+    cache alone.
+    """
+    prompts = generate(replace(spec, n=1), seed, load)
+    numbers = np.repeat(np.arange(len(prompts)), spec.n)
+    if prompts.segments is None:
+        tokens = prompts.prompt_tokens.tolist()
+        prompts.segments = [((("in", i), count),) for i, count in enumerate(tokens)]
+    work = prompts.rows(numbers)
+    many = replace(spec, n=1, num_prompts=len(numbers))
+    work.output_tokens = draw_lengths(many, random_streams(seed), load)[1]
+    work.prompt = numbers
+    return work
 
 
 def draw_clients(

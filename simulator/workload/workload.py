@@ -61,6 +61,7 @@ COLUMNS = (
     "cancel_after",
     "hint",
     "model",
+    "prompt",
 )
 
 
@@ -86,6 +87,7 @@ class Workload:
     cancel_after: Floats | None = None  # s after it is sent that its client hangs up; NaN: never
     hint: Ints | None = None  # output tokens that the client predicts; 0: it does not say
     model: list[str] | None = None  # the adapter or model asked for; "": the engine's own model
+    prompt: Ints | None = None  # the number of the prompt that it is a sample of
     max_concurrency: int | None = None
     frontend: Frontend | None = None  # None: requests reach the scheduler as they are sent
     request_rate: float = inf  # requests/s that were asked for; only reports read it

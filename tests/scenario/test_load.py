@@ -80,9 +80,9 @@ def test_what_an_override_alone_has_made_is_its_own_fault(write):
     path = write("name: x\nbar: {}\n")
     assert errors(path, ["foo.a=1", "cost.kind=linear", "bar.a=1"]) == [
         "s.yaml:2: bar: unknown key; there is name, description, model, gpu, engine, "
-        "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, seed",
+        "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, rollouts, seed",
         "--set foo.a=1: foo: unknown key; there is name, description, model, gpu, engine, "
-        "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, seed",
+        "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, rollouts, seed",
         "--set cost.kind=linear: cost.base: missing",
     ]
 

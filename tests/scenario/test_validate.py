@@ -36,7 +36,7 @@ BAD = [
     (
         "zzz: x\n",
         "s.yaml:1: zzz: unknown key; there is name, description, model, gpu, engine, "
-        "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, seed",
+        "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, rollouts, seed",
     ),
     (
         "seed: 0\nmax_num_seqs: 4\n",

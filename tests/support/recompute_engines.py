@@ -226,6 +226,7 @@ def _price(run: Run, duration: float, tokens: int) -> Values:
     paid = None if hourly is None else hourly * duration / 3600
     return {
         "dollars_per_hour": hourly,
+        "dollars": paid,
         "dollars_per_million_output_tokens": paid / tokens * 1e6 if paid and tokens else None,
     }
 
