@@ -418,7 +418,7 @@ def _parts(record: Record, within: Window | None) -> Summary:
         "per_model": model_column(workload),
     }
     words = {key: column for key, column in words.items() if len(column.names) > 1}
-    if not words:
+    if not words and workload.prompt is None:
         return {}
     table, goodput = record.request_table(), record.scenario.goodput.bounds
     counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
