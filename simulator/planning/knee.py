@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.diagnosis.feasibility import Traffic
-from simulator.planning.theory import Replica, most_requests
+from simulator.planning.theory import Replica, batch_sizes, most_requests
 from simulator.results.request_table import COMPLETED
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
@@ -54,7 +54,7 @@ class _Load:
     def find(self) -> Knee | None:
         """Return where it sits; None where theory has no rate."""
         seats = self.replica.engine.max_num_seqs
-        sizes = np.unique(np.geomspace(1, seats, POINTS).astype(int)).tolist()
+        sizes = batch_sizes(seats, POINTS)
         rates = [self.rate(size) for size in sizes]
         most, asked = max(rates), self.traffic.rate / self.replicas
         if not most:
