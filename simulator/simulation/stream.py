@@ -176,12 +176,10 @@ def summarize(
 def refuse(scenario: Scenario) -> None:
     """Refuse what a run cannot have that forgets its requests."""
     load = scenario.workload.generator
-    several = load.clients is not None and load.clients != 1
     if wrong := [
         f"--no-tables: {why}"
         for why, holds in {
             "workload.sessions: a turn waits for the end of another request": load.sessions,
-            "workload.clients: how evenly clients are served needs all requests": several,
             "workload.n: must be 1": load.n > 1,
             "workload.adapters: what each adapter felt needs all requests": _serves(scenario),
             "predictor: its errors are drawn for all requests together": scenario.predictor,
@@ -211,15 +209,13 @@ def first_chunk(
     first = next(parts, None)
     if first is None:
         raise HeadwayError("--no-tables: there is not one request")
-    if first.after is not None or len(set(first.client or ())) > 1:
-        raise HeadwayError("--no-tables: workload: requests of sessions or of several clients")
+    if first.after is not None:
+        raise HeadwayError("--no-tables: workload: a turn waits for the end of another request")
     return total, first, map(_check_alike, repeat(first), chain([first], parts))
 
 
 def _check_alike(first: Workload, part: Workload) -> Workload:
     """Return a part; HeadwayError where it has what was not there to begin with."""
-    if len({*(first.client or [""])[:1], *(part.client or ())}) > 1:
-        raise HeadwayError("--no-tables: workload: requests of several clients")
     if part.cancel_after is not None or (part.segments is None) != (first.segments is None):
         raise HeadwayError("--no-tables: workload: only part of it has hash_ids, or it hangs up")
     return part
