@@ -364,6 +364,20 @@ class PrefixHash(SessionHash):
         return super().key(request, session)
 
 
+class ByModel(Pool):
+    """Before the replicas of several models: the one that a request asks for.
+
+    Its targets stand for models, in the order of `names`.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._places = {name: place for place, name in enumerate(names)}
+
+    def choose(self, request: Request, session: int) -> Target:
+        return self.targets[self._at[self._places[request.model]]]
+
+
 class Pods:
     """A router that looks at no replica before groups of them, each with a router of its own.
 

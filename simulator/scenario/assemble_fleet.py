@@ -12,6 +12,7 @@ from simulator.cluster.fleet import Fleet
 from simulator.cluster.own_router import Own
 from simulator.cluster.routers import (
     ROUTERS,
+    ByModel,
     Pods,
     RoundRobin,
     Router,
@@ -31,6 +32,14 @@ def make_router(scenario: Scenario, *, decodes: bool = False) -> Router:
     """Make a cluster's router, or that to its consumers (`router_maker`)."""
     router, cluster = router_maker(scenario, decodes=decodes)(), scenario.cluster
     assert cluster is not None
+    if served := scenario.models:
+        names = [*dict.fromkeys(served)]
+        each = {place: router_maker(scenario)() for place in range(len(names))}
+        groups = zip(cluster.groups, served, strict=True)
+        places = [
+            names.index(name) for group, name in groups for _ in range(cluster.max_replicas(group))
+        ]
+        return Pods(ByModel(names), places, each)
     if cluster.pods is None:
         return router
     return Pods(router, cluster.pod_numbers, pod_routers(scenario, range(cluster.pods)))

@@ -306,7 +306,8 @@ def _check_cluster(scenario: Scenario, specs: dict[str, EngineSpec | None]) -> I
         own = scenario.of_group(name)
         conflicts, specs[name] = _check(own, None if roles else group.kv_role)
         for blamed, others, what in conflicts:
-            in_group = blamed.partition(".")[0] in {"gpu", "engine", "cost", "host"}
+            of_group = {"gpu", "engine", "cost", "host", *(["model"] if group.model else [])}
+            in_group = blamed.partition(".")[0] in of_group
             yield f"cluster.groups.{name}.{blamed}" if in_group else blamed, others, what
     if not roles and cluster.kv_transfer is not None:
         model = next((spec.model for spec in specs.values() if spec is not None), None)

@@ -24,6 +24,11 @@ class GroupConfig(Config):
     replicas: Annotated[int, Field(ge=0, le=MOST_REPLICAS)] = Field(
         1, description="servers, each on `gpu.count` GPUs of its own"
     )
+    model: str | None = Field(
+        None,
+        description="as `model`; null: the scenario's. Where groups differ, each request goes to "
+        "those of the model that it asks for (fleet.md)",
+    )
     gpu: GpuConfig | None = Field(None, description="as `gpu`; null: the scenario's")
     engine: EngineConfig | None = Field(
         None, description="keys of `engine` that differ from the scenario's"
@@ -88,6 +93,7 @@ class ClusterConfig(Config):
         if self.groups and not any(group.replicas for group in self.groups.values()):
             raise ValueError("groups: there is not one replica")
         self._check_pods()
+        self._check_models()
         scaling = self.autoscaling
         if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:
             raise ValueError(f"autoscaling.group: name one of {', '.join(self.replica_groups)}")
@@ -114,6 +120,15 @@ class ClusterConfig(Config):
             if group.replicas % self.pods:
                 key = f"groups.{name}.replicas" if self.groups else "replicas"
                 raise ValueError(f"{key}: must be a multiple of pods ({self.pods})")
+
+    def _check_models(self) -> None:
+        """Refuse what goes with one model alone."""
+        if not any(group.model for group in self.groups.values()):
+            return
+        for key in ("pods", "kv_transfer", "failures"):
+            if getattr(self, key) is not None:
+                what = "goes with one model, without groups that have their own"
+                raise ValueError(f"{key}: {what}")
 
     @property
     def pod_numbers(self) -> list[int]:

@@ -75,7 +75,7 @@ def _fill_in_group(group: object, base: object, gpu: object, model: object) -> o
     counted = _with_count(own or gpu, base | changed)
     if counted is not (own or gpu) and (own or counted != _with_count(gpu, base)):
         given = given | {"gpu": counted}
-    on = given.get("gpu") or gpu
+    on, model = given.get("gpu") or gpu, given.get("model") or model
     return given | {"engine": with_defaults(_sharing(base | changed, on), on, model)}
 
 

@@ -35,6 +35,8 @@ GENERATOR_KEYS = {
     "max_tokens": "output tokens that each request's client allows, a number or a distribution: "
     "longer answers end there, with finish_reason length; null: no limit; also "
     "beside trace",
+    "models": "{name: weight} of the models that requests ask for, where a cluster's groups serve "
+    "several; null: the trace's, or one; also beside trace",
     "adapters": "which adapters (LoRA) requests ask for, see below; null: none; also beside trace",
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -187,9 +187,10 @@ class Scenario(Config):
             return self
         group = self.cluster.replica_groups[name]
         changed = {
+            "model": group.model or self.model,
             "gpu": group.gpu or self.gpu,
             "engine": group.engine or self.engine,
-            "cost": group.cost or (None if group.gpu else self.cost),
+            "cost": group.cost or (None if group.gpu or group.model else self.cost),
             "host": group.host or (None if group.gpu else self.host),
             "cluster": None,
         }
@@ -230,8 +231,25 @@ class Scenario(Config):
         self._settle_models(workload)
         return workload
 
+    @property
+    def models(self) -> list[str]:
+        """The model that each group serves, by the name that requests ask for; [] if it is one."""
+        groups = {} if self.cluster is None else self.cluster.groups
+        names = [group.model or str(self.model) for group in groups.values()]
+        return names if len(set(names)) > 1 else []
+
     def _settle_models(self, workload: Workload) -> None:
         """Let requests for an engine's own model ask for no adapter; none where there are none."""
+        if served := self.models:
+            asked = workload.model or [""]
+            if unknown := [name for name in asked if name not in served]:
+                what = f"a request asks for {unknown[0] or 'no model'}"
+                wrong = f"{what}; the groups serve {', '.join(dict.fromkeys(served))}"
+                raise self._errors([(("workload", "models"), wrong)])
+            return
+        if (self.workload.model_extra or {}).get("models") is not None:
+            wrong = "goes with cluster.groups of different models"
+            raise self._errors([(("workload", "models"), wrong)])
         if workload.model is None:
             return
         if any(own.engine.enable_lora for own in self.groups.values()):
@@ -324,16 +342,18 @@ class Scenario(Config):
 
     def _draw_adapters(self, workload: Workload) -> None:
         """Draw the adapters that requests of a trace ask for; HeadwayError if it names them."""
-        given = (self.workload.model_extra or {}).get("adapters")
-        if given is None:
+        extra = self.workload.model_extra or {}
+        key = "models" if extra.get("models") is not None else "adapters"
+        if extra.get(key) is None:
             return
         if workload.model is not None:
             wrong = "the trace names the model of each request itself"
-            raise self._errors([(("workload", "adapters"), wrong)])
-        from simulator.workload.adapters import draw_adapters
+            raise self._errors([(("workload", key), wrong)])
+        from simulator.workload.adapters import draw_adapters, draw_models
         from simulator.workload.generate import random_streams
 
-        draw_adapters(workload, workload.sessions(), given, random_streams(self.seed)["models"])
+        draw = draw_models if key == "models" else draw_adapters
+        draw(workload, workload.sessions(), extra[key], random_streams(self.seed)["models"])
 
     def _draw_max_tokens(
         self, workload: Workload, load: TraceReader, rng: "Generator | None" = None

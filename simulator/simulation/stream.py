@@ -181,7 +181,7 @@ def refuse(scenario: Scenario) -> None:
         for why, holds in {
             "workload.sessions: a turn waits for the end of another request": load.sessions,
             "workload.n: must be 1": load.n > 1,
-            "workload.adapters: what each adapter felt needs all requests": _serves(scenario),
+            "workload.adapters, models: what each felt needs all requests": _serves(scenario),
             "predictor: its errors are drawn for all requests together": scenario.predictor,
             "cluster.groups: with kv_role a request is at two replicas": (
                 scenario.cluster is not None
@@ -197,8 +197,9 @@ def refuse(scenario: Scenario) -> None:
 
 
 def _serves(scenario: Scenario) -> bool:
-    """Say whether adapters are served."""
-    return any(own.engine.enable_lora for own in scenario.groups.values())
+    """Say whether adapters, or several models, are served."""
+    several = bool(scenario.models)
+    return several or any(own.engine.enable_lora for own in scenario.groups.values())
 
 
 def first_chunk(

@@ -1,4 +1,4 @@
-"""Which adapters (LoRA) requests ask for, drawn by popularity."""
+"""Which adapters (LoRA), or which of several models, requests ask for, drawn by popularity."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.util.from_mapping import check_parses, from_mapping, raise_if
 from simulator.workload.arrivals import Checks
-from simulator.workload.distributions import weighted_choice
+from simulator.workload.distributions import are_numbers, weighted_choice
 from simulator.workload.workload import Ints, Workload
 
 MOST = 1_000_000
@@ -43,6 +43,28 @@ def check_adapters(adapters: Any) -> Checks:
     if adapters is None:
         return []
     return [check_parses("adapters", partial(from_mapping, Adapters), adapters)]
+
+
+def check_models(models: Any, adapters: Any) -> Checks:
+    """Check the key that says which of several models requests ask for."""
+    weights = [*models.values()] if isinstance(models, Mapping) else models
+    good = models is None or (are_numbers(weights, 1) and 0 < sum(weights) < inf)
+    named = not isinstance(models, Mapping) or all(isinstance(name, str) for name in models)
+    return [
+        (not good or not named, "models: must be {name: weight}, weights 0 or more, not all 0"),
+        (models is not None and adapters is not None, "models: goes without adapters"),
+    ]
+
+
+def draw_models(
+    work: Workload, session: Ints, models: Mapping[str, float], rng: np.random.Generator
+) -> None:
+    """Let each session, numbered from 0 on, ask for a model, in proportion to the weights."""
+    names, weights = [*models], np.array([*models.values()], np.float64)
+    sessions = int(session.max(initial=-1)) + 1
+    work.model = [
+        names[k] for k in weighted_choice(weights, rng.random(sessions))[session].tolist()
+    ]
 
 
 def draw_adapters(

@@ -23,7 +23,12 @@ from simulator.util.from_mapping import (
     raise_if,
     short_repr,
 )
-from simulator.workload.adapters import check_adapters, draw_adapters
+from simulator.workload.adapters import (
+    check_adapters,
+    check_models,
+    draw_adapters,
+    draw_models,
+)
 from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal
 from simulator.workload.distributions import (
     MAX_TOKENS,
@@ -114,6 +119,7 @@ class Generator(ArrivalProcess):
     priorities: Sequence[int] | None = None  # of each client
     max_tokens: Spec | None = None  # output tokens that each request's client allows
     adapters: Mapping[str, object] | None = None  # Adapters
+    models: Mapping[str, float] | None = None  # the weight of each, by name
 
     def __post_init__(self) -> None:
         concurrency = self.max_concurrency
@@ -144,6 +150,7 @@ class Generator(ArrivalProcess):
             *check_clients(self.clients, self.priorities),
             *check_max_tokens(self.max_tokens),
             *check_adapters(self.adapters),
+            *check_models(self.models, self.adapters),
         )
 
     def _check_lengths(self) -> Checks:
@@ -307,6 +314,8 @@ def generate(
         draw_clients(work, session, spec.clients, spec.priorities, rng["clients"])
     if spec.adapters is not None:
         draw_adapters(work, session, spec.adapters, rng["models"])
+    if spec.models is not None:
+        draw_models(work, session, spec.models, rng["models"])
     return work
 
 
