@@ -114,11 +114,8 @@ def check_calm(root: str) -> None:
         )
 
 
-def scenario_of(server: Server, path: Path | None, overrides: Sequence[str]) -> Scenario:
-    """Make the scenario of a server: what it tells, and what the user says beside.
-
-    HeadwayError names what neither tells, and what the two tell differently.
-    """
+def given_keys(path: Path | None, overrides: Sequence[str]) -> dict[str, object]:
+    """Return what the user says of a server, by dotted keys."""
     import yaml
 
     given = _flat(yaml.safe_load(path.read_text("utf-8"))) if path is not None else {}
@@ -126,6 +123,15 @@ def scenario_of(server: Server, path: Path | None, overrides: Sequence[str]) -> 
         key, _, value = one.partition("=")
         parsed = yaml.safe_load(value)
         given |= {key: parsed} | _flat(parsed, f"{key}.")
+    return given
+
+
+def scenario_of(server: Server, path: Path | None, overrides: Sequence[str]) -> Scenario:
+    """Make the scenario of a server: what it tells, and what the user says beside.
+
+    HeadwayError names what neither tells, and what the two tell differently.
+    """
+    given = given_keys(path, overrides)
     told = server.told
     wrong = [
         f"{key}: the server says {told[key]}, the scenario {given[key]}"
@@ -197,8 +203,10 @@ def _get(root: str, path: str) -> str:
         with urlopen(request, timeout=PATIENCE) as response:
             return str(response.read().decode("utf-8", "replace"))
     except HTTPError as error:
-        hint = ": the server wants a key: set OPENAI_API_KEY" if error.code in {401, 403} else ""
-        raise HeadwayError(f"--server: {root}{path}: answers {error.code}{hint}") from None
+        locked = error.code in {401, 403}
+        hint = ": the server wants a key: set OPENAI_API_KEY" if locked else ""
+        what = "" if locked or path != "/version" else "is no vLLM: "
+        raise HeadwayError(f"--server: {root}{path}: {what}answers {error.code}{hint}") from None
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise HeadwayError(f"--server: {root}: cannot be reached: {reason}") from None

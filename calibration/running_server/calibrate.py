@@ -1,7 +1,8 @@
 """`headway calibrate --server`: ask a running vLLM, send it loads, fit its model, write it down."""
 
 import json
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -10,14 +11,21 @@ from typing import Any
 import numpy as np
 
 from calibration.profile_yaml import rounded, scenario_profile
-from calibration.running_server.ask import ASSUMED, UNTOLD, Server, ask, check_calm, scenario_of
+from calibration.running_server.ask import (
+    ASSUMED,
+    UNTOLD,
+    ask,
+    check_calm,
+    given_keys,
+    scenario_of,
+)
 from calibration.running_server.drive import DRIFT, Drive, Sent
 from calibration.running_server.judge import METRICS, Outcome, fit_sent
 from calibration.running_server.page import calibration_page
 from simulator.core.engine_config import EngineConfig
 from simulator.models.load import load_model
 from simulator.scenario.scenario import Scenario
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together
 from twin.measured_run import write_measured
 
@@ -48,9 +56,8 @@ def calibrate_server(
     loaded = scenario_of(server, scenario, overrides)
     check_calm(server.url)
     echo(f"vLLM {server.version}, {server.model}")
-    untold = [
-        key for key in ASSUMED if not any(one.startswith(f"engine.{key}=") for one in overrides)
-    ]
+    given = given_keys(scenario, overrides)
+    untold = [key for key in ASSUMED if f"engine.{key}" not in given]
     echo(f"it does not tell, and vLLM's default is taken unless set: {', '.join(untold)}")
     drive = Drive(
         server,
@@ -67,22 +74,24 @@ def calibrate_server(
         raise HeadwayError(
             f"--server: {server.url}: {drive.fault or 'stopped before a load ended'}"
         )
-    notes = _notes(drive)
+    faults = _faults(drive)
     if drive.stopped:
         echo("stopped: what was measured so far is fitted (Ctrl-C again: it is only kept)")
     try:
         outcome = fit_sent(loaded, drive.sent, steps)
     except HeadwayError as error:
         kept = f"what was measured is in {out / LOADS}"
-        raise HeadwayError([*notes, f"{error}; {kept}"]) from None
-    paths = write_together(out, _files(server, loaded, drive, outcome, notes))
+        raise HeadwayError([*faults, f"{error}; {kept}"]) from None
+    paths = write_together(out, _files(drive, loaded, given, outcome, faults))
     for line in _report(outcome):
         echo(line)
+    for note in outcome.notes:
+        warnings.warn(f"--server: {note}", HeadwayWarning, stacklevel=2)
     echo(f"written to {out}: {', '.join(path.name for path in paths)}, {LOADS}/")
     if drive.stopped:
         return 130
-    if notes:
-        raise HeadwayError(f"--server: {server.url}: {note}; see {out / PAGE}" for note in notes)
+    if faults:
+        raise HeadwayError(f"--server: {server.url}: {one}; see {out / PAGE}" for one in faults)
     return 0
 
 
@@ -104,33 +113,36 @@ def _write_load(out: Path, number: int, sent: Sent) -> None:
     write_measured(sent.replayed, sent.load.workload, folder)
 
 
-def _notes(drive: Drive) -> list[str]:
+def _faults(drive: Drive) -> list[str]:
     """Say why the figures are not to be trusted."""
-    notes = [drive.fault] if drive.fault else []
+    faults = [drive.fault] if drive.fault else []
     drift = drive.drift
     if drift is not None and abs(drift) > DRIFT:
-        notes.append(
+        faults.append(
             f"it drifts: the same probe took {drift:+.1%} at the end (more than {DRIFT:.0%}): the "
             "machine has changed meanwhile, or others use it"
         )
-    return notes
+    return faults
 
 
 def _files(
-    server: Server, scenario: Scenario, drive: Drive, outcome: Outcome, notes: Sequence[str]
+    drive: Drive,
+    scenario: Scenario,
+    given: Collection[str],
+    outcome: Outcome,
+    faults: Sequence[str],
 ) -> dict[str, bytes]:
     """Return the scenario, the profile, the page and the figures behind it."""
     import yaml
 
-    fit = outcome.fit
+    fit, server, notes = outcome.fit, drive.server, [*faults, *outcome.notes]
     errors = {
         one.load.name: {name: rounded(one.error(name)) for name in METRICS}
-        for one in outcome.compared
-        if one.load.held_out or not outcome.held_out
+        for one in outcome.judged
     }
     about = {
         "to": "requests" if outcome.by_steps is None else "steps",
-        "held_out_loads": errors,
+        "held_out_loads" if outcome.held_out else "fitted_loads": errors,
         **({} if outcome.by_steps is None else {"held_out_steps": asdict(outcome.by_steps)}),
     }
     count = sum(len(one.load.ttft) for one in drive.sent)
@@ -143,13 +155,13 @@ def _files(
     head = "# A server as it runs, by `headway calibrate --server`; its workload is an example.\n"
     figures = {
         "server": {"url": server.url, "version": server.version, "model": server.model},
-        "knee_requests_per_s": rounded(drive.knee),
+        "knee_requests_per_s": rounded(drive.knee) if drive.knee else None,
         "drift": None if drive.drift is None else rounded(drive.drift),
-        "notes": [*notes],
+        "notes": notes,
         "client_latency_s": rounded(fit.latency),
         **rounded_tree(about),
     }
-    page = calibration_page(server, scenario, drive, outcome, notes)
+    page = calibration_page(drive, scenario, given, outcome, notes)
     return {
         SCENARIO: (head + text).encode(),
         PROFILE: profile.encode(),
@@ -202,12 +214,11 @@ def _scenario(scenario: Scenario, drive: Drive, latency: float) -> dict[str, Any
 
 def _report(outcome: Outcome) -> list[str]:
     """Tell the errors of loads held out, or else of all."""
-    judged = [one for one in outcome.compared if one.load.held_out] or outcome.compared
     way = "requests" if outcome.by_steps is None else "steps"
     lines = [
         f"fitted to {way}; error of means, {'held out' if outcome.held_out else 'NOT held out'}:"
     ]
-    for one in judged:
+    for one in outcome.judged:
         cells = "".join(f"{name.upper():>8} {one.error(name):+7.1%}" for name in METRICS)
         lines.append(f"  {one.load.name:<22}{cells}")
     return lines

@@ -20,6 +20,7 @@ from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
 from twin.measured_run import summary
 from twin.replay import Replayed, replay
+from twin.shadow import Poll
 
 Echo = Callable[[str], None]
 
@@ -168,7 +169,10 @@ class Drive:
 
     def _send(self, name: str, workload: Workload, held_out: bool) -> bool:
         """Send a load and keep what came of it; False: that was the last."""
-        root, begin, first = self.server.url, look(self.server.url), self._steps()
+        root, first = self.server.url, self._steps()
+        begin = self._look(f"before {name}")
+        if begin is None:
+            return False
         found = replay(
             workload, root, self.server.model, timeout=PATIENCE, vocab_size=self.vocab_size
         )
@@ -180,14 +184,13 @@ class Drive:
             self._keep(load, found, (first, self._steps()))
         if found.stopped:
             return False
-        if errors:
-            self.fault = f"{len(errors)} of {len(good)} requests of {name} failed: {errors[0]}"
-            return False
+        failed = f"{len(errors)} of {len(good)} requests of {name} failed: {(errors or [''])[0]}"
         time.sleep(SETTLE)
-        try:
-            end = look(root)
-        except HeadwayError as error:
-            self.fault = str(error)
+        end = self._look(failed if errors else f"after {name}")
+        if end is None:
+            return False
+        if errors:
+            self.fault = failed
             return False
         others = end.finished - begin.finished - good.sum()
         if others:
@@ -198,6 +201,15 @@ class Drive:
                 else f"its counters fell during {name}: it was started anew"
             )
         return not self.fault
+
+    def _look(self, when: str) -> Poll | None:
+        """Read the server's counters; None, and a fault, where it does not tell them any more."""
+        try:
+            return look(self.server.url)
+        except HeadwayError as error:
+            reason = str(error).removeprefix(f"--server: {self.server.url}")
+            self.fault = f"the server is gone: {when}; {reason.lstrip(': ')}"
+            return None
 
     def _keep(self, load: Load, found: Replayed, steps: tuple[int, int]) -> None:
         answers = [one for one in found.requests if not one.error]

@@ -8,7 +8,7 @@ import numpy as np
 
 from calibration.engine_steps.fit import HELD_OUT_PREFIX, fit_rows, with_buckets
 from calibration.engine_steps.steps_file import Row
-from calibration.errors import Errors, Floats
+from calibration.errors import MAX_HELD_OUT_ERROR, Errors, Floats
 from calibration.running_server.drive import Sent
 from calibration.server_logs.from_loads import (
     Load,
@@ -47,6 +47,33 @@ class Outcome:
     compared: list[Compared]
     by_steps: Errors | None  # of steps held out; None: none were logged, requests were fitted
     held_out: bool  # else there was none, and the errors are those of loads fitted to
+
+    @property
+    def judged(self) -> list[Compared]:
+        """The loads held out, else all."""
+        return [one for one in self.compared if one.load.held_out or not self.held_out]
+
+    @property
+    def notes(self) -> list[str]:
+        """Say what the fit left out, and whether it explains even what it was fitted to."""
+        found = []
+        if count := self.fit.left_out:
+            found.append(
+                f"{count} of the requests {'are' if count > 1 else 'is'} left out of the fit: all "
+                "tokens came at once, as to a client that was stalled"
+            )
+        off = [
+            (abs(error), f"{error:+.0%} in {name.upper()} of {one.load.name}")
+            for one in self.compared
+            for name in METRICS
+            if not one.load.held_out and abs(error := one.error(name)) > MAX_HELD_OUT_ERROR
+        ]
+        if off:
+            found.append(
+                "the fit explains too little to be used: the means of what it was fitted to are "
+                f"off by up to {max(off)[1]}"
+            )
+        return found
 
 
 def fit_sent(scenario: Scenario, sent: Sequence[Sent], steps: Path | None) -> Outcome:

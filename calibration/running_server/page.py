@@ -1,7 +1,7 @@
 """The page of a server's calibration: how well it predicts, by what, and what was measured."""
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from math import isnan
 
@@ -18,17 +18,22 @@ SHOWN = 4  # loads whose distributions are drawn
 
 
 def calibration_page(
-    server: Server, scenario: Scenario, drive: Drive, outcome: Outcome, notes: Sequence[str]
+    drive: Drive,
+    scenario: Scenario,
+    given: Collection[str],
+    outcome: Outcome,
+    notes: Sequence[str],
 ) -> str:
-    """Return the whole page."""
-    judged = [one for one in outcome.compared if one.load.held_out] or outcome.compared
+    """Return the whole page; `given` are the scenario's keys that the user gave."""
+    server, judged = drive.server, outcome.judged
+    errors = "Held-out errors" if outcome.held_out else "Errors on the loads fitted to"
     sections = [
         ("What to know first", "".join(f"<p>{escape(note)}</p>" for note in notes)),
-        ("Held-out errors", _errors(judged, outcome)),
+        (errors, _errors(judged, outcome)),
         ("Predicted against measured", "".join(map(_picture, judged[:SHOWN]))),
         ("What was measured", _measured(drive)),
         ("All loads", _table(_HEAD, map(_row, outcome.compared))),
-        ("The server", _server(server, scenario, outcome)),
+        ("The server", _server(server, scenario, given, outcome)),
     ]
     body = "".join(f"<section><h2>{title}</h2>{text}</section>" for title, text in sections if text)
     name = scenario.name or "server"
@@ -66,7 +71,7 @@ def _number(value: float) -> str:
 
 
 def _errors(judged: Sequence[Compared], outcome: Outcome) -> str:
-    """Tell the errors of loads that the fit had not seen."""
+    """Tell the errors of loads that the fit had not seen, if there were any."""
     what = (
         "Loads that the fit behind these figures has not seen; the profile that is written was "
         "then fitted to all."
@@ -118,17 +123,18 @@ def _measured(drive: Drive) -> str:
     return f"{_table(head, rows)}<p class=note>{told} No prompt came twice.</p>"
 
 
-def _server(server: Server, scenario: Scenario, outcome: Outcome) -> str:
-    engine = scenario.engine
+def _server(server: Server, scenario: Scenario, given: Collection[str], outcome: Outcome) -> str:
+    engine, set_ = scenario.engine, "--set or --scenario"
     rows = [[key, str(value), "the server"] for key, value in server.told.items()]
     rows += [
-        ["model", str(scenario.model), "the server or --set"],
-        ["gpu.name", scenario.gpu.name, "--set"],
+        ["model", str(scenario.model), set_ if "model" in given else "the server"],
+        ["gpu.name", scenario.gpu.name, set_],
     ]
     for key in ("max_num_seqs", "max_num_batched_tokens"):
-        rows.append([f"engine.{key}", str(getattr(engine, key)), "--set"])
-    untold = "not told: vLLM's default unless --set says"
-    rows += [[f"engine.{key}", str(getattr(engine, key)), untold] for key in ASSUMED]
+        rows.append([f"engine.{key}", str(getattr(engine, key)), set_])
+    for key in ASSUMED:
+        source = set_ if f"engine.{key}" in given else "not told: vLLM's default"
+        rows.append([f"engine.{key}", str(getattr(engine, key)), source])
     rows.append(["workload.client_latency", f"{outcome.fit.latency:.6f} s", "fitted"])
     return _table(("key", "value", "from"), rows)
 

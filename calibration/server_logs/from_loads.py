@@ -4,7 +4,8 @@ A latency is a sum of steps, and a step's time a sum of terms that are linear in
 (`calibration.engine_steps.fit`). Which steps a request sat through, a simulation of its load tells,
 under the cost that was found before: so simulation and least squares take turns until the terms
 stay. A request gives two equations, one of its TTFT, with a constant for the way between client and
-scheduler, and one of the time from its first token to its last.
+scheduler, and one of the time from its first token to its last. Errors are relative, so a
+request whose tokens came at once, to a client that was stalled, would decide alone: it is left out.
 """
 
 import warnings
@@ -42,6 +43,7 @@ ROUNDS = 12  # of simulation and fit, at most
 SETTLED = 0.002  # relative change of the mean latency between rounds, below which they end
 FEWEST = 60  # requests
 LATENCY_ROUNDS = 4  # of asking what lies before the scheduler
+BURST = 3.0  # times as fast as the fastest load's median TPOT: no step is, its tokens came at once
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class LoadsFit:
     cost: PiecewiseCost
     latency: float
     residuals: Mapping[str, float]  # by regime, as a profile has them
+    left_out: int = 0  # requests whose tokens came in a burst
 
 
 def fit_loads(scenario: Scenario, loads: Sequence[Load], start: LoadsFit | None = None) -> LoadsFit:
@@ -125,6 +128,7 @@ def fit_loads(scenario: Scenario, loads: Sequence[Load], start: LoadsFit | None 
 
     HeadwayError where too few requests were answered.
     """
+    loads, left_out = _without_bursts(loads)
     answered = sum(int(np.isfinite(load.e2el).sum()) for load in loads)
     if answered < FEWEST:
         raise HeadwayError(f"{answered} answered requests are too few to fit: it takes {FEWEST}")
@@ -151,7 +155,27 @@ def fit_loads(scenario: Scenario, loads: Sequence[Load], start: LoadsFit | None 
             break
         before = mean
     assert isinstance(cost, PiecewiseCost)
-    return LoadsFit(cost, latency, residuals_of(scenario, cost, latency, loads))
+    return LoadsFit(cost, latency, residuals_of(scenario, cost, latency, loads), left_out)
+
+
+def _without_bursts(loads: Sequence[Load]) -> tuple[list[Load], int]:
+    """Return loads without the answers of requests whose tokens came in a burst, and their number.
+
+    Every token after the first takes a step, and none is much shorter than those of the fastest
+    load, often a lone client's. Such a request's first token was late, too.
+    """
+    medians = [np.median(tpot) for load in loads if len(tpot := load.tpot[load.tpot > 0])]
+    least = min(medians, default=0.0) / BURST
+    bursts = [load.tpot < least for load in loads]
+    kept = [
+        replace(
+            load,
+            ttft=np.where(burst, np.nan, load.ttft),
+            e2el=np.where(burst, np.nan, load.e2el),
+        )
+        for load, burst in zip(loads, bursts, strict=True)
+    ]
+    return kept, int(sum(burst.sum() for burst in bursts))
 
 
 def fit_latency(scenario: Scenario, cost: CostModel, loads: Sequence[Load]) -> float:

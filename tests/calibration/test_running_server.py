@@ -9,108 +9,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
 pytest.importorskip("aiohttp")
 
-from calibration.engine_steps.steps_file import make_step, write_chunks
+from calibration.engine_steps.steps_file import make_step
 from calibration.running_server.ask import Server, ask, scenario_of
 from calibration.running_server.calibrate import calibrate_server
-from calibration.running_server.drive import Drive, Sent
-from calibration.running_server.judge import compare, fit_sent
-from calibration.server_logs.from_loads import Load, fit_latency, fit_loads, play_load
+from calibration.running_server.drive import Drive
 from simulator.cli.main import main
-from simulator.costs.piecewise import PiecewiseCost
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
-from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
-from simulator.workload.workload import Workload
 from tests.support.commands import ROOT
+from tests.support.known_server import SCENARIO, TRUTH
 from tests.support.twins import twin
-from twin.replay import Replayed
 
-SCENARIO = """
-name: truth
-model: tiny-test
-gpu: {name: CPU}
-engine: {version: 0.32.0, max_num_seqs: 8, max_num_batched_tokens: 256, max_model_len: 1024,
-  num_gpu_blocks_override: 2000}
-cost: {kind: piecewise, dense: [[1, 0.004], [8, 0.006], [256, 0.03]], overhead: 0.001,
-  decode_per_context: 2.0e-7, prefill_per_pair: 2.0e-8}
-workload: {num_prompts: 4, request_rate: 5, input_len: 50, output_len: 10}
-"""
 TOLD = ["model=tiny-test", "gpu.name=CPU", "engine.max_num_seqs=8",
         "engine.max_num_batched_tokens=256"]  # fmt: skip
-TRUTH = PiecewiseCost(
-    dense=[[1, 0.004], [8, 0.006], [256, 0.03]],
-    overhead=0.001,
-    decode_per_context=2e-7,
-    prefill_per_pair=2e-8,
-)
-
-
-@pytest.fixture
-def scenario(tmp_path: Path) -> Scenario:
-    path = tmp_path / "truth.yaml"
-    path.write_text(SCENARIO)
-    return load_scenario(path)
-
-
-def loads(scenario: Scenario, noise: float, latency: float = 0.004) -> list[Load]:
-    """Play closed and open loops under the truth; what is measured spreads by so much."""
-    random, parts, found = np.random.default_rng(1), resolve(scenario), []
-
-    def add(name: str, count: int, **more: object) -> None:
-        long = random.random(count) < 0.3
-        prompts = np.where(long, random.integers(128, 500, count), random.integers(16, 100, count))
-        rate = more.pop("rate", None)
-        arrival = (
-            np.zeros(count) if rate is None else np.cumsum(random.exponential(1 / rate, count))
-        )
-        load = Workload(arrival, prompts, random.integers(8, 60, count), **more)
-        table = play_load(scenario, parts, TRUTH, load, latency).table
-        spread = [np.exp(noise * random.standard_normal(count)) for _ in range(2)]
-        ttft = table.ttft * spread[0]
-        found.append(Load(name, load, ttft, ttft + (table.e2el - table.ttft) * spread[1]))
-
-    for clients in (1, 2, 4, 8):
-        add(f"closed-{clients}", 25 * clients, max_concurrency=clients)
-    for rate in (3, 8, 12):
-        add(f"open-{rate}", 100, rate=rate)
-    return found
-
-
-@pytest.mark.slow
-def test_a_whole_cost_is_found_from_requests_alone(scenario: Scenario) -> None:
-    measured = loads(scenario, noise=0.03)
-    fit = fit_loads(scenario, measured)
-    assert fit.latency == pytest.approx(0.004, abs=0.001)
-    for decodes, context, chunks in (
-        *((1, 100, ()), (4, 800, ()), (8, 3000, ())),
-        *((0, 0, ((0, 60),)), (0, 0, ((0, 256),)), (5, 1000, ((0, 150),))),
-    ):
-        step = make_step(chunks, decodes, context)
-        assert fit.cost.execute(step) == pytest.approx(TRUTH.execute(step), rel=0.05)
-    for one in compare(scenario, fit, measured):
-        for metric in ("ttft", "tpot", "e2el"):
-            assert abs(one.error(metric)) < 0.03, (one.load.name, metric)
-    assert set(fit.residuals) == {"decode", "prompts"}
-
-
-def test_where_steps_are_known_the_way_to_the_scheduler_is_found(scenario: Scenario) -> None:
-    assert fit_latency(scenario, TRUTH, loads(scenario, 0.02)) == pytest.approx(0.004, abs=5e-4)
-
-
-def test_too_few_requests_are_told(scenario: Scenario) -> None:
-    with pytest.raises(HeadwayError, match="25 answered requests are too few"):
-        fit_loads(scenario, loads(scenario, 0.0)[:1])
 
 
 @pytest.mark.slow
@@ -253,7 +173,9 @@ def test_a_server_that_is_none(tmp_path: Path) -> None:
     ("path", "answer", "message"),
     [
         ("/version", (200, "<!DOCTYPE html><html>"), "/version: is no vLLM: not JSON, but '<!DOC"),
-        ("/version", (500, ""), "/version: answers 500"),
+        ("/version", (500, ""), "/version: is no vLLM: answers 500"),
+        ("/version", (404, "<html>"), "/version: is no vLLM: answers 404"),
+        ("/metrics", (500, ""), "/metrics: answers 500"),
         ("/version", (401, ""), "set OPENAI_API_KEY"),
         ("/version", (200, '{"version": "dev"}'), "the version 'dev' is not as vLLM says it"),
         ("/v1/models", (200, '{"data": []}'), "names no model"),
@@ -288,6 +210,7 @@ def test_others_that_use_it(tmp_path: Path) -> None:
         )
 
 
+ASKED = Server("http://127.0.0.1:9", "0.32.0", "m", "m", 1024, {})
 STREAM = (
     'data: {"choices": [{"text": "a"}]}\n\ndata: {"choices": [{"text": "b"}]}\n\n'
     'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\ndata: [DONE]\n\n'
@@ -305,6 +228,24 @@ def test_a_server_that_fails_while_it_is_driven(tmp_path: Path) -> None:
         said = told(url, tmp_path / "b")
     assert "4 of 12 requests of warm-up failed: 400: too long" in said
     assert len((tmp_path / "b/loads/01-warm-up/requests.csv").read_text().splitlines()) == 9
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((200, STREAM), "the server is gone: after warm-up; /metrics: answers 500"),
+        ((500, "x"), "gone: 12 of 12 requests of warm-up failed: 500: x; /metrics: answers 500"),
+    ],
+)
+def test_a_server_that_dies(tmp_path: Path, answer: tuple[int, str], message: str) -> None:
+    with faulty() as (faults, url):
+        faults.completion = lambda _: answer
+        faults.answers["/metrics"] = lambda: (500, "") if faults.asked else (200, METRICS % 0)
+        assert message in told(url, tmp_path)
+    drive = Drive(ASKED, 1000, 8, 60.0)
+    assert not drive._send("probe", drive._closed(1, 1, "mixed"), held_out=False)
+    assert drive.fault.startswith("the server is gone: before probe; cannot be reached: ")
 
 
 @pytest.mark.medium
@@ -361,8 +302,7 @@ def test_a_server_on_a_cpu_decides_one_step_after_another() -> None:
 
 
 def test_steps_of_a_load_are_those_written_meanwhile(tmp_path: Path) -> None:
-    server = Server("http://x", "0.32.0", "m", "m", 1024, {})
-    drive = Drive(server, 1000, 8, 60.0)
+    drive = Drive(ASKED, 1000, 8, 60.0)
     assert drive._steps() == 0
     table, record = tmp_path / "steps.csv", tmp_path / "steps.jsonl"
     table.write_text("decodes,context,chunks,duration_s\n1,5,,0.1\n1,6,,0.1\n")
@@ -377,25 +317,3 @@ def test_steps_of_a_load_are_those_written_meanwhile(tmp_path: Path) -> None:
     drive.steps = tmp_path / "none"
     with pytest.raises(HeadwayError, match=r"--steps .*none: cannot read"):
         drive._steps()
-
-
-@pytest.mark.medium
-def test_steps_that_were_logged_are_fitted(scenario: Scenario, tmp_path: Path) -> None:
-    """Each load has its own rows of the log; those held out are judged."""
-    path, sent, lines = tmp_path / "steps.csv", [], ["decodes,context,chunks,duration_s"]
-    for number, load in enumerate(loads(scenario, 0.01)):
-        played = play_load(scenario, resolve(scenario), TRUTH, load.workload)
-        first = len(lines) - 1
-        lines += [
-            f"{row.decodes},{row.context},{write_chunks(row.chunks)},{row.wall_s}"
-            for row in played.rows
-        ]
-        held = replace(load, held_out=number in {4, 6})
-        sent.append(Sent(held, Replayed("m", "", []), 1.0, (first, len(lines) - 1)))
-    path.write_text("\n".join(lines) + "\n")
-    outcome = fit_sent(scenario, sent, path)
-    assert outcome.by_steps is not None
-    assert outcome.by_steps.median < 0.02
-    assert outcome.held_out
-    assert outcome.fit.latency == pytest.approx(0.004, abs=5e-4)
-    assert all(abs(one.error("e2el")) < 0.05 for one in outcome.compared)
