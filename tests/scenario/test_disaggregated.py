@@ -168,7 +168,10 @@ def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, messag
         ),
         ("groups.prefill.engine.preemption_mode=swap", "preemption_mode: a group with kv_role"),
         ("groups.decode.engine.scheduling_policy=static", "scheduling_policy: static passes no KV"),
-        ("groups.decode.model=x", "kv_transfer: goes with one model, without groups that have"),
+        (
+            "groups.decode.model=llama-2-7b",
+            "kv_transfer: goes with one model, without groups that have",
+        ),
     ],
 )
 def test_groups_that_do_not_go_together_are_refused(tmp_path, override, message) -> None:
