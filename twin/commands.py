@@ -122,8 +122,8 @@ def tokenizer(
 
     if not 300 <= vocab_size <= 100_000:
         raise HeadwayError(f"--vocab-size: {vocab_size} is not between 300 and 100,000")
-    count = train(folder, vocab_size)
-    print(f"written to {folder}: tokenizer.json, {count:,} tokens")
+    count, files = train(folder, vocab_size)
+    print(f"written to {folder}: {', '.join(files)}; {count:,} tokens")
     return 0
 
 

@@ -71,10 +71,11 @@ class BpeTokens:
                         return
 
 
-def train(folder: Path, size: int = 4000) -> int:
-    """Write a byte-level BPE trained on Python's own sources; return how many tokens it has.
+def train(folder: Path, size: int = 4000) -> tuple[int, list[str]]:
+    """Write a byte-level BPE trained on Python's own sources; return its tokens' number, and files.
 
-    Any text survives it. Raises HeadwayError where the package tokenizers is missing.
+    Any text survives it. A model's config.json that is there already stays as it is. Raises
+    HeadwayError where the package tokenizers is missing.
     """
     import os
 
@@ -107,12 +108,11 @@ def train(folder: Path, size: int = 4000) -> int:
         "vocab_size": count,
         "max_position_embeddings": 1_000_000,
     }
-    write_together(
-        folder,
-        {
-            "tokenizer.json": tokenizer.to_str().encode(),
-            "tokenizer_config.json": json.dumps(config, indent=2).encode(),
-            "config.json": json.dumps(model, indent=2).encode(),
-        },
-    )
-    return count
+    files = {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config, indent=2).encode(),
+    }
+    if not (folder / "config.json").exists():
+        files["config.json"] = json.dumps(model, indent=2).encode()
+    write_together(folder, files)
+    return count, [*files]

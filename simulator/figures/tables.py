@@ -126,6 +126,8 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
             alone = "gpus" in rows and len(part) == 1 and label.strip("_") not in ("", "others")
             name = point_label(part.iloc[0], varied_keys(rows, key)) if alone else label
             axes.plot(user[part.index], speed[part.index], label=name, **style)
+        if "holds" in rows:  # of a plan, whose best comes first
+            axes.plot(user.iloc[:1], speed.iloc[:1], "ko", ms=13, mfc="none", label="the best")
         # Colours that tell all parts of the points apart spare the labels of their keys.
         told = bool(key) and len(list(split_by_keys(rows, key))) <= len(COLORS)
         keys = [k for k in varied_keys(rows, "") if not told or k == key]

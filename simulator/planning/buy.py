@@ -35,7 +35,7 @@ class Answer:
     ranked: list[Offer]  # that hold the load, the cheapest first
     offers: list[Offer]  # all, in order of what they cost at least
     priced: bool  # dollars are counted, not GPUs
-    variants: Sequence[str] = ()  # that were tried on the best in vain, or not tried, and why
+    variants: Sequence[str] = ()  # tried on the best in vain, or left out, and why
     changes: list[str] = field(default_factory=list)  # what would change it, a line each
 
 
@@ -58,6 +58,7 @@ def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: 
         raise NoAnswerError(f"--buy: nothing holds it; the closest, {tried.label}, breaks {reason}")
     ranked, variants = market.with_variants(ranked, runs)
     ranked = _confirm(problem, ranked, runs)
+    variants = [*variants, *market.left_out(offers)]
     answer = Answer(ranked, offers, market.priced, variants)
     answer.changes = [*_changes(problem, market, ranked, runs), *_dearer(ranked, market.priced)]
     return answer

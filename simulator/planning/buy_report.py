@@ -12,11 +12,13 @@ from simulator.planning.market import SIZES, Offer
 from simulator.planning.plan import Runs
 from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import scenario_cost_lines
+from simulator.results.service_levels import SHARES, Judged
 from simulator.scenario.load import Source, load_scenario
 from simulator.util.errors import HeadwayError
 
 Settings = tuple[Sequence[str], int | None]
 """Overrides of the scenario, and its seed."""
+REDUCED = "answers of fp8 may differ in quality; the best at the model's own precision"
 LABELS = 4  # candidates that are named of those dropped for one reason
 
 
@@ -73,12 +75,15 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     assert best.scenario is not None
     slos = ", ".join(slo.text for slo in problem.criteria.slos)
     lines = [f"Buy {line(best)}", f"  under {slos}"]
-    told = [f"{one.slo.text} {one}" for one in verdicts(problem, best)]
-    lines.append(f"  {'; '.join(told)}; looked at {looked_at(best.best)} of load")
+    lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in verdicts(problem, best)]
+    lines.append(f"  looked at {looked_at(best.best)} of load")
     lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]
     alike = [line(one) for one in answer.ranked if one is not best and one.order == best.order]
     if alike:
         lines.append(f"  by short runs these hold, too: {'; '.join(alike)}")
+    if best.reduced:
+        plain = next((one for one in answer.ranked if not one.reduced), None)
+        lines.append(f"  {REDUCED}: {line(plain) if plain else 'none that was simulated holds'}")
     if others:
         lines.append(f"Second best: {line(others[0])}{_more(best, others[0])}")
     for one in others[1 : TOLD - 1]:
@@ -90,6 +95,13 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     lines.append(f"Of {len(answer.offers)} candidates {len(tried)} were simulated.")
     lines += [f"  {text}" for text in answer.variants]
     return [*lines, *_dropped(answer.offers), *_failed(tried)]
+
+
+def _value(judged: Judged) -> str:
+    """Write what was measured, where the verdict does not say it."""
+    if judged.slo.metric in SHARES:
+        return f"{100 * judged.value:.4g} %, "
+    return "" if judged.close else f"{judged.value:,.4g}, "
 
 
 def _more(best: Offer, other: Offer) -> str:

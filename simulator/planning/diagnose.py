@@ -13,7 +13,7 @@ from simulator.planning.plan import Runs, search_all
 from simulator.planning.problem import PlanOptions, make_problem, rate_key
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
 from simulator.planning.search import capacity
-from simulator.results.service_levels import Judged, Slo
+from simulator.results.service_levels import Judged, Slo, parse_slo
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
@@ -126,7 +126,7 @@ def better(metric: str) -> int:
     """Say whether more of a metric is better (1), or less (-1)."""
     if metric in BY_KEY:
         return BY_KEY[metric].better
-    return -1 if metric in LESS else 1
+    return -1 if metric in LESS or metric.endswith("_ms") else 1
 
 
 def gain(metric: str, before: float | None, after: float | None) -> float:
@@ -309,6 +309,7 @@ def _measure(scenario: Scenario) -> MetricValues:
 def _known(summary: Mapping[str, Any]) -> MetricValues:
     """Return the numbers of a summary that mean something."""
     found = metric_values(summary)
+    found |= {parse_slo(s["bound"]).metric: s["value"] for s in summary["headway"].get("slo") or ()}
     found = {key: value for key, value in found.items() if not lacks_gaps(found, key)}
     return found if summary["completed"] else {k: v for k, v in found.items() if k[-3:] != "_ms"}
 
@@ -322,7 +323,8 @@ def table(found: Diagnosis) -> str:
     metrics = [finding["metric"] for finding in found.findings]
     rows_of = [found.values, *(trial.values for trial in found.trials)]
     known = {key for values in rows_of for key in values}
-    columns = [key for key in dict.fromkeys((*metrics, *SHOWN)) if key in known]
+    bounded = [bound.partition("<")[0] for bound in found.verdicts if "_ms<" in bound]
+    columns = [key for key in dict.fromkeys((*metrics, *bounded, *SHOWN)) if key in known]
     lead = ", then ".join(_label(key).partition(" (")[0] for key in found.ranked_by)
     rows = [(f"What each advice brings, by {lead}", *map(_label, columns), "GPUs")]
     rows.append(("as it is", *(_number(found.values, key) for key in columns), str(found.gpus)))
@@ -351,7 +353,10 @@ def _change(key: str, before: MetricValues, after: MetricValues) -> str:
 
 
 def _label(metric: str) -> str:
-    return BY_KEY[metric].label if metric in BY_KEY else metric.replace("_", " ").capitalize()
+    if metric in BY_KEY:
+        return BY_KEY[metric].label
+    first, _, name = metric.removesuffix("_ms").partition("_")  # p90_tpot_ms
+    return f"{first.capitalize()} {name.upper()} (ms)" if metric.endswith("_ms") else metric
 
 
 def _number(values: MetricValues, key: str) -> str:

@@ -79,6 +79,12 @@ class Offer(Candidate):
         return self.gpu, self.replicas * self.size
 
     @property
+    def reduced(self) -> bool:
+        """Whether weights or KV cache have fewer bits than the model is published with."""
+        keys = (("quantization", "null"), ("kv_cache_dtype", "auto"))
+        return any(self.varied.get(f"engine.{key}", own) != own for key, own in keys)
+
+    @property
     def given(self) -> dict[str, Any]:
         """What one of other settings has, too."""
         return {"gpu": self.gpu, "size": self.size, "price": self.price}
@@ -143,9 +149,22 @@ class Market:
 
     @property
     def names(self) -> list[str]:
-        """The GPUs to choose from: those asked for, else those with a price."""
+        """The GPUs to choose from: those with a price, of all or of those asked for.
+
+        Where none that is asked for has a price, all of these: GPUs are counted then.
+        """
+        asked = [find_gpu(name) for name in self.gpus] or [*GPUS.values()]
+        with_price = [gpu for gpu in asked if gpu.dollars_per_hour is not None]
+        return [gpu.name for gpu in with_price or asked]
+
+    def left_out(self, offers: "Sequence[Offer]") -> Iterator[str]:
+        """Say of each GPU that was asked for and is no candidate why."""
         asked = [find_gpu(name).name for name in self.gpus]
-        return asked or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour is not None]
+        for name in dict.fromkeys(asked):
+            if name not in self.names:
+                yield f"{name}: has no price, and others have one"
+            elif name not in {one.gpu for one in offers}:
+                yield f"{name}: no profile of the model has {self.precision}"
 
     def offers(self) -> list[Offer]:
         """Make every candidate, and drop by theory what cannot be best; the cheapest first."""
@@ -276,10 +295,7 @@ class Market:
         """Likewise of a split of prefill and decode: in three ratios about that of theory."""
         total = best.replicas - 1
         if total < 2:
-            return (
-                f"it takes two replicas at least, and {best.replicas} hold the load as they are",
-                [],
-            )
+            return "it takes two replicas at least, and fewer would have to be enough", []
         # Budget and seats were chosen for prompts beside decodes: here the engine has its own.
         keys = {key: value for key, value in best.varied.items() if key not in SIZED}
         plain = self._load(keys, best.given).scenario

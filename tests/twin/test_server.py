@@ -31,7 +31,7 @@ PROMPT = " ".join(f"word{number}" for number in range(100))
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    assert train(folder, 1500) == 1500
+    assert train(folder, 1500)[0] == 1500
     return folder
 
 

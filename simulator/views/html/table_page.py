@@ -85,12 +85,21 @@ def table_page(folder: Path) -> tuple[str, str]:
     if runs and count > 1:
         note += f" Its figures are of this one run; those of the table are means of {count} runs."
     above = (
-        ("The best", f"<p class=lines>{escape(best)}</p><p class=note>{note}</p>"),
+        ("The best", f"{_told(best)}<p class=note>{note}</p>"),
         ("Over the keys", "".join(_pictures(rows, planned=planned))),
         (kind.capitalize(), _table(rows, columns)),
     )
     words = f"{len(rows):,} {kind}" if len(rows) > 1 else f"1 {kind[:-1]}"
     return page(runs, name=folder.resolve().name, above=above), words
+
+
+def _told(answer: str) -> str:
+    """Show an answer; of one with many lines, those on what was not bought fold away."""
+    first, _, rest = answer.partition("\nOf ")
+    count, _, others = rest.partition("\n")
+    head = f"<details><summary>Of {escape(count)}</summary>"
+    more = f"{head}<p class=lines>{escape(others)}</p></details>" if rest else ""
+    return f"<p class=lines>{escape(first)}</p>{more}"
 
 
 def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
@@ -149,7 +158,9 @@ def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
 
 def _pictures(rows: "pd.DataFrame", *, planned: bool) -> Iterator[str]:
     """Draw what can be drawn of the table, of a plan first what its candidates cost."""
-    draws: tuple[Callable[[pd.DataFrame], Figure], ...] = (draw_grid, draw_pareto)
+    # A place of a grid has one candidate only if no more than two keys are varied.
+    grid = () if planned and len(varied_keys(rows, "")) > 2 else (draw_grid,)
+    draws: tuple[Callable[[pd.DataFrame], Figure], ...] = (*grid, draw_pareto)
     draws = (draw_costs, draw_room, *draws) if planned else draws
     for draw in draws:
         try:
