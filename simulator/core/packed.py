@@ -1,8 +1,8 @@
 """Columns of a log that nobody changes any more, a page at a time, in fewer bytes.
 
 Whole numbers take the narrowest type that holds a page's. A float's bits, read as a whole number,
-ascend with it: of times that ascend the distances are kept. A step begins where the one before it
-ended, but for those that `starts` has.
+ascend with it: of times in a list, which ascend, the distances are kept. A step begins where the
+one before it ended, but for those that `starts` has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-PAGE = 1024  # rows
+PAGE = 2048  # rows
 KINDS = [np.dtype(f"u{next(n for n in (1, 2, 4, 8) if bits <= 8 * n)}") for bits in range(65)]
 """The types of whole numbers of so many bits."""
 
@@ -30,14 +30,21 @@ class Distances(NamedTuple):
 def pack_column(values: Values) -> Values | Distances:
     """Pack a column of times or of whole numbers; not of an empty page."""
     if values.dtype.kind != "f":
-        whole = values.view(f"u{values.itemsize}")  # of one below 0 all bytes are kept
-        return whole.astype(KINDS[int(whole.max()).bit_length()])
+        return _pack(values)
     bits = values.copy().view(np.int64)
     distances = np.diff(bits, prepend=bits[:1])
     if bits[0] < 0 or distances.min() < 0:
         return bits.view(np.float64)
     width = (int(distances.max()).bit_length() + 7) // 8
     return Distances(int(bits[0]), distances.view(np.uint8).reshape(-1, 8)[:, :width].copy())
+
+
+def _pack(values: Values) -> Values:
+    """Pack whole numbers; times are copied: those of rows are read too often."""
+    if values.dtype.kind == "f":
+        return values.copy()
+    whole = values.view(f"u{values.itemsize}")  # of one below 0 all bytes are kept
+    return whole.astype(KINDS[int(whole.max()).bit_length()])
 
 
 def unpack_column(column: Values | Distances) -> Values:
@@ -54,7 +61,7 @@ def unpack_column(column: Values | Distances) -> Values:
 class Page(NamedTuple):
     """A page of rows."""
 
-    columns: dict[str, Values | Distances]
+    columns: dict[str, Values]
     starts: Values | None  # which of the rows do not begin where the one before ended
 
 
@@ -66,16 +73,16 @@ def pack(rows: Rows) -> Page:
         apart = rows["start"][1:] != rows["end"][:-1]
         starts = np.flatnonzero(np.append(True, apart)).astype(np.uint16)
         columns["start"] = rows["start"][starts]
-    return Page({name: pack_column(column) for name, column in columns.items()}, starts)
+    return Page({name: _pack(column) for name, column in columns.items()}, starts)
 
 
 def unpack(page: Page, name: str) -> Values:
     """Return a column of a page of rows."""
-    values = unpack_column(page.columns[name])
+    values = page.columns[name]
     if name != "start" or page.starts is None:
         return values
     whole = np.empty(PAGE)
-    whole[1:] = unpack_column(page.columns["end"])[:-1]
+    whole[1:] = page.columns["end"][:-1]
     whole[page.starts] = values
     return whole
 

@@ -64,7 +64,7 @@ def test_rows_by_number(monkeypatch: pytest.MonkeyPatch, key) -> None:
 def test_times_take_less_room() -> None:
     times = 1000.0 + np.cumsum(0.01 + 0.001 * RANDOM.random(PAGE))
     assert pack_column(times).bytes.nbytes <= 5 * PAGE
-    assert len(pack(steps(PAGE)).columns["start"].bytes) == PAGE // 7 + 1
+    assert len(pack(steps(PAGE)).columns["start"]) == PAGE // 7 + 1
 
 
 def test_a_log_keeps_its_last_page_as_it_is() -> None:
