@@ -308,21 +308,23 @@ def _start_engine(
     engine: str, scenario: Scenario, device: str, clock: Any, *, graphs: bool
 ) -> "tuple[Callable[[Any], LiveRun], dict[str, object]]":
     """Return what runs the scenario on an engine, once for each call, and what is told of it."""
+    from calibration.engine_steps.refit import describe_engine, describe_machine
+
+    about = {"engine": engine, "seed": scenario.seed}
     if engine == "vllm":
         from gpu_backend.vllm_engine import VllmEngine, run_vllm
 
         vllm = VllmEngine(scenario, resolve(scenario))
         return (
             lambda progress: run_vllm(scenario, engine=vllm, progress=progress),
-            vllm.describe() | {"seed": scenario.seed},
+            about | vllm.describe() | describe_machine(),
         )
-    from calibration.engine_steps.refit import describe_engine
     from gpu_backend.live import build_engine, run_live
 
     own = build_engine(scenario, resolve(scenario), device, graphs=graphs)
     return (
         lambda progress: run_live(scenario, device, clock, engine=own, progress=progress),
-        describe_engine(own) | {"seed": scenario.seed},
+        about | describe_engine(own),
     )
 
 

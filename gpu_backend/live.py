@@ -46,7 +46,7 @@ class Timing:
     start: float  # s, on the run's clock
     seconds: float  # by which that clock advanced
     predicted_s: float
-    schedule_s: float  # CPU time since the step before: scheduler and log
+    schedule_s: float  # CPU time since the step before: scheduler and log; NaN: not measured
     decodes: int
     context: int
     chunks: tuple[tuple[int, int], ...]  # of prompts: (cached, new)

@@ -2,7 +2,8 @@
 
 The engine decides and computes; what it did in each step is read off its scheduler, and written as
 a simulation writes it. The clock is `exec`: it advances by what the engine takes, and idle time is
-skipped. Tried with vLLM 0.32 on a CPU.
+skipped. Its time is the wall's, and of a step in all: what of it was the host's or the scheduler's
+is not measured, and NaN. Tried with vLLM 0.32 on a CPU.
 """
 
 import os
@@ -11,6 +12,7 @@ import zlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import nan
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -319,8 +321,8 @@ class _Replica:
         seconds = max(end - start, 1e-9)
         self.timings.append(
             Timing(
-                start, seconds, self.parts.cost.execute(whole), 0.0, decodes + ghosts, context,
-                chunks, (), (), Measured(device_s=seconds, host_s=0.0, wall_s=seconds),
+                start, seconds, self.parts.cost.execute(whole), nan, decodes + ghosts, context,
+                chunks, (), (), Measured(device_s=nan, host_s=nan, wall_s=seconds),
             )
         )  # fmt: skip
 

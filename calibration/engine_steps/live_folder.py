@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from math import inf
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -53,6 +53,8 @@ COLUMNS = (
 NUMBERS = ("start", "seconds", "predicted_s", "schedule_s", "swap_s")
 OPTIONAL_COLUMNS = ("bucket", "unique_ctx", "n_logits")
 """Columns that older folders lack."""
+PARTS = ("device_s", "host_s", "swap_s", "schedule_s")
+"""Of a step's time; empty, as OPTIONAL_COLUMNS then are, where an engine tells its whole alone."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,13 @@ class MeasuredStep:
 
     row: Row
     predicted: float  # s, by the cost model of the run
-    schedule: float  # s, CPU time of scheduler and log before the step
+    schedule: float  # s, CPU time of scheduler and log before the step; NaN: not measured
     swap: float  # s, copies of KV blocks
 
     def seconds(self, clock: str) -> float:
         """Return what the step took, by CPU time (`cpu`) or by the wall's clock (`wall`)."""
         if clock == "wall":
-            return self.row.wall_s + self.schedule
+            return self.row.wall_s + (self.schedule if isfinite(self.schedule) else 0.0)
         return self.row.device_s + self.row.host_s + self.swap
 
 
@@ -120,18 +122,20 @@ def _write_steps(live: "LiveRun", file: BinaryIO) -> None:
     writer.writerow(COLUMNS + OPTIONAL_COLUMNS)
     for timing in live.timings:
         done = timing.measured
-        swapped = done.swap_out_s + done.swap_in_s
-        numbers = (timing.seconds, timing.predicted_s, done.device_s, done.host_s, swapped)
+        whole = not isfinite(done.device_s)  # no part of it was measured
+        swapped = nan if whole else done.swap_out_s + done.swap_in_s
+        parts = (done.device_s, done.host_s, swapped, done.wall_s, timing.schedule_s)
+        numbers = (timing.seconds, timing.predicted_s, *parts)
         writer.writerow(
             [
                 f"{timing.start:.9g}",
-                *(f"{number:.5g}" for number in (*numbers, done.wall_s, timing.schedule_s)),
+                *(f"{number:.5g}" if isfinite(number) else "" for number in numbers),
                 timing.decodes,
                 timing.context,
                 write_chunks(timing.chunks),
                 write_counts(timing.swapped_out),
                 write_counts(timing.swapped_in),
-                *(getattr(done, name) for name in OPTIONAL_COLUMNS),
+                *("" if whole else getattr(done, name) for name in OPTIONAL_COLUMNS),
             ]
         )
     file.write(text.getvalue().encode())
@@ -150,9 +154,13 @@ def read_measured(folder: Path) -> list[MeasuredStep]:
 
 def _step(line: Mapping[str, str], turn: int) -> MeasuredStep:
     fixed = {"run": "live", "kind": "onpolicy", "path": "", "point": "-1", "turn": str(turn)}
+    whole = not any(line[name] for name in PARTS)
+    if whole:
+        line = {**line, **dict.fromkeys(PARTS, "0"), "bucket": "0"}
     row = parse_row({**fixed, "bucket": "0", "longest": "0", **line})
     others = {name: _number(name, line[name]) for name in NUMBERS}
-    return MeasuredStep(row, others["predicted_s"], others["schedule_s"], others["swap_s"])
+    schedule = nan if whole else others["schedule_s"]
+    return MeasuredStep(row, others["predicted_s"], schedule, others["swap_s"])
 
 
 def _number(name: str, text: str) -> float:

@@ -215,11 +215,7 @@ def describe_engine(engine: "Engine") -> Meta:
         "clock": "wall" if cuda else "cpu",
         "block_size": engine.block_size,
         "num_blocks": engine.num_blocks,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "commit": source_commit(),
+        **describe_machine(),
     }
     if engine.capture_sizes:
         meta["cudagraph_capture_sizes"] = engine.capture_sizes
@@ -228,6 +224,19 @@ def describe_engine(engine: "Engine") -> Meta:
     if cuda:
         meta |= {"device": name, "cuda": torch.version.cuda}
     return meta
+
+
+def describe_machine() -> Meta:
+    """Tell the software and the processor."""
+    import torch
+
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "commit": source_commit(),
+    }
 
 
 def _processor() -> str:

@@ -7,6 +7,7 @@ no prediction can be closer to a run than its own repetition.
 
 import json
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -49,6 +50,8 @@ METRICS = (
 )
 UNITS = {"Request throughput": "(1/s)", "Output throughput": "(tok/s)"}
 """Of the metrics that are not latencies, which are in ms."""
+OFTEN = 20  # steps, of which a spread tells
+DISTURBED = 3.0  # P90 over P10 of one kind of steps; on a core of its own an engine had 1.4 at most
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Validation:
     free: list[LiveMetric]
     per_request: dict[str, float]  # median absolute relative errors of ttft, tpot, e2el
     preemptions: tuple[int, int]  # live, simulated
-    schedule_s: float  # median CPU time of scheduler and log per step
+    schedule_s: float  # median CPU time of scheduler and log per step; NaN: not measured
     reruns: int
 
 
@@ -89,7 +92,9 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
     about = read_about(folder)
     steps = read_measured(folder)
     result = run(load_scenario(folder / "scenario.yaml", _override(profile)))
-    measure = "cpu" if about["device"] == "cpu" and about["clock"] != "wall" else "wall"
+    in_parts = all(isfinite(step.schedule) for step in steps)
+    own = about["device"] == "cpu" and about["clock"] != "wall" and in_parts
+    measure = "cpu" if own else "wall"
     forced = teacher_forced(steps, result.spec.cost, measure)
     reruns = [_summary(path) for path in sorted(folder.glob(RERUN_PATTERN))]
     found = Validation(
@@ -107,6 +112,13 @@ def validate(folder: Path, profile: str | None = None, out: Path | None = None) 
         warnings.warn(
             f"{folder}: the run was not repeated, so nothing tells how far live runs differ; "
             "`headway live --reruns 2` would",
+            HeadwayWarning,
+            stacklevel=2,
+        )
+    if (spread := spread_of(steps, measure)) > DISTURBED:
+        warnings.warn(
+            f"{folder}: something disturbed the machine: steps of the same number of decodes "
+            f"differ {spread:.1f}-fold (P90 over P10), so its times are not the engine's alone",
             HeadwayWarning,
             stacklevel=2,
         )
@@ -154,6 +166,21 @@ def teacher_forced(
     prompts = np.array([bool(step.row.chunks) for step in steps])
     groups = {"all steps": np.ones(len(steps), bool), "decode": ~prompts, "with prompts": prompts}
     return {name: (predicted[g], measured[g]) for name, g in groups.items() if g.any()}
+
+
+def spread_of(steps: Sequence[MeasuredStep], measure: str) -> float:
+    """Return by how much steps of one kind differ: P90 over P10, the most of the kinds; else 1.
+
+    A kind are the steps of as many decodes, without prompts, that came often; each is taken
+    relative to its prediction, since contexts differ.
+    """
+    kinds = defaultdict[int, list[float]](list)
+    for step in steps:
+        if not step.row.chunks and step.predicted:
+            kinds[step.row.decodes].append(step.seconds(measure) / step.predicted)
+    often = [ratios for ratios in kinds.values() if len(ratios) >= OFTEN]
+    lows, highs = (np.array([np.percentile(one, at) for one in often]) for at in (10, 90))
+    return float((highs / lows).max(initial=1.0))
 
 
 def _summary(folder: Path) -> dict[str, object]:
@@ -227,4 +254,5 @@ def _table(found: Validation) -> Iterator[str]:
         yield f"{name.upper() + ' of a request':<28}{'median absolute error':>22}{error:>8.1%}"
     live, simulated = found.preemptions
     yield f"{'Preemptions':<28}{live:>11}{simulated:>11}"
-    yield f"Scheduler and log: {found.schedule_s * 1e3:.3f} ms of CPU time per step (median)"
+    if isfinite(found.schedule_s):
+        yield f"Scheduler and log: {found.schedule_s * 1e3:.3f} ms of CPU time per step (median)"

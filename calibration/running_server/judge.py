@@ -60,7 +60,7 @@ class Outcome:
         if count := self.fit.left_out:
             found.append(
                 f"{count} of the requests {'are' if count > 1 else 'is'} left out of the fit: all "
-                "tokens came at once, as to a client that was stalled"
+                "tokens came at once: the client was stalled, or the server held text back"
             )
         off = [
             (abs(error), f"{error:+.0%} in {name.upper()} of {one.load.name}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calibration.engine_steps.live_folder import MEASURED, read_measured
-from calibration.engine_steps.validate import Validation, table, validate
+from calibration.engine_steps.validate import Validation, spread_of, table, validate
 from simulator.cli.main import main
 from simulator.costs.profile import PROFILES
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -48,6 +48,7 @@ def test_the_committed_live_run_is_predicted(folder: Path, validated: Validation
     assert (folder / "validation.png").stat().st_size > 10_000
     said = json.loads((folder / "validation.json").read_text())
     assert (said["device"], said["clock"], said["measure"]) == ("cpu", "exec", "cpu")
+    assert 1 < spread_of(read_measured(folder), "cpu") < 1.5  # on a core of its own
 
 
 def test_what_cannot_be_compared_is_null(log: Path) -> None:

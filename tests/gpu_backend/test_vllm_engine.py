@@ -1,5 +1,6 @@
 """Live runs on vLLM: what its scheduler, here a fake, is seen to do becomes a run's log."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from calibration.engine_steps.live_folder import OPTIONAL_COLUMNS, PARTS, write_live
+from calibration.engine_steps.refit import describe_machine
 from gpu_backend.vllm_engine import run_vllm
 from simulator.cli.main import main
 from simulator.scenario.load import load_scenario
@@ -115,6 +118,33 @@ def test_what_the_engine_did_is_the_log(scenario: Scenario) -> None:
     assert len(done.timings) == len(steps)
     assert done.timings[0].chunks == ((0, 32),)
     assert (done.clock, done.device) == ("exec", "cpu")
+
+
+@pytest.mark.medium
+def test_what_was_not_measured_is_left_out(
+    scenario: Scenario, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step's time is the wall's, and known as a whole."""
+    load = scenario.workload.model_copy(update={"num_prompts": 30})
+    more = scenario.model_copy(update={"workload": load})
+    done = run_vllm(more, engine=FakeEngine())  # type: ignore[arg-type]
+    for number, timing in enumerate(done.timings):  # every other step beside another program
+        timing.measured.wall_s = timing.predicted_s * (1 + 5 * (number % 2))
+    write_live(done, tmp_path / "live", describe_machine() | {"engine": "vllm 0.32.0"})
+    lines = (tmp_path / "live/steps_measured.csv").read_text().splitlines()
+    first = dict(zip(lines[0].split(","), lines[1].split(","), strict=True))
+    empty = {name for name, cell in first.items() if not cell}
+    swapped = {"swapped_out", "swapped_in"}
+    assert empty == {*PARTS, *OPTIONAL_COLUMNS, *swapped}
+    assert float(first["wall_s"]) > 0
+    about = json.loads((tmp_path / "live/live.json").read_text())
+    assert {"device", "clock", "engine", "python", "torch", "processor", "commit"} <= set(about)
+    assert main(["validate", str(tmp_path / "live")]) == 0
+    told = capsys.readouterr()
+    assert "Live on cpu, clock exec; steps in wall time" in told.out
+    assert "Scheduler and log" not in told.out
+    assert "differ 6.0-fold (P90 over P10)" in told.err
+    assert json.loads((tmp_path / "live/validation.json").read_text())["schedule_s"] is None
 
 
 def test_an_engine_runs_again(scenario: Scenario) -> None:
