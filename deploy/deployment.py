@@ -24,6 +24,7 @@ from simulator.models.load import load_model
 from simulator.scenario.engines import release_of
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import write_release
+from simulator.util.errors import HeadwayError
 from simulator.util.files import write_together
 from simulator.views.vllm_serve import (
     comment,
@@ -156,7 +157,9 @@ def write_deployment(scenario: Scenario, folder: Path) -> list[Path]:
 
 
 def deployment(scenario: Scenario) -> Mapping[str, bytes]:
-    """Return the files, by name."""
+    """Return the files, by name; HeadwayError for several models: each wants a pool of its own."""
+    if scenario.models:
+        raise HeadwayError("--deploy: goes with one model: each of several wants a pool of its own")
     groups = groups_of(scenario)
     texts = {
         "vllm_serve.sh": serve_command(scenario),

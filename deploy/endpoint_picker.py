@@ -15,9 +15,12 @@ SCORERS = {
     "least_kv": "kv-cache-utilization-scorer",
     "prefix_aware": "prefix-cache-scorer",
     "session_affinity": "session-affinity-scorer",
+    "lora_affinity": "lora-affinity-scorer",
 }
 """What gives pods their marks; None: nothing does, and one is picked at random."""
 LIKE_ANY_OTHER = "queue-scorer"
+BESIDE_ADAPTERS = ("queue-scorer", "kv-cache-utilization-scorer")
+"""What counts as much as adapters do, where these count."""
 PREFIX = "prefix-cache-scorer"
 
 Manifest = dict[str, Any]
@@ -36,6 +39,8 @@ def endpoint_picker(scenario: Scenario) -> tuple[Manifest, list[str]]:
         notes.append(f"llm-d has no {router}: this is {LIKE_ANY_OTHER}, the shortest queue")
     picker = "random-picker" if scorer is None else "max-score-picker"
     weights: list[Manifest] = [{"pluginRef": scorer, "weight": 1}] if scorer else []
+    if router == "lora_affinity":
+        weights += [{"pluginRef": name, "weight": 1} for name in BESIDE_ADAPTERS]
     if cluster.kv_transfer is not None and scorer != PREFIX:
         # Without marks for prefixes the handler cannot tell which prompts are worth a prefill.
         picker, weights = "max-score-picker", [*weights, {"pluginRef": PREFIX, "weight": 1}]

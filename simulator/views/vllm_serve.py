@@ -35,6 +35,9 @@ VALUES = (
     "data_parallel_size",
     "api_server_count",
     "long_prefill_token_threshold",
+    "max_loras",
+    "max_cpu_loras",
+    "max_lora_rank",
 )
 SIZES = (*VALUES[:5], "api_server_count", "long_prefill_token_threshold")
 """Of these what an engine that is not vLLM chose for itself: vLLM's own are as good for vLLM."""
@@ -43,7 +46,8 @@ PLUGIN_RELEASES = ((0, 33),)
 """Releases of vLLM that headway_vllm fits."""
 COVERED = (
     *(*VALUES, *FLAGS, "name", "version", "scheduling_policy", "allocation", "preemption_mode"),
-    *("scheduler", "scheduler_cls"),
+    *("scheduler", "scheduler_cls", "enable_lora"),
+    "lora_load_bandwidth",  # the disk's
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
     "enable_expert_parallel",
     "expert_routing",  # the model's
@@ -182,6 +186,8 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
         default = type(engine).model_fields[key].default
         if value is not None and (value != default or key in VALUES[:2]):
             words += [f"--{key.replace('_', '-')}", f"{value}"]
+    if engine.enable_lora:
+        words.append("--enable-lora")
     if engine.enable_expert_parallel:
         words.append("--enable-expert-parallel")
     for key in FLAGS if engine.follows_vllm else ():

@@ -11,6 +11,7 @@ from deploy.endpoint_picker import endpoint_picker
 from simulator import load_scenario
 from simulator.cli.main import main
 from simulator.cluster.routers import ROUTERS
+from simulator.util.errors import HeadwayError
 from tests.support.scenarios import ONE_A_SECOND
 
 GOLDEN = Path(__file__).parent / "deployments"
@@ -208,3 +209,16 @@ def test_a_file_in_the_way_is_told_before_the_run(tmp_path: Path, capsys) -> Non
     assert main(["run", str(path), "--out", str(tmp_path / "o"), "--deploy", str(path)]) == 2
     assert capsys.readouterr().err == (f"headway: error: --deploy {path}: {path} is not a folder\n")
     assert not (tmp_path / "o").exists()
+
+
+def test_several_models_are_refused_and_adapters_are_options(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    base = "model: llama-3-8b\ncluster: {groups: {a: {replicas: 1}, b: {model: qwen3-32b}}}\n"
+    path.write_text(base + "gpu: {name: H100-80GB}\nworkload: {models: {qwen3-32b: 1}}\n")
+    with pytest.raises(HeadwayError, match=r"--deploy: goes with one model"):
+        deployment(load_scenario(path))
+    path.write_text("model: llama-3-8b\nengine: {enable_lora: true, max_loras: 4}\n")
+    command = deployment(load_scenario(path))["vllm_serve.sh"].decode()
+    assert "--max-loras 4 " in command
+    assert "--enable-lora" in command
+    assert "max_cpu_loras" not in command
