@@ -243,6 +243,8 @@ def _read_parts(folder: Path) -> "pd.DataFrame":
                     column = group[name].combine_chunks()
                     whole = column.dictionary_encode() if name in WORDS else column.to_numpy(False)
                     pieces.setdefault(name, []).append(whole)
+    if not pieces:
+        raise HeadwayError(f"{folder}: damaged: a folder without parts of a table")
     columns = {}
     for name in [*pieces]:
         parts = pieces.pop(name)

@@ -108,7 +108,7 @@ def test_a_batch_whose_last_live_member_makes_way_is_given_at_once() -> None:
 def test_an_interrupt_gives_nothing_out(small, monkeypatch) -> None:
     """Of a batch that is not over nobody has an answer: all are unfinished, without a TTFT."""
 
-    def stop(env, client, progress=None, stop=None) -> bool:
+    def stop(env, *_: object) -> bool:
         env.run(until=3.5)
         return True
 

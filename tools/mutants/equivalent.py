@@ -1,7 +1,11 @@
 """Mutants that no test can kill, as they change nothing that anybody sees, and why."""
 
 KV_CACHE = {
-    ("block_hashes.py", "key = 0", "key = 1"): "any number may begin a chain of hashes",
+    (
+        "block_hashes.py",
+        'return hash(("lora", request.model)) if request.model else 0',
+        'return hash(("lora", request.model)) if request.model else 1',
+    ): "any number may begin a chain of hashes",
     (
         "radix_cache.py",
         "self._root = Node(None, [], 0, locks=1)",
