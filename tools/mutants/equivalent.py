@@ -3,8 +3,8 @@
 KV_CACHE = {
     (
         "block_hashes.py",
-        'return hash(("lora", request.model)) if request.model else 0',
-        'return hash(("lora", request.model)) if request.model else 1',
+        "return hash(('lora', request.model)) if request.model else 0",
+        "return hash(('lora', request.model)) if request.model else 1",
     ): "any number may begin a chain of hashes",
     (
         "radix_cache.py",
