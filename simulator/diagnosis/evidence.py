@@ -14,7 +14,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.results.breakdown import prompt_stalls
 from simulator.results.record import ClusterRecord, Record, replicas_in
 from simulator.results.request_table import Floats, Ints, Rows
-from simulator.results.time_series import Leaps, arrivals, decisions
+from simulator.results.time_series import SLICE, Leaps, arrivals, decisions
 from simulator.workload.workload import Workload
 
 CAUSES = ("seats", "token budget", "blocks", "policy")
@@ -24,7 +24,6 @@ ADAPTERS = "adapters"
 """A further cause: all `max_loras` taken by others."""
 SPARE = 0.25
 """Of the blocks: more than any head of a queue should need."""
-SLICE = 1 << 16  # rows looked at together: bounds the temporaries
 LOOKS = 1000  # moments at which replicas are compared
 PROMPTS = 100_000  # whose beginnings are compared, at most
 

@@ -127,13 +127,13 @@ class Judged(NamedTuple):
     @classmethod
     def of(cls, one: Mapping[str, Any]) -> "Judged":
         """Read it from a summary's `slo`; files of earlier versions have no ends."""
-        ends, span = one.get("ends"), one.get("step_times")
+        ends, span, slo = one.get("ends"), one.get("step_times"), parse_slo(one["bound"])
         return cls(
-            parse_slo(one["bound"]),
+            slo,
             one["value"],
             None if ends is None else (ends[0], ends[1]),
             None if span is None else (span[0], span[1]),
-            one.get("met", True) or not parse_slo(one["bound"]).met(one["value"]),
+            one.get("met", True) or not slo.met(one["value"]),
         )
 
     @property
