@@ -412,7 +412,8 @@ class Advisor:
             free, first = self.seats(), self.more_seats_pay()
         elif cause == "token budget":
             free, faster = self.token_budget()
-            first = faster >= FASTER
+            held = self.interval()  # prompts that were held together fill a step
+            free, first = [*held, *free], bool(held) or faster >= FASTER
         elif cause == "policy":
             free = [*self.interval(), *self.policy()]
             first = self.run.policy not in PROMPTS_FIRST

@@ -244,8 +244,9 @@ def slo(run: AdvisedEvidence) -> Finding | None:
         return None
     p99 = run.ms("p99_queue_time")
     cause = max(CAUSES, key=lambda cause: run.wait_shares[cause])
-    # Fuller steps take longer: where that counts, too, replicas come first.
+    # Fuller steps take longer: where that counts, replicas come first, unless prompts are held.
     crowded = cause in (MAX_NUM_SEQS, TOKEN_BUDGET) and bounds.keys() != {"ttft"}
+    crowded &= not (cause == TOKEN_BUDGET and run.advisor.interval())
     return Finding(
         late,
         f"{late:.1%} of the requests wait longer in the queue alone than goodput.{name} allows "

