@@ -24,7 +24,8 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.yaml_lines import Key
 from simulator.workload.adapters import Adapters
 from simulator.workload.distributions import KINDS
-from simulator.workload.generate import Generator, PrefixGroups, Sessions
+from simulator.workload.generate import Generator
+from simulator.workload.sessions import PrefixGroups, Sessions
 
 PAGE_HEAD = """# Scenario reference
 

@@ -13,14 +13,14 @@ that is gone until a time-out; here it hears of it.)
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import simpy
 
-from simulator.cluster.fleet import Fleet
+from simulator.cluster.fleet import Fleet, Sessions
 from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
@@ -165,7 +165,7 @@ class DisaggregatedFleet(Fleet):
         self,
         env: simpy.Environment,
         router: Router,
-        sessions: Sequence[int] | Mapping[int, int] | None,
+        sessions: Sessions | None,
         *,
         to_consumers: Router,
         block_seconds: Mapping[str, float],

@@ -7,10 +7,11 @@ leaping runs agree to the last bit here, too.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from math import inf, nextafter
+from typing import Protocol
 
 import simpy
 
@@ -126,6 +127,13 @@ class FleetClock:
         return heap[0][0] if heap else -1.0
 
 
+class Sessions(Protocol):
+    """Each request's conversation by its id, -1: none."""
+
+    def __getitem__(self, id: int, /) -> int:
+        """Return that of a request."""
+
+
 class Fleet:
     """Replicas behind a router.
 
@@ -138,7 +146,7 @@ class Fleet:
         self,
         env: simpy.Environment,
         router: Router,
-        sessions: Sequence[int] | Mapping[int, int] | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         self.env = env
         self.router = router

@@ -226,13 +226,15 @@ class LeastKv(Least):
 class SessionAffinity(Least):
     """A conversation, else a client, stays where it began; new ones go to the least busy.
 
-    Where its replica is gone, it begins again elsewhere. Requests of no session and without a
-    client's name go to the least busy.
+    Where its replica is gone, or `capacity` others have been here since, it begins again. Requests
+    of no session and without a client's name go to the least busy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, capacity: int = 1_000_000) -> None:
         super().__init__()
-        self._homes: dict[int | str, Target] = {}
+        raise_if((capacity < 1, f"capacity: must be at least 1, not {capacity}"))
+        self._capacity = capacity
+        self._homes: OrderedDict[int | str, Target] = OrderedDict()
 
     def choose(self, request: Request, session: int) -> Target:
         key: int | str = session if session >= 0 else request.client
@@ -241,6 +243,10 @@ class SessionAffinity(Least):
         home = self._homes.get(key)
         if home is None or home.index not in self._open:
             home = self._homes[key] = self.least()
+            if len(self._homes) > self._capacity:
+                self._homes.popitem(last=False)
+        else:
+            self._homes.move_to_end(key)
         return home
 
 

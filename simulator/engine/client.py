@@ -217,6 +217,8 @@ class Chunk:
     reader: RequestReader
     sent: "array[float]"  # s; NaN: not yet
     left: int  # requests that have not ended
+    times: Floats  # s, when those come that wait for nobody
+    first_turns: Sequence[int] | None = None  # which these are; None: all
     rows: Ints | None = None  # which of the chunk these requests are; None: all
 
 
@@ -225,6 +227,43 @@ class ChunkPart(NamedTuple):
 
     rows: Ints  # which of the chunk they are
     times: Floats  # s, when they reach the engine: what lies before it has been passed
+
+
+class Turns:
+    """What waits for the end of another request, and the sessions of requests: all by their ids.
+
+    A session has the id of its first request; it is known as one while it goes on, -1 else.
+    """
+
+    def __init__(self, whole: Workload | None = None) -> None:
+        """Know the turns of a whole workload, or else those that `load` is told."""
+        self._next: dict[int, list[tuple[int, float]]] = {}
+        self._first: dict[int, int] = {}
+        self._whole = False
+        if whole is not None:
+            self.load(whole, 0)
+            self._whole = True
+
+    def __getitem__(self, id: int) -> int:
+        return self._first.get(id, id if id in self._next else -1)
+
+    def load(self, work: Workload, first: int) -> None:
+        """Take note of the turns among some requests, whose ids begin with `first`."""
+        if work.after is None or self._whole:
+            return
+        delay = np.zeros(len(work)) if work.delay is None else work.delay
+        for row in np.flatnonzero(work.after >= 0).tolist():
+            turn = first + row, float(delay[row])
+            self._next.setdefault(int(work.after[row]), []).append(turn)
+
+    def end(self, id: int) -> Sequence[tuple[int, float]]:
+        """Return the turns that come after the end of a request, and in how many s."""
+        session = self[id]
+        self._first.pop(id, None)
+        turns = self._next.pop(id, ())
+        for turn, _ in turns:
+            self._first[turn] = session
+        return turns
 
 
 class SentTimes:
@@ -242,11 +281,11 @@ class SentTimes:
 
 
 class StreamClient:
-    """A `Client` of requests that wait for nobody but behind `max_concurrency`.
+    """A `Client` whose workload comes a chunk of `size` requests at a time.
 
-    Its workload comes a chunk of `size` requests at a time, and no request is kept for longer than
-    it must. Of each chunk it may send a part alone. `total` is how many requests there will be;
-    where nobody knows, the end of the chunks tells.
+    No request is kept for longer than it must. Of each chunk it may send a part alone. `total` is
+    how many requests there will be; where nobody knows, the end of the chunks tells. `turns` are
+    the sessions' later ones, known all, or those of a chunk as the chunk before it is begun.
     """
 
     def __init__(
@@ -256,9 +295,13 @@ class StreamClient:
         size: int,
         parts: Iterator[tuple[Workload, ChunkPart | None]],
         submit: Callable[[Request], None],
+        *,
+        turns: Turns | None = None,
     ) -> None:
         self.env = env
         self.sent = SentTimes(total, size)
+        self._turns = turns
+        self._held: deque[tuple[float, int]] = deque()  # when turns were due, s, and which
         self.done = 0
         self._parts = parts
         self._in_flight = 0
@@ -266,59 +309,91 @@ class StreamClient:
         self._sending = self._set = False
         self._number = -1  # of the chunk that is being sent
         self._index = 0  # in it, of the next to be sent
-        self._loaded = 0  # requests, in all chunks so far
+        self._fetched = self._requests = 0  # chunks so far, and requests in them
         self._load()
         self._limit = self._chunk.work.max_concurrency or total + 1
         self._alarm = Alarm(env, self._arrive)
         self._alarm.set(env.now)
 
-    def _load(self) -> bool:
-        """Take up the next chunk; say whether there is one."""
+    def _fetch(self) -> bool:
+        """Take in a chunk; say whether there is one."""
         found = next(self._parts, None)
         if found is None:
-            self.sent.total = self._loaded
+            self.sent.total = self._requests
             return False
         work, part = found
-        self._number, self._index = self._number + 1, 0
-        self._loaded += len(work)
-        first, sent = self._number * self.sent.size, array("d", [nan]) * len(work)
-        ids: Sequence[int] = range(first, first + len(work))
+        first, left = self._fetched * self.sent.size, len(work)
+        ids: Sequence[int] = range(first, first + left)
+        times, first_turns, rows = work.arrival, None, None
         if part is not None:
-            ids = (part.rows + first).tolist()
-        reader, rows = RequestReader(work, ids), None if part is None else part.rows
-        self._chunk = Chunk(work, first, reader, sent, len(work), rows)
-        self.sent.chunks[self._number] = self._chunk
-        self._times = work.arrival.data if part is None else part.times.data
-        self._before = None if part is None else work.arrival.data
+            rows, times, ids = part.rows, part.times, (part.rows + first).tolist()
+        elif self._turns is not None and work.after is not None:
+            first_turns = np.flatnonzero(work.after < 0).tolist()
+            times = work.arrival[first_turns]
+            self._turns.load(work, first)
+        reader, sent = RequestReader(work, ids), array("d", [nan]) * left
+        chunk = Chunk(work, first, reader, sent, left, times, first_turns, rows)
+        self.sent.chunks[self._fetched] = chunk
+        self._fetched, self._requests = self._fetched + 1, self._requests + left
+        return True
+
+    def _load(self) -> bool:
+        """Go on with the next chunk; say whether there is one. Turns of the one after are known."""
+        number = self._number + 1
+        while self._fetched <= number + (self._turns is not None) and self._fetch():
+            pass
+        if number >= self._fetched:
+            return False
+        self._number, self._index = number, 0
+        self._chunk = chunk = self.sent.chunks[number]
+        self._times, self._rows = chunk.times.data, chunk.first_turns
+        self._before = None if chunk.rows is None else chunk.work.arrival.data
         return True
 
     def empty_chunk(self) -> Chunk:
         """Return a chunk without requests."""
         work = self._chunk.work.part(np.empty(0, np.int64))
-        return Chunk(work, self.sent.total, RequestReader(work), array("d"), 0)
+        return Chunk(work, self.sent.total, RequestReader(work), array("d"), 0, work.arrival)
 
     def pop_ended(self) -> Iterator[Chunk]:
         """Hand over the first chunks, as far as all of their requests have ended."""
         chunks = self.sent.chunks
         while chunks:
             number = next(iter(chunks))
-            if chunks[number].left:
+            if chunks[number].left or number > self._number:
                 return
             yield chunks.pop(number)
 
     def earliest_sent(self) -> float:
         """Return the earliest time, s, that matters to a request which was not given away."""
-        first = next(iter(self.sent.chunks.values()), None)
-        if first is None or not first.sent or isnan(first.sent[0]):
-            return self.env.now
-        return first.sent[0]
+        chunks = [*self.sent.chunks.values()]
+        some = chunks[:1] if self._turns is None else chunks
+        now = self.env.now
+        return min([now, *(float(np.fmin.reduce(chunk.sent, initial=now)) for chunk in some)])
 
     def finished(self, request: Request) -> None:
         """Take note that a request has ended: one more may be sent."""
         self.done += 1
         self._in_flight -= 1
         self.sent.chunks[request.id // self.sent.size].left -= 1
-        if not self._sending and not self._set:
+        if self._turns is not None:
+            for turn, delay in self._turns.end(request.id):
+                if delay > 0:
+                    later = self.env.timeout(delay)
+                    later.callbacks.append(partial(self._offer, turn))
+                else:
+                    self._offer(turn)
+        if not self._sending and (self._held or not self._set):
+            self._send_due()
+
+    def _offer(self, turn: int, _: simpy.Event | None = None) -> None:
+        """Send a turn whose time has come, after those that wait already."""
+        now, (number, row) = self.env.now, divmod(turn, self.sent.size)
+        while number >= self._fetched:
+            self._fetch()
+        self.sent.chunks[number].work.arrival[row] = now
+        self._held.append((now, turn))
+        if not self._sending:
             self._send_due()
 
     def _arrive(self, alarm: simpy.Event) -> None:
@@ -328,19 +403,29 @@ class StreamClient:
     def _send_due(self) -> None:
         """Send those whose time has come, as many as may be; sleep until the next one's."""
         self._sending = True
-        now = self.env.now
-        while self._in_flight < self._limit:
-            if self._index == len(self._times):
-                if not self._load():
-                    break
-                continue
-            if self._times[self._index] > now:
-                self._set = True
-                self._alarm.set(self._times[self._index])
+        now, held = self.env.now, self._held
+        while True:
+            while self._index == len(self._times) and self._load():
+                pass
+            if self._in_flight >= self._limit:
                 break
-            self._index += 1
-            self._in_flight += 1
-            sent = now if self._before is None else self._before[self._index - 1]
-            self._chunk.sent[self._index - 1] = sent
-            self._server.send(self._chunk.reader, self._index - 1, now)
+            when = self._times[self._index] if self._index < len(self._times) else inf
+            if held and held[0][0] < when:
+                number, row = divmod(held.popleft()[1], self.sent.size)
+                self._send(self.sent.chunks[number], row, now, now)
+            elif when <= now:
+                row = self._index if self._rows is None else self._rows[self._index]
+                self._index += 1
+                sent = now if self._before is None else self._before[row]
+                self._send(self._chunk, row, sent, now)
+            else:
+                if when < inf and not self._set:
+                    self._set = True
+                    self._alarm.set(when)
+                break
         self._sending = False
+
+    def _send(self, chunk: Chunk, row: int, sent: float, now: float) -> None:
+        self._in_flight += 1
+        chunk.sent[row] = sent
+        self._server.send(chunk.reader, row, now)

@@ -51,7 +51,7 @@ from simulator.results.service_levels import (
     service_levels,
     step_span,
 )
-from simulator.results.steady_state import SteadyState, Window, measurement_window, stays_of
+from simulator.results.steady_state import STAY, SteadyState, Window, measurement_window, stays_of
 from simulator.results.token_times import (
     GapDistribution,
     PeakRate,
@@ -152,6 +152,7 @@ class RunMetrics:
         self._peak_rate = PeakRate(float(workload.arrival[0]) if apart else None)
         self._in_flight = ConcurrencyCounter()
         self.stays: list[Rows] | None = [] if apart else None  # rows of STAY, by part
+        self._later = np.empty(0, STAY)  # not counted yet: others that are to come are sent sooner
         self._max_in_flight = 0
         self._latencies: Mapping[str, Distribution] = {}
         self._sketches: dict[str, QuantileSketch] = defaultdict(QuantileSketch)
@@ -166,8 +167,8 @@ class RunMetrics:
         """When the first request was sent and when the last thing ended, in s."""
         return (0.0, 0.0) if self._start == inf else (self._start, self._end)
 
-    def add(self, part: PartialRecord) -> None:
-        """Add a part of the run."""
+    def add(self, part: PartialRecord, before: float = inf) -> None:
+        """Add a part of the run; requests of later parts are sent from the time `before` on, s."""
         table = gather_requests(part.workload, part.sent, part.logs, part.tries)
         start, end = partial_span(table, part.logs)
         self._start, self._end = min(self._start, start), max(self._end, end)
@@ -184,11 +185,18 @@ class RunMetrics:
             for log, cost in zip(part.logs, self._costs, strict=True)
             if log.swap_rows
         )
-        if self.stays is None:
-            self.add_stays(stays_of(table))
+        stays = stays_of(table)
+        if self.stays is not None:
+            self.stays.append(stays)
+        elif self.total is None:
+            self.add_stays(stays)
         else:
-            self.stays.append(stays_of(table))
+            stays = np.append(self._later, stays)
+            over = stays["sent"] <= before
+            self._later = stays[~over]
+            self.add_stays(stays[over])
         self._add_completed(part, table)
+        self._peak_rate.forget(before)
 
     def add_stays(self, stays: Rows) -> None:
         """Add when requests came and left, rows of STAY; those of later parts are sent later."""

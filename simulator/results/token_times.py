@@ -7,7 +7,7 @@ prefill to the first tick after it, and over a preemption.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil, floor, fsum, sqrt
+from math import ceil, floor, fsum, inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -144,19 +144,15 @@ class PeakRate:
         self._tokens = np.zeros(0, np.int64)
 
     def add(self, table: RequestTable, times: Sequence[TokenTimes | TokensTogether]) -> None:
-        """Add the tokens of completed requests; those of later parts are sent later."""
+        """Add the tokens of completed requests."""
         done = table.completed
         if not done.any():
             return
         begin = float(table.sent[done].min())
         self._origin = begin if self._origin is None else self._origin
         first = floor(begin - self._origin)
-        over = 0 if self._keeps else min(first - self._first, len(self._tokens))
-        if over > 0:
-            self._most = max(self._most, int(self._tokens[:over].max()))
-            self._tokens = self._tokens[over:]
-        if not self._keeps:
-            self._first = first
+        if (early := self._first - first) > 0:
+            self._tokens, self._first = np.append(np.zeros(early, np.int64), self._tokens), first
         start, at = self._origin + first, first - self._first
         size = ceil(float(table.finish[done].max()) - start) + 1
         counts = np.zeros(max(at + size, len(self._tokens)), np.int64)
@@ -164,6 +160,17 @@ class PeakRate:
         for time in times:
             counts[at : at + size] += time.per_second(start, size)[:size]
         self._tokens = counts
+
+    def forget(self, before: float) -> None:
+        """Keep but the maximum of the seconds before a time, s: requests to come are sent later."""
+        if self._keeps or self._origin is None:
+            return
+        over = len(self._tokens)
+        if before < inf:
+            over = min(floor(before - self._origin) - self._first, over)
+        if over > 0:
+            self._most = max(self._most, int(self._tokens[:over].max()))
+            self._tokens, self._first = self._tokens[over:], self._first + over
 
     @property
     def most(self) -> int:

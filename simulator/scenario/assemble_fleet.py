@@ -1,14 +1,14 @@
 """From the block `cluster` of a scenario to its routers, and to a fleet without replicas as yet."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import simpy
 
 from simulator.cluster.disaggregation import DisaggregatedFleet
-from simulator.cluster.fleet import Fleet
+from simulator.cluster.fleet import Fleet, Sessions
 from simulator.cluster.own_router import Own
 from simulator.cluster.routers import (
     ROUTERS,
@@ -133,7 +133,7 @@ def make_fleet(
     env: simpy.Environment,
     scenario: Scenario,
     specs: Mapping[str, EngineSpec],
-    sessions: Sequence[int] | Mapping[int, int] | None,
+    sessions: Sessions | None,
 ) -> Fleet:
     """Make the fleet, one that prefills and decodes apart if its groups have roles."""
     assert scenario.cluster is not None

@@ -321,13 +321,14 @@ class Scenario(Config):
         """Give the parts of a trace what `make_workload` gives the whole."""
         from simulator.workload.generate import random_streams
 
-        rng, frontend = random_streams(self.seed)["max_tokens"], self.frontend()
+        rng, frontend = random_streams(self.seed), self.frontend()
         for part in parts:
             part.max_concurrency, part.frontend = self.workload.max_concurrency, frontend
-            self._draw_max_tokens(part, self.reader(), rng)
+            self._draw_clients(part, rng["clients"])
+            self._draw_max_tokens(part, self.reader(), rng["max_tokens"])
             yield part
 
-    def _draw_clients(self, workload: Workload) -> None:
+    def _draw_clients(self, workload: Workload, rng: "Generator | None" = None) -> None:
         """Name the clients of a trace that names none; HeadwayError if it does."""
         given = self.workload.model_extra or {}
         if given.get("clients") is None:
@@ -337,7 +338,7 @@ class Scenario(Config):
             raise self._errors([(("workload", "clients"), wrong)])
         from simulator.workload.generate import draw_clients, random_streams
 
-        rng = random_streams(self.seed)["clients"]
+        rng = random_streams(self.seed)["clients"] if rng is None else rng
         draw_clients(workload, workload.sessions(), given["clients"], given.get("priorities"), rng)
 
     def _draw_adapters(self, workload: Workload) -> None:

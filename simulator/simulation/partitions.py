@@ -91,7 +91,7 @@ def run_partitions(
     pods are tied together, or a part of them could not be simulated; the others are kept.
     """
     stream.refuse(scenario)
-    total, first, _ = first_chunk(scenario, stream.CHUNK)
+    total, first, *_ = first_chunk(scenario, stream.CHUNK)
     if (why := find_coupling(scenario, first)) is not None:
         raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
     cluster = scenario.cluster
@@ -170,7 +170,7 @@ def _set_up(part: Partition) -> tuple[StreamedRun, list[int]]:
     pods = cluster.pod_numbers
     numbers = [number for number, pod in enumerate(pods) if pod in part.pods]
     groups = _groups(scenario)
-    total, first, chunks = first_chunk(scenario, part.size, part.total)
+    total, first, chunks, _ = first_chunk(scenario, part.size, part.total)
     specs, shares = resolve_groups(scenario), first.segments is not None
     env, front = FastEnvironment(), Known(part.size)
     router = Pods(front, [pods[k] for k in numbers], pod_routers(scenario, part.pods))

@@ -2,9 +2,11 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, repeat
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,7 @@ import simpy
 
 from simulator.cluster.fleet import Fleet
 from simulator.core.alarm import FastEnvironment
-from simulator.core.request import Segments
-from simulator.engine.client import Chunk, StreamClient
+from simulator.engine.client import Chunk, StreamClient, Turns
 from simulator.engine.core import EngineCore
 from simulator.engine.pipeline import make_replica
 from simulator.results.metrics import RunMetrics
@@ -28,9 +29,8 @@ from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
-from simulator.workload.distributions import TraceReader
-from simulator.workload.generate import Generator, draw_lengths, draw_max_tokens, random_streams
-from simulator.workload.traces.stream import rechunk
+from simulator.workload.generate import generate_parts
+from simulator.workload.traces.stream import SessionsError, rechunk
 from simulator.workload.workload import Ints, Workload
 
 CHUNK = 65536  # requests that are measured together
@@ -83,8 +83,9 @@ class StreamedRun:
         self.chosen.pop(chunk.first // self.client.sent.size, None)
         sent = np.array(chunk.sent)
         until = None if last else [next_decision(log) for log in self.logs]
-        part = PartialRecord(chunk.work, sent, logs, Attempts(again, refused), until)
-        self.metrics.add(part)
+        work = replace(chunk.work, after=None, delay=None)  # its turns know when they were due
+        part = PartialRecord(work, sent, logs, Attempts(again, refused), until)
+        self.metrics.add(part, inf if last else before)
         if self.tables is not None:
             rows = np.arange(len(chunk.work)) if chunk.rows is None else chunk.rows
             self.tables.add(part, chunk.first + rows, self.logs, before)
@@ -179,7 +180,6 @@ def refuse(scenario: Scenario) -> None:
     if wrong := [
         f"--no-tables: {why}"
         for why, holds in {
-            "workload.sessions: a turn waits for the end of another request": load.sessions,
             "workload.n: must be 1": load.n > 1,
             "workload.adapters, models: what each felt needs all requests": _serves(scenario),
             "predictor: its errors are drawn for all requests together": scenario.predictor,
@@ -204,15 +204,13 @@ def _serves(scenario: Scenario) -> bool:
 
 def first_chunk(
     scenario: Scenario, size: int, total: int | None = None
-) -> tuple[int, Workload, Iterator[Workload]]:
-    """Return the number of requests, the first chunk of them, and all chunks."""
-    total, parts = chunks(scenario, size, total)
+) -> tuple[int, Workload, Iterator[Workload], Turns | None]:
+    """Return what `chunks` does, with the first chunk after the number of requests."""
+    total, parts, turns = chunks(scenario, size, total)
     first = next(parts, None)
     if first is None:
         raise HeadwayError("--no-tables: there is not one request")
-    if first.after is not None:
-        raise HeadwayError("--no-tables: workload: a turn waits for the end of another request")
-    return total, first, map(_check_alike, repeat(first), chain([first], parts))
+    return total, first, map(_check_alike, repeat(first), chain([first], parts)), turns
 
 
 def _check_alike(first: Workload, part: Workload) -> Workload:
@@ -226,7 +224,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     """Build engines and client."""
     cluster = scenario.cluster
     size = max(CHUNK, PER_REPLICA * (1 if cluster is None else cluster.most_replicas))
-    total, first, chunked = first_chunk(scenario, size)
+    total, first, chunked, turns = first_chunk(scenario, size)
     parts, specs = zip(chunked, repeat(None)), resolve_groups(scenario)
     admission = None if cluster is None else cluster.admission
     missing = missing_inputs(specs.values(), first, admission)  # each part is like the first
@@ -235,19 +233,19 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     if cluster is None:
         spec = specs[""]
         replica = make_replica(env, make_scheduler(spec, shares), spec.cost, leap=leap)
-        client = StreamClient(env, total, size, parts, replica.submit)
+        client = StreamClient(env, total, size, parts, replica.submit, turns=turns)
         replica.on_finish = client.finished
         metrics = RunMetrics(scenario, first, [spec], total=total)
         return StreamedRun(env, client, [replica], specs, [spec], metrics, missing)
     from simulator.scenario.assemble_fleet import make_fleet
     from simulator.simulation.cluster import add_replicas, connect_client
 
-    fleet = make_fleet(env, scenario, specs, None)
+    fleet = make_fleet(env, scenario, specs, turns)
     record, life = add_replicas(fleet, scenario, specs, shares, leap=leap)
     life.missed = missing
     client = connect_client(
         *(fleet, scenario, record, life),
-        lambda submit, _: StreamClient(env, total, size, parts, submit),
+        lambda submit, _: StreamClient(env, total, size, parts, submit, turns=turns),
     )
     cores = [specs[group] for group in record.groups]
     metrics = RunMetrics(scenario, first, cores, cluster=record, total=total)
@@ -256,64 +254,30 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
 
 def chunks(
     scenario: Scenario, size: int, total: int | None = None
-) -> tuple[int, Iterator[Workload]]:
-    """Return the number of requests, and their workload in chunks of `size`; the last is smaller.
+) -> tuple[int, Iterator[Workload], Turns | None]:
+    """Return the number of requests, their workload in chunks of `size`, and what waits in them.
 
-    The numbers are those of the whole workload. Prompts of prefix groups, and traces that are no
-    lines of requests, stand in memory as a whole, some 24 bytes a request and more with prefixes.
-    Other traces are read twice, as their requests must be counted, unless `total` is known.
+    The last chunk is smaller; `Turns` is None where no request waits for another.
+
+    The numbers are those of the whole workload. Traces that are no lines of requests, or whose
+    turns wait for others, stand in memory as a whole, some 24 bytes a request and more with
+    prefixes. Other traces are read twice, as their requests must be counted, unless `total` is
+    known.
     """
     spec = scenario.workload.generator
     if (found := scenario.trace_pieces()) is not None:
-        if total is None:
-            total = sum(map(len, found()))
-        return total, scenario.finish_parts(rechunk(found(), size))
-    if scenario.workload.trace is not None or not comes_in_parts(spec):
+        with suppress(SessionsError):
+            total = sum(map(len, found())) if total is None else total
+            return total, scenario.finish_parts(rechunk(found(), size)), None
+    if scenario.workload.trace is not None:
         whole = scenario.make_workload()
-        return len(whole), _cut(whole, size)
-    full, rest = divmod(spec.num_prompts, size)
-    sizes = [size] * full + [rest] * (rest > 0)
-    parts = generate_parts(spec, scenario.seed, cache(scenario.reader()), sizes)
+        return len(whole), _cut(whole, size), None if whole.after is None else Turns(whole)
+    parts = generate_parts(spec, scenario.seed, cache(scenario.reader()), size)
     frontend = scenario.frontend()
-    return spec.num_prompts, (replace(part, frontend=frontend) for part in parts)
-
-
-def comes_in_parts(spec: Generator) -> bool:
-    """Say whether `generate_parts` can make this workload."""
-    return spec.sessions is None and spec.prefix_groups is None and spec.clients is None
-
-
-def generate_parts(
-    spec: Generator, seed: int, load: TraceReader | None, sizes: Sequence[int]
-) -> Iterator[Workload]:
-    """Make the workload of `generate` in parts of these sizes, one at a time: the same numbers."""
-    rng = random_streams(seed)
-    times = spec.arrival_parts(sum(sizes), lambda: random_streams(seed)["arrivals"], sizes)
-    shared: Segments = ((("shared",), spec.prefix_len),) if spec.prefix_len else ()
-    first = 0
-    for size, arrival in zip(sizes, times, strict=True):
-        new, output = draw_lengths(replace(spec, num_prompts=size), rng, load)
-        work = Workload(
-            arrival,
-            prompt_tokens=new + spec.prefix_len,
-            output_tokens=output,
-            max_concurrency=spec.max_concurrency,
-            request_rate=float(spec.request_rate),
-            burstiness=float(spec.burstiness),
-            source=f"generated, seed {seed}",
-        )
-        if spec.max_tokens is not None:
-            work.max_tokens = draw_max_tokens(spec.max_tokens, size, rng["max_tokens"], load)
-        if shared:
-            work.segments = [
-                (*shared, (("in", first + i), fresh)) if fresh else shared
-                for i, fresh in enumerate(new.tolist())
-            ]
-        first += size
-        yield work
+    cut = (replace(part, frontend=frontend) for part in rechunk(parts, size))
+    return spec.num_prompts, cut, None if spec.sessions is None else Turns()
 
 
 def _cut(whole: Workload, size: int) -> Iterator[Workload]:
     for at in range(0, len(whole), size):
-        rows = np.arange(at, min(at + size, len(whole)))
-        yield replace(whole.part(rows), after=whole.after)
+        yield whole.rows(np.arange(at, min(at + size, len(whole))))

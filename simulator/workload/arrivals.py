@@ -7,7 +7,7 @@ from math import inf, pi
 import numpy as np
 
 from simulator.util.from_mapping import check_type, from_mapping, raise_if
-from simulator.workload.workload import Floats
+from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats
 
 POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
 MOST_PERIODS = 1_000  # in one table; a longer load goes through that of a single period
@@ -16,6 +16,14 @@ LOWEST = 1e-100  # rate and burstiness: gaps of the inverse of both do not overf
 
 Checks = list[tuple[bool, str]]
 """What `refuse` takes: whether something is wrong, and what."""
+
+
+def check_count(name: str, value: int, most: int = MAX_KEPT_REQUESTS) -> Checks:
+    """Check a number of things, from 1 on."""
+    return [
+        (value < 1, f"{name}: {value} is less than 1"),
+        (value > most, f"{name}: {value} is more than {most:,}"),
+    ]
 
 
 @dataclass(slots=True)

@@ -4,16 +4,14 @@ Arrivals, input lengths, output lengths, prefixes, sessions, clients and `max_to
 stream each, all from one seed: to change one of them leaves the others as they were.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor, inf
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import (
     check_parses,
@@ -29,7 +27,7 @@ from simulator.workload.adapters import (
     draw_adapters,
     draw_models,
 )
-from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal
+from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal, check_count
 from simulator.workload.distributions import (
     MAX_TOKENS,
     Distribution,
@@ -37,55 +35,23 @@ from simulator.workload.distributions import (
     TraceReader,
     Uniform,
     are_numbers,
-    durations,
     parse_distribution,
     parse_lengths,
     read_lengths,
     token_counts,
     weighted_choice,
 )
-from simulator.workload.workload import MAX_KEPT_REQUESTS, MAX_REQUESTS, Floats, Ints, Workload
+from simulator.workload.sessions import (
+    PrefixGroups,
+    Sessions,
+    prefix_parts,
+    session_parts,
+    write_segments,
+)
+from simulator.workload.workload import MAX_KEPT_REQUESTS, MAX_REQUESTS, Ints, Workload
 
 STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients", "max_tokens", "models")
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
-
-
-@dataclass(slots=True)
-class PrefixGroups:
-    """Prompts that begin with one of a few prefixes: vLLM's dataset `prefix_repetition`.
-
-    Without `zipf` every prefix begins equally many prompts, in random order. vLLM drops prompts
-    until `num_prefixes` divides their number; here some prefixes have one prompt more. With `zipf`
-    each prompt draws its prefix, the k-th in proportion to k ** -zipf.
-    """
-
-    num_prefixes: int = 10
-    prefix_len: Spec = 256  # tokens
-    zipf: float = 0.0
-
-    def __post_init__(self) -> None:
-        raise_if(
-            *_check_count("num_prefixes", self.num_prefixes),
-            (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
-            check_parses("prefix_len", parse_lengths, self.prefix_len),
-        )
-
-
-@dataclass(slots=True)
-class Sessions:
-    """Conversations: a turn's prompt is the last one, its answer and `input_len` new tokens.
-
-    A turn comes `think_time` after the answer to the one before it.
-    """
-
-    turns: Spec
-    think_time: Spec = 0.0  # s
-
-    def __post_init__(self) -> None:
-        raise_if(
-            check_parses("turns", parse_lengths, self.turns),
-            check_parses("think_time", parse_distribution, self.think_time),
-        )
 
 
 @dataclass(slots=True)
@@ -126,8 +92,8 @@ class Generator(ArrivalProcess):
         raise_if(
             *self.check_rates(),
             *self._check_lengths(),
-            *_check_count("num_prompts", self.num_prompts, MAX_REQUESTS),
-            *_check_count("n", self.n, 100_000),
+            *check_count("num_prompts", self.num_prompts, MAX_REQUESTS),
+            *check_count("n", self.n, 100_000),
             (self.n > 1 and self.sessions is not None, "n: goes without sessions"),
             (self.prefix_len < 0, f"prefix_len: {self.prefix_len} is less than 0"),
             (
@@ -170,13 +136,6 @@ class Generator(ArrivalProcess):
         ]
 
 
-def _check_count(name: str, value: int, most: int = MAX_KEPT_REQUESTS) -> Checks:
-    return [
-        (value < 1, f"{name}: {value} is less than 1"),
-        (value > most, f"{name}: {value} is more than {most:,}"),
-    ]
-
-
 def check_clients(clients: object, priorities: object) -> Checks:
     """Check the keys that say how many clients there are and how urgent each is."""
     return [
@@ -184,7 +143,7 @@ def check_clients(clients: object, priorities: object) -> Checks:
             not _good_clients(clients),
             f"clients: {short_repr(clients)} is neither a number of clients nor a list of weights",
         ),
-        *(_check_count("clients", clients)[1:] if isinstance(clients, int) else ()),
+        *(check_count("clients", clients)[1:] if isinstance(clients, int) else ()),
         (
             priorities is not None and clients is None,
             "priorities: needs clients: how urgent the requests of each are",
@@ -280,43 +239,65 @@ def generate(
     raise_if((spec.num_prompts * spec.n > MAX_KEPT_REQUESTS, many))
     if spec.n > 1:
         return _sample(spec, seed, load)
-    rng = random_streams(seed)
-    new, output = draw_lengths(spec, rng, load)
-    starts, delay = _draw_sessions(spec, rng["sessions"])
-    session = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(new)))
-    heads, group = _draw_prefixes(spec, len(starts), rng["prefixes"])
+    return next(generate_parts(spec, seed, load, spec.num_prompts))
 
-    arrival = np.full(len(new), np.nan)
-    arrival[starts] = spec.arrival_times(len(starts), rng["arrivals"])
-    most = None
-    answer = output  # as the next turn of a session finds it
+
+def generate_parts(
+    spec: Generator, seed: int, load: TraceReader | None, size: int
+) -> Iterator[Workload]:
+    """Make the same requests, whole sessions, some `size` at a time.
+
+    `after` and `segments` name requests by their numbers in the whole.
+    """
+    sessions = partial(session_parts, spec.sessions, spec.num_prompts, size)
+    counts = [len(starts) for starts, _ in sessions(random_streams(seed)["sessions"])]
+    rng = random_streams(seed)
+    heads, groups = prefix_parts(spec.prefix_len, spec.prefix_groups, counts, rng["prefixes"])
+    times = spec.arrival_parts(sum(counts), lambda: random_streams(seed)["arrivals"], counts)
+    first = 0
+    for (starts, delay), group, time in zip(sessions(rng["sessions"]), groups, times, strict=True):
+        work, answer, new = _requests(replace(spec, num_prompts=len(delay)), rng, load)
+        session = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(new)))
+        before = np.cumsum(new + answer) - (new + answer)
+        head = np.array([sum(count for _, count in parts) for parts in heads])[group]
+        work.prompt_tokens = head[session] + before - before[starts][session] + new
+        work.arrival[starts] = time
+        follows = np.isnan(work.arrival)
+        if spec.sessions is not None:
+            work.after = np.where(follows, np.arange(first - 1, first + len(new) - 1), -1)
+            work.delay = np.where(follows, delay, 0.0)
+        if spec.sessions is not None or heads != [()]:
+            work.segments = write_segments(heads, group[session], follows, new, answer, first=first)
+        if spec.clients is not None:
+            draw_clients(work, session, spec.clients, spec.priorities, rng["clients"])
+        if spec.adapters is not None:
+            draw_adapters(work, session, spec.adapters, rng["models"])
+        if spec.models is not None:
+            draw_models(work, session, spec.models, rng["models"])
+        work.source = f"generated, seed {seed}"
+        first += len(new)
+        yield work
+
+
+def _requests(
+    spec: Generator, rng: dict[str, np.random.Generator], load: TraceReader | None
+) -> tuple[Workload, Ints, Ints]:
+    """Draw lengths; give each answer as the next turn of a session finds it, and the new tokens."""
+    new, output = draw_lengths(spec, rng, load)
+    most, answer = None, output
     if spec.max_tokens is not None:
         most = draw_max_tokens(spec.max_tokens, len(new), rng["max_tokens"], load)
         answer = np.minimum(output, most)
-    before = np.cumsum(new + answer) - (new + answer)
-    head = np.array([sum(count for _, count in parts) for parts in heads])[group]
     work = Workload(
-        arrival,
-        prompt_tokens=head[session] + before - before[starts][session] + new,
+        np.full(len(new), np.nan),
+        prompt_tokens=new,
         output_tokens=output,
         max_tokens=most,
         max_concurrency=spec.max_concurrency,
         request_rate=float(spec.request_rate),
         burstiness=float(spec.burstiness),
-        source=f"generated, seed {seed}",
     )
-    if spec.sessions is not None:
-        work.after = np.where(np.isnan(arrival), np.arange(len(new)) - 1, -1)
-        work.delay = np.where(np.isnan(arrival), delay, 0.0)
-    if spec.sessions is not None or heads != [()]:
-        work.segments = _write_segments(heads, group[session], np.isnan(arrival), new, answer)
-    if spec.clients is not None:
-        draw_clients(work, session, spec.clients, spec.priorities, rng["clients"])
-    if spec.adapters is not None:
-        draw_adapters(work, session, spec.adapters, rng["models"])
-    if spec.models is not None:
-        draw_models(work, session, spec.models, rng["models"])
-    return work
+    return work, answer, new
 
 
 def _sample(spec: Generator, seed: int, load: TraceReader | None) -> Workload:
@@ -391,49 +372,3 @@ def draw_lengths(
         raise
     except ValueError as error:
         raise prefix_keys(name, error) from None
-
-
-def _draw_sessions(spec: Generator, rng: np.random.Generator) -> tuple[Ints, Floats]:
-    """Draw each session's first request, and for every request the think time before it."""
-    n = spec.num_prompts
-    if spec.sessions is None:
-        return np.arange(n), np.zeros(n)
-    sessions = from_mapping(Sessions, spec.sessions)
-    turns, think = rng.spawn(2)
-    ends = np.cumsum(token_counts(parse_lengths(sessions.turns), turns.random(n)))
-    starts = np.concatenate(([0], ends[ends < n]))
-    return starts, durations(parse_distribution(sessions.think_time), think.random(n))
-
-
-def _draw_prefixes(
-    spec: Generator, count: int, rng: np.random.Generator
-) -> tuple[list[Segments], Ints]:
-    """Return the prefixes that there are, and for each of `count` sessions the one it draws."""
-    shared: Segments = ((("shared",), spec.prefix_len),) if spec.prefix_len else ()
-    if spec.prefix_groups is None:
-        return [shared], np.zeros(count, np.int64)
-    groups = from_mapping(PrefixGroups, spec.prefix_groups)
-    sizes, order = rng.spawn(2)
-    k = groups.num_prefixes
-    length = token_counts(parse_lengths(groups.prefix_len), sizes.random(k)).tolist()
-    heads = [(*shared, (("prefix", g), length[g])) for g in range(k)]
-    if groups.zipf:
-        return heads, weighted_choice(np.arange(1.0, k + 1) ** -groups.zipf, order.random(count))
-    return heads, order.permutation(count) % k
-
-
-def _write_segments(
-    heads: list[Segments], group: Ints, follows: npt.NDArray[np.bool_], new: Ints, output: Ints
-) -> list[Segments | None]:
-    """Write down what each prompt consists of: a prefix, and by turns a user and the model."""
-    rows: list[Segments | None] = []
-    parts: Segments = ()
-    answer = 0
-    columns = zip(group.tolist(), follows.tolist(), new.tolist(), output.tolist(), strict=True)
-    for i, (head, goes_on, fresh, answered) in enumerate(columns):
-        parts = (*parts, (("out", i - 1), answer)) if goes_on else heads[head]
-        if fresh:
-            parts = (*parts, (("in", i), fresh))
-        rows.append(parts)
-        answer = answered
-    return rows

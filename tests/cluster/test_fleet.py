@@ -217,6 +217,20 @@ def test_a_session_stays_and_moves_when_its_replica_is_gone() -> None:
     assert router.choose(asked(), 7) is not home
 
 
+def test_the_session_that_came_longest_ago_is_forgotten() -> None:
+    router = SessionAffinity(capacity=2)
+    opened(router)
+    home = router.choose(asked(), 7)
+    home.outstanding = 50
+    router.changed(home)
+    for session in (8, 7, 9):  # 8 is the oldest when 9 comes
+        router.choose(asked(), session)
+    assert router.choose(asked(), 7) is home
+    router.choose(asked(), 8)
+    router.choose(asked(), 9)
+    assert router.choose(asked(), 7) is not home
+
+
 # ---------------------------------------------------------------- queueing theory
 
 SERVICE = 1.0  # s: prompts of one token, answers of one token, a step of a second, one seat

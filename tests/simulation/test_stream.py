@@ -1,6 +1,7 @@
 """Runs that keep no requests: the summary is that of the run that keeps them all."""
 
 import json
+from itertools import chain
 from math import isclose
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from simulator.simulation.run import run
 from simulator.simulation.stream import chunks, run_streamed
 from simulator.util.errors import HeadwayError
 from simulator.util.quantile_sketch import RELATIVE_ERROR
+from simulator.workload.workload import COLUMNS
 from tests.support.scenarios import SMALL
 
 PERCENTILES = ("median_", "p90_", "p95_", "p99_", "p99.9_")
@@ -44,6 +46,26 @@ CASES = {
         "engine.enable_prefix_caching=true",
         "engine.kv_offloading_size=1",
         TIGHT,
+    ],
+    "sessions": ["workload.sessions={turns: 4, think_time: 0.2}", *LENGTHS],
+    "long sessions": [
+        "workload.sessions={turns: {kind: uniform, low: 30, high: 90}, think_time: 0}",
+        "workload.input_len=3",
+        "workload.output_len=9",
+        "engine.enable_prefix_caching=true",
+        TIGHT,
+    ],
+    "sessions in a closed loop": [
+        "workload.sessions={turns: {kind: uniform, low: 1, high: 5}, think_time: 0.1}",
+        "workload.max_concurrency=5",
+        *LENGTHS,
+    ],
+    "sessions of clients to a fleet": [
+        "workload.sessions={turns: {kind: uniform, low: 1, high: 9}, think_time: 0.5}",
+        "workload.clients=3",
+        "workload.prefix_groups={num_prefixes: 3, zipf: 1}",
+        "engine.enable_prefix_caching=true",
+        "cluster={replicas: 3, router: session_affinity}",
     ],
     "clients": ["workload.clients=3", "engine.scheduling_policy=fair", *LENGTHS],
     "fleet": [FLEET + "}", *LENGTHS],
@@ -85,13 +107,17 @@ def flat(values: dict, name: str = "") -> dict[str, object]:
 def test_the_summary_is_that_of_a_run_that_keeps_its_requests(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    what = scenario(tmp_path, *CASES[case])
-    kept = flat(run(what).summary())
-    missing = tuple(f"headway.{name}" for name in (*FAIRNESS, "per_client"))
-    kept = {key: value for key, value in kept.items() if not key.startswith(missing)}
     monkeypatch.setattr(stream, "CHUNK", 32)
     monkeypatch.setattr(stream, "PER_REPLICA", 8)
     monkeypatch.setattr("simulator.engine.drive.EVENTS_PER_LOOK", 7)
+    assert_as_kept(scenario(tmp_path, *CASES[case]))
+
+
+def assert_as_kept(what: Scenario) -> None:
+    """Compare a streamed run with one that keeps its requests."""
+    kept = flat(run(what).summary())
+    missing = tuple(f"headway.{name}" for name in (*FAIRNESS, "per_client"))
+    kept = {key: value for key, value in kept.items() if not key.startswith(missing)}
     told = flat(run_streamed(what))
     assert kept.keys() - told.keys() == {k for k in kept if k.startswith("headway.diagnosis")} - {
         "headway.diagnosis"
@@ -110,19 +136,31 @@ def test_the_summary_is_that_of_a_run_that_keeps_its_requests(
 
 
 def test_chunks_are_cut_from_the_same_numbers(tmp_path: Path) -> None:
-    for overrides in ([], LENGTHS, ["workload.prefix_groups={num_prefixes: 3}"]):
+    groups = "workload.prefix_groups={num_prefixes: 3}"
+    turns = "workload.sessions={turns: {kind: uniform, low: 1, high: 90}, think_time: 2}"
+    clients = ["workload.clients=4", "workload.priorities=[1, 2, 3, 4]", "workload.max_tokens=9"]
+    for overrides in ([], LENGTHS, [groups], [groups, turns, *LENGTHS], [turns, *clients]):
         what = scenario(tmp_path, *overrides)
         whole = what.make_workload()
-        total, parts = chunks(what, 64)
+        total, parts, _ = chunks(what, 64)
         found = list(parts)
         assert (total, len(found)) == (300, 5)
-        for name in ("arrival", "prompt_tokens", "output_tokens"):
-            together = np.concatenate([getattr(part, name) for part in found])
-            assert (together == getattr(whole, name)).all()
+        for name in COLUMNS:
+            if (expected := getattr(whole, name)) is None:
+                assert all(getattr(part, name) is None for part in found)
+            elif isinstance(expected, list):
+                assert [*chain(*(getattr(part, name) for part in found))] == expected
+            else:
+                together = np.concatenate([getattr(part, name) for part in found])
+                assert np.array_equal(together, expected, equal_nan=together.dtype.kind == "f")
 
 
-def test_the_logs_do_not_grow_with_the_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+SESSIONS = "workload={sessions: {turns: 4, think_time: 0.2}, request_rate: 5, output_len: 3}"
+
+
+@pytest.mark.parametrize("load", ["workload.request_rate=20", SESSIONS])
+def test_what_is_kept_does_not_grow_with_the_requests(
+    load: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "CHUNK", 32)
     monkeypatch.setattr("simulator.engine.drive.EVENTS_PER_LOOK", 64)
@@ -132,14 +170,17 @@ def test_the_logs_do_not_grow_with_the_requests(
     def look(self: stream.StreamedRun, *args: object, **options: object) -> None:
         log = self.logs[0]
         rows = (log.step_rows, log.request_rows, log.run_rows, log.tick_ends, log.joined)
-        sizes.append(sum(map(len, rows)) + 99 * len(self.client.sent.chunks))
+        turns = self.client._turns
+        waiting = 0 if turns is None else len(turns._next) + len(turns._first)
+        held = 99 * (len(self.client.sent.chunks) + waiting + len(self.metrics._later))
+        sizes.append(sum(map(len, rows)) + held)
         measure(self, *args, **options)
 
     monkeypatch.setattr(stream.StreamedRun, "_measure", look)
     most = {}
     for count in (500, 5000):
         sizes.clear()
-        run_streamed(scenario(tmp_path, f"workload.num_prompts={count}"))
+        run_streamed(scenario(tmp_path, load, f"workload.num_prompts={count}"))
         most[count] = max(sizes)
     assert most[5000] < 1.5 * most[500]
 
@@ -147,7 +188,6 @@ def test_the_logs_do_not_grow_with_the_requests(
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("workload.sessions={turns: 2}", "workload.sessions: a turn waits"),
         ("predictor={kind: oracle}", "predictor: its errors"),
     ],
 )
@@ -163,7 +203,7 @@ def test_more_requests_than_fit_are_only_streamed(tmp_path: Path) -> None:
     what = scenario(tmp_path, "workload.num_prompts=10000001")
     with pytest.raises(HeadwayError, match=r"num_prompts: 10000001 requests do not fit .*--no-tab"):
         what.make_workload()
-    total, parts = chunks(what, 100)
+    total, parts, _ = chunks(what, 100)
     assert total == 10_000_001
     assert len(next(parts)) == 100
 

@@ -10,11 +10,13 @@ import pytest
 
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
+from simulator.simulation import stream as simulation_stream
 from simulator.simulation.stream import chunks, run_streamed
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import documents, stream
 from simulator.workload.workload import COLUMNS, Workload
 from tests.simulation.test_partitions import assert_alike
+from tests.simulation.test_stream import assert_as_kept
 from tests.support.scenarios import SMALL
 
 ROWS = 500
@@ -96,7 +98,7 @@ def test_pieces_have_the_requests_of_the_whole(name: str, selection: str, tmp_pa
     WRITERS[name](path)
     what = scenario(path, selection)
     assert what.trace_pieces() is not None
-    total, parts = chunks(what, 64)
+    total, parts, _ = chunks(what, 64)
     found = list(parts)
     assert {len(part) for part in found[:-1]} == {64}
     assert sum(map(len, found)) == total
@@ -148,11 +150,27 @@ def test_a_bad_line_is_named_from_any_piece(tmp_path: Path) -> None:
         chunks(scenario(path, ""), 64)
 
 
-def test_sessions_are_refused(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")
+def test_a_trace_whose_turns_wait_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns stand far from those before them, and some come long before they would be read."""
     path = tmp_path / "m.jsonl"
-    line = (
-        '{"timestamp": %d, "input_length": 5, "output_length": 2, "session_id": %d, "delay": 3}\n'
-    )
-    path.write_text("\n".join(line % (k * 100, k // 2) for k in range(60)))
-    with pytest.raises(HeadwayError, match="a turn waits for the end of another"):
-        chunks(scenario(path, ""), 64)
+    lines = [
+        {"timestamp": 100 * k, "input_length": 5 + k % 7, "output_length": 2, "session_id": k % 40}
+        | ({"delay": k % 3 * 400} if k >= 40 else {})
+        for k in range(160)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    what = scenario(path, "rate_scale: 2, repeat: 2", "cluster.router=session_affinity")
+    assert what.trace_pieces() is not None
+    monkeypatch.setattr(simulation_stream, "CHUNK", 32)
+    monkeypatch.setattr(simulation_stream, "PER_REPLICA", 8)
+    assert_as_kept(what)
+
+
+def test_clients_of_a_trace_are_drawn_piece_by_piece(tmp_path: Path) -> None:
+    azure(tmp_path / "t.csv")
+    what = scenario(tmp_path / "t.csv", "", "workload.clients=3")
+    _, parts, _ = chunks(what, 64)
+    assert_same([*parts], what.make_workload())

@@ -47,6 +47,7 @@ class Table:
     hint: Ints | None = None  # 0: none
     model: list[str] | None = None
     measured: "Measured | None" = None
+    has_sessions: bool = False  # then a line says little without those before it
 
 
 @dataclass(slots=True)

@@ -27,6 +27,11 @@ NAMED = ("requests", "columns")
 """Those that are so where they are no single JSON text."""
 UNTOLD: dict[str, Any] = {"cancel_after": nan, "client": "", "segments": None}
 
+
+class SessionsError(HeadwayError):
+    """A trace has sessions: a turn's line says little without those before it."""
+
+
 Read = Callable[[], Iterator[Workload]]
 
 
@@ -49,7 +54,7 @@ def read_pieces(
     """Yield the requests of a trace in order of arrival, from 0 s on, some at a time.
 
     HeadwayError names the line of a request that comes too late to be sorted, and what needs the
-    whole file: sessions, and units of time that differ from piece to piece.
+    whole file: sessions (`SessionsError`), and units of time that differ from piece to piece.
     """
     name = form or ("columns" if "columns" in given else detect(path, option))
     held: tuple[Numbers, Workload] | None = None
@@ -95,8 +100,8 @@ def _check_piece(path: Path, table: Table, units: float) -> None:
     """Refuse a piece that cannot be read without the others."""
     if table.per_second != units:
         raise HeadwayError(f"{path}: times seem to change their unit; say it: arrival=NAME:ms")
-    if table.after is not None or np.isnan(table.time).any():
-        raise HeadwayError(f"--no-tables: {path}: a turn waits for the end of another request")
+    if table.has_sessions:
+        raise SessionsError(f"{path}: the turns of sessions may stand anywhere in it")
 
 
 def _requests(table: Table, source: str) -> Workload:

@@ -89,6 +89,7 @@ def read_mooncake(
         segments if any(segments) else None,
         np.where(waits, after, -1) if waits.any() else None,
         delay / per_second if waits.any() else None,
+        has_sessions=any(turn.session is not None for turn in turns),
         **labelled,
     )
 
