@@ -41,7 +41,11 @@ def plan(  # more than 80 lines: 50 are its options
         bool, silent("what to buy: which GPUs, how many and how set, for this model and traffic")
     ] = False,
     gpus: Annotated[
-        str | None, silent("with --buy: GPUs to choose from, as H100,L40S [default: all priced]")
+        str | None,
+        silent(
+            "with --buy: GPUs to choose from, with your price or the list's, as H100=2.49,L40S "
+            "[default: all with a price]"
+        ),
     ] = None,
     precision: Annotated[
         str | None,
@@ -84,7 +88,7 @@ def plan(  # more than 80 lines: 50 are its options
     99 % of the requests must keep the scenario's `goodput`. The same command goes on where an
     earlier one was stopped.
     """
-    from simulator.planning.buy_report import buying_problem, find_offers
+    from simulator.planning.buy_report import buying_problem, find_offers, wanted_gpus
     from simulator.planning.journal import open_journal
     from simulator.planning.plan import JOURNAL, Runs, find_best
     from simulator.planning.plan_report import plan_table, write_plan
@@ -98,7 +102,6 @@ def plan(  # more than 80 lines: 50 are its options
         *(slo, vary, fewest, cheapest, replications, tolerance, min_duration, max_duration),
         *(objective, window),
     )
-    wanted = [name.strip() for name in gpus.split(",")] if gpus else []
     find: Any  # all candidates, the best, and the answer in words where it is no table
     if buy:
         given = {"vary": vary, "fewest": fewest, "cheapest": cheapest, "optuna": optuna}
@@ -106,10 +109,11 @@ def plan(  # more than 80 lines: 50 are its options
             raise HeadwayError(
                 f"--{wrong[0]}: does not go with --buy, which varies all that one buys"
             )
+        wanted = wanted_gpus(gpus)
         problem = buying_problem(scenario, options, (settings.overrides, settings.seed), wanted)
         find = partial(find_offers, problem, wanted, precision)
-    elif gpus or precision:
-        raise HeadwayError(f"--{'gpus' if gpus else 'precision'}: goes with --buy")
+    elif gpus is not None or precision is not None:
+        raise HeadwayError(f"--{'precision' if gpus is None else 'gpus'}: goes with --buy")
     else:
         problem = make_problem(scenario, options, settings.overrides, settings.seed)
         find = partial(find_best, problem, optuna)

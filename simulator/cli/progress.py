@@ -89,6 +89,13 @@ class SearchProgress:
         self._place, self._rising = _form_of_place(key), rising
         self._began = self._told = perf_counter()
         self._runs = 0
+        self._phase = ""
+
+    def enter(self, phase: str) -> None:
+        """Say what begins; from now on a line for each candidate that is done, not for each run."""
+        self._phase = phase
+        if self._live is None:
+            print_line(f"{phase}:")
 
     def __call__(
         self, candidates: "Sequence[Candidate]", runs: int, decided: "Candidate | None"
@@ -97,10 +104,12 @@ class SearchProgress:
         self._runs += runs
         if self._live is not None:
             self._live.update(self._table(candidates))
-        elif decided is not None:
+        elif decided is not None and (decided.done or not self._phase):
             state = "done" if decided.done else "so far"
             said = _last_trial(decided, self._place)
-            if self._place and not decided.not_tried:
+            if self._phase and decided.result.trials:
+                said = _bracket(decided, self._place, self._rising)
+            elif self._place and not decided.not_tried:
                 said += f"; {state}: {_bracket(decided, self._place, self._rising)}"
             print_line(f"{decided.label}: {said}")
             self._told = perf_counter()
@@ -121,9 +130,9 @@ class SearchProgress:
             if not one.done
         )
         eta = (perf_counter() - self._began) / max(self._runs, 1) * left
-        table = Table(
-            title=f"{self._runs} runs, {done} of {len(candidates)} done, about {eta:,.0f} s left"
-        )
+        phase = f"{self._phase}: " if self._phase else ""
+        counts = f"{self._runs} runs, {done} of {len(candidates)} done"
+        table = Table(title=f"{phase}{counts}, about {eta:,.0f} s left")
         for head in ("candidate", "so far", "runs", "last"):
             table.add_column(head)
         for one in [*filter(lambda one: one.result.trials, candidates)][-SHOWN:]:

@@ -90,6 +90,9 @@ class GpuConfig(Config):
         "data_parallel_size; left out, their product; given alone, it sets "
         "tensor_parallel_size",
     )
+    dollars_per_hour: Amount | None = Field(
+        None, description="your price of one GPU; null: its list price"
+    )
     power: PowerConfig = Field(
         PowerConfig.model_construct(), description="what a GPU draws: see metrics.md"
     )

@@ -194,15 +194,16 @@ class Advisor:
     # ---------------------------------------------------------------- seats and tokens
 
     def seats(self) -> list[Advice]:
-        """More seats, as far as there are requests and KV memory for them."""
+        """More seats, as far as there are requests and KV memory, and bounds on TPOT stay kept."""
         now, tokens = self.engine.max_num_seqs, self.engine.max_num_batched_tokens
         wanted = min(self.most_present, self.seats_in_memory, MOST * now)
         to = min(1 << max(wanted - 1, 1).bit_length(), MOST * now, max(self.seats_in_memory, 1))
         while to >= WORTH * now:
             key = self._key("max_num_batched_tokens")
-            if self._blocks(max_num_seqs=to, max_num_batched_tokens=max(tokens, to)) >= (
-                self.spec.num_gpu_blocks / WORTH
-            ):
+            slower = self._token_time(to) / self._token_time(now)
+            if not self.run.would_break("tpot", slower) and self._blocks(
+                max_num_seqs=to, max_num_batched_tokens=max(tokens, to)
+            ) >= (self.spec.num_gpu_blocks / WORTH):
                 return [turn(self._key("max_num_seqs"), now, to, {key: to} if to > tokens else {})]
             to //= 2
         return []
@@ -212,6 +213,18 @@ class Advisor:
         sizes = np.array([1, 2]) * np.array([self._mean_decodes()]).T
         one, two = self.costs[0].decode_seconds(*sizes)
         return bool(2 * one > WORTH * two)
+
+    def _token_time(self, decodes: int) -> float:
+        """Return the seconds between tokens with so many decodes, and their prompts beside them."""
+        table, done = self.run.table, self.run.done
+        prompt = max(float(table.workload.prompt_tokens[done].mean()), 1.0)
+        answer = max(float(table.generated[done].mean()), 1.0)
+        context = round(decodes * (prompt + answer / 2))
+        alone: float = self.costs[0].decode_seconds(np.array([decodes]), np.array([context])).item()
+        chunk = round(min(prompt, max(self.engine.max_num_batched_tokens - decodes, 1)))
+        step = Step([Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)], decodes, context)
+        stall = max(self.costs[0].execute(step) - alone, 0.0)
+        return float(alone + decodes / answer * prompt / chunk * stall)
 
     def _prompt_rate(self, tokens: int) -> float:
         """Return the prompt tokens a second of full steps beside the mean decodes."""
@@ -225,8 +238,9 @@ class Advisor:
         """More tokens a step, and how many times as fast prompts are then."""
         now, rate = self.engine.max_num_batched_tokens, self._prompt_rate
         rates = {times: rate(times * now) / rate(now) for times in (2, 4, 8)}
-        best = max(rates.values())
-        times = next(times for times, gain in rates.items() if gain >= 0.95 * best)
+        rates = {n: r for n, r in rates.items() if not self.run.would_break("itl", n / r)}
+        best = max(rates.values(), default=0.0)
+        times = next((times for times, gain in rates.items() if gain >= 0.95 * best), 1)
         blocks = self._blocks(max_num_batched_tokens=times * now)
         if (
             not self._takes("max_num_batched_tokens")

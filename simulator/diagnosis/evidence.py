@@ -14,6 +14,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.results.breakdown import prompt_stalls
 from simulator.results.record import ClusterRecord, Record, replicas_in
 from simulator.results.request_table import Floats, Ints, Rows
+from simulator.results.service_levels import Judged
 from simulator.results.time_series import SLICE, Leaps, arrivals, decisions
 from simulator.workload.workload import Workload
 
@@ -149,6 +150,14 @@ class Evidence:
             missed += float(queue[free.any(axis=0)].sum())
             total += float(queue.sum())
         return missed / total if total else 0.0
+
+    def would_break(self, latency: str, times: float) -> bool:
+        """Say whether a bound on TPOT or ITL that is kept breaks where it is so many times it."""
+        judged = [Judged.of(one) for one in self.gauges.get("slo") or ()]
+        bounds = [(one.slo.bound, one.value) for one in judged if f"_{latency}_" in one.slo.metric]
+        if latency in (goodput := self.record.scenario.goodput.bounds):
+            bounds.append((goodput[latency], self.ms(f"mean_{latency}")))
+        return any(value <= bound < times * value for bound, value in bounds)
 
     def ms(self, key: str) -> float:
         """Return a statistic of the summary in ms."""

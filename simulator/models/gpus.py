@@ -125,14 +125,18 @@ CPU = Gpu(
 magnitude. What a step takes there must be calibrated."""
 
 
-def find_gpu(name: str) -> Gpu:
+def find_gpu(name: str, price: float | None = None) -> Gpu:
     """Find a GPU by its name; case, blanks, hyphens, `NVIDIA` and `SXM` do not matter.
+
+    `price`, dollars an hour, stands in place of its list price.
 
     The name of a chip alone, with or without `SXM`, is the one that has NVLink, where there is but
     one: H100 and H100-SXM are the H100-80GB.
 
     Raises ValueError, which lists the names that there are, the likeliest first.
     """
+    if price is not None:
+        return find_gpu(name)._replace(dollars_per_hour=price)
     wanted = _normalised(name)
     for gpu in (*GPUS.values(), CPU):
         if _normalised(gpu.name) == wanted:

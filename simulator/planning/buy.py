@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from simulator.cluster.config import MOST_REPLICAS
 from simulator.costs.noise import QUANTILE
+from simulator.models.gpus import Gpu
 from simulator.planning.market import Market, Offer, money, ranked_offers
 from simulator.planning.measure import Change
-from simulator.planning.plan import Runs, search_all
+from simulator.planning.plan import Runs, none_holds, search_all
 from simulator.planning.problem import PlanProblem
 from simulator.results.service_levels import step_span
 from simulator.scenario.resolve import resolve
@@ -23,7 +25,8 @@ from simulator.util.errors import HeadwayError, NoAnswerError
 
 TOLD = 5  # candidates that the answer has: the best, the second, and what three more cost
 AT_ONCE = 2  # candidates that are searched at a time
-WIDEST = 2  # times as many replicas as theory says at least, and two: then it is given up
+WIDEST = 8  # times as many replicas, and one, as theory says at least: then it is given up
+AGAIN = 2  # likewise under a change, of those that held without it
 CHANGED = 3  # candidates that are looked at again under a change
 DEARER = 1.2
 
@@ -39,24 +42,25 @@ class Answer:
     changes: list[str] = field(default_factory=list)  # what would change it, a line each
 
 
-def buy(problem: PlanProblem, gpus: Sequence[str], precision: str | None, runs: Runs) -> Answer:
+def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: Runs) -> Answer:
     """Find what to buy; HeadwayError where nothing holds the load."""
     market = Market(problem, gpus, precision)
     offers = market.offers()
     if not offers:
-        names = ", ".join(market.names)
+        names = ", ".join(gpu.name for gpu in gpus)
         raise HeadwayError(f"--precision {precision}: no profile of the model on {names} has it")
     live = [offer for offer in offers if not offer.never]
     if not live:
         best = max(offers, key=lambda one: (one.scenario is not None, one.reads))
         raise NoAnswerError(f"--buy: nothing can hold it, not even {best.label}: {best.never}")
-    _search(market.quick(), live, runs)
+    runs.enter(f"First look, short runs of {len(live)} candidates, the cheapest first")
+    _search(market.quick(), live, runs, market.most)
     ranked = ranked_offers(live)
     if not ranked:
-        tried = next((offer for offer in live if offer.result.trials), live[0])
-        reason = tried.result.trials[-1].reason if tried.result.trials else tried.error
-        raise NoAnswerError(f"--buy: nothing holds it; the closest, {tried.label}, breaks {reason}")
+        raise NoAnswerError(f"--buy: {none_holds(problem, live)}; {_widest(live)}")
+    runs.enter("Router, and prefill and decode apart, on the best")
     ranked, variants = market.with_variants(ranked, runs)
+    runs.enter("The best two, in longer runs")
     ranked = _confirm(problem, ranked, runs)
     variants = [*variants, *market.left_out(offers)]
     answer = Answer(ranked, offers, market.priced, variants)
@@ -70,8 +74,21 @@ def orders(ranked: Sequence[Offer]) -> list[Offer]:
     return [one for one in ranked if first[one.order] is one]
 
 
-def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs) -> None:
-    """Simulate offers in order until what is left costs more than the fifth that holds."""
+def _widest(offers: Sequence[Offer]) -> str:
+    """Say how far it was looked."""
+    tried = [one for one in offers if one.result.trials]
+    most = max(tried, key=lambda one: max(trial.at for trial in one.result.trials), default=None)
+    if most is None:
+        return "none could be run"
+    at = max(trial.at for trial in most.result.trials)
+    return f"{len(tried)} candidates were tried, with up to {at:,.0f} replicas ({most.label})"
+
+
+def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs, unbounded: int) -> None:
+    """Simulate offers in order until what is left costs more than the fifth that holds.
+
+    `unbounded` is the most replicas where theory says nothing of how many it takes.
+    """
     for begin in range(0, len(offers), AT_ONCE):
         found = orders(ranked_offers(offers))
         limit = found[TOLD - 1].cost if len(found) >= TOLD else inf
@@ -82,7 +99,8 @@ def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs) -> None:
                 cost = money(offer, least)
                 offer.not_tried = f"costs {cost} at least; {TOLD} that cost less hold"
             else:
-                most = int(min(WIDEST * offer.fewest + 2, limit / offer.weight))
+                offer.widest = min(unbounded or WIDEST * (offer.fewest + 1), MOST_REPLICAS)
+                most = int(min(offer.widest, limit / offer.weight))
                 offer.within = offer.fewest, max(most, offer.fewest)
                 part.append(offer)
         search_all(quick, part, runs, offers)
@@ -135,11 +153,12 @@ def _changes(
             (f"steps {high} slower, the upper end", Change(steps=QUANTILE)),
         ]
     for words, change in asked:
+        runs.enter(f"What {words} would change")
         again = []
         for one in ranked[:CHANGED]:
             # Only faster steps want fewer.
             least = max(one.searched // 2, 1) if change.steps < 0 else one.searched
-            again.append(_afresh(one, least, WIDEST * one.searched + 2))
+            again.append(_afresh(one, least, AGAIN * one.searched + 2))
         search_all(market.quick(change), again, runs)
         found = ranked_offers(again)
         if not found:

@@ -1,11 +1,13 @@
 """What to buy, in words: one line first, then what else there is and what was dropped, and why."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from math import inf
 
 from simulator.cluster.config import MOST_REPLICAS
-from simulator.models.gpus import GPUS, find_gpu
+from simulator.models.gpus import GPUS, Gpu, find_gpu
 from simulator.planning.buy import TOLD, Answer, buy, line, orders
 from simulator.planning.candidate import Candidate, looked_at, verdicts
 from simulator.planning.market import SIZES, Offer
@@ -14,7 +16,7 @@ from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_
 from simulator.planning.runs import scenario_cost_lines
 from simulator.results.service_levels import SHARES, Judged
 from simulator.scenario.load import Source, load_scenario
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 Settings = tuple[Sequence[str], int | None]
 """Overrides of the scenario, and its seed."""
@@ -23,7 +25,7 @@ LABELS = 4  # candidates that are named of those dropped for one reason
 
 
 def buying_problem(
-    path: Source, options: PlanOptions, settings: Settings, gpus: Sequence[str]
+    path: Source, options: PlanOptions, settings: Settings, gpus: Sequence[Gpu]
 ) -> PlanProblem:
     """State the problem that `--buy` poses: the fewest replicas, on whatever GPUs.
 
@@ -31,14 +33,10 @@ def buying_problem(
     GPU is chosen one stands for all on which the model fits.
     """
     overrides, seed = settings
-    names = gpus or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour is not None]
-    try:
-        names = sorted(names, key=lambda name: -find_gpu(name).memory)
-    except ValueError as error:
-        raise HeadwayError(f"--gpus: {error}") from None
+    largest = max(gpus, key=lambda gpu: gpu.memory).name
     keys, why = [*overrides, "cost=null"], None
     for weights, size in product(("null", "fp8"), (1, SIZES[-1])):
-        base = [f"gpu={{name: {names[0]}, count: {size}}}", f"engine.quantization={weights}"]
+        base = [f"gpu={{name: {largest}, count: {size}}}", f"engine.quantization={weights}"]
         keys = [*overrides, "cost=null", *base, f"engine.tensor_parallel_size={size}"]
         try:
             cluster = load_scenario(path, keys, seed).cluster
@@ -56,9 +54,40 @@ def buying_problem(
     raise why
 
 
+def wanted_gpus(text: str | None) -> list[Gpu]:
+    """Read `H100,L40S=1.20`, GPUs and maybe dollars an hour of one; None: all that have a price.
+
+    Where some have a price, a warning names those that have none, and they are left out. Where none
+    has, GPUs are counted. Raises HeadwayError for what is no GPU, or no price.
+    """
+    found: dict[str, Gpu] = {}
+    for part in [*GPUS] if text is None else text.split(","):
+        name, equals, price = (word.strip() for word in part.partition("="))
+        try:
+            dollars = float(price) if equals else None
+        except ValueError:
+            dollars = -1.0
+        if dollars is not None and not 0 < dollars < inf:
+            raise HeadwayError(f"--gpus {part.strip()}: a price is a number of dollars an hour")
+        try:
+            gpu = find_gpu(name, dollars)
+        except ValueError as error:
+            raise HeadwayError(f"--gpus: {error}") from None
+        known = found.setdefault(gpu.name, gpu)
+        if known != gpu and dollars is not None:
+            raise HeadwayError(f"--gpus: {gpu.name} is named twice, with unlike prices")
+    priced = [gpu for gpu in found.values() if gpu.dollars_per_hour is not None]
+    free = [gpu.name for gpu in found.values() if gpu.dollars_per_hour is None]
+    if text is not None and priced and free:
+        names = ", ".join(free)
+        told = f"--gpus: left out, for want of a price: {names}; give one, as {free[0]}=2.50"
+        warnings.warn(told, HeadwayWarning, stacklevel=2)
+    return priced or [*found.values()]
+
+
 def find_offers(
     problem: PlanProblem,
-    gpus: Sequence[str],
+    gpus: Sequence[Gpu],
     precision: str | None,
     runs: Runs,
 ) -> tuple[list[Candidate], Candidate, list[str]]:
@@ -74,13 +103,15 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     best, *others = orders(answer.ranked)
     assert best.scenario is not None
     slos = ", ".join(slo.text for slo in problem.criteria.slos)
-    lines = [f"Buy {line(best)}", f"  under {slos}"]
+    unsure = ", if it holds: that is too close to tell" if _close(problem, best) else ""
+    lines = [f"Buy {line(best)}{unsure}", f"  under {slos}"]
     lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in verdicts(problem, best)]
     lines.append(f"  looked at {looked_at(best.best)} of load")
     lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]
-    alike = [line(one) for one in answer.ranked if one is not best and one.order == best.order]
-    if alike:
-        lines.append(f"  by short runs these hold, too: {'; '.join(alike)}")
+    same = [one for one in answer.ranked if one is not best and one.order == best.order]
+    for close, words in ((False, "hold, too"), (True, "are too close to tell")):
+        if alike := [line(one) for one in same if _close(problem, one) == close]:
+            lines.append(f"  by short runs these {words}: {'; '.join(alike)}")
     if best.reduced:
         plain = next((one for one in answer.ranked if not one.reduced), None)
         lines.append(f"  {REDUCED}: {line(plain) if plain else 'none that was simulated holds'}")
@@ -95,6 +126,11 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     lines.append(f"Of {len(answer.offers)} candidates {len(tried)} were simulated.")
     lines += [f"  {text}" for text in answer.variants]
     return [*lines, *_dropped(answer.offers), *_failed(tried)]
+
+
+def _close(problem: PlanProblem, offer: Offer) -> bool:
+    """Say whether a bound is within the error of the step times."""
+    return any(one.close for one in verdicts(problem, offer))
 
 
 def _value(judged: Judged) -> str:
@@ -129,4 +165,9 @@ def _failed(tried: Sequence[Offer]) -> Iterator[str]:
         if offer.result.best is None:
             last = max(offer.result.trials, key=lambda trial: trial.at)
             many = "s" if last.at > 1 else ""
-            yield f"  does not hold: {last.at:.0f} replica{many} of {offer.label}: {last.reason}"
+            dearer = offer.within is not None and offer.within[1] < offer.widest
+            more = f"; more cost more than {TOLD} that hold" if dearer else ""
+            yield (
+                f"  does not hold: {last.at:.0f} replica{many} of {offer.label}: {last.reason}"
+                f"{more}"
+            )

@@ -61,6 +61,10 @@ class Candidate(DesignPoint):
         )
         return gpus, None if price is None else paid
 
+    def spent_at(self, trial: Trial) -> float | None:
+        """Return what it costs with as many replicas as were tried; None where it is not known."""
+        return None
+
     @property
     def capacity(self) -> float:
         """The load that it just holds, as near as the runs tell."""
@@ -94,14 +98,13 @@ class Candidate(DesignPoint):
         """Return a metric where the configuration just holds."""
         return interval(self.best.runs, metric, confidence)
 
-    def speeds(self) -> Iterator[tuple[Trial, float, float]]:
+    def speeds(self, *, of_best: bool) -> Iterator[tuple[Trial, float, float]]:
         """Return, for each load tried, tokens/s per user and tokens/s per GPU.
 
-        Of a fleet whose size was searched for, only the place that was found.
+        `of_best`: only of the place that was found, as where the fleet's size was searched for.
         """
         tried = self.result.trials
-        fleet = self.scenario is not None and self.scenario.cluster is not None
-        if fleet and not self.lower_loads:
+        if of_best:
             tried = [trial for trial in tried if trial is self.result.best]
         for trial in [*tried, *self.lower_loads]:
             tpot = interval(trial.runs, "mean_tpot_ms").mean
@@ -113,8 +116,9 @@ class Candidate(DesignPoint):
 def resources(scenario: Scenario) -> tuple[int, float | None]:
     """Count a scenario's GPUs, and their dollars per hour; None where the price is unknown."""
     if scenario.cluster is None:
-        count, price = scenario.gpu.count, find_gpu(scenario.gpu.name).dollars_per_hour
-        return count, None if price is None else price * count
+        own = scenario.gpu
+        price = find_gpu(own.name, own.dollars_per_hour).dollars_per_hour
+        return own.count, None if price is None else price * own.count
     kinds = scenario.cluster.replica_groups
     count = sum(kind.replicas * scenario.of_group(name).gpu.count for name, kind in kinds.items())
     return count, price_of_cluster(scenario)

@@ -29,6 +29,8 @@ LESS = ("preemptions", "service_difference_max", "gpu_hours")
 NONE_WAITS = {"service_difference_max": 0.0}
 """What a metric is where the summary has null: no two clients wait at the same time."""
 GOODPUT = "request_goodput"
+ENOUGH = "None of them is enough to keep all service levels: `headway plan --buy` finds what is."
+NARROWER = "Answers of narrower weights or KV cache may differ in quality, which is not simulated."
 ALIKE = 0.01  # of the greater value: less is no fall
 
 
@@ -43,6 +45,7 @@ class Trial:
     error: str = ""  # why
     before: float | None = None  # the metric as it is
     gpus: int = 0  # that the run has
+    price: float | None = None  # of these, $/h; None: not known
     trade: Sequence[str] = ()  # metrics that lose more than is won
     missed: int = 0  # service levels that this run breaks
 
@@ -65,6 +68,8 @@ class Trial:
             "before": self.before,
             "after": self.after,
             "gpus": self.gpus,
+            "dollars_per_hour": self.price,
+            "missed": self.missed,
             "error": self.error or None,
             "trade": [*self.trade],
             "metrics": dict(self.values),
@@ -98,12 +103,16 @@ class Diagnosis:
     """What stands out in a run, and what each advice would bring."""
 
     findings: Sequence[Mapping[str, Any]]
-    values: MetricValues  # of the run as it is
-    gpus: int
+    as_it_is: Trial  # the run, without advice
     trials: Sequence[Trial]  # the best first, bad trades last
     ranked_by: Sequence[str] = ()  # metrics: goodput where it has bounds, the first finding's
     held: Held | None = None  # where it was asked for
     verdicts: Sequence[str] = ()  # on the service levels of the run as it is
+
+    @property
+    def values(self) -> MetricValues:
+        """The metrics of the run as it is."""
+        return self.as_it_is.values
 
     def __repr__(self) -> str:
         """Name it in a line: all that it holds fills a screen."""
@@ -113,7 +122,8 @@ class Diagnosis:
         """Return it as JSON has it."""
         return {
             "findings": [*self.findings],
-            "gpus": self.gpus,
+            "gpus": self.as_it_is.gpus,
+            "dollars_per_hour": self.as_it_is.price,
             "metrics": dict(self.values),
             "ranked_by": [*self.ranked_by],
             "trials": [trial.as_dict() for trial in self.trials],
@@ -154,10 +164,11 @@ def diagnose(
 
     All runs have the same requests at the same times, lengths and errors of the cost model (common
     random numbers). An advice that several findings give is tried for the first. They are ranked
-    by the service levels that they break, by goodput, where the scenario has bounds for it, then by
-    the metric of the first finding; who loses more than it wins comes last. The best two are tried
-    together, too, and listed where that is better than each alone. Raises HeadwayError where the
-    scenario cannot be run; advice that cannot be followed says why.
+    by the service levels that they break, those that keep all by their price; then by goodput,
+    where the scenario has bounds for it, and by the metric of the first finding. Who loses more
+    than it wins comes last. Where none keeps all levels the best two are tried together, and listed
+    where that is better. Raises HeadwayError where the scenario cannot be run; advice that cannot
+    be followed says why.
     """
     scenario = as_scenario(scenario)
     summary = run(scenario).summary()
@@ -167,23 +178,30 @@ def diagnose(
         for advice in finding["advice"]:
             if all(advice != known for *_, known in advised):
                 advised.append((finding["rule"], finding["metric"], advice))
-    values, gpus = _known(summary), resources(scenario)[0]
+    values = _known(summary)
     judged = [Judged.of(one) for one in summary["headway"].get("slo") or ()]
     verdicts = [f"{one.slo.text} {one}" for one in judged]
     kept = [one.slo for one in judged if one.served and one.slo.met(one.value)]
     slos = [one.slo for one in judged]
     trials = _try_all(scenario, values, advised, slos, kept, jobs=jobs, progress=progress)
+    gpus, price = resources(scenario)
+    missed = len(slos) - len(kept)
+    as_it_is = Trial("", "", {}, values, gpus=gpus, price=price, missed=missed)
     if not trials:
-        return Diagnosis(findings, values, gpus, (), verdicts=verdicts)
+        return Diagnosis(findings, as_it_is, (), verdicts=verdicts)
     ranked_by = [*([GOODPUT] if GOODPUT in values else []), trials[0].metric]
-    trials.sort(key=lambda trial: _rank(trial, ranked_by))
-    as_it_is = Trial("", "", {}, values, missed=len(slos) - len(kept))
-    good = [trial for trial in trials if _rank(trial, ranked_by) < _rank(as_it_is, ranked_by)]
-    if together := _together(good):
+
+    def rank(trial: Trial) -> tuple[bool | float, ...]:
+        return _rank(trial, ranked_by, by_price=bool(slos))
+
+    trials.sort(key=rank)
+    good = [trial for trial in trials if rank(trial) < rank(as_it_is)]
+    enough = slos and good and not good[0].missed
+    if not enough and (together := _together(good)):
         for both in _try_all(scenario, values, [together], slos, kept, jobs=1, progress=None):
-            if _rank(both, ranked_by) < _rank(good[0], ranked_by):
+            if rank(both) < rank(good[0]):
                 trials.insert(0, both)
-    return Diagnosis(findings, values, gpus, trials, ranked_by, verdicts=verdicts)
+    return Diagnosis(findings, as_it_is, trials, ranked_by, verdicts=verdicts)
 
 
 def find_held(
@@ -243,11 +261,13 @@ def _try_all(
     trials = []
     for (rule, metric, advice), one in zip(advised, followed, strict=True):
         outcome = one if isinstance(one, Outcome) else next(outcomes)
+        gpus, price = (0, None) if isinstance(one, Outcome) else resources(one)
         warn_once(outcome.warned, warned)
         trials.append(
             Trial(
                 *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
-                gpus=0 if isinstance(one, Outcome) else resources(one)[0],
+                gpus=gpus,
+                price=price,
                 trade=traded(metric, values, outcome.values, kept),
                 missed=sum(not s.met(outcome.values.get(s.metric, s.bound)) for s in slos),
             )
@@ -273,14 +293,19 @@ def traded(
     return [*dict.fromkeys([*(key for key in lost if lost[key] > max(won, ALIKE)), *broken])]
 
 
-def _rank(trial: Trial, metrics: Sequence[str]) -> tuple[bool | float, ...]:
-    """Return a key that puts the best first, by the digits that the table shows."""
+def _rank(trial: Trial, metrics: Sequence[str], *, by_price: bool) -> tuple[bool | float, ...]:
+    """Return a key that puts the best first, by the digits that the table shows.
+
+    `by_price`: of those that break no service level the cheapest.
+    """
+    dear = trial.gpus if trial.price is None else trial.price
     found = [value_of(trial.values, metric) for metric in metrics]
     digits = [
         inf if value is None else -better(metric) * float(f"{value:.3g}")
         for metric, value in zip(metrics, found, strict=True)
     ]
-    return bool(trial.error), bool(trial.trade), trial.missed, *digits
+    enough = dear if by_price and not trial.missed else 0.0
+    return bool(trial.error), bool(trial.trade), trial.missed, enough, *digits
 
 
 def _together(good: Sequence[Trial]) -> tuple[str, str, Mapping[str, Any]] | None:
@@ -321,17 +346,19 @@ def table(found: Diagnosis) -> str:
         return "\n".join([NOTHING, *told, *([str(found.held)] if found.held else [])])
     lines = [*told, *(f"- {finding['text']}" for finding in found.findings)]
     metrics = [finding["metric"] for finding in found.findings]
-    rows_of = [found.values, *(trial.values for trial in found.trials)]
-    known = {key for values in rows_of for key in values}
+    runs = [found.as_it_is, *(trial for trial in found.trials if not trial.error)]
+    known = {key for trial in runs for key in trial.values}
     bounded = [bound.partition("<")[0] for bound in found.verdicts if "_ms<" in bound]
     columns = [key for key in dict.fromkeys((*metrics, *bounded, *SHOWN)) if key in known]
     lead = ", then ".join(_label(key).partition(" (")[0] for key in found.ranked_by)
-    rows = [(f"What each advice brings, by {lead}", *map(_label, columns), "GPUs")]
-    rows.append(("as it is", *(_number(found.values, key) for key in columns), str(found.gpus)))
-    for trial in found.trials:
-        if not trial.error:
-            cells = [_number(trial.values, key) for key in columns]
-            rows.append((words(trial.advice), *cells, str(trial.gpus)))
+    levels = ["levels kept"] if found.verdicts else []
+    rows = [(f"What each advice brings, by {lead}", *levels, *map(_label, columns), "GPUs", "$/h")]
+    for trial in runs:
+        kept = [f"{len(found.verdicts) - trial.missed} of {len(found.verdicts)}"] if levels else []
+        cells = [_number(trial.values, key) for key in columns]
+        price = "" if trial.price is None else f"{trial.price:,.2f}"
+        what = words(trial.advice) if trial.advice else "as it is"
+        rows.append((what, *kept, *cells, str(trial.gpus), price))
     notes = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
     for trial in found.trials:
         if trial.trade:
@@ -339,7 +366,17 @@ def table(found: Diagnosis) -> str:
             notes.append(f"{words(trial.advice)}: a bad trade: {trade}")
     if all(trial.trade or trial.error for trial in found.trials):
         notes.append("No advice makes it better: leave the keys as they are.")
+    elif levels and all(trial.missed for trial in runs):
+        notes.append(ENOUGH)
+    if any(_narrows(trial.advice) for trial in runs):
+        notes.append(NARROWER)
     return "\n".join([*lines, "", align(rows), *notes])
+
+
+def _narrows(advice: Mapping[str, Any]) -> bool:
+    """Say whether an advice takes bits from weights or KV cache."""
+    keys = {advice.get("key", ""), *advice.get("also", {})}
+    return any(key.endswith((".quantization", ".kv_cache_dtype")) for key in keys)
 
 
 def _change(key: str, before: MetricValues, after: MetricValues) -> str:

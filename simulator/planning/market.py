@@ -10,7 +10,7 @@ from simulator.cluster.config import MOST_REPLICAS
 from simulator.costs.profile import shipped_profile
 from simulator.diagnosis.evidence import known_share
 from simulator.diagnosis.feasibility import Traffic, never_holds
-from simulator.models.gpus import GPUS, find_gpu
+from simulator.models.gpus import Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.planning.candidate import Candidate
@@ -20,6 +20,7 @@ from simulator.planning.plan import Runs, search_all
 from simulator.planning.problem import PlanProblem
 from simulator.planning.runs import requests_of
 from simulator.planning.theory import MARGIN, Replica, best_sizes, rates_apart, too_slow
+from simulator.planning.verdict import Trial
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
@@ -46,12 +47,17 @@ class Offer(Candidate):
     gpu: str = ""
     size: int = 1  # GPUs of a replica
     price: float | None = None  # $/h of a replica
+    widest: int = 0  # replicas that are tried at most, whatever they cost
     prefill: int = 0  # replicas that only prefill; those that decode are searched for
 
     @property
     def weight(self) -> float:
         """What a replica costs: dollars an hour, or GPUs where one has no price."""
         return self.size if self.price is None else self.price
+
+    def spent_at(self, trial: Trial) -> float:
+        """Return what as many replicas cost as were tried."""
+        return (self.prefill + trial.at) * self.weight
 
     @property
     def reads(self) -> float:
@@ -110,7 +116,7 @@ class Offer(Candidate):
 
 
 def money(offer: Offer, amount: float) -> str:
-    return f"{amount:.0f} GPUs" if offer.price is None else f"${amount:,.2f}/h"
+    return f"{amount:.0f} GPU{'s' if amount > 1 else ''}" if offer.price is None else f"${amount:,.2f}/h"
 
 
 def ranked_offers(offers: Sequence[Offer]) -> list[Offer]:
@@ -124,7 +130,7 @@ class Market:
     """All that could be bought for one problem."""
 
     problem: PlanProblem
-    gpus: Sequence[str]
+    gpus: Sequence[Gpu]
     precision: str | None
 
     @cached_property
@@ -137,6 +143,11 @@ class Market:
         """Its requests."""
         return Traffic.of(self.base, requests_of(self.base))
 
+    @property
+    def most(self) -> int:
+        """The most replicas that can matter: one for each request; 0 where theory knows a bound."""
+        return 0 if self.traffic.rate else len(self.traffic.workload)
+
     @cached_property
     def known(self) -> float:
         """The share of the prompt tokens that a prefix cache could know."""
@@ -145,40 +156,27 @@ class Market:
     @property
     def priced(self) -> bool:
         """Whether each GPU has a price."""
-        return all(find_gpu(name).dollars_per_hour is not None for name in self.names)
-
-    @property
-    def names(self) -> list[str]:
-        """The GPUs to choose from: those with a price, of all or of those asked for.
-
-        Where none that is asked for has a price, all of these: GPUs are counted then.
-        """
-        asked = [find_gpu(name) for name in self.gpus] or [*GPUS.values()]
-        with_price = [gpu for gpu in asked if gpu.dollars_per_hour is not None]
-        return [gpu.name for gpu in with_price or asked]
+        return all(gpu.dollars_per_hour is not None for gpu in self.gpus)
 
     def left_out(self, offers: "Sequence[Offer]") -> Iterator[str]:
-        """Say of each GPU that was asked for and is no candidate why."""
-        asked = [find_gpu(name).name for name in self.gpus]
-        for name in dict.fromkeys(asked):
-            if name not in self.names:
-                yield f"{name}: has no price, and others have one"
-            elif name not in {one.gpu for one in offers}:
-                yield f"{name}: no profile of the model has {self.precision}"
+        """Say of each GPU that is no candidate why."""
+        for gpu in self.gpus:
+            if gpu.name not in {one.gpu for one in offers}:
+                yield f"{gpu.name}: no profile of the model has {self.precision}"
 
     def offers(self) -> list[Offer]:
         """Make every candidate, and drop by theory what cannot be best; the cheapest first."""
         model = load_model(self.base.known_model, self.base.folder)
         found = [
-            self._bounded(name, size, pair)
-            for name in self.names
+            self._bounded(gpu, size, pair)
+            for gpu in self.gpus
             for size in SIZES
-            for pair in self._precisions(model, name, size)
+            for pair in self._precisions(model, gpu, size)
         ]
         return sorted(found, key=lambda one: (one.fewest * one.weight or inf, one.size, one.label))
 
     def _precisions(
-        self, model: ModelSpec, gpu: str, size: int
+        self, model: ModelSpec, gpu: Gpu, size: int
     ) -> Iterator[tuple[str | None, str]]:
         """Yield the dtypes that have a profile; the model's own in any case."""
         own = model.weight_dtype()
@@ -197,20 +195,21 @@ class Market:
                 }
             )
             as_published = weights is None and cache == "auto"
-            if as_published or shipped_profile(model, find_gpu(gpu), engine) is not None:
+            if as_published or shipped_profile(model, find_gpu(gpu.name), engine) is not None:
                 yield weights, cache
 
-    def _keys(self, gpu: str, size: int, pair: tuple[str | None, str]) -> dict[str, str]:
-        keys = {"gpu.name": gpu, "gpu.count": str(size)}
+    def _keys(self, gpu: Gpu, size: int, pair: tuple[str | None, str]) -> dict[str, str]:
+        keys = {"gpu.name": gpu.name, "gpu.count": str(size)}
+        if gpu.dollars_per_hour != find_gpu(gpu.name).dollars_per_hour:
+            keys["gpu.dollars_per_hour"] = str(gpu.dollars_per_hour)
         keys["engine.tensor_parallel_size"] = str(size)
         weights, cache = pair
         return keys | {"engine.quantization": weights or "null", "engine.kv_cache_dtype": cache}
 
-    def _bounded(self, gpu: str, size: int, pair: tuple[str | None, str]) -> Offer:
+    def _bounded(self, gpu: Gpu, size: int, pair: tuple[str | None, str]) -> Offer:
         """Make a candidate and say what it takes at least."""
-        keys, device = self._keys(gpu, size, pair), find_gpu(gpu)
-        price = device.dollars_per_hour if self.priced else None
-        given = {"gpu": gpu, "size": size, "price": None if price is None else size * price}
+        keys, price = self._keys(gpu, size, pair), gpu.dollars_per_hour if self.priced else None
+        given = {"gpu": gpu.name, "size": size, "price": None if price is None else size * price}
         offer = self._load(keys, given)
         if offer.scenario is None:
             offer.never = offer.error.rpartition("gpu: ")[2]
@@ -308,7 +307,7 @@ class Market:
         rates = rates_apart(replica, self.traffic, self.problem.criteria.slos, known)
         if not rates[1]:
             return "no batch of decodes keeps the bounds", []
-        prefill, decode = (ceil(self.traffic.rate / (MARGIN * rate)) for rate in rates)
+        prefill, decode = (max(ceil(self.traffic.rate / (MARGIN * r)), 1) for r in rates)
         if prefill + decode > total:
             least = f"{prefill} + {decode}"
             return f"it takes {least} replicas at least, {best.replicas} hold as they are", []

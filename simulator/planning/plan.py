@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from time import process_time
+from typing import Protocol
 
 from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
@@ -43,8 +44,16 @@ WORTH = 2.0  # s of runs for which workers are started
 BATCH = 4  # candidates that Optuna names at a time
 
 
-Progress = Callable[[Sequence[Candidate], int, Candidate | None], None]
-"""Called with all candidates, the runs made since the last call, and one that got a new trial."""
+class Progress(Protocol):
+    """Who is told how a search goes on."""
+
+    def __call__(
+        self, candidates: Sequence[Candidate], runs: int, decided: Candidate | None
+    ) -> None:
+        """Hear of all candidates, the runs made since the last call, one that got a new trial."""
+
+    def enter(self, phase: str) -> None:
+        """Hear what begins."""
 
 
 LoadedRun = tuple[Scenario, bool, float | None, float | None]
@@ -60,6 +69,11 @@ class Runs:
     progress: Progress | None = None
     journal: Journal | None = None
     seconds: float | None = None  # that a run took in this process; None: none was made yet
+
+    def enter(self, phase: str) -> None:
+        """Tell what begins."""
+        if self.progress is not None:
+            self.progress.enter(phase)
 
     def make(
         self, measure: Callable[[LoadedRun], MetricValues], tasks: Sequence[LoadedRun]
@@ -321,7 +335,7 @@ def choose_best(problem: PlanProblem, candidates: Sequence[Candidate]) -> Candid
     Raises NoAnswerError, which names the candidate that comes closest, where none holds.
     """
     if not (ranked := _best_first(problem, candidates)):
-        raise NoAnswerError(_none_holds(problem, candidates))
+        raise NoAnswerError(none_holds(problem, candidates))
     return ranked[0]
 
 
@@ -344,7 +358,7 @@ def _best_first(problem: PlanProblem, candidates: Sequence[Candidate]) -> list[C
     return [holding[k] for k in sorted(range(len(holding)), key=rank)]
 
 
-def _none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
+def none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
     """Say so, and what comes closest."""
     slos = problem.criteria.slos
     tried = [(c, trial) for c in candidates for trial in c.result.trials if not trial.superseded]

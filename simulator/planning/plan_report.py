@@ -277,6 +277,7 @@ def write_plan(
         "candidates": rows,
     } | ({"answer": [*answer]} if answer else {})
     settings = problem.settings(best, PlannedRun(best.best.at, seconds=best.best.seconds))
+    settings.append(("slo", json.dumps(report["slo"])))
     chosen = load_scenario(problem.path, problem.overrides, vary=settings)
     warn_of_lost_policies(chosen)
     return write_together(
@@ -317,12 +318,12 @@ def _draw(
     ran.sort(key=lambda candidate: several and candidate is best)
     colors = [GREY] * (len(ran) - 1) + [COLORS[0]] if several else COLORS
     colored = [*zip(ran, colors, strict=False)]
-    speed = sum(1 for candidate in ran for _ in candidate.speeds()) > 1
+    speed = sum(1 for candidate in ran for _ in candidate.speeds(of_best=_sizes_fleet(problem))) > 1
     height = 3.9 if several else 3.7 + 0.15 * len(ran)
     with sheet(1, 2 if speed else 1, height) as figure:
         _draw_bounds(figure.axes[0], problem, colored, best)
         if speed:
-            _draw_front(figure.axes[1], colored)
+            _draw_front(figure.axes[1], colored, of_best=_sizes_fleet(problem))
         if several:
             figure.legend(loc="outside lower center", frameon=False)
         else:
@@ -330,6 +331,11 @@ def _draw(
         for axes in figure.axes:
             grid(axes)
     encode(figure, file)
+
+
+def _sizes_fleet(problem: PlanProblem) -> bool:
+    """Say whether the size of a fleet was searched for."""
+    return bool(problem.high) and problem.key.startswith("cluster.")
 
 
 def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Candidate) -> None:
@@ -374,6 +380,10 @@ def _abscissa(
     problem: PlanProblem, candidates: Sequence[Candidate]
 ) -> tuple[str, Callable[[Candidate, Trial], float]]:
     """Say what trials are drawn over: what was searched, else what they draw or cost."""
+    spent = [c.spent_at(trial) for c in candidates for trial in c.result.trials]
+    if problem.high and None not in spent:
+        priced = all(c.resources[1] is not None for c in candidates if c.result.best is not None)
+        return "$/h" if priced else "GPUs", lambda candidate, trial: candidate.spent_at(trial) or 0
     if problem.key:
         rate = problem.key == "workload.request_rate"
         return "requests/s" if rate else problem.key, lambda _, trial: trial.at
@@ -385,15 +395,16 @@ def _abscissa(
     return "$/h", lambda candidate, trial: candidate.resources_at(trial)[1] or 0.0
 
 
-def _draw_front(axes: "Axes", colored: Colored) -> None:
+def _draw_front(axes: "Axes", colored: Colored, *, of_best: bool) -> None:
     """Draw what users get against what a GPU gives, and the front that nothing beats."""
     from simulator.figures.style import from_zero
 
     points = []
     for candidate, color in colored:
-        for trial, user, gpu in candidate.speeds():
-            points.append((user, gpu))
-            face = color if trial.ok or trial in candidate.lower_loads else "none"
+        for trial, user, gpu in candidate.speeds(of_best=of_best):
+            held = trial.ok or trial in candidate.lower_loads
+            points += [(user, gpu)] if held else []
+            face = color if held else "none"
             axes.plot(user, gpu, "o", color=color, markerfacecolor=face, markersize=5)
     best = [points[k] for k in pareto_front(points)]
     if best:

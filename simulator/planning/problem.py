@@ -153,8 +153,12 @@ class PlanProblem:
             count = round(rate * wanted.seconds * _requests_per_arrival(candidate.scenario))
         if self.change.load != 1.0:
             assert candidate.scenario is not None
-            name, now = rate_key(candidate.scenario)
-            keys.append((name, repr(now * self.change.load)))
+            generator = candidate.scenario.workload.generator
+            if candidate.scenario.workload.trace is None and generator.request_rate == inf:
+                count = count or round(generator.num_prompts * self.change.load)
+            else:
+                name, now = rate_key(candidate.scenario)
+                keys.append((name, repr(now * self.change.load)))
         if count or wanted.seconds is not None:
             keys.append(("workload.num_prompts", str(max(count, FEWEST_REQUESTS))))
         return keys
@@ -258,6 +262,11 @@ def make_problem(
         key = rate_key(base)[0]
     _check_window(block.window, slos, at_a_load=bool(high) or not key)
     refuse_overridden([k for k, _ in axes], said, seed, searched=key)
+    if base.gpu.dollars_per_hour is not None and any(name == "gpu.name" for name, _ in axes):
+        raise HeadwayError(
+            "gpu.dollars_per_hour: is of one GPU; where gpu.name is varied, vary both: --vary "
+            "'gpu={name: H100, dollars_per_hour: 2.49},{name: L40S}'"
+        )
     by_energy = (options.objective or block.objective) == "energy"
     what = path, overrides, base.seed, criteria, key, low, high, axes, base.name
     return PlanProblem(*what, by_energy=by_energy, pods=pods)

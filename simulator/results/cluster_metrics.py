@@ -46,7 +46,7 @@ def price_of_group(scenario: Scenario, name: str) -> float | None:
     if given is not None:
         return given
     gpu = scenario.of_group(name).gpu
-    price = find_gpu(gpu.name).dollars_per_hour
+    price = find_gpu(gpu.name, gpu.dollars_per_hour).dollars_per_hour
     return None if price is None else price * gpu.count
 
 

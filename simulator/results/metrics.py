@@ -18,6 +18,7 @@ from math import inf
 import numpy as np
 
 from simulator.core.log import Log
+from simulator.models.gpus import find_gpu
 from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.engine_metrics import EngineMetrics, energy_summary, share
 from simulator.results.fairness import (
@@ -137,7 +138,7 @@ class RunMetrics:
         if cluster is not None:
             self.cluster = ClusterMetrics(scenario, cluster, cores, self.engines)
         self._costs = [each.cost for each in cores]
-        price = cores[0].gpu.dollars_per_hour
+        price = find_gpu(cores[0].gpu.name, scenario.gpu.dollars_per_hour).dollars_per_hour
         self._price = None if price is None else price * scenario.gpu.count
         self._goodput = scenario.goodput.bounds
         self._slos = service_levels(scenario)

@@ -61,9 +61,9 @@ def run_table(summary: Summary) -> str:
             lines.append(f"{title:-^{WIDTH}}")
             for word in PRINTED:
                 value = summary[f"{word}_{key}_ms"]
-                none = lacks_gaps(summary, f"_{key}_")
+                none = not summary["completed"] or lacks_gaps(summary, f"_{key}_")
                 lines.append(_line(f"{word.capitalize()} {name} (ms)", "n/a" if none else value))
-        if key == "itl" and not lacks_gaps(summary, "_itl_"):
+        if key == "itl" and summary["completed"] and not lacks_gaps(summary, "_itl_"):
             lines.append(_line("Std ITL (ms)", summary["std_itl_ms"]))
             if "max_itl_ms" in gauges:  # not in the files of earlier versions
                 least, greatest = gauges["min_itl_ms"], gauges["max_itl_ms"]
@@ -204,13 +204,11 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     gauges, served = summary["headway"], summary["completed"]
     ended = served + summary.get("failed", 0)  # not in the files of others
     of = f", by the {served:,} of {ended:,} served" if served < ended else ""
-    found = [
-        (
-            one["bound"],
-            f"{three_digits(one['value'])} {Judged.of(one)}{of if '_ms' in one['bound'] else ''}",
-        )
-        for one in gauges.get("slo") or ()
-    ]
+    found = []
+    for one in gauges.get("slo") or ():
+        latency = "_ms" in one["bound"]
+        value = "n/a," if latency and not served else three_digits(one["value"])
+        found.append((one["bound"], f"{value} {Judged.of(one)}{of if latency else ''}"))
     names = [name for name in ("ttft", "tpot", "e2el") if f"slo_{name}_ms" in gauges]
     for name in names:
         if (kept := gauges.get(f"slo_attainment_{name}")) is not None:

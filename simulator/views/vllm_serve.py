@@ -4,7 +4,9 @@ import json
 import os
 import shlex
 import warnings
+from bisect import bisect_right
 
+from simulator.scenario.assemble_blocks import make_blocks
 from simulator.scenario.engines import release_of
 from simulator.scenario.policy_table import (
     PLUGIN,
@@ -14,6 +16,7 @@ from simulator.scenario.policy_table import (
     plugin_spec,
     takes_variable,
 )
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -44,6 +47,7 @@ SIZES = (*VALUES[:5], "api_server_count", "long_prefill_token_threshold")
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 PLUGIN_RELEASES = ((0, 33),)
 """Releases of vLLM that headway_vllm fits."""
+SURE = 0.95  # of the KV cache, whose size is worked out: the server's own may be a little smaller
 COVERED = (
     *(*VALUES, *FLAGS, "name", "version", "scheduling_policy", "allocation", "preemption_mode"),
     *("scheduler", "scheduler_cls", "enable_lora"),
@@ -159,6 +163,9 @@ def remarks(scenario: Scenario) -> list[str]:
         lines.append("that are predicted, come in the requests' vllm_xargs (docs/vllm-policies.md)")
         if own:
             lines.append(f"{name.partition(':')[0]} must be on the server's Python path")
+    if longest := longest_that_fits(scenario):
+        most = resolve(scenario).max_model_len
+        lines.append(f"--max-model-len {longest}: the model's {most:,} do not fit in the KV cache")
     if engine.allocation != "paged":
         lines.append(f"vLLM pages its KV cache: there is no {engine.allocation} allocation")
     if engine.preemption_mode != "recompute":
@@ -169,6 +176,23 @@ def remarks(scenario: Scenario) -> list[str]:
             plain = value.model_dump(exclude_defaults=True) if isinstance(value, Config) else value
             lines.append(f"not in this command: {key} {plain}")
     return lines
+
+
+def longest_that_fits(scenario: Scenario) -> int | None:
+    """Return the longest request, in tokens, that the KV cache of an engine holds for sure.
+
+    None where it holds the model's own context, or where `max_model_len` is given: without it vLLM
+    starts with that context, or not at all ("To serve at least one request ...", 0.11 to 0.33).
+    """
+    engine = scenario.engine
+    if engine.max_model_len is not None or engine.allocation != "paged":
+        return None
+    spec = resolve(scenario)
+    kinds = dict.fromkeys(("caching", "shares", "named", "tree", "counts"), False)
+    blocks, size = make_blocks(spec, **kinds), engine.block_size
+    counts = range(1, -(-spec.max_model_len // size) + 1)
+    fit = bisect_right(counts, blocks.usable, key=lambda count: blocks.most_held(count * size))
+    return None if fit == len(counts) else int(SURE * fit) * size
 
 
 def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
@@ -186,6 +210,8 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
         default = type(engine).model_fields[key].default
         if value is not None and (value != default or key in VALUES[:2]):
             words += [f"--{key.replace('_', '-')}", f"{value}"]
+    if longest := longest_that_fits(scenario):
+        words += ["--max-model-len", f"{longest}"]
     if engine.enable_lora:
         words.append("--enable-lora")
     if engine.enable_expert_parallel:

@@ -12,7 +12,8 @@ from simulator.cli.main import main
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.load import load_model
 from simulator.planning.buy import _confirm, line, orders
-from simulator.planning.buy_report import buying_problem
+from simulator.planning.buy_report import buying_problem, wanted_gpus
+from simulator.planning.candidate import resources
 from simulator.planning.market import Market, Offer
 from simulator.planning.measure import Change, measure_run
 from simulator.planning.problem import PlanOptions
@@ -29,6 +30,7 @@ from simulator.planning.verdict import Trial
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayWarning
 
 SHOP = """name: shop
 model: llama-3-8b
@@ -124,6 +126,9 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
         (["--buy", "--vary", "gpu.name=H100"], "--vary: does not go with --buy"),
         (["--gpus", "H100"], "--gpus: goes with --buy"),
         (["--buy", "--gpus", "H300"], "--gpus: gpu.name: no GPU 'H300'"),
+        (["--buy", "--gpus", ""], "--gpus: gpu.name: no GPU ''"),
+        (["--buy", "--gpus", "L4=cheap"], "--gpus L4=cheap: a price is a number"),
+        (["--buy", "--gpus", "L4=1,L4=2"], "--gpus: L4 is named twice, with unlike prices"),
         (["--buy", "--gpus", "L4", "--set", "model=llama-3.1-405b"], "does not fit the L4"),
         (["--buy", "--slo", "p99_tpot_ms<=0.1"], "--buy: nothing can hold it"),
         (
@@ -142,15 +147,64 @@ def test_what_cannot_be_bought(write, capsys, tmp_path: Path, options, message) 
 
 def market(scenario: Path, *slos: str, precision: str | None = "bf16") -> Market:
     options = PlanOptions(slo=slos or None)
-    return Market(buying_problem(scenario, options, ([], None), ["H100"]), ["H100"], precision)
+    gpus = wanted_gpus("H100")
+    return Market(buying_problem(scenario, options, ([], None), gpus), gpus, precision)
+
+
+def test_gpus_to_choose_from_and_their_prices() -> None:
+    """By any name once; a price of one's own stands in place of the list's."""
+    (one,) = wanted_gpus("H100,h100-sxm, H100-80GB")
+    assert (one.name, one.dollars_per_hour) == ("H100-80GB", 6.88)
+    own, listed = wanted_gpus("H100=2.49,L40S")
+    assert (own.dollars_per_hour, listed.dollars_per_hour) == (2.49, 1.86)
+    with pytest.warns(HeadwayWarning, match="left out, for want of a price: GH200; give one, as"):
+        assert [gpu.name for gpu in wanted_gpus("GH200,L4")] == ["L4"]
+    assert [gpu.name for gpu in wanted_gpus("GH200")] == ["GH200"]
+    assert all(gpu.dollars_per_hour for gpu in wanted_gpus(None))
+
+
+BURST = """name: burst
+model: llama-3-8b
+workload: {num_prompts: 200, request_rate: .inf, input_len: 1000, output_len: 20}
+slo: ["p90_ttft_ms<=1000"]
+"""
+
+
+@pytest.mark.medium
+def test_a_burst_takes_as_many_replicas_as_it_takes(write, tmp_path: Path, capsys) -> None:
+    """Of requests at once theory names no least number; a price and levels stay in best.yaml."""
+    command = ["plan", str(write(BURST)), "--buy", "--gpus", "L40S=1.50", "--precision", "bf16"]
+    assert main([*command, "--out", str(tmp_path), "--jobs", "1"]) == 0
+    best = load_scenario(tmp_path / "best.yaml")
+    assert best.cluster is not None
+    assert best.slo == ["p90_ttft_ms<=1000", "completion>=1"]
+    assert resources(best) == (best.cluster.replicas, 1.5 * (best.cluster.replicas or 0))
+    fewer = {"cluster": best.cluster.model_copy(update={"replicas": best.cluster.replicas - 1})}
+    held, broken = (run(one).summary() for one in (best, best.model_copy(update=fewer)))
+    assert held["headway"]["slo_met"]
+    assert not broken["headway"]["slo_met"]
+    told = capsys.readouterr().out
+    load = next(line for line in told.splitlines() if line.startswith("  10 % more load: "))
+    assert not load.endswith("the same")
+
+
+def test_what_comes_closest_is_told_and_how_far_it_was_looked(write, tmp_path, capsys) -> None:
+    """A request alone takes more than 100 ms, however many replicas there are: one for each."""
+    path = write(BURST.replace("ttft_ms<=1000", "e2el_ms<=100").replace("200,", "12,"))
+    command = ["plan", str(path), "--buy", "--gpus", "L40S", "--precision", "bf16"]
+    assert main([*command, "--out", str(tmp_path), "--jobs", "1"]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "the closest is L40S (TP " in told
+    assert "candidates were tried, with up to 12 replicas" in told
 
 
 def test_weights_are_quantized_where_there_is_a_profile(write) -> None:
     """Of fp8 there is one on an L40S, with both KV caches; as published any GPU will do."""
     shop, model = market(write(SHOP), precision=None), load_model("llama-3-8b")
     published = (None, "auto")
-    assert list(shop._precisions(model, "L4", 1)) == [published]
-    found = list(shop._precisions(model, "L40S", 1))
+    small, large = wanted_gpus("L4,L40S")
+    assert list(shop._precisions(model, small, 1)) == [published]
+    found = list(shop._precisions(model, large, 1))
     assert found == [published, ("fp8", "auto"), ("fp8", "fp8")]
 
 

@@ -1,5 +1,6 @@
 """The `vllm serve` commands of a scenario."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from simulator import load_scenario
 from simulator.cli.main import main
 from simulator.scenario.policy_table import PLUGIN
+from simulator.scenario.resolve import resolve
 from simulator.views.vllm_serve import serve_command
 from tests.support.scenarios import ONE_A_SECOND
 
@@ -32,6 +34,22 @@ def test_each_group_gets_the_command_of_its_own_engine(tmp_path: Path):
     small, big = (line for line in lines if line.startswith("vllm serve tiny-test "))
     assert "--tensor-parallel-size" not in small
     assert "--tensor-parallel-size 2 " in big
+
+
+def test_a_context_that_does_not_fit_is_cut(tmp_path: Path):
+    """Without it vLLM would not start: 131,072 tokens do not fit beside 8 GB of weights in 22."""
+    text = "model: llama-3.1-8b\nengine: {quantization: fp8}\ngpu: {name: %s}\n"
+    commands = {}
+    for gpu in ("L4", "H100"):
+        path = tmp_path / f"{gpu}.yaml"
+        path.write_text(text % gpu)
+        commands[gpu] = serve_command(load_scenario(path))
+    longest = re.search(r"--max-model-len (\d+) ", commands["L4"].splitlines()[-1])
+    assert longest is not None
+    tokens = 16 * (resolve(load_scenario(tmp_path / "L4.yaml")).num_gpu_blocks - 1)
+    assert 0.94 * tokens < int(longest[1]) <= 0.95 * tokens
+    assert "the model's 131,072 do not fit in the KV cache" in commands["L4"]
+    assert "--max-model-len" not in commands["H100"]
 
 
 def test_what_a_version_does_anyway_is_not_missing(tmp_path: Path):

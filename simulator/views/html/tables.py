@@ -101,7 +101,7 @@ def headline(runs: Sequence[Run]) -> str:
         f"<div class=card><b>{number(summary[key])}</b> {unit}<br><span>{name}</span></div>"
         for key in CARDS
         for name, unit in [BY_KEY[key].label.removesuffix(")").split(" (")]
-        if key in summary
+        if key in summary and (summary["completed"] or not key.endswith("_ms"))
     )
     return f"<div class=cards>{cards}</div><details><summary>All metrics</summary>{whole}</details>"
 
@@ -160,7 +160,7 @@ def percentiles(runs: Sequence[Run]) -> str:
     for key, name in LATENCIES:
         for k, run in enumerate(runs):
             cells = [run.summary.get(f"{point}_{key}_ms") for point in STATISTICS]
-            if None not in cells:
+            if None not in cells and run.summary["completed"]:
                 label = f"{name} {run_name(run, k)}" if len(runs) > 1 else name
                 rows.append([label, *map(number, cells)])
     return table(["ms", *(point.capitalize() for point in STATISTICS)], rows, "numbers")
