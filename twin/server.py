@@ -24,6 +24,7 @@ from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
 from simulator.util.http_log import leave_out_bad_requests
+from simulator.util.yaml_lines import dump_yaml
 from simulator.workload.traces.write import write_timed_trace
 from twin.admin import admin_routes
 from twin.bodies import BadRequestError, parse_json
@@ -406,14 +407,13 @@ class Server:
 
     def write(self, out: Path) -> list[Path]:
         """Write the files of the run, and what plays it again: replay.yaml and its trace."""
-        import yaml
 
         from simulator.simulation.write import write_run
 
         result = self.result()
         load = {"trace": {"path": "served.jsonl", "format": "timed_trace"}}
         again = result.scenario.resolved() | {"workload": load}
-        text = yaml.safe_dump(again, sort_keys=False, allow_unicode=True).encode()
+        text = dump_yaml(again).encode()
         more: dict[str, Writer] = {
             "served.jsonl": partial(write_timed_trace, result.workload, self.engine.block_size),
             "replay.yaml": lambda file: file.write(text),

@@ -72,7 +72,7 @@ def draw_costs(rows: "pd.DataFrame") -> "Figure":
     told = ["" if isinstance(why, float) else f"{why}" for why in held["reason"]]
     axes.bar_label(axes.containers[0], told, padding=3, fontsize=8)  # type: ignore[arg-type]
     axes.set_xlim(right=1.6 * float(held[cost].max()))
-    axes.set_title("What it costs, and what breaks next")
+    axes.set_title("What it costs, and what breaks next", loc="right", fontweight="bold")
     return figure
 
 
@@ -92,7 +92,8 @@ def draw_room(rows: "pd.DataFrame") -> "Figure":
     for axes, key in zip(figure.axes, panels, strict=True):
         if key in bounds:
             axes.axvline(bounds[key], color="0.3", linestyle="--", linewidth=1)
-    figure.axes[0].set_title("How much room is left" + (" (dashed: the bound)" if bounds else ""))
+    title = "How much room is left" + (" (dashed: the bound)" if bounds else "")
+    figure.axes[-1].set_title(title, loc="right", fontweight="bold")
     return figure
 
 
@@ -106,6 +107,7 @@ def _by_cost(rows: "pd.DataFrame") -> tuple["pd.DataFrame", str]:
 def _draw_bars(held: "pd.DataFrame", panels: Mapping[str, tuple[str, float]]) -> "Figure":
     """Draw columns, each by its label and factor, as bars; a row for each candidate."""
     keys = [key for key in held if "." in key and held[key].nunique(dropna=False) > 1]
+    keys = [key for key in keys if not key.endswith(".dollars_per_hour")]
     names = [point_label(row, keys) for _, row in held.iterrows()]
     with sheet(1, len(panels), 1.6 + 0.3 * len(held)) as figure:
         for axes, (column, (label, factor)) in zip(figure.axes, panels.items(), strict=True):

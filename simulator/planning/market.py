@@ -116,7 +116,9 @@ class Offer(Candidate):
 
 
 def money(offer: Offer, amount: float) -> str:
-    return f"{amount:.0f} GPU{'s' if amount > 1 else ''}" if offer.price is None else f"${amount:,.2f}/h"
+    """Write what it costs: dollars an hour, or GPUs where not each has a price."""
+    many = "s" if amount > 1 else ""
+    return f"{amount:.0f} GPU{many}" if offer.price is None else f"${amount:,.2f}/h"
 
 
 def ranked_offers(offers: Sequence[Offer]) -> list[Offer]:

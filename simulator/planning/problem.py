@@ -262,11 +262,7 @@ def make_problem(
         key = rate_key(base)[0]
     _check_window(block.window, slos, at_a_load=bool(high) or not key)
     refuse_overridden([k for k, _ in axes], said, seed, searched=key)
-    if base.gpu.dollars_per_hour is not None and any(name == "gpu.name" for name, _ in axes):
-        raise HeadwayError(
-            "gpu.dollars_per_hour: is of one GPU; where gpu.name is varied, vary both: --vary "
-            "'gpu={name: H100, dollars_per_hour: 2.49},{name: L40S}'"
-        )
+    _check_price(base, axes)
     by_energy = (options.objective or block.objective) == "energy"
     what = path, overrides, base.seed, criteria, key, low, high, axes, base.name
     return PlanProblem(*what, by_energy=by_energy, pods=pods)
@@ -285,6 +281,15 @@ def _first_that_loads(
         points = load_points(path, factors(axes), overrides, seed, DesignPoint)
         need_runnable(points)
         return next(point.scenario for point in points if point.scenario is not None)
+
+
+def _check_price(base: Scenario, axes: Axes) -> None:
+    """Refuse one GPU's price for several."""
+    if base.gpu.dollars_per_hour is not None and any(name == "gpu.name" for name, _ in axes):
+        raise HeadwayError(
+            "gpu.dollars_per_hour: is of one GPU; where gpu.name is varied, vary both: --vary "
+            "'gpu={name: H100, dollars_per_hour: 2.49},{name: L40S}'"
+        )
 
 
 def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool) -> None:

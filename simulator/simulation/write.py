@@ -29,6 +29,7 @@ from simulator.util.csv_text import Column, Numbers, encode_header, encode_rows
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer, write_together
+from simulator.util.yaml_lines import dump_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,10 +161,7 @@ def _slices(rows: int) -> Iterator[slice]:
 
 def write_scenario(scenario: Scenario, file: BinaryIO) -> None:
     """Write a scenario with every default filled in."""
-    import yaml
-
-    text = yaml.safe_dump(scenario.resolved(), sort_keys=False, allow_unicode=True)
-    file.write(text.encode())
+    file.write(dump_yaml(scenario.resolved()).encode())
 
 
 def _write_parquet(frame: "pd.DataFrame", file: BinaryIO) -> None:

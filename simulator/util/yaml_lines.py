@@ -107,6 +107,18 @@ class _Resolver(yaml.resolver.Resolver):
 _Resolver.add_implicit_resolver("!number", _BARE_NUMBER, list("-+0123456789i"))
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes words that would be read as those numbers."""
+
+
+_Dumper.add_implicit_resolver("!number", _BARE_NUMBER, list("-+0123456789i"))
+
+
+def dump_yaml(value: object) -> str:
+    """Write plain values as YAML that this module reads as the same."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
 class _Constructor(yaml.constructor.SafeConstructor):
     """Makes YAML's plain types, and those numbers."""
 

@@ -32,6 +32,13 @@ from tests.support.scenarios import AZURE, ONE_A_SECOND
             ["--slo", "p99_ttft_ms<=9", "--vary", "workload.request_rate=1,2"],
             "the plan searches workload.request_rate itself: --vary workload.request_rate",
         ),
+        (
+            [
+                *("--slo", "p99_ttft_ms<=9", "--cheapest", "--vary", "gpu.name=L4,L40S"),
+                *("--set", "gpu.dollars_per_hour=1"),
+            ],
+            "gpu.dollars_per_hour: is of one GPU; where gpu.name is varied, vary both",
+        ),
         (["--slo", "p99_ttft_ms<=9", "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["--slo", "p99_ttft_ms<=9", "--tolerance", "0"], "--tolerance 0.0: must be more than 0"),
         (

@@ -9,7 +9,7 @@ import yaml
 
 from simulator.util import yaml_lines
 from simulator.util.errors import HeadwayError
-from simulator.util.yaml_lines import SourceMap, field_errors, parse, read_text
+from simulator.util.yaml_lines import SourceMap, dump_yaml, field_errors, parse, read_text
 
 
 def test_every_key_and_item_has_its_line():
@@ -180,3 +180,10 @@ def test_a_long_line_takes_no_time():
     values, _ = parse(f"name: {'word ' * 2_000_000}\n", "s.yaml")
     assert len(values["name"]) == 9_999_999
     assert process_time() - begin < 2
+
+
+def test_words_that_look_like_numbers_are_quoted() -> None:
+    """A scenario in inf.yaml is named `inf`, and its written form is read again."""
+    value = {"name": "inf", "other": "1e3", "number": 1e3, "rate": float("inf"), "word": "info"}
+    assert "name: 'inf'" in dump_yaml(value)
+    assert parse(dump_yaml(value), "x")[0] == value

@@ -9,6 +9,7 @@ from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
+from simulator.util.yaml_lines import dump_yaml
 from simulator.views.metric_rows import BY_KEY, metric_rows
 from simulator.views.report import sensitivity_lines, slo_lines, step_errors
 
@@ -288,8 +289,6 @@ def clients(run: Run) -> str:
 
 def scenarios(runs: Sequence[Run]) -> str:
     """Show in what the scenarios differ, and each of them."""
-    import yaml
-
     parts = []
     if len(runs) > 1:
         flat = [dict(_flat(run.scenario)) for run in runs]
@@ -302,7 +301,7 @@ def scenarios(runs: Sequence[Run]) -> str:
         names = [run_name(run, k) for k, run in enumerate(runs)]
         parts.append(table(["differs in", *names], rows) if rows else "<p>All the same.</p>")
     for k, run in enumerate(runs):
-        text = yaml.safe_dump(run.scenario, sort_keys=False, allow_unicode=True)
+        text = dump_yaml(run.scenario)
         name = f" of {run_name(run, k)}" if len(runs) > 1 else ""
         parts.append(
             f"<details><summary>Scenario{name}</summary><pre>{escape(text)}</pre></details>"

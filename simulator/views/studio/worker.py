@@ -23,6 +23,7 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError, one_line
+from simulator.util.yaml_lines import dump_yaml
 from simulator.views.html.charts import distributions, over_time
 from simulator.views.html.page import page
 from simulator.views.metric_rows import metric_value
@@ -156,7 +157,6 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
 
 def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
     """Get what the page shows of a run; `trace` is what an uploaded one is called, if there is."""
-    import yaml
 
     summary, resolved = found.summary, scenario.resolved()
     if trace:
@@ -183,7 +183,7 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
         "levels": {name: levels[name] for name in LEVELS},
         "bounds": {name: value for name, value in bounds.items() if value is not None},
         "advice": advice + [str(text) for text in own.get("warnings") or []],
-        "yaml": yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True),
+        "yaml": dump_yaml(resolved),
     }
 
 
