@@ -172,7 +172,7 @@ class LiveEngine:
 
         if self.scenario.cluster is not None and self.scenario.cluster.kv_transfer is not None:
             raise HeadwayError("cluster.kv_transfer: prefill and decode apart cannot be served yet")
-        fleet = make_fleet(self.env, self.scenario, self.specs, self._sessions)
+        fleet = make_fleet(self.env, self.scenario.fleet, self.specs, self._sessions)
         self.cluster, life = add_replicas(
             *(fleet, self.scenario, self.specs, True), leap=False, startup_delay=startup_delay
         )

@@ -1,12 +1,14 @@
-"""From the block `cluster` of a scenario to its routers, and to a fleet without replicas as yet."""
+"""From the block `cluster` of a scenario to what routes, and to a fleet without replicas as yet."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import simpy
 
+from simulator.cluster.config import KvTransferConfig
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet, Sessions
 from simulator.cluster.own_router import Own
@@ -20,71 +22,80 @@ from simulator.cluster.routers import (
     StatelessRouter,
     Uniform,
 )
-from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.scenario import Scenario
+from simulator.scenario.cluster_config import ClusterConfig
+from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
+from simulator.scenario.settle import Attempt, at_once
 from simulator.util.config import split_spec
 from simulator.util.errors import did_you_mean, one_line
 from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import load_user_code
 
-
-def make_router(scenario: Scenario, *, decodes: bool = False) -> Router:
-    """Make a cluster's router, or that to its consumers (`router_maker`)."""
-    router, cluster = router_maker(scenario, decodes=decodes)(), scenario.cluster
-    assert cluster is not None
-    if served := scenario.models:
-        names = [*dict.fromkeys(served)]
-        each = {place: router_maker(scenario)() for place in range(len(names))}
-        groups = zip(cluster.groups, served, strict=True)
-        places = [
-            names.index(name) for group, name in groups for _ in range(cluster.max_replicas(group))
-        ]
-        return Pods(ByModel(names), places, each)
-    if cluster.pods is None:
-        return router
-    return Pods(router, cluster.pod_numbers, pod_routers(scenario, range(cluster.pods)))
+Maker = Callable[..., Router]
+"""Makes a router; those of other numbers, its only argument, draw apart."""
 
 
-def make_front(scenario: Scenario) -> StatelessRouter:
-    """Make the router before a cluster's pods, or its replicas: one that looks at none."""
-    router = router_maker(scenario)()
-    assert isinstance(router, RoundRobin | Uniform | SessionHash)
-    return router
+@dataclass(slots=True, frozen=True)
+class FleetSpec:
+    """What routes in a fleet: all is checked, and nothing of the user's own made as yet.
 
-
-def pod_routers(scenario: Scenario, pods: Iterable[int]) -> dict[int, Router]:
-    """Make the routers of some pods; without pods each has a single replica."""
-    assert scenario.cluster is not None
-    if scenario.cluster.pods is None:
-        return {pod: RoundRobin() for pod in pods}
-    return {pod: router_maker(scenario, pod=pod)() for pod in pods}
-
-
-def router_maker(
-    scenario: Scenario, *, decodes: bool = False, pod: int | None = None
-) -> Callable[[], Router]:
-    """Check a cluster's router, that to its consumers or of one `pod`; give what makes it.
-
-    ValueError says what is wrong with its key. Nothing of the user's own is made before the call,
-    which raises HeadwayError where it cannot be.
+    What makes a router raises HeadwayError where it cannot.
     """
-    cluster = scenario.cluster
-    assert cluster is not None
-    key, spec = "cluster.router", cluster.router
-    if decodes:
-        assert cluster.kv_transfer is not None
-        key, spec = "cluster.kv_transfer.router", cluster.kv_transfer.router or spec
-    if pod is not None:
-        key, spec = "cluster.pod_router", cluster.pod_router or "least_outstanding"
+
+    front: Maker  # before the pods, or before all replicas
+    within: Maker | None  # each pod; None: there are none
+    pods: Sequence[int]  # of each replica that there may be; without any each is one by itself
+    kv_transfer: KvTransferConfig | None  # None: each replica prefills and decodes
+    consumers: Maker  # to those who decode
+
+    def make_router(self) -> Router:
+        """Make the router, with those of all pods."""
+        if self.within is None:
+            return self.front()
+        return Pods(self.front(), self.pods, self.pod_routers(sorted({*self.pods})))
+
+    def make_front(self) -> StatelessRouter:
+        """Make the router before the pods, or the replicas: one that looks at none."""
+        router = self.front()
+        assert isinstance(router, RoundRobin | Uniform | SessionHash)
+        return router
+
+    def pod_routers(self, pods: Iterable[int]) -> dict[int, Router]:
+        """Make the routers of some pods; without pods each has a single replica."""
+        within = self.within or (lambda _: RoundRobin())
+        return {pod: within(1 + pod) for pod in pods}
+
+
+def settle_fleet(
+    own: EngineBlocks, cluster: ClusterConfig, models: Sequence[str], attempt: Attempt = at_once
+) -> FleetSpec | None:
+    """Settle where requests go, each router in an attempt; None where one has failed.
+
+    `models` are those of the groups, or none where all serve the same.
+    """
+    makers: dict[str, Maker] = {}
+    for key, spec in cluster.routers.items():
+        with attempt(key, ""):
+            makers[key] = _settle(own, key, spec)
+    if len(makers) < len(cluster.routers):
+        return None
+    front, within = makers["cluster.router"], makers.get("cluster.pod_router")
+    consumers = makers.get("cluster.kv_transfer.router", front)
+    if not models:
+        return FleetSpec(front, within, cluster.pod_numbers, cluster.kv_transfer, consumers)
+    counts, names = map(cluster.max_replicas, cluster.groups), [*dict.fromkeys(models)]
+    each = zip(models, counts, strict=True)
+    places = [names.index(name) for name, count in each for _ in range(count)]
+    return FleetSpec(partial(ByModel, names), lambda _: front(), places, None, consumers)
+
+
+def _settle(own: EngineBlocks, key: str, spec: str | dict[str, Any]) -> Maker:
+    """Check the router at a key; give what makes it. ValueError says what is wrong."""
     name, arguments = split_spec(spec, "router")
     if name not in ROUTERS:
-        own = _load_router(name, arguments, scenario)
-        return partial(_make_own, own, name, arguments, scenario, key)
-    found = ROUTERS[name]
-    known = inspect.signature(found).parameters
-    if "seed" in known:  # several routers draw apart
-        apart = decodes if pod is None else 1 + pod
-        arguments = {"seed": scenario.seed + apart} | arguments
+        found = _load(name, arguments, own)
+        return lambda _=0: _make_own(found, name, arguments, own, key)
+    shipped = ROUTERS[name]
+    known = inspect.signature(shipped).parameters
     for argument, value in arguments.items():
         if argument not in known:
             there = ", ".join(known) or "none"
@@ -93,11 +104,17 @@ def router_maker(
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             words = "a whole number" if whole else "a number"
             raise ValueError(f"{argument}: must be {words}, not {short_repr(value)}")
-    router: Router = found(**arguments)
-    return lambda: router
+
+    def make(number: int = 0) -> Router:
+        draws = {"seed": own.seed + number} if "seed" in known else {}
+        router: Router = shipped(**draws | arguments)
+        return router
+
+    make()
+    return make
 
 
-def _load_router(name: str, arguments: dict[str, Any], scenario: Scenario) -> Any:
+def _load(name: str, arguments: Mapping[str, Any], own: EngineBlocks) -> Any:
     """Load a function or class of the user's; see that it is one before it is called."""
     if ":" not in name:
         known = ", ".join(ROUTERS)
@@ -105,7 +122,7 @@ def _load_router(name: str, arguments: dict[str, Any], scenario: Scenario) -> An
             f"no router {name!r}; there are {known}, or package.module:function"
             f"{did_you_mean(name, ROUTERS)}"
         )
-    found = load_user_code(name, scenario.folder)
+    found = load_user_code(name, own.folder)
     if not callable(getattr(found, "choose", None) if isinstance(found, type) else found):
         raise ValueError(f"{name} is no function, and no class with choose(request, targets)")
     if isinstance(found, type):
@@ -119,36 +136,35 @@ def _load_router(name: str, arguments: dict[str, Any], scenario: Scenario) -> An
 
 
 def _make_own(
-    found: Any, name: str, arguments: dict[str, Any], scenario: Scenario, key: str
+    found: Any, name: str, arguments: Mapping[str, Any], own: EngineBlocks, key: str
 ) -> Router:
     try:
         choose = found(**arguments).choose if isinstance(found, type) else found
     except Exception as error:  # whatever the class does
         wrong = ValueError(f"cannot make {name}: {one_line(error)}")
-        raise scenario.error_at(key, wrong) from error
+        raise own.error_at(key, wrong) from error
     return Own(name.partition(":")[2], choose, key)
 
 
 def make_fleet(
     env: simpy.Environment,
-    scenario: Scenario,
+    fleet: FleetSpec,
     specs: Mapping[str, EngineSpec],
     sessions: Sessions | None,
 ) -> Fleet:
     """Make the fleet, one that prefills and decodes apart if its groups have roles."""
-    assert scenario.cluster is not None
-    kv = scenario.cluster.kv_transfer
+    kv, router = fleet.kv_transfer, fleet.make_router()
     if kv is None:
-        return Fleet(env, make_router(scenario), sessions)
+        return Fleet(env, router, sessions)
     rate = kv.bandwidth * 1e9  # of each GPU
     links = {
         name: spec.block_bytes / rate for name, spec in specs.items() if spec.role == "kv_producer"
     }
     return DisaggregatedFleet(
         env,
-        make_router(scenario),
+        router,
         sessions,
-        to_consumers=make_router(scenario, decodes=True),
+        to_consumers=fleet.consumers(1),
         block_seconds=links,
         latency=kv.latency * 1e-3,
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.spec import ModelSpec
@@ -27,6 +28,9 @@ from simulator.schedulers.vllm.rules import (
 from simulator.util.errors import HeadwayError
 from simulator.util.files import resolve, why_not_regular
 from simulator.util.yaml_lines import FieldError, Key
+
+if TYPE_CHECKING:
+    from simulator.scenario.assemble_fleet import FleetSpec
 
 DEPENDENT_KEYS = (
     ("admission", "shed_from", "max_outstanding"),
@@ -53,20 +57,25 @@ and what is wrong."""
 
 def find_conflicts(
     scenario: Scenario, wrong: set[Key]
-) -> tuple[list[FieldError], list[str], dict[str, EngineSpec]]:
+) -> tuple[list[FieldError], list[str], dict[str, EngineSpec], "FleetSpec | None"]:
     """Find what is wrong in the scenario, and what in the files that it names.
 
     What depends on a key that is wrong already is left out. Beside it are the engines of each
-    group, of all where nothing is wrong.
+    group and where requests go, all of it where nothing is wrong.
     """
     found: list[FieldError] = []
     elsewhere = []
     seen: set[str] = set()
     conflicts, alone = _check(scenario)
-    cluster = scenario.cluster
-    names = [""] if cluster is None else [*cluster.replica_groups]
-    specs: dict[str, EngineSpec | None] = dict.fromkeys(names, alone)
-    for blamed, others, what in (*conflicts, *_check_cluster(scenario, specs)):
+    specs: dict[str, EngineSpec | None] = {"": alone}
+    fleet = None
+    if (cluster := scenario.cluster) is not None:
+        from simulator.scenario.assemble_fleet import settle_fleet
+
+        specs = dict.fromkeys(cluster.replica_groups, alone)
+        fleet = settle_fleet(scenario, cluster, scenario.models, partial(_attempt, conflicts))
+        conflicts += _check_cluster(scenario, cluster, specs)
+    for blamed, others, what in conflicts:
         keys = [tuple(name.split(".")) for name in (blamed, *others.split()) if name]
         if what in seen or any(_overlap(key, bad) for key in keys for bad in wrong):
             continue
@@ -75,7 +84,8 @@ def find_conflicts(
             found.append((keys[0], what))
         else:
             elsewhere.append(what)
-    return found, elsewhere, {name: spec for name, spec in specs.items() if spec is not None}
+    whole = {name: spec for name, spec in specs.items() if spec is not None}
+    return found, elsewhere, whole, fleet
 
 
 def _overlap(mine: Key, bad: Key) -> bool:
@@ -279,28 +289,16 @@ def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
             yield f"workload.trace.{option}", "workload.trace.format", what
 
 
-def _check_cluster(scenario: Scenario, specs: dict[str, EngineSpec | None]) -> Iterator[Conflict]:
-    """Check the routers, what the groups are to one another, and each as a scenario of its own.
+def _check_cluster(
+    scenario: Scenario, cluster: ClusterConfig, specs: dict[str, EngineSpec | None]
+) -> Iterator[Conflict]:
+    """Check what the groups are to one another, and each as a scenario of its own.
 
     `specs` gets what each group is; it has what the scenario's own engine is, which all replicas
     have where there are no groups.
     """
-    cluster = scenario.cluster
-    if cluster is None:
-        return
-    from simulator.scenario.assemble_fleet import router_maker
-
-    found: list[Conflict] = []
-    with _attempt(found, "cluster.router", ""):
-        router_maker(scenario)
-    if cluster.kv_transfer is not None:
-        with _attempt(found, "cluster.kv_transfer.router", ""):
-            router_maker(scenario, decodes=True)
-    if cluster.pods is not None:
-        with _attempt(found, "cluster.pod_router", ""):
-            router_maker(scenario, pod=0)
     roles = list(_check_roles(cluster))[:1]
-    yield from (*found, *roles)
+    yield from roles
     # What the scenario itself gets wrong is told already.
     for name, group in cluster.groups.items():
         own = scenario.of_group(name)

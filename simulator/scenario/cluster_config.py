@@ -156,6 +156,17 @@ class ClusterConfig(Config):
         return sum(map(self.max_replicas, self.replica_groups))
 
     @property
+    def routers(self) -> dict[str, str | dict[str, Any]]:
+        """The routers that there are, by their keys in the scenario."""
+        kv, within = self.kv_transfer, self.pod_router
+        found = {
+            "cluster.router": self.router,
+            "cluster.kv_transfer.router": None if kv is None else kv.router,
+            "cluster.pod_router": None if self.pods is None else within or "least_outstanding",
+        }
+        return {key: spec for key, spec in found.items() if spec is not None}
+
+    @property
     def router_name(self) -> str:
         """Name of `router`, which may have arguments."""
         return str(split_spec(self.router, "router")[0])

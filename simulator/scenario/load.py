@@ -103,12 +103,12 @@ def check_scenario(
         if not refused:
             scenario = _wait_for_own_policies(scenario, raw)
             keys = {key for key, _ in wrong}
-            contradicting, others, specs = find_conflicts(scenario, keys)
+            contradicting, others, specs, fleet = find_conflicts(scenario, keys)
             wrong += contradicting
     if scenario is None or wrong or others:
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
         raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]))
-    scenario.keep_specs(specs)
+    scenario.keep_specs(specs, fleet)
     return scenario
 
 
@@ -176,10 +176,8 @@ def named_code(scenario: Scenario) -> Iterator[tuple[Key, str]]:
         if engine.scheduler_cls:
             yield (*block, "scheduler_cls"), engine.scheduler_cls
     if cluster is not None:
-        named.append((("cluster", "router"), split_spec(cluster.router, "router")[0]))
-        if cluster.kv_transfer is not None and cluster.kv_transfer.router is not None:
-            spec = cluster.kv_transfer.router
-            named.append((("cluster", "kv_transfer", "router"), split_spec(spec, "router")[0]))
+        for key, spec in cluster.routers.items():
+            named.append(((*key.split("."),), split_spec(spec, "router")[0]))
     yield from ((key, name) for key, name in named if isinstance(name, str) and ":" in name)
 
 

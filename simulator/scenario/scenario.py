@@ -30,6 +30,8 @@ from simulator.workload.workload import Frontend, Workload
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+    from simulator.scenario.assemble_fleet import FleetSpec
+
 TRACE_OPTION = "--set workload.columns="  # by which columns of a trace are given
 
 
@@ -125,6 +127,7 @@ class Scenario(Config):
     _folder: Path = PrivateAttr(default=Path())
     _source_map: SourceMap | None = PrivateAttr(default=None)
     _specs: Mapping[str, EngineSpec] | None = PrivateAttr(default=None)  # None: not settled yet
+    _fleet: "FleetSpec | None" = PrivateAttr(default=None)  # likewise
 
     @model_validator(mode="before")
     @classmethod
@@ -157,7 +160,20 @@ class Scenario(Config):
             assert self._specs is not None
         return self._specs
 
-    def keep_specs(self, specs: Mapping[str, EngineSpec]) -> None:
+    @property
+    def fleet(self) -> "FleetSpec":
+        """Where the requests of the cluster go; settled once, as the engines are."""
+        if self._fleet is None:
+            from simulator.scenario.assemble_fleet import (
+                settle_fleet,
+            )  # for nothing without a cluster
+
+            assert self.cluster is not None
+            self._fleet = settle_fleet(self, self.cluster, self.models)
+            assert self._fleet is not None
+        return self._fleet
+
+    def keep_specs(self, specs: Mapping[str, EngineSpec], fleet: "FleetSpec | None" = None) -> None:
         """Keep what the engines of each group are by themselves, with what the cluster adds."""
         if (cluster := self.cluster) is not None:
             retries = cluster.client is not None and cluster.client.max_retries > 0
@@ -165,20 +181,20 @@ class Scenario(Config):
                 name: replace(specs[name], role=group.kv_role, retries=retries)
                 for name, group in cluster.replica_groups.items()
             }
-        self._specs = specs
+        self._specs, self._fleet = specs, fleet or self._fleet
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
     ) -> "Scenario":
         """Return a copy with other values, whose engines have to be settled anew."""
         copy = super().model_copy(update=update, deep=deep)
-        copy._specs = None
+        copy._specs = copy._fleet = None
         return copy
 
     def __getstate__(self) -> dict[Any, Any]:
         """Leave the specs out, which may have the user's own code: a worker settles them itself."""
         state = super().__getstate__()
-        private = {**state["__pydantic_private__"], "_specs": None}
+        private = {**state["__pydantic_private__"], "_specs": None, "_fleet": None}
         return {**state, "__pydantic_private__": private}
 
     def of_group(self, name: str) -> "Scenario":

@@ -29,9 +29,14 @@ Attempt = Callable[[str, str], AbstractContextManager[object]]
 """Takes the key to blame where what is done within fails, and others that have a part in it."""
 
 
+def at_once(_key: str, _others: str) -> AbstractContextManager[object]:
+    """Attempt what raises for the first thing that is wrong."""
+    return nullcontext()
+
+
 def settle(own: EngineBlocks) -> EngineSpec:
     """Settle what an engine is; ValueError for the first thing that is wrong."""
-    spec = try_to_settle(own, lambda *_: nullcontext())
+    spec = try_to_settle(own, at_once)
     assert spec is not None
     return spec
 

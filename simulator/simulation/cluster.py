@@ -82,7 +82,7 @@ def run_cluster(
         _warn(result)
         return result
     env = FastEnvironment()
-    fleet = make_fleet(env, scenario, specs, sessions_of(workload))
+    fleet = make_fleet(env, scenario.fleet, specs, sessions_of(workload))
     shares = workload.segments is not None
     record, life = add_replicas(fleet, scenario, specs, shares, leap=not stepwise)
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)

@@ -31,7 +31,6 @@ from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
 from simulator.scenario import make_scheduler
-from simulator.scenario.assemble_fleet import make_front, pod_routers
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -208,7 +207,7 @@ class ReplicaGroup:
         assert cluster is not None
         routers: Mapping[int, Router] = {}
         if cluster.pods is not None:
-            routers = pod_routers(self.scenario, self.pods)
+            routers = self.scenario.fleet.pod_routers(self.pods)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             specs = specs or self.scenario.specs
@@ -255,7 +254,7 @@ def run_independent(
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     if isinstance(predictor, FixedPredictions):
         hints = predictor.hints.astype(np.int64)
-    requests = _route(workload, make_front(scenario), len(pods), hints)
+    requests = _route(workload, scenario.fleet.make_front(), len(pods), hints)
     members = [[groups[number] for number in pod] for pod in pods.values()]
     group = ReplicaGroup(scenario, range(len(pods)), members, requests, shares, leap)
     sent, interrupted = workload.arrival.copy(), False

@@ -29,7 +29,6 @@ from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
 from simulator.scenario import make_scheduler, resolve_groups
-from simulator.scenario.assemble_fleet import make_front, pod_routers
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream
@@ -173,7 +172,7 @@ def _set_up(part: Partition) -> tuple[StreamedRun, list[int]]:
     total, first, chunks, _ = first_chunk(scenario, part.size, part.total)
     specs, shares = resolve_groups(scenario), first.segments is not None
     env, front = FastEnvironment(), Known(part.size)
-    router = Pods(front, [pods[k] for k in numbers], pod_routers(scenario, part.pods))
+    router = Pods(front, [pods[k] for k in numbers], scenario.fleet.pod_routers(part.pods))
     fleet = Fleet(env, router)
     for number in numbers:
         spec = specs[groups[number]]
@@ -193,7 +192,7 @@ def _own_parts(
     part: Partition, chunks: Iterator[Workload], pods: int, chosen: dict[int, Ints]
 ) -> Iterator[tuple[Workload, ChunkPart]]:
     """Give what some pods get of each chunk; note the pods of its requests."""
-    front, free = make_front(part.scenario), 0.0
+    front, free = part.scenario.fleet.make_front(), 0.0
     for pod in range(pods):
         front.open(Target(pod, "", 1, 1))
     for number, work in enumerate(chunks):

@@ -240,7 +240,7 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     from simulator.scenario.assemble_fleet import make_fleet
     from simulator.simulation.cluster import add_replicas, connect_client
 
-    fleet = make_fleet(env, scenario, specs, turns)
+    fleet = make_fleet(env, scenario.fleet, specs, turns)
     record, life = add_replicas(fleet, scenario, specs, shares, leap=leap)
     life.missed = missing
     client = connect_client(

@@ -76,6 +76,7 @@ NAMED = {
     "engine.scheduling_policy": "engine.scheduling_policy={policy: 'unimported:P', a: 1}",
     "engine.scheduler_cls": "engine={scheduler: vllm, scheduler_cls: unimported.S}",
     "cluster.router": "cluster={replicas: 2, router: 'unimported:R'}",
+    "cluster.pod_router": "cluster={replicas: 2, pods: 2, pod_router: 'unimported:R'}",
     "cluster.kv_transfer.router": "cluster={kv_transfer: {router: 'unimported:R'}}",
     "cluster.groups.a.engine.scheduling_policy": (
         "cluster={groups: {a: {engine: {scheduling_policy: 'unimported:P'}}}}"

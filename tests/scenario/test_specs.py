@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from simulator import load_scenario
-from simulator.scenario import resolve, resolve_groups, settle
+from simulator.scenario import assemble_fleet, resolve, resolve_groups, settle
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
 
@@ -23,6 +23,7 @@ def nothing_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("settled once more")
 
     monkeypatch.setattr(settle, "load_model", settled)
+    monkeypatch.setattr(assemble_fleet, "split_spec", settled)
 
 
 def loaded(**keys: object) -> Scenario:
@@ -37,6 +38,17 @@ def test_each_spec_is_made_where_the_scenario_is_loaded(
     assert resolve(alone) is alone.specs[""]
     assert [spec.gpu.name for spec in resolve_groups(fleet).values()] == ["H100-80GB", "A100-80GB"]
     assert fleet.of_group("big").specs[""].gpu.name == "H100-80GB"
+
+
+def test_where_requests_go_is_settled_with_the_engines(request: pytest.FixtureRequest) -> None:
+    scenario = loaded(cluster={"replicas": 4, "pods": 2, "router": "random"})
+    request.getfixturevalue("nothing_is_settled")
+    fleet = scenario.fleet
+    assert fleet.pods == [0, 1, 0, 1]
+    assert fleet.make_front() is not fleet.make_front()  # each has a state of its own
+    assert pickle.loads(pickle.dumps(scenario))._fleet is None
+    with pytest.raises(AssertionError, match="settled once more"):
+        _ = scenario.model_copy(update={"seed": 1}).fleet
 
 
 def test_a_changed_copy_is_settled_by_its_own_values() -> None:
