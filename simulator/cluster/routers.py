@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from random import Random
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from zlib import crc32
 
 import numpy as np
@@ -61,6 +61,7 @@ class Router(Protocol):
         """Choose one; there is at least one."""
 
 
+@runtime_checkable
 class StatelessRouter(Router, Protocol):
     """A router that looks at no replica: what it chooses is known beforehand."""
 

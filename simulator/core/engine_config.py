@@ -383,6 +383,11 @@ class EngineConfig(Config):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def cpu_loras(self) -> int:
+        """Adapters kept in host memory."""
+        return self.max_cpu_loras or self.max_loras
+
+    @property
     def weight_dtype(self) -> str:
         """Numbers of the layers' weights; auto: the model's."""
         return self.quantization or self.dtype

@@ -113,11 +113,10 @@ class Profile:
 
 def settings_of(model: ModelSpec, engine: EngineConfig) -> dict[str, object]:
     """Put an engine's settings into a profile's words."""
-    dtype = model.resolve_dtype(engine.dtype)
     return {
         "tensor_parallel_size": engine.tensor_parallel_size,
-        "dtype": engine.quantization or model.weight_dtype(engine.dtype),
-        "kv_cache_dtype": dtype if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
+        "dtype": model.weight_dtype(engine.weight_dtype),
+        "kv_cache_dtype": model.resolve_dtype(engine.cache_dtype),
     }
 
 

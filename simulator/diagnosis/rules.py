@@ -312,7 +312,7 @@ def adapters(run: AdvisedEvidence) -> Finding | None:
     if max(waited, loaded) < WAITING:
         return None
     names = len({*(run.record.workload.model or ())} - {""})
-    slots, host = run.engine.max_loras, run.engine.max_cpu_loras or run.engine.max_loras
+    slots, host = run.engine.max_loras, run.engine.cpu_loras
     advice = []
     if waited >= WAITING and slots < names:
         to = min(MOST * slots, names)

@@ -8,7 +8,7 @@ same errors.
 
 from bisect import insort
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from simulator.core.request import Request
 from simulator.util.errors import did_you_mean
-from simulator.util.from_mapping import check_range, from_mapping, raise_if
+from simulator.util.from_mapping import check_range, from_mapping, raise_if, short_repr
 from simulator.workload.workload import Ints, Workload
 
 STREAM = 1  # beside the seed; the generator of workloads has streams of its own
@@ -52,6 +52,8 @@ class FixedPredictions:
 class Oracle:
     """The true length: the bound for every predictor."""
 
+    kind: str = field(default="oracle", init=False)
+
     def predictor(self, workload: Workload, rng: "np.random.Generator") -> Predictor:
         return FixedPredictions(workload.output_tokens)
 
@@ -60,6 +62,7 @@ class Oracle:
 class Noisy:
     """The true length times a lognormal error with median 1: exp(sigma * a normal number)."""
 
+    kind: str = field(default="noisy", init=False)
     sigma: float
 
     def __post_init__(self) -> None:
@@ -82,6 +85,7 @@ class Bucketed:
     2023, cuts into equal widths and predicts the upper end, to reserve memory).
     """
 
+    kind: str = field(default="bucketed", init=False)
     classes: int = 5
     confusion: float = 0.0
 
@@ -118,6 +122,7 @@ class Percentile:
     it for the engine as a whole).
     """
 
+    kind: str = field(default="percentile", init=False)
     percentile: float = 50.0
     prior: int = 256
 
@@ -153,18 +158,15 @@ class History:
 
 
 Spec = Oracle | Noisy | Bucketed | Percentile
-KINDS: dict[str, type[Spec]] = {
-    "oracle": Oracle,
-    "noisy": Noisy,
-    "bucketed": Bucketed,
-    "percentile": Percentile,
-}
+KINDS: dict[str, type[Spec]] = {cls.kind: cls for cls in (Oracle, Noisy, Bucketed, Percentile)}
 
 
-def parse_predictor(values: Mapping[str, object]) -> Spec:
+def parse_predictor(values: object) -> Spec:
     """Read {kind: ..., and its fields}; ValueError says which field is wrong."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f": must be a mapping of keys, not {short_repr(values)}")
     kind = values.get("kind")
-    if kind not in KINDS:
+    if str(kind) not in KINDS:
         given = "is missing" if kind is None else f"{kind!r} is none"
         hint = did_you_mean(str(kind), KINDS)
         raise ValueError(f"kind: {given}; there are {', '.join(KINDS)}{hint}")
@@ -172,11 +174,9 @@ def parse_predictor(values: Mapping[str, object]) -> Spec:
     return from_mapping(KINDS[str(kind)], rest)
 
 
-def make_predictor(
-    values: Mapping[str, object] | None, workload: Workload, seed: int
-) -> Predictor | None:
+def make_predictor(spec: Spec | None, workload: Workload, seed: int) -> Predictor | None:
     """Make the predictor that a scenario describes; None where it has none."""
-    if values is None:
+    if spec is None:
         return None
     rng = np.random.default_rng(np.random.SeedSequence([seed, STREAM]))
-    return parse_predictor(values).predictor(workload, rng)
+    return spec.predictor(workload, rng)

@@ -12,16 +12,7 @@ from simulator.cluster.config import KvTransferConfig
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet, Sessions
 from simulator.cluster.own_router import Own
-from simulator.cluster.routers import (
-    ROUTERS,
-    ByModel,
-    Pods,
-    RoundRobin,
-    Router,
-    SessionHash,
-    StatelessRouter,
-    Uniform,
-)
+from simulator.cluster.routers import ROUTERS, ByModel, Pods, RoundRobin, Router, StatelessRouter
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.settle import Attempt, at_once
@@ -56,7 +47,7 @@ class FleetSpec:
     def make_front(self) -> StatelessRouter:
         """Make the router before the pods, or the replicas: one that looks at none."""
         router = self.front()
-        assert isinstance(router, RoundRobin | Uniform | SessionHash)
+        assert isinstance(router, StatelessRouter)
         return router
 
     def pod_routers(self, pods: Iterable[int]) -> dict[int, Router]:

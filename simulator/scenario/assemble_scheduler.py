@@ -110,7 +110,7 @@ def _options(spec: EngineSpec, scheduler_class: type[Scheduler]) -> dict[str, An
     if scheduler_class is PipelineScheduler:
         options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])
     if engine.enable_lora:
-        options |= engine.values_of(["max_loras", "max_cpu_loras"])
+        options |= {"max_loras": engine.max_loras, "max_cpu_loras": engine.cpu_loras}
     if engine.speculative_config is not None:
         options |= {"speculation": engine.speculative_config, "seed": spec.seed}
     return {name: value for name, value in options.items() if accepts(scheduler_class, name)}

@@ -215,15 +215,15 @@ def _read(
     option: str = "--vary",
 ) -> tuple[Path, dict[str, Any], SourceMap, list[str]]:
     """Read a source and put the overrides over it; give its folder, and what is wrong with them."""
-    lines: dict[Key, int] = {}
     raw: Any
     if isinstance(path, Mapping):
-        file, folder, raw = Path(source_name(path)), Path(), _plain(path)
+        folder, raw, source_map = Path(), _plain(path), SourceMap(source_name(path), {})
     elif isinstance(path, str | Path):
         file = find_scenario(Path(path))
         # What `--set` adds to a shipped scenario names files of whoever calls.
         folder = file.parent if file == Path(path) else Path()
         raw, lines = parse(read_text(file), str(file))
+        source_map = SourceMap(str(file), lines)
     else:
         kind = "a Scenario, loaded already" if isinstance(path, Scenario) else repr(path)
         way = ": give what it was loaded from" if isinstance(path, Scenario) else ""
@@ -231,7 +231,8 @@ def _read(
             f"scenario: must be a file, the name of a shipped one, or a dict, not {kind}{way}"
         )
     varied = [(f"{option} {key}={value}", key, value) for key, value in vary]
-    return folder, *_settle(file, raw, lines, overrides=overrides, seed=seed, varied=varied)
+    raw, messages = _settle(raw, source_map, overrides, seed, varied)
+    return folder, raw, source_map, messages
 
 
 def _plain(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -246,19 +247,17 @@ def _plain(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _settle(
-    path: Path,
     raw: Any,
-    lines: dict[Key, int],
-    *,
+    source_map: SourceMap,
     overrides: Iterable[str],
     seed: int | None,
     varied: Iterable[tuple[str, str, str]],
-) -> tuple[dict[str, Any], SourceMap, list[str]]:
+) -> tuple[dict[str, Any], list[str]]:
     """Put overrides over what a file holds; give what is wrong with them, too.
 
     `varied` has a place, a dotted key and its value each.
     """
-    source_map = SourceMap(str(path), lines)
+    path = Path(source_map.file)
     if not raw and not isinstance(raw, list | str | bool | int | float):
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
     if not isinstance(raw, dict):
@@ -279,7 +278,7 @@ def _settle(
         messages += _override(raw, source_map, place, name, text)
     _follow_hardware(raw, {tuple(name.strip().split(".")) for _, name, _ in settings})
     raw.setdefault("name", _default_name(path))
-    return raw, source_map, messages
+    return raw, messages
 
 
 def _follow_hardware(raw: dict[str, Any], overridden: set[Key]) -> None:

@@ -30,7 +30,10 @@ from simulator.workload.workload import Frontend, Workload
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+    from simulator.policies.predictor import Spec as PredictorSpec
     from simulator.scenario.assemble_fleet import FleetSpec
+else:
+    PredictorSpec = Any  # to be imported where a scenario has one
 
 TRACE_OPTION = "--set workload.columns="  # by which columns of a trace are given
 
@@ -49,14 +52,12 @@ def _model(value: object) -> object:
 
 
 def _predictor(value: object) -> object:
-    """Check a length predictor; let a kind alone stand for the mapping."""
-    if isinstance(value, str):
-        value = {"kind": value}
-    if isinstance(value, dict):
-        from simulator.policies.predictor import parse_predictor
+    """Read a length predictor; let a kind alone stand for the mapping."""
+    if value is None:
+        return None
+    from simulator.policies.predictor import parse_predictor
 
-        parse_predictor(value)
-    return value
+    return parse_predictor({"kind": value} if isinstance(value, str) else value)
 
 
 class GoodputConfig(Config):
@@ -99,7 +100,7 @@ class Scenario(Config):
     cluster: ClusterConfig | None = Field(
         None, description="several replicas behind a router (fleet.md); null: one engine"
     )
-    predictor: Annotated[dict[str, Any], BeforeValidator(_predictor)] | None = Field(
+    predictor: Annotated[PredictorSpec | None, BeforeValidator(_predictor)] = Field(
         None,
         description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts lengths of "
         "answers for policies; null: no predictions",
@@ -263,18 +264,14 @@ class Scenario(Config):
                 wrong = f"{what}; the groups serve {', '.join(dict.fromkeys(served))}"
                 raise self._errors([(("workload", "models"), wrong)])
             return
-        if (self.workload.model_extra or {}).get("models") is not None:
-            wrong = "goes with cluster.groups of different models"
-            raise self._errors([(("workload", "models"), wrong)])
+        self._given("models", True, "goes with cluster.groups of different models")
         if workload.model is None:
             return
         if any(own.engine.enable_lora for own in self.groups.values()):
             own = {self.known_model, getattr(self.model, "name", self.model)}
             workload.model = ["" if name in own else name for name in workload.model]
-        elif (self.workload.model_extra or {}).get("adapters") is not None:
-            wrong = "goes with engine.enable_lora: true"
-            raise self._errors([(("workload", "adapters"), wrong)])
         else:
+            self._given("adapters", True, "goes with engine.enable_lora: true")
             workload.model = None
 
     def frontend(self) -> Frontend | None:
@@ -344,44 +341,45 @@ class Scenario(Config):
             self._draw_max_tokens(part, self.reader(), rng["max_tokens"])
             yield part
 
+    def _given(self, key: str, refused: bool = False, wrong: str = "") -> Any:
+        """Return what `workload` has under a key, or None; HeadwayError where that is refused."""
+        value = (self.workload.model_extra or {}).get(key)
+        if value is not None and refused:
+            raise self._errors([(("workload", key), wrong)])
+        return value
+
     def _draw_clients(self, workload: Workload, rng: "Generator | None" = None) -> None:
         """Name the clients of a trace that names none; HeadwayError if it does."""
-        given = self.workload.model_extra or {}
-        if given.get("clients") is None:
+        wrong = "the trace names the client of each request itself"
+        clients = self._given("clients", workload.client is not None, wrong)
+        if clients is None:
             return
-        if workload.client is not None:
-            wrong = "the trace names the client of each request itself"
-            raise self._errors([(("workload", "clients"), wrong)])
         from simulator.workload.generate import draw_clients, random_streams
 
         rng = random_streams(self.seed)["clients"] if rng is None else rng
-        draw_clients(workload, workload.sessions(), given["clients"], given.get("priorities"), rng)
+        draw_clients(workload, workload.sessions(), clients, self._given("priorities"), rng)
 
     def _draw_adapters(self, workload: Workload) -> None:
         """Draw the adapters that requests of a trace ask for; HeadwayError if it names them."""
-        extra = self.workload.model_extra or {}
-        key = "models" if extra.get("models") is not None else "adapters"
-        if extra.get(key) is None:
+        key = "models" if self._given("models") is not None else "adapters"
+        wrong = "the trace names the model of each request itself"
+        given = self._given(key, workload.model is not None, wrong)
+        if given is None:
             return
-        if workload.model is not None:
-            wrong = "the trace names the model of each request itself"
-            raise self._errors([(("workload", key), wrong)])
         from simulator.workload.adapters import draw_adapters, draw_models
         from simulator.workload.generate import random_streams
 
         draw = draw_models if key == "models" else draw_adapters
-        draw(workload, workload.sessions(), extra[key], random_streams(self.seed)["models"])
+        draw(workload, workload.sessions(), given, random_streams(self.seed)["models"])
 
     def _draw_max_tokens(
         self, workload: Workload, load: TraceReader, rng: "Generator | None" = None
     ) -> None:
         """Say how long the answers of a trace may be that does not; HeadwayError if it does."""
-        given = (self.workload.model_extra or {}).get("max_tokens")
+        wrong = "the trace says the max_tokens of its requests itself"
+        given = self._given("max_tokens", workload.max_tokens is not None, wrong)
         if given is None:
             return
-        field = ("workload", "max_tokens")
-        if workload.max_tokens is not None:
-            raise self._errors([(field, "the trace says the max_tokens of its requests itself")])
         from simulator.workload.generate import draw_max_tokens, random_streams
 
         rng = random_streams(self.seed)["max_tokens"] if rng is None else rng

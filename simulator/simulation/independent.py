@@ -79,7 +79,7 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
             workload.max_concurrency is not None
         ),
         "predictor: learns from the answers of all replicas": (
-            (scenario.predictor or {}).get("kind") == "percentile"
+            scenario.predictor is not None and scenario.predictor.kind == "percentile"
         ),
     }
     return next((why for why, holds in couplings.items() if holds), None)

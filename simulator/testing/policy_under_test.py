@@ -15,6 +15,7 @@ from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.engine.client import Client
 from simulator.engine.replica import Replica
+from simulator.policies.predictor import Oracle
 from simulator.scenario import make_scheduler, resolve
 from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import find_policy
@@ -168,7 +169,7 @@ class PolicyUnderTest:
 @cache
 def _bare() -> Scenario:
     scenario = check_scenario({"cost": {"kind": "linear", "base": 1.0}}, SourceMap("check", {}))
-    return scenario.model_copy(update={"predictor": {"kind": "oracle"}})
+    return scenario.model_copy(update={"predictor": Oracle()})
 
 
 def _with_engine(scenario: Scenario, values: dict[str, Any]) -> Scenario:

@@ -9,7 +9,7 @@ import pytest
 from simulator import load_scenario, run
 from simulator.core.request import Request
 from simulator.planning.design import expand
-from simulator.policies.predictor import make_predictor
+from simulator.policies.predictor import make_predictor, parse_predictor
 from simulator.workload.workload import Workload
 from tests.support.engines import workload
 from tests.support.scenarios import SMALL, errors
@@ -24,7 +24,7 @@ def load_of(*lengths: int) -> Workload:
 
 def hints(values: Mapping[str, object], load: Workload, seed: int = 0) -> list[int]:
     """Predict all, in order of id."""
-    predictor = make_predictor(values, load, seed)
+    predictor = make_predictor(parse_predictor(values), load, seed)
     assert predictor is not None
     return [predictor.predict(Request(i, 0.0, 1, 1)) for i in range(len(load))]
 
@@ -50,7 +50,7 @@ def test_errors_belong_to_the_id_and_the_seed() -> None:
     values = {"kind": "noisy", "sigma": 1.0}
     known = hints(values, load_of(*LENGTHS))
     assert hints(values, load_of(*LENGTHS[:3])) == known[:3]
-    predictor = make_predictor(values, load_of(*LENGTHS), 0)
+    predictor = make_predictor(parse_predictor(values), load_of(*LENGTHS), 0)
     assert predictor is not None
     back = [predictor.predict(Request(i, 0.0, 1, 1)) for i in reversed(range(6))]
     assert back[::-1] == known
@@ -85,7 +85,7 @@ def test_equal_lengths_have_one_class() -> None:
 def test_a_percentile_is_of_what_the_client_has_got() -> None:
     """Nearest rank; the prior before the first, nothing from other clients or rejections."""
     spec = {"kind": "percentile", "percentile": 75.0, "prior": 9}
-    predictor = make_predictor(spec, load_of(1), 0)
+    predictor = make_predictor(parse_predictor(spec), load_of(1), 0)
     assert predictor is not None
     asked = Request(9, 0.0, 1, 1, client="a")
     said = [predictor.predict(asked)]
@@ -128,7 +128,7 @@ def test_sigma_can_be_varied(write) -> None:
     more += ["engine.max_num_seqs=4", "workload.num_prompts=400"]
     more += ["workload.output_len={kind: lognormal, median: 20, sigma: 1.5, high: 2000}"]
     points = expand(write(SMALL), ["predictor.sigma=0,1,10"], more)
-    assert [point.scenario.predictor["sigma"] for point in points] == [0, 1, 10]
+    assert [point.scenario.predictor.sigma for point in points] == [0, 1, 10]
     means = [run(point.scenario).summary()["mean_e2el_ms"] for point in points]
     assert means == sorted(means)
     assert means[2] > 1.2 * means[0]
@@ -155,6 +155,7 @@ def test_what_a_better_prediction_costs() -> None:
     ("text", "message"),
     [
         ("predictor: {kind: good}", "predictor.kind: 'good' is none; there are oracle, noisy, "),
+        ("predictor: {kind: [noisy]}", "predictor.kind: ['noisy'] is none; there are oracle, no"),
         ("predictor: {sigma: 1}", "predictor.kind: is missing; there are oracle, noisy, bucketed"),
         ("predictor: {kind: noisy}", "predictor.sigma: missing"),
         ("predictor: {kind: noisy, sigma: -1}", "predictor.sigma: must be from 0 to 10, not -1"),

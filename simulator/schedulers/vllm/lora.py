@@ -17,9 +17,8 @@ from simulator.core.request import AdapterWork, Request, Step
 class AdapterSlots:
     """Which adapters lie in host memory and on the GPU, by their names."""
 
-    def __init__(self, max_loras: int, max_cpu_loras: int | None = None) -> None:
-        self.max_loras = max_loras
-        self.max_cpu_loras = max_loras if max_cpu_loras is None else max_cpu_loras
+    def __init__(self, max_loras: int, max_cpu_loras: int) -> None:
+        self.max_loras, self.max_cpu_loras = max_loras, max_cpu_loras
         self._host: OrderedDict[str, None] = OrderedDict()  # the longest unused first
         self._gpu: OrderedDict[str, None] = OrderedDict()
 

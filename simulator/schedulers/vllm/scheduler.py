@@ -118,7 +118,7 @@ class Scheduler:
         swap_blocks: int = 0,
         swap_prices: Prices | None = None,
         max_loras: int = 0,
-        max_cpu_loras: int | None = None,
+        max_cpu_loras: int = 0,
         rules: Rules = NEWEST_RULES,
     ) -> None:
         self.blocks = blocks
@@ -163,7 +163,8 @@ class Scheduler:
             self.waiting = SwappedFirst(queue) if swap_blocks else queue
         self._tries_others = not (rules.stops_at_long_head or enable_chunked_prefill)
         self._reordered = False  # by the last call of `admit`, the waiting queue
-        self.adapters = AdapterSlots(max_loras, max_cpu_loras) if max_loras else None
+        slots = max_loras, max(max_loras, max_cpu_loras)
+        self.adapters = AdapterSlots(*slots) if max_loras else None
         self._active: set[str] = set()  # adapters of those who run, where there are some
         self._refused = 0  # by the last call of `schedule`, for their adapters
         self._deferred: set[Request] = set()  # who wait and were passed over for their adapters
