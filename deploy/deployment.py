@@ -130,12 +130,12 @@ def groups_of(scenario: Scenario) -> list[Group]:
     base, cluster = _plain_name(scenario.name), scenario.cluster
     if cluster is None:
         return [Group(base, scenario, 1, None, None)]
-    kinds, scaling = cluster.replica_groups, cluster.autoscaling
+    kinds = cluster.replica_groups
     found = []
     for name, kind in kinds.items():
         if not cluster.max_replicas(name):
             continue
-        mine = scaling if scaling is not None and scaling.group in (None, name) else None
+        mine = cluster.scalers.get(name)
         label = base if len(kinds) == 1 else f"{base}-{_plain_name(name)}"
         count = kind.replicas if mine is None else max(kind.replicas, mine.min_replicas)
         found.append(Group(label, scenario.of_group(name), count, kind.kv_role, mine))

@@ -41,11 +41,33 @@ class KvTransferConfig(Config):
         "of 400 Gb/s for each",
     )
     latency: Amount = Field(0.0, description="ms of each transfer besides its bytes")
+    layerwise: bool = Field(
+        False,
+        description="each layer's KV goes as soon as it is computed, to blocks that the consumer "
+        "has taken before; false: it pulls all when the prompt is computed",
+    )
+    max_local_prefill_length: NonNegativeInt = Field(
+        0,
+        description="prompts of which a consumer's prefix cache lacks at most so many tokens are "
+        "computed there, and nothing is moved (the name is that of Dynamo's router)",
+    )
+    ratio: Annotated[str, Field(pattern=r"^[1-9]\d{0,4}P[1-9]\d{0,4}D$")] | None = Field(
+        None,
+        description="xPyD, as 1P3D: how cluster.replicas are shared out among one group of "
+        "producers and one of consumers; null: each group says its own",
+    )
     router: RouterSpec | None = Field(
         None,
         description="the router to the consumers; null: as cluster.router, which is that to "
         "the producers",
     )
+
+    def shared_out(self, replicas: int) -> dict[str, int]:
+        """Return how many of so many replicas have each role, at least one each."""
+        assert self.ratio is not None
+        x, y = map(int, self.ratio[:-1].split("P"))
+        producers = min(max(round(replicas * x / (x + y)), 1), replicas - 1)
+        return {"kv_producer": producers, "kv_consumer": replicas - producers}
 
 
 class AdmissionConfig(Config):

@@ -5,6 +5,11 @@ the request itself to a consumer, which pulls the KV cache over the producer's l
 (`kv_roles.py`). So does the proxy beside vLLM's NixlConnector (toy_proxy_server.py): the client
 gets its first token from the consumer.
 
+With `layerwise` or `max_local_prefill_length` the consumer comes first, as in SGLang and Dynamo: it
+has blocks for a prompt before that is computed. A prompt of which it lacks at most so many tokens
+it computes itself; another goes to a producer as it has its blocks, and the KV comes to it layer by
+layer, or as a whole at the end.
+
 A try that is cancelled before its KV moves frees the producer's blocks at once; a transfer that is
 under way runs to its end, as in vLLM, and frees the blocks at both ends then. A producer that fails
 takes with it what it computes and what has not been copied; a consumer that fails, what it has and
@@ -13,14 +18,14 @@ that is gone until a time-out; here it hears of it.)
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from math import inf, nextafter
 
 import simpy
 
 from simulator.cluster.fleet import Fleet, Sessions
+from simulator.cluster.kv_links import Handoff, Link, RouterPair
 from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
@@ -30,135 +35,14 @@ from simulator.schedulers.vllm.kv_roles import ABSENT, ARRIVED, Consumer, Produc
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 
-@dataclass(slots=True, eq=False)
-class Handoff:
-    """The KV cache of a prompt on its way from one replica to another. Times in s; -1: not yet."""
-
-    request: Request  # that decodes
-    job: Request  # that computed the prompt and has the blocks
-    producer: Target
-    ready: float  # when the prompt was computed
-    consumer: Target | None = None  # None: none is open
-    state: Literal["waiting", "moving", "here"] = "waiting"
-    found: int = 0  # blocks that the consumer had in its prefix cache
-    blocks: int = 0  # to be moved
-    placed: float = -1.0  # when it was given to a consumer
-    asked: float = -1.0  # when the consumer had blocks for it
-    begin: float = -1.0  # when the link turned to it
-    end: float = -1.0  # when the KV was there
-
-
-class Link:
-    """First asked, first sent. `done(handoff)` is called as a KV cache has come to its end.
-
-    A transfer keeps the link for `block_seconds` a block; its last byte arrives `latency` seconds
-    after it was sent, when the link is busy with the next one already.
-    """
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        block_seconds: float,
-        latency: float,
-        done: Callable[[Handoff], None],
-    ) -> None:
-        self.env = env
-        self.block_seconds, self.latency = block_seconds, latency
-        self.transfers = 0  # that came to their end
-        self.blocks = 0  # of these
-        self._done = done
-        self._queue: deque[Handoff] = deque()
-        self._free = 0.0  # s, when all are sent
-        self._alarm = Alarm(env, self._ring)
-
-    @property
-    def busy(self) -> float:
-        """Seconds that the transfers so far took."""
-        return self.blocks * self.block_seconds
-
-    def put(self, handoff: Handoff) -> None:
-        """Send a KV cache behind those that are being sent."""
-        handoff.state = "moving"
-        self._plan(handoff)
-        self._queue.append(handoff)
-        if len(self._queue) == 1:
-            self._alarm.set(handoff.end)
-
-    def _plan(self, handoff: Handoff) -> None:
-        handoff.begin = max(self.env.now, self._free)
-        self._free = handoff.begin + handoff.blocks * self.block_seconds
-        handoff.end = self._free + self.latency
-
-    def _ring(self, alarm: simpy.Event) -> None:
-        if alarm is not self._alarm:
-            return  # the link has failed in part since it was set
-        queue, now = self._queue, self.env.now
-        while queue and queue[0].end <= now:
-            handoff = queue.popleft()
-            handoff.state = "here"
-            self.transfers += 1
-            self.blocks += handoff.blocks
-            self._done(handoff)
-        if queue:
-            self._alarm.set(queue[0].end)
-
-    def drop(self, gone: Callable[[Handoff], bool]) -> list[Handoff]:
-        """Break off the transfers for which `gone` holds, and return them; others move up."""
-        now = self.env.now
-        dropped = [handoff for handoff in self._queue if gone(handoff)]
-        if not dropped:
-            return []
-        self._queue = deque(handoff for handoff in self._queue if not gone(handoff))
-        self._free = 0.0
-        for handoff in self._queue:
-            if handoff.begin < now:
-                self._free = handoff.end - self.latency
-            else:
-                self._plan(handoff)
-        self._alarm = Alarm(self.env, self._ring)
-        if self._queue:
-            self._alarm.set(self._queue[0].end)
-        return dropped
-
-
-class RouterPair:
-    """The routers to producers and to consumers, as one for all who open and close replicas."""
-
-    def __init__(self, to_producers: Router, to_consumers: Router) -> None:
-        self.to_producers, self.to_consumers = to_producers, to_consumers
-        self.consumers: set[int] = set()  # the replicas that are consumers
-        self.open_producers = self.open_consumers = 0
-
-    def _of(self, target: Target) -> Router:
-        return self.to_consumers if target.index in self.consumers else self.to_producers
-
-    def _count(self, target: Target, by: int) -> None:
-        if target.index in self.consumers:
-            self.open_consumers += by
-        else:
-            self.open_producers += by
-
-    def open(self, target: Target) -> None:
-        self._count(target, 1)
-        self._of(target).open(target)
-
-    def close(self, target: Target) -> None:
-        self._count(target, -1)
-        self._of(target).close(target)
-
-    def changed(self, target: Target) -> None:
-        self._of(target).changed(target)
-
-    def choose(self, request: Request, session: int) -> Target:
-        return self.to_producers.choose(request, session)
-
-
 class DisaggregatedFleet(Fleet):
     """Producers and consumers behind a router each.
 
     `block_seconds` says, for each group of producers, how long its link is busy with a KV block;
     `latency` is the s that its last byte then takes. `transfers` has a row of log.TRANSFER for each
-    request that was given a seat with the KV that it pulled.
+    request that was given a seat with the KV that it pulled. `layers` of each group of producers
+    says that the KV of each goes as it is computed; a consumer computes up to `max_local` tokens of
+    a prompt itself. With either the consumer comes first.
     """
 
     def __init__(
@@ -170,16 +54,20 @@ class DisaggregatedFleet(Fleet):
         to_consumers: Router,
         block_seconds: Mapping[str, float],
         latency: float = 0.0,
+        layers: Mapping[str, int] | None = None,
+        max_local: int = 0,
     ) -> None:
         self.routers = RouterPair(router, to_consumers)
         super().__init__(env, self.routers, sessions)
         self.links: dict[int, Link] = {}  # by the producer's number
         self.transfers = bytearray()
         self._block_seconds, self._latency = block_seconds, latency
-        self._kinds: dict[str, int] = {}  # a consumer of each group
+        self._layers, self._max_local = layers or {}, max_local
+        self._decodes_first = bool(layers) or max_local > 0
+        self._kinds: dict[str, int] = {}  # a replica of each group
         self._client_requests: dict[int, Request] = {}  # what goes to a consumer, by id
         self._handoffs: dict[int, Handoff] = {}  # by id, until the request has a seat
-        self._unplaced: deque[Handoff] = deque()  # while no consumer is open
+        self._unplaced: deque[Handoff] = deque()  # while none is open that comes next
         self._placed: list[Handoff] = []  # since the last steps began
         self._kv_requests: list[tuple[int, Handoff]] = []  # likewise, with the consumer's number
 
@@ -188,11 +76,11 @@ class DisaggregatedFleet(Fleet):
     ) -> Target:
         target = super().add(group, scheduler, executor, leap=leap)
         if isinstance(scheduler, Producer):
-            seconds = self._block_seconds[group]
-            self.links[target.index] = Link(self.env, seconds, self._latency, self._moved)
+            of_link = self._block_seconds[group], self._latency, self._moved
+            self.links[target.index] = Link(self.env, *of_link, self._layers.get(group, 1))
         else:
             self.routers.consumers.add(target.index)
-            self._kinds.setdefault(group, target.index)
+        self._kinds.setdefault(group, target.index)
         self._connect(target, scheduler)
         return target
 
@@ -200,6 +88,7 @@ class DisaggregatedFleet(Fleet):
         if isinstance(scheduler, Consumer):
             scheduler.on_ask = partial(self._kv_requested, target.index)
             scheduler.on_admit = self._admitted
+            scheduler.max_local = self._max_local
 
     def _producer(self, target: Target) -> Producer:
         scheduler = self.cores[target.index].scheduler
@@ -220,11 +109,15 @@ class DisaggregatedFleet(Fleet):
         unplaced, self._unplaced = self._unplaced, deque()
         for handoff in unplaced:
             if self._handoffs.get(handoff.request.id) is handoff:
-                self._place(handoff)
+                self._ask_producer(handoff) if handoff.state == "asked" else self._place(handoff)
 
     def _submit(self, request: Request) -> None:
-        """Send a prompt to a producer; refuse a request that a consumer could never hold."""
-        if not self.routers.open_producers:
+        """Send a prompt to a producer, or its request to a consumer first.
+
+        Refuse a request that a replica of another kind could never hold.
+        """
+        routers = self.routers
+        if not routers.open_producers or (self._decodes_first and not routers.open_consumers):
             self._hold(request)
             return
         self._stamp_arrival(request)
@@ -232,24 +125,92 @@ class DisaggregatedFleet(Fleet):
             *(request.id, request.arrival, request.prompt_tokens, 1),
             *(request.client, request.priority, request.segments, request.hint),
         )
-        target = self.routers.choose(job, self._session(job))
         self._client_requests[request.id] = request
-        self._assign(job, target)
-        core = self.cores[target.index]
-        if core.scheduler.fits(job) and self._fits(request):
-            core.submit(job)
+        if self._decodes_first:
+            target = routers.to_consumers.choose(request, self._session(request))
+            first = request
         else:
-            core.record(job, REJECTED)
+            first, target = job, routers.choose(job, self._session(job))
+        self._assign(first, target)
+        core = self.cores[target.index]
+        if not core.scheduler.fits(first) or not self._fits(request, job):
+            core.record(first, REJECTED)
+            return
+        if self._decodes_first:
+            handoff = Handoff(request, job, consumer=target, state="asked", placed=self.env.now)
+            self._handoffs[request.id] = handoff
+            self._placed.append(handoff)
+        core.submit(first)
 
-    def _fits(self, request: Request) -> bool:
-        kinds = self._kinds.values()
-        return all(self.cores[index].scheduler.fits(request) for index in kinds)
+    def _fits(self, request: Request, job: Request) -> bool:
+        """Say whether every consumer could hold a request, and every producer its prompt."""
+        return all(
+            self.cores[index].scheduler.fits(job if index in self.links else request)
+            for index in self._kinds.values()
+        )
+
+    def _ask_producer(self, handoff: Handoff) -> None:
+        """Have a prompt computed for which a consumer has blocks."""
+        if not self.routers.open_producers:
+            self._unplaced.append(handoff)
+            return
+        job = handoff.job
+        job.arrival = self.env.now
+        self._stamp_arrival(job)
+        handoff.producer = target = self.routers.choose(job, self._session(job))
+        self._assign(job, target)
+        self._at[job.id] = handoff.request, handoff.consumer
+        self.cores[target.index].submit(job)
+
+    def _asked(self, handoff: Handoff, _: simpy.Event) -> None:
+        if self._handoffs.get(handoff.request.id) is handoff:
+            self._ask_producer(handoff)
+
+    def _leave(self, target: Target, request: Request) -> None:
+        handoff = self._handoffs.get(request.id)
+        if handoff is not None and handoff.job is request:
+            self._forget(target, request)  # the consumer has it still
+        else:
+            super()._leave(target, request)
+
+    def _computed(self, handoff: Handoff) -> None:
+        """Send the KV of a prompt for which a consumer has blocks."""
+        assert handoff.producer is not None
+        handoff.ready = self.env.now
+        if handoff.job in self._producer(handoff.producer).sending:
+            self.links[handoff.producer.index].put(handoff)
+            return
+        # Its blocks were taken while its token was on its way.
+        assert handoff.consumer is not None
+        request = handoff.request
+        del self._handoffs[request.id], self._at[request.id]
+        self._give_up(handoff, handoff.consumer)
+        self._withdraw(handoff, handoff.consumer)
+        self.submit_again(self._client_requests.pop(request.id))
+
+    def _give_up(self, handoff: Handoff, consumer: Target) -> None:
+        """Let a consumer free the blocks of a request whose KV will not come."""
+        if handoff.asked >= 0:
+            self._consumer(consumer).failed(handoff.request)
+            self.cores[consumer.index].wake()
+
+    def _drop_job(self, handoff: Handoff) -> None:
+        """Have a producer compute no longer what nobody waits for."""
+        if (target := handoff.producer) is not None:
+            self._forget(target, handoff.job)
+            blocks = -(-handoff.job.prompt_tokens // target.block_size)
+            target.used = max(target.used - blocks, 0)
+            self.router.changed(target)
+            self.cores[target.index].cancel(handoff.job)
+            self._notify_if_idle(target)
 
     def _notify(self, target: Target, request: Request) -> None:
         """Pass a prompt that is computed on to a consumer; all else goes to the client."""
-        wanted = self._client_requests[request.id]
-        if request is not wanted and request.finish >= 0:
-            handoff = Handoff(wanted, request, target, self.env.now)
+        wanted, under_way = self._client_requests[request.id], self._handoffs.get(request.id)
+        if under_way is not None and request is under_way.job:
+            self._computed(under_way)
+        elif request is not wanted and request.finish >= 0:
+            handoff = Handoff(wanted, request, target, ready=self.env.now)
             if request not in self._producer(target).sending:
                 wanted.remote, handoff.state = ABSENT, "here"
             self._handoffs[request.id] = handoff
@@ -286,7 +247,10 @@ class DisaggregatedFleet(Fleet):
         # Which consumer's step began first at this instant may depend on leaps, its number not.
         self._kv_requests.sort(key=lambda entry: entry[0])
         for _, handoff in self._kv_requests:
-            self.links[handoff.producer.index].put(handoff)
+            if handoff.producer is not None:
+                self.links[handoff.producer.index].put(handoff)
+            else:  # the next steps have begun: it comes too late for them
+                Alarm(self.env, partial(self._asked, handoff)).set(nextafter(now, inf))
         self._kv_requests.clear()
         for handoff in self._placed:
             if handoff.state == "here" or handoff.consumer is None:
@@ -308,6 +272,7 @@ class DisaggregatedFleet(Fleet):
 
     def _release(self, handoff: Handoff) -> None:
         target = handoff.producer
+        assert target is not None
         scheduler = self._producer(target)
         scheduler.sent(handoff.job)
         if scheduler.waiting:
@@ -321,13 +286,14 @@ class DisaggregatedFleet(Fleet):
     def _admitted(self, request: Request, now: float) -> None:
         """Write down how a request came to its seat for the first time."""
         handoff = self._handoffs.pop(request.id, None)
-        if handoff is None:
+        if handoff is None or handoff.producer is None:  # its prompt is computed here
             return
         assert handoff.consumer is not None
         if handoff.asked < 0:  # there was nothing to be moved
             handoff.asked = handoff.begin = handoff.end = now
         numbers = handoff.producer.index, handoff.consumer.index
-        times = handoff.ready, handoff.asked, handoff.begin, handoff.end, now
+        asked = max(handoff.asked, handoff.ready)  # what goes while the prompt is computed: free
+        times = handoff.ready, asked, max(handoff.begin, asked), handoff.end, now
         self.transfers += pack_transfer(request.id, *numbers, *times, handoff.blocks, handoff.found)
 
     def cancel(self, id: int) -> Request:
@@ -335,6 +301,10 @@ class DisaggregatedFleet(Fleet):
         handoff = self._handoffs.pop(id, None)
         if handoff is not None and handoff.state == "waiting":
             self._release(handoff)
+        elif handoff is not None and handoff.state == "asked":
+            assert handoff.consumer is not None
+            self._give_up(handoff, handoff.consumer)
+            self._drop_job(handoff)
         return self._client_requests.pop(id, request)
 
     def crash(self, target: Target, *schedulers: Scheduler) -> int:
@@ -369,6 +339,8 @@ class DisaggregatedFleet(Fleet):
             del self._handoffs[id]
             lost.append(id)
             if handoff.consumer is not None:
+                if handoff.state == "asked":
+                    self._give_up(handoff, handoff.consumer)
                 self._withdraw(handoff, handoff.consumer)
         return lost
 
@@ -388,8 +360,11 @@ class DisaggregatedFleet(Fleet):
             for handoff in link.drop(lambda handoff: handoff.consumer is target):
                 self._release(handoff)
         for id in lost:
-            if id in self._handoffs and (handoff := self._handoffs.pop(id)).state == "waiting":
-                self._release(handoff)
+            lost_here = self._handoffs.pop(id) if id in self._handoffs else None
+            if lost_here is not None and lost_here.state == "waiting":
+                self._release(lost_here)
+            elif lost_here is not None and lost_here.state == "asked":
+                self._drop_job(lost_here)
 
     def abandon(self) -> list[Request]:
         left = super().abandon()

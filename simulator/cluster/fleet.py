@@ -341,8 +341,7 @@ class Fleet:
         """Tell the router of all that ended at this instant, then the client."""
         changed = {}
         for target, request in ended:
-            self._forget(target, request)
-            del self._at[request.id]
+            self._leave(target, request)
             changed[target.index] = target
         for target in changed.values():
             target.used = self.engines[target.index].used
@@ -351,6 +350,11 @@ class Fleet:
             self._notify(target, request)
         for target in changed.values():
             self._notify_if_idle(target)
+
+    def _leave(self, target: Target, request: Request) -> None:
+        """Strike out a request that has ended at a replica."""
+        self._forget(target, request)
+        del self._at[request.id]
 
     def _forget(self, target: Target, request: Request) -> None:
         target.outstanding -= 1
@@ -368,8 +372,7 @@ class Fleet:
         if self._ended is not None:
             self._ended.append((target, request))
             return
-        self._forget(target, request)
-        del self._at[request.id]
+        self._leave(target, request)
         target.used -= -(-request.prompt_tokens // target.block_size)
         self.router.changed(target)
         self._notify(target, request)

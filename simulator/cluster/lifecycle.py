@@ -59,6 +59,7 @@ class Lifecycle:
         self._ended_before = 0  # by the last failure that lost requests
         self._futile = 0  # failures since that lost requests
         self.missed: list[str] = []  # outages that met no replica
+        self.on_off: Callable[[], None] = lambda: None  # a replica has gone
 
     def order(self, target: Target, delay: float = 0.0) -> None:
         """Order a replica; it starts `delay` seconds later."""
@@ -136,6 +137,7 @@ class Lifecycle:
     def _off(self, target: Target) -> None:
         self._change(target, "off")
         self.paid[target.index].append(self.env.now)
+        self.on_off()
 
 
 class Failures:
@@ -201,10 +203,15 @@ class Autoscaler:
         *,
         sent: Sequence[float] | SentTimes = (),
         bounds: Mapping[str, float] | None = None,
+        budget: "GpuBudget | None" = None,
     ) -> None:
         self.life, self.block, self.targets = life, block, targets
+        self.quotient = 1.0  # of the last look
+        self._budget = budget
+        if budget is not None:
+            budget.scalers.append(self)
         self._sent, self._bounds = sent, bounds or {}
-        self._changed = -inf
+        self._changed = self._grown = -inf
         self._ended = self._kept = 0  # requests since the last look
         self._alarm = Alarm(life.env, self._look)
         self._alarm.set(life.env.now + block.interval)
@@ -229,13 +236,15 @@ class Autoscaler:
         now = self.life.env.now
         up, starting, draining = (self._in_state(state) for state in ("up", "starting", "draining"))
         have = len(up) + len(starting)
-        want = self._wanted(self._quotient(up, now), len(up), have)
+        if self._budget is not None:
+            have += self._budget.pending.count(self)
+        self.quotient = self._quotient(up, now)
+        want = self._wanted(self.quotient, len(up), have)
         if want > have:
             self._grow(want - have, draining)
         elif want < have and now - self._changed >= self.block.cooldown:
-            rest = sorted(up, key=lambda target: (target.outstanding, -target.index))
             self._count()
-            for target in [*reversed(starting), *rest][: have - want]:
+            for target in self._idlest()[: have - want]:
                 self.life.drain(target)
         self._alarm.set(now + self.block.interval)
 
@@ -265,8 +274,28 @@ class Autoscaler:
             want = max(want, have) if quotient > 1.0 else want
         return min(max(want, self.block.min_replicas), self.block.max_replicas)
 
+    def _idlest(self) -> list[Target]:
+        """List who may go: those that still start, then the least busy."""
+        up = sorted(self._in_state("up"), key=lambda target: (target.outstanding, -target.index))
+        return [*reversed(self._in_state("starting")), *up]
+
+    def spared(self) -> Target | None:
+        """Name a replica that the last look did not call for, unless some came of late."""
+        up, mine = len(self._in_state("up")), self._idlest()
+        late = self.life.env.now - self._grown < self.block.cooldown
+        return None if late or self._wanted(self.quotient, up, len(mine)) >= len(mine) else mine[0]
+
+    def order(self, delay: float) -> None:
+        """Order one more replica."""
+        self._changed = self._grown = self.life.env.now
+        self.life.order(self._in_state("off")[0], delay)
+
     def _grow(self, count: int, draining: Sequence[Target]) -> None:
         self._count()
+        if self._budget is not None:
+            for _ in range(count):
+                self._budget.order(self)
+            return
         off = self._in_state("off")
         for target in draining[:count]:
             self.life.undrain(target)
@@ -276,3 +305,58 @@ class Autoscaler:
     def _count(self) -> None:
         self.life.fleet.counters["scalings"] += 1
         self._changed = self.life.env.now
+
+
+class GpuBudget:
+    """The GPUs that all groups may have at once, as Dynamo's planner keeps (`max_gpu_budget`).
+
+    A group that wants a replica beyond them waits for one that another group can spare: whose own
+    metric, by its last look, calls for fewer, and which has not grown within its cooldown. Of
+    several groups the one furthest below its target gives, one replica at a time, its least busy
+    one. That drains, and when it has gone the other starts in its place `delay` s later: so
+    replicas change their role. `gpus` has those of each replica, by its index.
+    """
+
+    def __init__(
+        self, life: Lifecycle, most: int, gpus: Sequence[int], delay: float | None
+    ) -> None:
+        self.life, self.most, self.gpus, self.delay = life, most, gpus, delay
+        self.scalers: list[Autoscaler] = []
+        self.pending: list[Autoscaler] = []  # who waits for GPUs, first come first
+        life.on_off = self._freed
+
+    def _size(self, scaler: Autoscaler) -> int:
+        return self.gpus[scaler.targets[0].index]
+
+    def _held(self, *states: State) -> int:
+        return sum(
+            size for size, state in zip(self.gpus, self.life.states, strict=True) if state in states
+        )
+
+    def order(self, scaler: Autoscaler) -> None:
+        """Order a replica if GPUs are free; else ask others to give theirs up, if they can."""
+        off = self._held("off")
+        free, size = self.most - (sum(self.gpus) - off), self._size(scaler)
+        if not self.pending and free >= size:
+            scaler.order(scaler.block.startup_delay)
+            return
+        if scaler in self.pending:
+            return
+        coming = free + self._held("draining") - sum(map(self._size, self.pending))
+        leaving: list[Target] = []
+        for other in sorted(self.scalers, key=lambda one: one.quotient):
+            if other is not scaler and coming < size and (target := other.spared()) is not None:
+                leaving.append(target)
+                coming += self.gpus[target.index]
+        if coming >= size:
+            self.pending.append(scaler)
+            for target in leaving:
+                self.life.drain(target)
+
+    def _freed(self) -> None:
+        while self.pending:
+            size = self._size(self.pending[0])
+            if self.most - (sum(self.gpus) - self._held("off")) < size:
+                return
+            scaler = self.pending.pop(0)
+            scaler.order(scaler.block.startup_delay if self.delay is None else self.delay)

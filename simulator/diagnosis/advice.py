@@ -153,20 +153,19 @@ class Advisor:
     def replicas(self) -> list[Advice]:
         """More replicas: as many as end the work while it comes; twice as many after a burst."""
         cluster = self.run.record.scenario.cluster
-        if cluster is not None and cluster.autoscaling is not None:
-            scaling = cluster.autoscaling
-            if scaling.group in (None, self.group):
-                most = scaling.max_replicas
-                return [turn("cluster.autoscaling.max_replicas", most, self._enough(most))]
+        if cluster is not None and (budget := cluster.max_gpu_budget) is not None:
+            return [turn("cluster.max_gpu_budget", budget, self._enough(budget))]
+        if cluster is not None and self.group in cluster.scalers:
+            most = cluster.scalers[self.group].max_replicas
+            key = f"{cluster.scaler_key(self.group)}.max_replicas"
+            return [turn(key, most, self._enough(most))]
         key, now = self.replicas_key()
         return [turn(key, now, self._enough(now))] if now < MOST_REPLICAS else []
 
     def replicas_key(self) -> tuple[str, int]:
         """Return the key of the group's replicas, and how many they are."""
         cluster = self.run.record.scenario.cluster
-        now = 1 if cluster is None else cluster.replica_groups[self.group].replicas
-        groups = cluster is not None and cluster.groups
-        return f"cluster.groups.{self.group}.replicas" if groups else "cluster.replicas", now
+        return ("cluster.replicas", 1) if cluster is None else cluster.replicas_of(self.group)
 
     def _enough(self, now: int) -> int:
         """Say how many replicas keep up with the arrivals; the clients' load stays as it is."""

@@ -258,14 +258,12 @@ def _overload(scenario: Scenario, group: _Group, what: str, asked: float, most: 
     times = asked / max(most, 1e-12)
     cluster = scenario.cluster
     key, now = "cluster.replicas", group.replicas
-    if cluster is not None and cluster.groups:
+    if cluster is not None and cluster.is_shared_out:
+        now = cluster.most_replicas
+    elif cluster is not None and cluster.groups:
         key = f"cluster.groups.{group.name}.replicas"
-    if (
-        cluster is not None
-        and cluster.autoscaling
-        and cluster.autoscaling.group in (None, group.name)
-    ):
-        key = "cluster.autoscaling.max_replicas"
+    if cluster is not None and group.name in cluster.scalers:
+        key = f"{cluster.scaler_key(group.name)}.max_replicas"
     to = SPARE * now * times
     change = {key: ceil(to)} if to <= MOST_REPLICAS else {}
     verb = "compute" if what == "prompts" else "decode"

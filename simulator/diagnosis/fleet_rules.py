@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.cluster.config import AutoscalingConfig
 from simulator.diagnosis.advice import Advice, AdvisedEvidence, Finding, turn
 from simulator.diagnosis.evidence import Evidence, count_at, known_share
 from simulator.results.request_table import Flags, Floats
@@ -18,6 +19,7 @@ WAITING = 0.05  # share of the requests' time that they wait at a replica while 
 KNOWN = 0.1  # share of the prompt tokens that prefix caches miss and could know
 REUSE = 0.02  # share of the requests' time that goes to computing these again
 MOVED = 0.05  # share of the requests' time that KV caches must be on their way
+CONSUMER = "kv_consumer"
 TOLD = 3  # outages that a finding names
 BLIND_ROUTERS = ("round_robin", "random", "session_affinity", "prefix_aware")
 """Routers that look at no replica's queue, or not first."""
@@ -52,8 +54,9 @@ class Outages(NamedTuple):
 
 
 class AutoscalerWaits(NamedTuple):
-    """For how long requests waited while an autoscaled fleet was smaller than it may be."""
+    """For how long requests waited while an autoscaled group was smaller than it may be."""
 
+    group: str
     seconds: dict[str, float]  # requests x s, by cause
     gap: float  # s, the longest from a drain to the next order that counts as `cooldown`
     most_up: int  # replicas
@@ -94,19 +97,25 @@ def find_outages(run: Evidence) -> Outages | None:
 
 
 def autoscaler_waits(run: Evidence) -> AutoscalerWaits | None:
+    """Return the waits of the autoscaled group in which they are longest; None without one."""
+    scenario = run.record.scenario.cluster
+    if run.record.cluster is None or scenario is None:
+        return None
+    each = [_waits_of(run, name, block) for name, block in scenario.scalers.items()]
+    return max(each, key=lambda waits: sum(waits.seconds.values()), default=None)
+
+
+def _waits_of(run: Evidence, group: str, block: AutoscalingConfig) -> AutoscalerWaits:
     """Share out the time for which requests wait by why there are no more replicas.
 
     While some start, that is `startup_delay`; it is `cooldown` if one of them was taken away no
     longer ago than twice what a replica needs to come back. Else, if the autoscaler orders some
     within an interval from then, it is `interval`, and otherwise `target`. At `max_replicas` it is
-    none of these. None without an autoscaler.
+    none of these.
     """
-    cluster, scenario = run.record.cluster, run.record.scenario.cluster
-    if cluster is None or scenario is None or scenario.autoscaling is None:
-        return None
-    block = scenario.autoscaling
+    cluster = run.record.cluster
+    assert cluster is not None
     names = dict(zip(cluster.servers, cluster.groups, strict=True))
-    group = block.group or next(iter(names.values()))
     times = _moments(run)
     steps = np.diff(times, append=times[-1])
     starting, there = np.zeros((2, len(times)), np.int64)
@@ -134,7 +143,7 @@ def autoscaler_waits(run: Evidence) -> AutoscalerWaits | None:
         state[replica] = time, new
     coming = np.searchsorted(orders, times + block.interval, "right")
     soon = coming > np.searchsorted(orders, times, "right")
-    waiting = _waiting(run, times) * steps
+    waiting = _waiting(run, times, group) * steps
     short = there < block.max_replicas
     causes = {
         COOLDOWN: returning,
@@ -143,7 +152,7 @@ def autoscaler_waits(run: Evidence) -> AutoscalerWaits | None:
         TARGET: short & (starting == 0) & ~soon,
     }
     found = {name: float(waiting[there].sum()) for name, there in causes.items()}
-    return AutoscalerWaits(found, gap, int(there.max(initial=0)))
+    return AutoscalerWaits(group, found, gap, int(there.max(initial=0)))
 
 
 def _moments(run: Evidence) -> Floats:
@@ -151,9 +160,15 @@ def _moments(run: Evidence) -> Floats:
     return np.linspace(0.0, float(run.table.finish[run.done].max()), LOOKS)
 
 
-def _waiting(run: Evidence, times: Floats) -> Floats:
-    """Count the requests at these times that were sent, and whose last try has not boarded."""
+def _waiting(run: Evidence, times: Floats, group: str | None = None) -> Floats:
+    """Count the requests at these times that were sent, and whose last try has not boarded.
+
+    Of a group that decodes what others prefilled, those that it has no blocks for.
+    """
     table, done = run.table, run.done
+    transfers = None if run.record.cluster is None else run.record.transfers
+    if transfers is not None and group is not None and run.record.specs[group].role == CONSUMER:
+        return count_at(transfers.rows["ready"], transfers.rows["asked"], times).astype(float)
     return count_at(table.sent[done], table.first_scheduled[done], times).astype(float)
 
 
@@ -194,11 +209,12 @@ def _spare(run: AdvisedEvidence, count: int) -> list[Advice]:
     cluster = run.record.scenario.cluster
     assert cluster is not None
     offers = []
-    scaling = cluster.autoscaling
-    if scaling is not None and scaling.group in (None, run.advisor.group):
+    group = run.advisor.group
+    if (scaling := cluster.scalers.get(group)) is not None:
         to = min(scaling.min_replicas + count, scaling.max_replicas)
         if to > scaling.min_replicas:
-            offers.append(turn("cluster.autoscaling.min_replicas", scaling.min_replicas, to))
+            key = f"{cluster.scaler_key(group)}.min_replicas"
+            offers.append(turn(key, scaling.min_replicas, to))
     else:
         key, now = run.advisor.replicas_key()
         offers.append(turn(key, now, now + count))
@@ -219,8 +235,7 @@ def autoscaling(run: AdvisedEvidence) -> Finding | None:
         return None
     cluster = run.record.scenario.cluster
     assert cluster is not None
-    assert cluster.autoscaling is not None
-    block = cluster.autoscaling
+    block = cluster.scalers[waits.group]
     whole = sum(waits.seconds.values())
     target = f"target {block.target:g} of {block.metric} calls for no more replicas"
     why = {
@@ -240,7 +255,7 @@ def autoscaling(run: AdvisedEvidence) -> Finding | None:
         f"The autoscaler is late: requests wait for replicas that it could have had, {share:.0%} "
         f"of their time; {', '.join(parts)}.",
         "mean_ttft_ms",
-        _scale_sooner(run, cause, waits.gap, waits.most_up),
+        _scale_sooner(run, cause, waits),
         {
             "cause": cause,
             "share_of_e2el": share,
@@ -249,12 +264,12 @@ def autoscaling(run: AdvisedEvidence) -> Finding | None:
     )
 
 
-def _scale_sooner(run: AdvisedEvidence, cause: str, gap: float, most_up: int) -> list[Advice]:
+def _scale_sooner(run: AdvisedEvidence, cause: str, waits: AutoscalerWaits) -> list[Advice]:
     """Advise the delay or threshold that is to blame, then more replicas from the start on."""
     cluster = run.record.scenario.cluster
     assert cluster is not None
-    assert cluster.autoscaling is not None
-    block = cluster.autoscaling
+    key, block = cluster.scaler_key(waits.group), cluster.scalers[waits.group]
+    gap, most_up = waits.gap, waits.most_up
     to = {
         STARTUP: block.startup_delay / 4,
         COOLDOWN: float(ceil(2 * (block.cooldown + gap))),
@@ -263,12 +278,12 @@ def _scale_sooner(run: AdvisedEvidence, cause: str, gap: float, most_up: int) ->
     }
     if block.metric == "slo_attainment":
         to[TARGET] = (1 + block.target) / 2
-    offers = [turn(f"cluster.autoscaling.{cause}", getattr(block, cause), to[cause])]
+    offers = [turn(f"{key}.{cause}", getattr(block, cause), to[cause])]
     offers = [one for one in offers if one.to != one.value]
     if most_up > block.min_replicas:
-        offers.append(turn("cluster.autoscaling.min_replicas", block.min_replicas, most_up))
+        offers.append(turn(f"{key}.min_replicas", block.min_replicas, most_up))
     if cause != TARGET:
-        offers.append(turn(f"cluster.autoscaling.{TARGET}", block.target, to[TARGET]))
+        offers.append(turn(f"{key}.{TARGET}", block.target, to[TARGET]))
     return offers
 
 
@@ -384,4 +399,39 @@ def kv_transfer(run: AdvisedEvidence) -> Finding | None:
             "mean_link_wait_ms": links["mean_link_wait_ms"],
             "link_utilization": links["link_utilization"],
         },
+    )
+
+
+def pools(run: AdvisedEvidence) -> Finding | None:
+    """Requests wait for one of two pools, and the other could give it replicas."""
+    cluster = run.record.scenario.cluster
+    if cluster is None or len(cluster.groups) != 2 or cluster.scalers:
+        return None
+    if run.record.transfers is None:
+        return None
+    shares = [run.share("queue_time"), run.share("decode_queue_time")]
+    names, groups = [*cluster.groups], [*cluster.groups.values()]
+    starved = "kv_producer" if shares[0] >= shares[1] else "kv_consumer"
+    short = 0 if groups[0].kv_role == starved else 1
+    now = [group.replicas for group in groups]
+    spare, share = now[1 - short] - 1, max(shares)
+    if share < WAITING or not spare:
+        return None
+    more = run.advisor.replicas()
+    wanted = max((offer.to / offer.value for offer in more), default=2.0)
+    moved = min(ceil(now[short] * (wanted - 1.0)), spare)
+    to = now[short] + moved, now[1 - short] - moved
+    if cluster.is_shared_out and cluster.kv_transfer is not None:
+        x, y = to if starved == "kv_producer" else reversed(to)
+        best = turn("cluster.kv_transfer.ratio", cluster.kv_transfer.ratio, f"{x}P{y}D")
+    else:
+        keys = [f"cluster.groups.{name}.replicas" for name in (names[short], names[1 - short])]
+        best = turn(keys[0], now[short], to[0], {keys[1]: to[1]})
+    return Finding(
+        share,
+        f"Requests wait for {names[short]}, {share:.0%} of their time, while {names[1 - short]} "
+        f"has {spare + 1} replicas.",
+        "mean_ttft_ms",
+        [best, *more],
+        {"short": names[short], "share_of_e2el": share, "moved": moved},
     )

@@ -26,6 +26,7 @@ from simulator.diagnosis.fleet_rules import (
     explained,
     failures,
     kv_transfer,
+    pools,
     reroute,
     routing,
     scattered_prefixes,
@@ -407,7 +408,7 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
     if not run.done.all() or run.gauges.get("slo_met") is False:  # fewer replicas lose more
         return None
     now = cluster.replicas or 1
-    if cluster.groups or cluster.autoscaling is not None or now == 1:
+    if cluster.groups or cluster.scalers or now == 1:
         return None
     busy = run.gauges["gpu_busy_fraction"]
     enough = max(1, int(np.ceil(now * running * busy / LOW_LOAD)))
@@ -439,6 +440,7 @@ RULES = (
         preemption,
         slo,
         kv_transfer,
+        pools,
         prefill_stalls,
     ),
     *(unused_seats, prefix_reuse, unfair, low_load),

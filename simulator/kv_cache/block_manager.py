@@ -273,8 +273,7 @@ class BlockManager(BlockCounter):
         request.computed = tokens
 
     def publish(self, request: Request) -> None:
-        for index in range(request.computed // self.block_size if self.prefix_caching else 0):
-            self._register(request, index)
+        self.register_last(request)
 
     def extend(self, request: Request, tokens: int) -> None:
         self._append(request, self.taken(request, tokens))

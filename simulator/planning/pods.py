@@ -20,7 +20,7 @@ def one_pod(scenario: Scenario) -> list[str]:
     pods, load = cluster.pods, scenario.workload
     if load.trace is not None:
         raise HeadwayError("cluster.pods: a plan simulates one pod, and a trace is not one pod's")
-    if cluster.autoscaling is not None or cluster.failures is not None:
+    if cluster.scalers or cluster.failures is not None:
         raise HeadwayError("cluster.pods: a plan simulates one pod, whose replicas are always up")
     generator = load.generator
     given, turns = generator.burstiness, cluster.router_name == STATELESS_ROUTERS[0]

@@ -167,14 +167,14 @@ class PlanProblem:
 def scales(scenario: Scenario | None) -> bool:
     """Say whether replicas come and go by need."""
     cluster = None if scenario is None else scenario.cluster
-    return cluster is not None and cluster.autoscaling is not None
+    return cluster is not None and bool(cluster.scalers)
 
 
 def _has_fixed_replicas(scenario: Scenario) -> bool:
     """Say whether as many replicas serve at all times, and whatever comes."""
     cluster = scenario.cluster
     return cluster is None or not (
-        cluster.autoscaling or cluster.admission or cluster.client or cluster.failures
+        cluster.scalers or cluster.admission or cluster.client or cluster.failures
     )
 
 

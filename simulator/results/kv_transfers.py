@@ -59,9 +59,12 @@ class Transfers:
     def answers(self) -> list[Log]:
         """Each consumer's log, and those of the producers with what ended there for good."""
         logs = [*self.engines]
+        others = (log.requests["id"] for k, log in enumerate(logs) if k not in self.producers)
+        there = np.concatenate([*others])  # where consumers come first both have those unfinished
         for number in self.producers:
             rows = logs[number].requests
             ended = np.isin(rows["reason"], (REJECTED, UNFINISHED))  # nobody went on with it
+            ended &= ~np.isin(rows["id"], there)
             logs[number] = _with(logs[number], rows[ended], run_rows=bytearray())
         return logs
 
@@ -125,7 +128,7 @@ def time_parts(
     }
     done = ~np.isnan(parts["prefill_time"])
     for name, seconds in waits.items():
-        whole = np.full(size, np.nan)
+        whole = np.zeros(size)  # of those that a consumer computed itself
         whole[rows["id"]] = seconds
         parts[name] = np.where(done, whole, np.nan)
     first, *others = PARTS

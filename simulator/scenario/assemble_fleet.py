@@ -158,4 +158,6 @@ def make_fleet(
         to_consumers=fleet.consumers(1),
         block_seconds=links,
         latency=kv.latency * 1e-3,
+        layers={name: specs[name].model.num_hidden_layers for name in links if kv.layerwise},
+        max_local=kv.max_local_prefill_length,
     )

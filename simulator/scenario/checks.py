@@ -334,10 +334,19 @@ def _check_resilience(
     scenario: Scenario, cluster: ClusterConfig, specs: Iterable[EngineSpec | None]
 ) -> Iterator[Conflict]:
     """See whether scaling, failures and timeouts go with the rest."""
-    scaling, failures, client = cluster.autoscaling, cluster.failures, cluster.client
+    failures, client = cluster.failures, cluster.client
     bounds = scenario.goodput.bounds
-    if scaling is not None and scaling.metric == "slo_attainment" and not bounds:
-        yield "cluster.autoscaling.metric", "goodput", "slo_attainment needs bounds in goodput"
+    for name, scaling in cluster.scalers.items():
+        if scaling.metric == "slo_attainment" and not bounds:
+            key = f"{cluster.scaler_key(name)}.metric"
+            yield key, "goodput", "slo_attainment needs bounds in goodput"
+    budget = cluster.max_gpu_budget
+    first = sum(
+        group.replicas * scenario.of_group(name).engine.gpus
+        for name, group in cluster.replica_groups.items()
+    )
+    if budget is not None and first > budget:
+        yield "cluster.max_gpu_budget", "cluster.groups", f"the groups begin with {first} GPUs"
     count = cluster.most_replicas
     for at, outage in enumerate(failures.outages if failures is not None else ()):
         if outage.replica >= count:

@@ -44,6 +44,9 @@ class GroupConfig(Config):
         description="kv_producer: computes prompts; kv_consumer: decodes them; all groups have a "
         "role or none; null: both",
     )
+    autoscaling: AutoscalingConfig | None = Field(
+        None, description="as `cluster.autoscaling`, of this group; null: as that says"
+    )
     dollars_per_hour: NonNegativeFloat | None = Field(
         None, description="price of one replica; null: that of its GPUs in the table of hardware"
     )
@@ -53,7 +56,9 @@ class ClusterConfig(Config):
     """Replicas and their router."""
 
     replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
-        None, description="equal servers; null: 1, or by groups"
+        None,
+        description="equal servers, or those that kv_transfer.ratio shares out; null: 1, or "
+        "by groups",
     )
     router: RouterSpec = Field(
         "round_robin",
@@ -85,26 +90,65 @@ class ClusterConfig(Config):
     autoscaling: AutoscalingConfig | None = Field(
         None, description="replicas that come and go; null: always all"
     )
+    max_gpu_budget: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="GPUs that all groups may have at once. A group whose autoscaler wants more "
+        "takes a replica from one that can spare it; null: no limit. (The name is that of Dynamo's "
+        "planner)",
+    )
+    switch_delay: NonNegativeFloat | None = Field(
+        None,
+        description="s until a replica whose GPUs another group gave up serves; "
+        "null: startup_delay of its group",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "ClusterConfig":
-        if self.groups and self.replicas is not None:
+        if self.kv_transfer is not None and self.kv_transfer.ratio is not None:
+            self._share_out(self.kv_transfer)
+        elif self.groups and self.replicas is not None:
             raise ValueError("replicas: beside groups, each group gives its own replicas")
         if self.groups and not any(group.replicas for group in self.groups.values()):
             raise ValueError("groups: there is not one replica")
         self._check_pods()
         self._check_models()
+        self._check_scaling()
+        return self
+
+    def _share_out(self, links: KvTransferConfig) -> None:
+        """Give each group its part of the replicas."""
+        roles: dict[str | None, str] = {g.kv_role: name for name, g in self.groups.items()}
+        if len(self.groups) != 2 or set(roles) != {"kv_producer", "kv_consumer"}:
+            what = "goes with one group of kv_role kv_producer and one of kv_consumer"
+            raise ValueError(f"kv_transfer.ratio: {what}")
+        if self.replicas is None or self.replicas < 2:
+            raise ValueError("replicas: kv_transfer.ratio shares them out: 2 or more")
+        for role, count in links.shared_out(self.replicas).items():
+            name = roles[role]
+            if "replicas" in self.groups[name].model_fields_set:
+                raise ValueError(f"groups.{name}.replicas: goes without kv_transfer.ratio")
+            self.groups[name] = self.groups[name].model_copy(update={"replicas": count})
+
+    def _check_scaling(self) -> None:
         scaling = self.autoscaling
         if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:
             raise ValueError(f"autoscaling.group: name one of {', '.join(self.replica_groups)}")
         if scaling is not None and scaling.group not in (None, *self.replica_groups):
             raise ValueError(f"autoscaling.group: there is {', '.join(self.replica_groups)}")
         for name, group in self.replica_groups.items():
+            if group.autoscaling is not None:
+                if group.autoscaling.group is not None:
+                    raise ValueError(f"groups.{name}.autoscaling.group: it is this group")
+                if scaling is not None and scaling.group in (None, name):
+                    raise ValueError(f"groups.{name}.autoscaling: goes without cluster.autoscaling")
             if group.replicas > (most := self.max_replicas(name)):
                 key = f"groups.{name}.replicas" if self.groups else "replicas"
                 what = f"must be at most autoscaling.max_replicas ({most}): one begins with them"
                 raise ValueError(f"{key}: {what}")
-        return self
+        if self.max_gpu_budget is not None and len(self.scalers) < 2:
+            raise ValueError("max_gpu_budget: goes with two groups or more that have autoscaling")
+        if self.switch_delay is not None and self.max_gpu_budget is None:
+            raise ValueError("switch_delay: goes with max_gpu_budget")
 
     def _check_pods(self) -> None:
         if self.pods is None:
@@ -144,11 +188,34 @@ class ClusterConfig(Config):
         patient = self.client is not None and self.client.max_retries > 0
         return patient or self.failures is not None
 
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether `replicas` counts those of both roles."""
+        return bool(self.groups) and self.replicas is not None
+
+    def replicas_of(self, name: str) -> tuple[str, int]:
+        """Return the key that counts a group's replicas, and its number."""
+        if self.is_shared_out or not self.groups:
+            return "cluster.replicas", self.replicas or 1
+        return f"cluster.groups.{name}.replicas", self.groups[name].replicas
+
+    @property
+    def scalers(self) -> dict[str, AutoscalingConfig]:
+        """What makes the replicas of a group come and go, by the names of those that do."""
+        found = {name: group.autoscaling for name, group in self.groups.items()}
+        if self.autoscaling is not None:
+            found[self.autoscaling.group or next(iter(self.replica_groups))] = self.autoscaling
+        return {name: block for name, block in found.items() if block is not None}
+
+    def scaler_key(self, name: str) -> str:
+        """Name the block that scales a group."""
+        own = name in self.groups and self.groups[name].autoscaling is not None
+        return f"cluster.groups.{name}.autoscaling" if own else "cluster.autoscaling"
+
     def max_replicas(self, name: str) -> int:
         """Count the replicas that a group may come to have."""
-        if self.autoscaling is not None and self.autoscaling.group in (None, name):
-            return self.autoscaling.max_replicas
-        return self.replica_groups[name].replicas
+        scaler = self.scalers.get(name)
+        return self.replica_groups[name].replicas if scaler is None else scaler.max_replicas
 
     @property
     def most_replicas(self) -> int:

@@ -12,7 +12,7 @@ from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.gateway import Gateway
-from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
+from simulator.cluster.lifecycle import Autoscaler, Failures, GpuBudget, Lifecycle
 from simulator.cluster.routers import Target
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import PAUSE, REJECTED, RUN, Log
@@ -36,7 +36,7 @@ from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.workload import Floats, Workload
 
-REWRITING = {"failures", "autoscaling", "client"}
+REWRITING = {"failures", "client"}
 """Keys of a cluster by which rows of a log may be taken out again."""
 NONE_COMES_BACK = "cluster.failures: requests wait for a replica, and none comes back"
 
@@ -92,7 +92,8 @@ def run_cluster(
     )
     ends, apart = None, isinstance(fleet, DisaggregatedFleet)
     assert scenario.cluster is not None
-    rewritten = apart or bool(scenario.cluster.model_fields_set & REWRITING)
+    rewritten = apart or bool(scenario.cluster.scalers)
+    rewritten = rewritten or bool(scenario.cluster.model_fields_set & REWRITING)
     if stop is not None and not apart:
         ends = partial(stop, np.frombuffer(client.sent), fleet.logs)
     try:
@@ -230,18 +231,27 @@ def connect_client(
     entry.on_finish = client.finished
     if cluster.failures is not None:
         Failures(life, cluster.failures, scenario.seed)
-    if cluster.autoscaling is not None:
-        name = cluster.autoscaling.group or next(iter(cluster.replica_groups))
-        scaler = Autoscaler(
-            life,
-            cluster.autoscaling,
-            [target for target in fleet.targets if target.group == name],
-            sent=client.sent,
-            bounds=scenario.goodput.bounds,
-        )
+    if cluster.scalers:
+        budget = None
+        if cluster.max_gpu_budget is not None:
+            sizes = {name: scenario.of_group(name).engine.gpus for name in cluster.groups}
+            gpus = [sizes[target.group] for target in fleet.targets]
+            budget = GpuBudget(life, cluster.max_gpu_budget, gpus, cluster.switch_delay)
+        scalers = [
+            Autoscaler(
+                life,
+                block,
+                [target for target in fleet.targets if target.group == name],
+                sent=client.sent,
+                bounds=scenario.goodput.bounds,
+                budget=budget,
+            )
+            for name, block in cluster.scalers.items()
+        ]
 
         def ended(request: Request) -> None:
-            scaler.observe(request)
+            for scaler in scalers:
+                scaler.observe(request)
             client.finished(request)
 
         entry.on_finish = ended

@@ -66,6 +66,7 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
             for key in sorted(cluster.model_fields_set - SPLIT_KEYS)
         },
         "cluster.groups: each request goes to those of its model": bool(scenario.models),
+        "cluster.groups: an autoscaler acts on several replicas together": bool(cluster.scalers),
         "engine.data_parallel_size: the ranks of a server share its load balancer": any(
             own.engine.data_parallel_size > 1 for own in scenario.groups.values()
         ),

@@ -41,7 +41,8 @@ Make = Callable[[type[Scheduler]], Scheduler]
 class World:
     """Producers and consumers with all that may befall them, run to its end.
 
-    `blocks["turned"]` puts the consumers first; the last group scales.
+    `blocks["turned"]` puts the consumers first; the last group scales. `blocks["layers"]` sends
+    layer by layer, `blocks["local"]` has the consumers compute so short prompts: they come first.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class World:
             to_consumers=second,
             block_seconds={"prefill": link[0]},
             latency=link[1],
+            layers={"prefill": blocks["layers"]} if blocks.get("layers") else None,
+            max_local=blocks.get("local", 0),
         )
         makers = []
         routers = [("prefill", Producer, counts[0]), ("decode", Consumer, counts[1])]
@@ -132,6 +135,8 @@ troubles = st.fixed_dictionaries(
         "admission": st.sampled_from([None, None, AdmissionConfig(max_outstanding=2)]),
         "failures": st.none() | failing(st.integers(0, 1), [None, None, 40.0]),
         "scaling": st.none() | scaling,
+        "layers": st.sampled_from([0, 0, 2, 3]),
+        "local": st.sampled_from([0, 0, 4, 9]),
     }
 )
 

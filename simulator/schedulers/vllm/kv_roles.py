@@ -64,7 +64,8 @@ class Consumer(Scheduler):
     `on_ask(request, found)` is called when a request has its blocks, of which `found` were in the
     prefix cache; the others are to be copied, then `arrived` is to be called, or `failed` if they
     never come. `on_admit(request, now)` is called whenever it is admitted. One that
-    comes with `remote` ABSENT has no KV elsewhere, and its prompt is computed here.
+    comes with `remote` ABSENT has no KV elsewhere, and its prompt is computed here; so is one of
+    which `max_local` tokens or fewer are not in the prefix cache.
 
     Before all that wait stand those whose KV has come, in the order of asking; those whose KV is on
     its way are not in the queue. vLLM's first come, first served takes its queue of skipped
@@ -75,6 +76,7 @@ class Consumer(Scheduler):
         super().__init__(blocks, **options)  # type: ignore[arg-type]
         self.on_ask: Callable[[Request, int], None] | None = None
         self.on_admit: Callable[[Request, float], None] | None = None
+        self.max_local = 0  # tokens of a prompt that it computes itself, at most
         self.waiting: FrontQueue = FrontQueue(self.waiting)
         self.loading: dict[Request, int] = {}  # by the order in which they asked
         self._asked = 0
@@ -111,6 +113,9 @@ class Consumer(Scheduler):
             step.add_single(request, request.computed - 1)
             return budget - 1
         hits = self.blocks.match(request)
+        if request.known - len(hits) * self.blocks.block_size <= self.max_local:
+            request.remote = 0
+            return budget
         if self.lacks_blocks(request, hits, request.known):
             return 0
         self.waiting.take()
