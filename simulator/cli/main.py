@@ -3,6 +3,7 @@
 Only the verb that is called is imported.
 """
 
+import gc
 import os
 import re
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from simulator.util.files import READ_FILES, WRITTEN_FILES
 from simulator.util.user_code import NO_OWN_CODE, exit_message
 from simulator.util.version import __version__
 
+# To import what a verb needs makes many objects that stay: looking for cycles takes 0.03 s or more.
+gc.set_threshold(200_000)
 # Nothing here multiplies matrices, and numpy's BLAS spends 0.1 s of CPU on starting its threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Pydantic would look for plug-ins in every installed package, and import `email` to read of them.

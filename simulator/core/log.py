@@ -6,6 +6,7 @@ successive ticks from `first_tick` on. So the times of all tokens are slices of 
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
@@ -14,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.packed import PAGE, PackedRows, pack, pack_column, unpack_column
+from simulator.core.packed import PAGE, PackedRows, first_of, pack, pack_column, unpack_column
 from simulator.core.request import AdapterWork, Copies
 
 STEP = np.dtype(
@@ -191,16 +192,31 @@ class Log:
         pages = self.pages.get(name)
         return cast(npt.NDArray[np.void], PackedRows(pages, tail)) if pages else tail
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one of `LISTED`, whole."""
-        tail = np.asarray(getattr(self, name))
-        if not (pages := self.pages.get(name)):
-            return tail
-        whole = np.empty(PAGE * len(pages) + len(tail), tail.dtype)
-        for at, page in enumerate(pages):
+    def size(self, name: str) -> int:
+        """Count the values of one of `LISTED`."""
+        return PAGE * len(self.pages.get(name, ())) + len(getattr(self, name))
+
+    def column(self, name: str, begin: int = 0, end: int | None = None) -> npt.NDArray[Any]:
+        """Return one of `LISTED`, whole or from one place to another."""
+        tail, pages = np.asarray(getattr(self, name)), self.pages.get(name, [])
+        first, over = begin // PAGE, self.size(name) if end is None else min(end, self.size(name))
+        some = pages[first : -(-over // PAGE)]
+        if over <= PAGE * len(pages):
+            tail = tail[:0]
+        elif not some:
+            return tail[begin - PAGE * len(pages) : over - PAGE * len(pages)]
+        whole = np.empty(PAGE * len(some) + len(tail), tail.dtype)
+        for at, page in enumerate(some):
             whole[PAGE * at : PAGE * (at + 1)] = unpack_column(page)
-        whole[PAGE * len(pages) :] = tail
-        return whole
+        whole[PAGE * len(some) :] = tail
+        return whole[begin - PAGE * first : over - PAGE * first]
+
+    def ticks_between(self, low: float, high: float) -> npt.NDArray[np.float64]:
+        """Return the ends of the ticks from one time (s) to another, and of some around them."""
+        pages = self.pages.get("tick_ends", [])
+        first, over = (bisect_left(pages, time, key=first_of) for time in (low, high))
+        end = None if over == len(pages) else PAGE * (over + 1)
+        return self.column("tick_ends", PAGE * max(first - 1, 0), end)
 
     @property
     def ended(self) -> int:

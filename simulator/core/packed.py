@@ -58,6 +58,13 @@ def unpack_column(column: Values | Distances) -> Values:
     return np.cumsum(bits).view(np.float64)
 
 
+def first_of(column: Values | Distances) -> float:
+    """Return the first of a page of times."""
+    if isinstance(column, Distances):
+        return float(np.int64(column.first).view(np.float64))
+    return float(column[0])
+
+
 class Page(NamedTuple):
     """A page of rows."""
 

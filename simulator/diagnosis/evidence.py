@@ -267,7 +267,7 @@ def _waited_within_rows(log: Log, begins: Floats | None = None) -> Floats:
     count.
     """
     rows, waited = log.steps, np.zeros(len(log.steps))
-    every, decided, ticks = arrivals(log), decisions(log), log.column("tick_ends")
+    every, decided = arrivals(log), decisions(log)
     for at in range(0, len(every), SLICE):
         queue = every[at : at + SLICE]
         row = np.maximum(np.searchsorted(decided, queue, side="left") - 1, 0)
@@ -277,6 +277,7 @@ def _waited_within_rows(log: Log, begins: Floats | None = None) -> Floats:
             continue
         queue, row, some = queue[leapt], row[leapt], some[leapt]
         starts, ends = some["start"], some["end"]
+        ticks = log.ticks_between(starts[0], ends[-1])
         next_begin = np.searchsorted(ticks, queue, side="left")
         if log.decided:  # as a step begins, the one after it is decided
             second = np.searchsorted(ticks, starts, side="right")

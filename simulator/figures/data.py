@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,10 @@ from simulator.results.read import (
     read_table,
     read_yaml,
 )
+from simulator.results.read_parts import FEW, read_share, read_together
 from simulator.results.record import COME_AND_GO
 from simulator.results.request_table import RETRY, Floats
+from simulator.results.table_parts import count_rows
 from simulator.results.time_series import mean_in_bins
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
@@ -62,6 +65,8 @@ class Run:
     steps: "pd.DataFrame"
     fairness: "pd.DataFrame | None" = None
     changes: "pd.DataFrame | None" = None  # of the states of replicas, if any ever changed
+    each: float = 1.0
+    """Requests that a row stands for: more than 1 of a long run in parts (`read_parts`)."""
 
     @classmethod
     def of(cls, label: str, result: Result) -> "Run":
@@ -86,15 +91,19 @@ class Run:
         scenario = load_mapping(folder / "scenario.yaml", read_yaml)
         if not isinstance(scenario.get("engine"), Mapping):
             raise HeadwayError(f"{folder / 'scenario.yaml'}: has no key engine")
-        requests = read_table(folder, "requests", REQUESTS)
-        need_columns(requests, ["finish_reason"], find_table(folder, "requests"))
-        check_values(requests, REQUESTS, find_table(folder, "requests"))
-        check_rows(requests, find_table(folder, "requests"))
-        check_count(find_table(folder, "requests"), len(requests), summary, "num_prompts")
-        completed = int(requests["finish_reason"].isin(COMPLETED).sum())
-        check_completed(find_table(folder, "requests"), completed, summary)
-        steps = read_table(folder, "steps", STEPS)
-        check_values(steps, STEPS, find_table(folder, "steps"))
+        place, each = find_table(folder, "requests"), 1.0
+        if count_rows(place) > FEW:
+            requests, count, completed = read_share(place, REQUESTS)
+            each = count / len(requests)
+        else:
+            requests = read_table(folder, "requests", REQUESTS)
+            need_columns(requests, ["finish_reason"], place)
+            check_values(requests, REQUESTS, place)
+            check_rows(requests, place)
+            count, completed = len(requests), int(requests["finish_reason"].isin(COMPLETED).sum())
+        check_count(place, count, summary, "num_prompts")
+        check_completed(place, completed, summary)
+        steps = _read_steps(folder, summary, scenario, together=each > 1.0)
         check_count(find_table(folder, "steps"), steps.steps.sum(), summary, "steps")
         fairness = None
         if summary["headway"].get("clients") is not None:
@@ -106,7 +115,12 @@ class Run:
         if isinstance(cluster, Mapping) and any(cluster.get(name) for name in COME_AND_GO):
             changes = read_table(folder, "replicas", CHANGES)
             check_changes(changes, find_table(folder, "replicas"))
-        return cls(label, summary, scenario, requests, steps, fairness, changes)
+        return cls(label, summary, scenario, requests, steps, fairness, changes, each)
+
+    @property
+    def count(self) -> int:
+        """How many requests there were."""
+        return round(self.each * len(self.requests))
 
     @property
     def end(self) -> float:
@@ -126,8 +140,7 @@ class Run:
     @property
     def policy(self) -> str:
         """The name of the scheduling policy, which may have arguments."""
-        policy = self.scenario["engine"].get("scheduling_policy", "")
-        return str(policy.get("policy", "") if isinstance(policy, Mapping) else policy)
+        return _policy(self.scenario)
 
     @property
     def groups(self) -> Mapping[str, Mapping[str, Any]]:
@@ -181,31 +194,25 @@ class Run:
         ]
 
     def queues(self) -> "Iterator[tuple[int, pd.DataFrame, Floats]]":
-        """Yield each replica's number, its steps and the times at which its queue was joined."""
+        """Yield each replica's number, its steps and the times at which its queue was joined.
+
+        Of a long run in parts no times: what its steps tell are means over their time.
+        """
         entered = self.sent + (self.requests[RETRY].fillna(0.0) if RETRY in self.requests else 0.0)
         entered = entered[self.requests["finish_reason"].astype(object) != "rejected"].dropna()
         # Where prefill and decode are apart, no column tells when a request came to its decoder.
         column = "prefill_replica" if "prefill_replica" in self.requests else "replica"
-        joined = dict(list(entered.groupby(self.requests[column])))
+        joined = {} if self.each > 1 else dict(list(entered.groupby(self.requests[column])))
         for number, steps in self.replicas():
             if len(steps):
                 yield number, steps, np.sort(np.asarray(joined.get(number, ()), float))
 
     def blocks_used(self, steps: "pd.DataFrame") -> Floats:
         """Get the blocks in use, in the middle of each row: with paging they grow by the token."""
-        used: Floats = steps["kv_blocks_used"].to_numpy(float)
-        engine = self.scenario["engine"]
-        if (
-            engine.get("allocation") == "contiguous"
-            or engine.get("reserve_output_tokens") is not None
-            or self.policy in RESERVING
-        ):
-            return used
-        sequences = (steps["decode_tokens"] + steps["wasted_tokens"]).to_numpy(float)
-        later = steps["steps"].to_numpy(float) - 1
-        grown = used + sequences * later / 2 / float(engine.get("block_size") or 1)
-        most: Floats = np.minimum(grown, used + steps["kv_blocks_free"].to_numpy(float))
-        return most
+        if self.each > 1:  # they are so already
+            means: Floats = steps["kv_blocks_used"].to_numpy(float)
+            return means
+        return _blocks_used(self.scenario, steps)
 
     def over_time(self, levels: "pd.Series[float]", edges: Floats) -> Floats:
         """Average over each bin what each row of steps holds, added up over replicas."""
@@ -215,6 +222,41 @@ class Run:
             end = start + steps.duration.to_numpy(float)
             total += mean_in_bins(start, end, levels[steps.index].to_numpy(), edges)
         return total
+
+
+def _policy(scenario: Mapping[str, Any]) -> str:
+    policy = scenario["engine"].get("scheduling_policy", "")
+    return str(policy.get("policy", "") if isinstance(policy, Mapping) else policy)
+
+
+def _blocks_used(scenario: Mapping[str, Any], steps: "pd.DataFrame") -> Floats:
+    used: Floats = steps["kv_blocks_used"].to_numpy(float)
+    engine = scenario["engine"]
+    if (
+        engine.get("allocation") == "contiguous"
+        or engine.get("reserve_output_tokens") is not None
+        or _policy(scenario) in RESERVING
+    ):
+        return used
+    sequences = (steps["decode_tokens"] + steps["wasted_tokens"]).to_numpy(float)
+    later = steps["steps"].to_numpy(float) - 1
+    grown = used + sequences * later / 2 / float(engine.get("block_size") or 1)
+    most: Floats = np.minimum(grown, used + steps["kv_blocks_free"].to_numpy(float))
+    return most
+
+
+def _read_steps(
+    folder: Path, summary: Mapping[str, Any], scenario: Mapping[str, Any], *, together: bool
+) -> "pd.DataFrame":
+    """Read the steps of a run, those of a long run in parts put `together`."""
+    place = find_table(folder, "steps")
+    if together:
+        blocks, count = partial(_blocks_used, scenario), summary["headway"].get("replicas") or 1
+        seconds = summary["duration"] or 1.0
+        return read_together(place, STEPS, blocks, seconds=seconds, replicas=count)
+    steps = read_table(folder, "steps", STEPS)
+    check_values(steps, STEPS, place)
+    return steps
 
 
 def shown_until(runs: Sequence[Run]) -> tuple[float, str]:

@@ -118,7 +118,8 @@ def _rates(run: Run, edges: Floats) -> tuple[Floats, Floats, Floats]:
     gone = run.requests["finish_reason"].astype(object).isin(GIVEN_UP)
     times = (run.sent, run.sent + run.requests["e2el"], run.sent[gone])
     sent, ended, given_up = (
-        np.histogram(one.dropna().to_numpy(float), edges)[0] / np.diff(edges) for one in times
+        run.each * np.histogram(one.dropna().to_numpy(float), edges)[0] / np.diff(edges)
+        for one in times
     )
     for rates in (sent, ended, given_up):
         rates[edges[:-1] >= run.end] = np.nan  # beside another that lasts longer

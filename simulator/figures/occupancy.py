@@ -52,6 +52,8 @@ def draw_occupancy(
     from matplotlib.patches import Patch
 
     shortest, longest = min(run.end for run in runs), max(run.end for run in runs)
+    if long := [run.label for run in runs if run.each > 1]:
+        raise HeadwayError(f"{', '.join(long)}: has too many requests to tell who sat where")
     few = max(len(run.requests) for run in runs) <= FEW
     if seconds is None:
         seconds = (few and max(longest - (start or 0.0), 0.0)) or SECONDS
@@ -132,7 +134,7 @@ def seats_by_phase(run: Run, edges: Floats) -> dict[str, Floats]:
     prefill = run.requests["prefill_time"].to_numpy(float)[known]
     first = np.minimum(admitted + np.nan_to_num(prefill), done)
     spans = {"prefill": (admitted, first), "decode": (first, done), "done": (done, freed)}
-    return {name: count_in_bins(begin, end, edges) for name, (begin, end) in spans.items()}
+    return {name: run.each * count_in_bins(*span, edges) for name, span in spans.items()}
 
 
 def _keeps_seats(run: Run) -> bool:

@@ -43,14 +43,23 @@ def request_columns(record: Record) -> dict[str, Column]:
     kept beyond the end, and the replicas that computed the prompts are there only where the run has
     them.
     """
-    table, workload, hints = record.request_table(), record.workload, record.hints
+    return next(request_parts(record, len(record.workload)))
+
+
+def request_parts(record: Record, size: int) -> Iterator[dict[str, Column]]:
+    """Yield the same columns, of `size` requests at a time."""
+    table, count, hints = record.request_table(), len(record.workload), record.hints
     predicted: dict[str, Column] = {} if hints is None else {"predicted_output_tokens": hints}
     producers: dict[str, Column] = {}
     if record.transfers is not None:
-        producers["prefill_replica"] = record.transfers.producer_of(len(workload))
-    parts = {**record.time_parts(), **seat_columns(record.logs, len(workload))}
-    ids = np.arange(len(workload))
-    return columns_of(table, ids, predicted=predicted, parts=parts, producers=producers)
+        producers["prefill_replica"] = record.transfers.producer_of(count)
+    parts = {**record.time_parts(), **seat_columns(record.logs, count)}
+    for at in range(0, max(count, 1), max(size, 1)):
+        rows = slice(at, min(at + size, count))
+        some = [{k: v[rows] for k, v in each.items()} for each in (predicted, parts, producers)]
+        here = table if size >= count else table.part(rows)
+        ids = np.arange(rows.start, rows.stop)
+        yield columns_of(here, ids, predicted=some[0], parts=some[1], producers=some[2])
 
 
 def columns_of(

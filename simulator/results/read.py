@@ -212,7 +212,9 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
     words = dict.fromkeys(WORDS, "category")
     try:
         if path.is_dir():
-            frame = _read_parts(path)
+            from simulator.results.table_parts import read_parts
+
+            frame = read_parts(path, WORDS)
         elif path.suffix == ".parquet":
             frame = pd.read_parquet(path, engine="pyarrow")
         else:
@@ -227,34 +229,6 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
         check_end(path)
     check_columns(frame, columns, path)
     return frame if len(frame) else frame.astype(dict.fromkeys(columns, float))
-
-
-def _read_parts(folder: Path) -> "pd.DataFrame":
-    """Read a table that was written in parts, a row group at a time; in order of its rows."""
-    import pandas as pd
-    from pyarrow.parquet import ParquetFile
-
-    pieces: dict[str, list[Any]] = {}
-    for path in sorted(folder.glob("part-*.parquet")):
-        with ParquetFile(path) as file:
-            for number in range(file.num_row_groups):
-                group = file.read_row_group(number)
-                for name in group.column_names:
-                    column = group[name].combine_chunks()
-                    whole = column.dictionary_encode() if name in WORDS else column.to_numpy(False)
-                    pieces.setdefault(name, []).append(whole)
-    if not pieces:
-        raise HeadwayError(f"{folder}: damaged: a folder without parts of a table")
-    columns = {}
-    for name in [*pieces]:
-        parts = pieces.pop(name)
-        if name in WORDS:
-            columns[name] = pd.api.types.union_categoricals([part.to_pandas() for part in parts])
-        else:
-            columns[name] = np.concatenate(parts)
-    order = ("id",) if "id" in columns else ("start", "replica")
-    rows = np.lexsort([columns[name] for name in order])
-    return pd.DataFrame({name: columns.pop(name)[rows] for name in [*columns]}, copy=False)
 
 
 def check_count(path: Path, count: float, summary: Mapping[str, Any], key: str) -> None:
@@ -310,11 +284,16 @@ def check_values(frame: "pd.DataFrame", columns: Sequence[str], where: object) -
 
 
 def check_rows(frame: "pd.DataFrame", where: object) -> None:
-    """Raise HeadwayError unless the rows of requests.csv come by id and end as requests do."""
+    """Raise HeadwayError unless the rows of requests.csv come by id, and end as requests do."""
     wrong = frame["id"].to_numpy() != np.arange(len(frame))
     if wrong.any():
         row = int(wrong.argmax())
         raise HeadwayError(f"{where}: row {row}: id: is {frame['id'].iloc[row]:g}, not {row}")
+    check_ends(frame, where)
+
+
+def check_ends(frame: "pd.DataFrame", where: object) -> None:
+    """Raise HeadwayError unless each request has ended as requests do, or has not."""
     ends = frame["finish_reason"]
     wrong = (ends.notna() & ~ends.isin(REASONS)).to_numpy()
     if wrong.any():

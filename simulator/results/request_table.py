@@ -1,7 +1,7 @@
 """What a run wrote down of its requests, as columns: one row per request, in order of their ids."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -51,6 +51,15 @@ class RequestTable:
     cached: Ints
     reason: Ints  # index into REASONS; -1: never sent
     replica: Ints  # -1: never sent
+
+    def part(self, rows: slice) -> "RequestTable":
+        """Return some of the requests, in order; each knows when it was due."""
+        work = replace(self.workload, segments=None, after=None, delay=None)
+        if self.workload.after is not None:
+            work.arrival = self.arrival
+        found = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        own = work.rows(np.arange(rows.start, rows.stop))
+        return RequestTable(own, **{name: column[rows] for name, column in found.items()})
 
     @property
     def completed(self) -> Flags:

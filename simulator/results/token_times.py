@@ -36,16 +36,17 @@ class TokenTimes:
         self.starts: Floats = runs["start"]
         longer = runs["ticks"] > 0
         first = runs["first_tick"][longer]
-        over = first + runs["ticks"][longer]
-        begun, tokens = _count_members(first, over, len(ends) + 1)
-        kind = np.min_scalar_type(tokens.max())  # they stay until all is measured
-        self._begun, self.tokens = begun.astype(kind), tokens.astype(kind)
-        between, began = self._gaps_between(runs, ends)
-        self.request_gaps: Floats = np.concatenate((ends[first] - self.starts[longer], between))
+        last, began = self._gaps_between(runs, ends)
         self.request_gap_ends: Floats = np.concatenate((ends[first], began))
+        self.request_gaps: Floats = np.concatenate((self.starts[longer], last))
+        np.subtract(self.request_gap_ends, self.request_gaps, out=self.request_gaps)
+        del ends  # of a long run 50 MB and more
+        self._begun, self.tokens = _count_members(
+            first, first + runs["ticks"][longer], log.size("tick_ends") + 1
+        )
 
     def _gaps_between(self, runs: npt.NDArray[np.void], ends: Floats) -> tuple[Floats, Floats]:
-        """Get the gaps from a run's last token to the same request's next run, and their ends."""
+        """Get when the gaps between a request's runs begin, by its last token, and end."""
         ids = runs["id"]
         if not len(ids):
             return np.empty(0), np.empty(0)
@@ -53,7 +54,7 @@ class TokenTimes:
         again = again[np.argsort(again["id"], kind="stable")]
         same = again["id"][1:] == again["id"][:-1]
         began: Floats = again["start"][1:][same]
-        return began - last_tokens(again, ends)[:-1][same], began
+        return last_tokens(again, ends)[:-1][same], began
 
     def per_second(self, start: float, seconds: int) -> Ints:
         """Count the tokens in each of `seconds` one-second buckets from `start` on."""
@@ -72,13 +73,13 @@ class TokenTimes:
 
     def timed_gap_slices(self) -> Iterator[tuple[Floats, Counts, Floats]]:
         """Yield the same, and when each gap ended, s."""
-        every = self._log.column("tick_ends")
-        for at in range(1, len(every), SLICE):
-            stop = min(at + SLICE, len(every))
-            weights = (self.tokens[at:stop] - self._begun[at:stop]).astype(np.int32)
+        count = self._log.size("tick_ends")
+        for at in range(1, count, SLICE):
+            stop = min(at + SLICE, count)
+            weights = self.tokens[at:stop].astype(np.int32) - self._begun[at:stop]
             used = np.flatnonzero(weights)
-            ends = every[at:stop]
-            yield (ends - every[at - 1 : stop - 1])[used], weights[used], ends[used]
+            ends = self._log.column("tick_ends", at - 1, stop)
+            yield np.diff(ends)[used], weights[used], ends[1:][used]
 
 
 def _count_members(first: Ints, over: Ints, ticks: int) -> tuple[Counts, Counts]:
@@ -86,10 +87,13 @@ def _count_members(first: Ints, over: Ints, ticks: int) -> tuple[Counts, Counts]
 
     The gap of who comes reaches back to a prefill. With the last tick nobody is left.
     """
-    begun = np.bincount(first, minlength=ticks).astype(np.int32)
-    change = np.bincount(over, minlength=ticks)
-    np.subtract(begun, change, out=change)
-    return begun, np.cumsum(change, dtype=np.int32)
+    begun = np.zeros(ticks, np.int32)
+    np.add.at(begun, first, 1)
+    tokens = begun.copy()
+    np.subtract.at(tokens, over, 1)
+    np.cumsum(tokens, out=tokens)
+    kind = np.min_scalar_type(tokens.max())  # they stay until all is measured
+    return begun.astype(kind), tokens.astype(kind)
 
 
 class TokensTogether:

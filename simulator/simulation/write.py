@@ -17,8 +17,8 @@ from simulator.results.frames import (
     client_tables,
     count_rows,
     replica_columns,
-    request_columns,
     request_frame,
+    request_parts,
     step_columns,
     step_frame,
     with_copy_seconds,
@@ -108,8 +108,10 @@ def _not_finite(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _write_requests(result: Result, file: BinaryIO) -> None:
-    columns = request_columns(result)
-    _write_table("requests.csv", columns, file)
+    for number, columns in enumerate(request_parts(result, SLICE)):
+        if not number:
+            file.write(encode_header(list(columns)))
+        file.write(_encode("requests.csv", [*columns.values()]))
 
 
 def _write_table(name: str, columns: Mapping[str, Column], file: BinaryIO) -> None:

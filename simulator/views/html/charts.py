@@ -17,6 +17,7 @@ from simulator.figures.fleet import (
     replica_states,
 )
 from simulator.figures.occupancy import lowest_slots, seats_by_phase
+from simulator.results.read_parts import LONGEST
 from simulator.results.request_table import Floats
 from simulator.results.time_series import depth_in_bins, mean_in_bins
 
@@ -72,7 +73,8 @@ def _density(
     runs: Sequence[Run], seated: Sequence[dict[str, list[Any]]], whole: float
 ) -> dict[str, Any] | None:
     """Count the seats of each run by phase over time, if they are too many for a row each."""
-    if max(max(found["seat"], default=0) for found in seated) < MANY_SEATS:
+    few = max(max(found["seat"], default=0) for found in seated) < MANY_SEATS
+    if few and all(run.each == 1 for run in runs):
         return None
     edges = np.linspace(0.0, whole, DENSITY_BINS + 1)
     counts = [seats_by_phase(run, edges) for run in runs]
@@ -148,11 +150,12 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
         tokens += mean_in_bins(starts, ends, rate, edges)
         seats += mean_in_bins(starts, ends, decodes, edges)
         at = np.clip(np.searchsorted(edges, starts, "right") - 1, 0, size - 1)
-        np.fmax.at(longest, at[decodes > 0], (time / count)[decodes > 0])
+        each = steps[LONGEST].to_numpy() if LONGEST in steps else time / count
+        np.fmax.at(longest, at[decodes > 0], each[decodes > 0])
         preempted += np.bincount(at, steps["preempted"], size)
     itl = np.divide(seats, tokens, out=np.full(size, np.nan), where=tokens > 0)
     first = (run.sent + run.requests["ttft"]).dropna().to_numpy(float)
-    tokens += np.histogram(first, edges)[0] / np.diff(edges)
+    tokens += run.each * np.histogram(first, edges)[0] / np.diff(edges)
     place = np.clip(np.searchsorted(edges, run.sent, "right") - 1, 0, size - 1)
     slowest = np.full(size, np.nan)
     np.fmax.at(slowest, place, run.requests["ttft"].to_numpy(float))
@@ -189,9 +192,8 @@ def _window(runs: Sequence[Run], most: int) -> tuple[float, float]:
     begin, end = 0.0, max(run.end for run in runs) or 1.0
     middle = min(run.end for run in runs) / 2
     for run in runs:
-        count = len(run.requests)
-        if count > most:
-            half = run.end * most / count / 2
+        if run.count > most:
+            half = run.end * most / run.count / 2
             begin, end = max(begin, middle - half), min(end, middle + half)
     return begin, end
 

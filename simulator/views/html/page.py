@@ -153,7 +153,8 @@ def _model(run: Run) -> str:
 def _subtitle(runs: Sequence[Run]) -> str:
     """Say what was run on what, as far as it is the same in all runs."""
     facts = (
-        [f"{len(run.requests):,} requests" for run in runs],
+        [f"{run.count:,} requests" for run in runs],
+        [f"drawn of {len(run.requests):,} of them" * (run.each > 1) for run in runs],
         [_model(run) for run in runs],
         [_gpu(run) for run in runs],
         [run.policy for run in runs],

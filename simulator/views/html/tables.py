@@ -175,7 +175,7 @@ def time_parts(runs: Sequence[Run]) -> str:
         if not len(done):
             continue
         slow = done.nlargest(max(len(done) // 100, 1), "e2el")
-        told = f"slowest {len(slow):,} of {len(done):,}"
+        told = f"slowest {len(slow):,} of {len(done):,}" + " that were drawn" * (run.each > 1)
         for kind, what, part in (("mean of all", "mean of all", done), ("slowest", told, slow)):
             title = f"{run_name(run, k)} &ndash; {what}" if len(runs) > 1 else what
             means = {name: float(part[name].mean()) for name in TIME_COLUMNS if name in part}
@@ -271,8 +271,8 @@ def clients(run: Run) -> str:
     rows = [
         [
             escape(str(name)),
-            number(len(part)),
-            number(int(part["output_tokens"].sum())),
+            number(round(run.each * len(part))),
+            number(round(run.each * int(part["output_tokens"].sum()))),
             *(number(float(part[key].mean() * 1e3)) for key in ("queue_time", "ttft", "e2el")),
             number(float(part["ttft"].quantile(0.99) * 1e3)),
         ]
