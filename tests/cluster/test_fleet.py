@@ -1,6 +1,7 @@
 """Several replicas: laws, routers against their words, queueing theory."""
 
 from math import sqrt
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from simulator.cluster.routers import (
     LoraAffinity,
     PowerOfTwo,
     PrefixAware,
+    PrefixHash,
     RoundRobin,
     Router,
     SessionAffinity,
@@ -108,6 +110,7 @@ def test_no_request_is_lost_or_counted_twice(load, engine, clock, count, name) -
     assert client.done == len(load)
     for target in fleet.targets:
         assert target.outstanding == target.tokens == 0
+        assert not target.models
 
 
 def test_a_finish_is_known_to_the_router_before_the_next_request_of_the_same_instant() -> None:
@@ -205,16 +208,30 @@ def test_prefix_aware_follows_the_prefix_until_it_is_too_busy() -> None:
     assert router.choose(asked(32, **same), -1) in targets[1:]
 
 
-def test_a_session_stays_and_moves_when_its_replica_is_gone() -> None:
+@pytest.mark.parametrize("session", [0, 7])
+def test_a_session_stays_and_moves_when_its_replica_is_gone(session: int) -> None:
     router = SessionAffinity()
     opened(router)
-    home = router.choose(asked(), 7)
+    home = router.choose(asked(), session)
     home.outstanding = 50
     router.changed(home)
-    assert router.choose(asked(), 7) is home
+    assert router.choose(asked(), session) is home
     assert router.choose(asked(client="x"), -1) is not home
     router.close(home)
-    assert router.choose(asked(), 7) is not home
+    assert router.choose(asked(), session) is not home
+
+
+def test_what_a_prompt_begins_with_decides_not_how_long_that_is() -> None:
+    """Of 8 targets: the same beginning goes to one, fifty others of one length to several."""
+    router = PrefixHash()
+    for target in (Target(k, "all", 16, 1000) for k in range(8)):
+        router.open(target)
+
+    def place(name: int, tokens: int) -> int:
+        return router.choose(asked(segments=(((name,), tokens),)), -1).index
+
+    assert len({place(3, tokens) for tokens in range(1, 50)}) == 1
+    assert len({place(name, 64) for name in range(50)}) > 4
 
 
 def test_the_session_that_came_longest_ago_is_forgotten() -> None:
@@ -305,6 +322,14 @@ def test_least_outstanding_lies_between_one_queue_and_random_draws() -> None:
     assert common_queue(k, rho).mean() <= least < two < one
     assert least < 2 * common_queue(k, rho).mean()
     assert two < 0.6 * one
+
+
+def test_of_two_that_are_as_busy_the_first_drawn_is_chosen() -> None:
+    router, twin = PowerOfTwo(1), Random(1)
+    router.targets = [Target(k, "all", 16, 1000) for k in range(3)]
+    for k in range(50):
+        first, _ = int(twin.random() * 3), twin.random()
+        assert router.choose(Request(k, 0.0, 1, 1), 0).index == first
 
 
 def test_power_of_two_compares_two_that_differ() -> None:
