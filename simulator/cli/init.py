@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from simulator.cli.options import CharsPerToken, at_least_one, silent
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,8 +91,24 @@ def init(
         place = Path(os.path.relpath(traffic, file.parent))
     write_atomic(file, _scenario(file, chosen, workload, str(place)).encode())
     words = ["headway", "run", str(file)]
-    print(f"written to {file}: steps are timed by {cost}; try {shlex.join(words)}")
+    print(
+        f"written to {file}: {_order(chosen)}; steps are timed by {cost}; try {shlex.join(words)}"
+    )
+    if chosen.replicas > 1:
+        buy = shlex.join(["headway", "plan", str(file), "--buy"])
+        print(f"So many replicas are needed at least, and may not be enough; {buy} finds what is")
     return 0
+
+
+def _order(chosen: "_Choices") -> str:
+    """Say which GPUs it takes, and what they cost."""
+    from simulator.models.gpus import find_gpu
+
+    gpu, size = find_gpu(chosen.gpu), chosen.tensor_parallel_size
+    count = chosen.replicas * size
+    price = "" if gpu.dollars_per_hour is None else f", ${count * gpu.dollars_per_hour:,.2f}/h"
+    parts = f" ({chosen.replicas} replicas of TP {size})" if chosen.replicas > 1 else ""
+    return f"{count} x {gpu.name}{parts}{price}"
 
 
 def _ask(
@@ -209,6 +226,8 @@ def _sized(
         found = obstacles(scenario, scenario.make_workload() if workload is None else workload)
         why += [str(obstacle) for obstacle in found]
         if size is not None or not found:
+            for obstacle in found:
+                warnings.warn(str(obstacle), HeadwayWarning, stacklevel=2)
             return one, cost
         if enough is None and not any(obstacle.memory for obstacle in found):
             replicas = max(obstacle.change.get("cluster.replicas", 1) for obstacle in found)

@@ -16,7 +16,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.evidence import Evidence
-from simulator.diagnosis.feasibility import obstacles
+from simulator.diagnosis.feasibility import least_length, obstacles
 from simulator.results.breakdown import prompt_rows
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Ints
@@ -169,11 +169,11 @@ class Advisor:
 
     def _enough(self, now: int) -> int:
         """Say how many replicas keep up with the arrivals; the clients' load stays as it is."""
-        table = self.run.table
-        sent = table.sent[~np.isnan(table.sent)]
-        end = np.nanmax(table.finish)
-        arriving, whole = float(sent.max() - sent.min()), float(end - sent.min())
-        times = 2.0 if arriving < SPAN * whole else HEADROOM * whole / arriving
+        finish, sent = self.run.table.finish, self.run.table.sent
+        sent = sent[~np.isnan(sent)]
+        end = np.nanmax(finish, initial=sent.min())  # the former where nobody was served
+        arriving, whole = float(np.ptp(sent)), float(end - sent.min())
+        times = 2.0 if arriving <= SPAN * whole else HEADROOM * whole / arriving
         return min(max(int(np.ceil(now * times)), now + 1, self._least()), MOST_REPLICAS)
 
     def _least(self) -> int:
@@ -241,11 +241,8 @@ class Advisor:
         best = max(rates.values(), default=0.0)
         times = next((times for times, gain in rates.items() if gain >= 0.95 * best), 1)
         blocks = self._blocks(max_num_batched_tokens=times * now)
-        if (
-            not self._takes("max_num_batched_tokens")
-            or best < WORTH
-            or blocks < self.spec.num_gpu_blocks / WORTH
-        ):
+        takes, room = self._takes("max_num_batched_tokens"), WORTH * blocks
+        if not takes or best < WORTH or room < self.spec.num_gpu_blocks:
             return [], 1.0
         return [turn(self._key("max_num_batched_tokens"), now, times * now)], best
 
@@ -309,7 +306,8 @@ class Advisor:
         engine, longest = self.engine, self.spec.max_model_len
         if prompt >= longest:
             most = self.spec.model.max_position_embeddings
-            return [turn(self._key("max_model_len"), longest, most)] if prompt < most else []
+            to, key = min(least_length(self.run.record.workload), most), self._key("max_model_len")
+            return [turn(key, longest, to)] if prompt < most else []
         needed = -(-total // engine.block_size) + 1
         enough = [
             one

@@ -144,9 +144,9 @@ def obstacles(scenario: Scenario, workload: Workload) -> list[Obstacle]:
             groups.append(_Group(name, own, replicas, *parts))
             if (room := _room(scenario, groups[-1], workload)) is not None:
                 found.append(room)
-    if found or not groups:
+    if not groups or any(one.share == 1.0 for one in found):
         return found
-    return [*_too_fast(scenario, groups, Traffic.of(scenario, workload))]
+    return [*found, *_too_fast(scenario, groups, Traffic.of(scenario, workload))]
 
 
 def never_holds(
@@ -190,7 +190,8 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
         why = f"prompts of up to {prompts.max():,} tokens, max_model_len is {longest:,}"
         if int(prompts.max()) >= most:
             return Obstacle(f"{what}: {why}", count / whole, {}, memory=True)
-        change[_key(scenario, group.name, "engine.max_model_len")] = most
+        to = min(least_length(workload), most)
+        change[_key(scenario, group.name, "engine.max_model_len")] = to
         needed = -(-np.minimum(prompts + outputs - 1, most - 1) // engine.block_size)
     else:
         why = (
@@ -202,6 +203,11 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
         more = {_key(scenario, group.name, key): to for key, to in least.items()}
         change = change | more if more else {}
     return Obstacle(f"{what}: {why}", count / whole, change, memory=True)
+
+
+def least_length(workload: Workload) -> int:
+    """Return the tokens that every request of a workload has room in, its answer included."""
+    return int((workload.prompt_tokens + workload.output_tokens).max())
 
 
 def _key(scenario: Scenario, group: str, key: str) -> str:

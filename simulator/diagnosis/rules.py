@@ -65,9 +65,11 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
     keys), `knob` (the same in words) and `figures`, rounded to four digits.
     """
     run = AdvisedEvidence(record, summary)
-    if not run.done.any():
-        lost = rejected(run)
-        return [] if lost is None else [_as_dict(rejected.__name__, lost, lost.advice)]
+    if not len(run.done):
+        return []
+    if not run.done.any():  # the others look at requests that were served
+        lost = ((rule.__name__, rule(run)) for rule in (rejected, tries))
+        return [_as_dict(name, one, one.advice) for name, one in lost if one is not None]
     found = [(rule.__name__, finding) for rule in RULES if (finding := rule(run)) is not None]
     taken_off = 1 - explained(run)
     found = [
@@ -272,7 +274,7 @@ def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
     beside = f"where its decodes alone would take {_short(less * 1e3)} ms"
     beside = beside if less else "without decodes"
     kept = run.gauges.get("slo_attainment_tpot")
-    though = "" if kept is None else f"; {kept:.1%} of the requests keep goodput.tpot"
+    though = "" if kept is None else f"; {kept:.1%} of the requests keep the bound on TPOT"
     return Finding(
         run.share("decode_slowed_time"),
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "

@@ -59,11 +59,11 @@ def draw_grid(rows: "pd.DataFrame") -> "Figure":
 
 
 def draw_costs(rows: "pd.DataFrame") -> "Figure":
-    """Draw what the candidates of a plan that hold cost, the cheapest above.
+    """Draw what the candidates of a plan cost, the cheapest above, those that do not hold in grey.
 
     At each bar stands what breaks next. Raises HeadwayError where there are no two costs.
     """
-    held, cost = _by_cost(rows)
+    held, cost = _by_cost(rows, all_known=True)
     if held[cost].nunique() < 2:
         raise HeadwayError("the candidates cost the same")
     panels = {cost: ({"dollars_per_hour": "$/h", "gpus": "GPUs"}[cost], 1.0)}
@@ -72,6 +72,8 @@ def draw_costs(rows: "pd.DataFrame") -> "Figure":
     told = ["" if isinstance(why, float) else f"{why}" for why in held["reason"]]
     axes.bar_label(axes.containers[0], told, padding=3, fontsize=8)  # type: ignore[arg-type]
     axes.set_xlim(right=1.6 * float(held[cost].max()))
+    for bar, holds in zip(axes.containers[0], held["holds"].astype(str), strict=True):
+        bar.set_color(color(0) if holds == "True" else "0.6")
     axes.set_title("What it costs, and what breaks next", loc="right", fontweight="bold")
     return figure
 
@@ -81,7 +83,7 @@ def draw_room(rows: "pd.DataFrame") -> "Figure":
 
     `rows.attrs["slo"]` are the service levels. Raises HeadwayError where all bars are equal.
     """
-    held, _ = _by_cost(rows)
+    held, _ = _by_cost(rows, all_known=False)
     panels = {"headroom": ("headroom, %", 100.0)}
     bounds = {slo.metric: slo.bound for slo in map(parse_slo, rows.attrs["slo"])}
     panels |= {key: (key, 1.0) for key in bounds if key.endswith("_ms")}
@@ -97,9 +99,12 @@ def draw_room(rows: "pd.DataFrame") -> "Figure":
     return figure
 
 
-def _by_cost(rows: "pd.DataFrame") -> tuple["pd.DataFrame", str]:
-    """Return the candidates that hold, the cheapest last, and the column of what they cost."""
-    held = rows[rows["holds"].astype(str) == "True"]
+def _by_cost(rows: "pd.DataFrame", *, all_known: bool) -> tuple["pd.DataFrame", str]:
+    """Return the candidates that hold, the cheapest last, and the column of what they cost.
+
+    `all_known`: those that do not hold, too, if it is known what they cost.
+    """
+    held = rows[(rows["holds"].astype(str) == "True") | (all_known & rows["gpus"].notna())]
     cost = "dollars_per_hour" if held["dollars_per_hour"].notna().all() else "gpus"
     return held.sort_values(cost, kind="stable").head(MAX_BARS)[::-1], cost
 

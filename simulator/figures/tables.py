@@ -107,6 +107,8 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
     if "tokens_per_s_per_gpu" in rows:
         check_columns(rows, ["tokens_per_s_per_gpu", "tokens_per_s_per_user"], "the plan's table")
         rows = rows[rows.tokens_per_s_per_gpu.notna()]
+        if "holds" in rows:
+            rows = rows[rows["holds"].astype(str) == "True"]
         user, speed = rows.tokens_per_s_per_user, rows.tokens_per_s_per_gpu
     else:
         rows = completed_points(rows)
@@ -351,7 +353,7 @@ def point_label(row: "pd.Series[Any]", keys: Sequence[str]) -> str:
     known = row.dropna()
     parts = []
     if "gpus" in known:
-        count = f"{known['gpus']:g}"
+        count = f"{known['gpus']:.3g}"
         alone = f"{count} GPU" if count == "1" else f"{count} GPUs"
         parts.append(f"{count} x {known['gpu.name']}" if "gpu.name" in known else alone)
     told = ("gpu.name", "gpu.count", "cluster.replicas") if parts else ()

@@ -314,7 +314,7 @@ class ModelSpec:
         if heads % size:
             raise ValueError(
                 f"engine.tensor_parallel_size: {size} does not divide the {heads} attention heads "
-                f"of {self.name}"
+                f"of {self.name} (gpu.count, given alone, sets it)"
             )
         if kv_heads % size and size % kv_heads:
             raise ValueError(

@@ -105,7 +105,7 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     slos = ", ".join(slo.text for slo in problem.criteria.slos)
     unsure = ", if it holds: that is too close to tell" if _close(problem, best) else ""
     lines = [f"Buy {line(best)}{unsure}", f"  under {slos}"]
-    lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in verdicts(problem, best)]
+    lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in verdicts(problem, best, best.best)]
     lines.append(f"  looked at {looked_at(best.best)} of load")
     lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]
     same = [one for one in answer.ranked if one is not best and one.order == best.order]
@@ -130,7 +130,7 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
 
 def _close(problem: PlanProblem, offer: Offer) -> bool:
     """Say whether a bound is within the error of the step times."""
-    return any(one.close for one in verdicts(problem, offer))
+    return any(one.close for one in verdicts(problem, offer, offer.best))
 
 
 def _value(judged: Judged) -> str:
@@ -141,7 +141,8 @@ def _value(judged: Judged) -> str:
 
 
 def _more(best: Offer, other: Offer) -> str:
-    return f", {100 * (other.cost / best.cost - 1):.0f} % more" if best.cost else ""
+    more = f"{100 * (other.cost / best.cost - 1):.0f} % more" if best.cost else ""
+    return ", the same price" if more == "0 % more" else f", {more}" if more else ""
 
 
 def _dropped(offers: Sequence[Offer]) -> Iterator[str]:

@@ -167,8 +167,8 @@ def looked_at(trial: Trial) -> str:
     return f"{len(trial.runs)} x {length}"
 
 
-def verdicts(problem: PlanProblem, candidate: Candidate) -> list[Judged]:
-    """Hold the numbers of a candidate, where it just holds, against the bounds and the clock.
+def verdicts(problem: PlanProblem, candidate: Candidate, trial: Trial) -> list[Judged]:
+    """Hold the numbers of a candidate at one place against the bounds and the clock.
 
     Of a share of requests the clock's error is not counted.
     """
@@ -176,14 +176,18 @@ def verdicts(problem: PlanProblem, candidate: Candidate) -> list[Judged]:
     span = step_span(resolve(own).cost for own in candidate.scenario.groups.values())
     found = []
     for slo in problem.criteria.slos:
-        value = candidate.read(slo.metric).mean
+        value = interval(trial.runs, slo.metric).mean
         ends = None if span is None else by_clock(slo, value, span)
         found.append(Judged(slo, value, ends, span))
     return found
 
 
 def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
-    """Tell one candidate's answer: where it just holds, and what it does there."""
+    """Tell one candidate's answer: where it just holds, and what it does there.
+
+    What does not hold has figures only where it was tried at one place, in whole runs: one that
+    scales, or at the load that is given.
+    """
     best = candidate.result.best
     row: dict[str, Any] = {**candidate.varied, "holds": best is not None, "at": None}
     if problem.searches_rate:
@@ -199,32 +203,40 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     judged = best or (candidate.result.trials[-1] if candidate.result.trials else None)
     row["looked_at"] = looked_at(judged) if judged is not None else None
     row["cut_short"] = candidate.cut_short
-    if best is None:
+    if best is not None:
+        row["at"] = best.at
+        if problem.searches_rate:
+            row["capacity_low"], row["capacity_high"] = candidate.capacity_interval
+            row["capacity"] = candidate.capacity
+        return row | _figures(problem, candidate, best)
+    at_one_place = not problem.key or scales(candidate.scenario)
+    if judged is None or not at_one_place or any(run.get("broken") for run in judged.runs):
         return row
-    row["at"] = best.at
-    if problem.searches_rate:
-        row["capacity_low"], row["capacity_high"] = candidate.capacity_interval
-        row["capacity"] = candidate.capacity
-    ratios = best.ratios(problem.criteria.slos)
-    nearest = max(ratios, key=ratios.__getitem__) if ratios else best.why
-    row |= {"nearest_bound": nearest, "headroom": candidate.headroom}
-    shares = [float(run["attainment"]) for run in best.runs if "attainment" in run]
+    return row | _figures(problem, candidate, judged)
+
+
+def _figures(problem: PlanProblem, candidate: Candidate, trial: Trial) -> dict[str, Any]:
+    """Return what the runs of a place say: the bounded metrics, what it takes and what it gives."""
+    ratios = trial.ratios(problem.criteria.slos)
+    nearest = max(ratios, key=ratios.__getitem__) if ratios else trial.why
+    row: dict[str, Any] = {"nearest_bound": nearest, "headroom": candidate.headroom}
+    shares = [float(run["attainment"]) for run in trial.runs if "attainment" in run]
     row["attainment"] = sum(shares) / len(shares) if shares else None
-    row["seconds_of_load"] = best.seconds
-    row["replications"] = len(best.runs)
+    row["seconds_of_load"] = trial.seconds
+    row["replications"] = len(trial.runs)
     metrics = dict.fromkeys([slo.metric for slo in problem.criteria.slos])
     for metric in metrics:
         key = f"worst_window_{metric}"
-        if key in best.runs[0]:
-            row[key] = best.runs[0][key]
+        if key in trial.runs[0]:
+            row[key] = trial.runs[0][key]
     for metric in (*metrics, "request_throughput", "output_throughput"):
-        found = candidate.read(metric, problem.criteria.confidence)
+        found = interval(trial.runs, metric, problem.criteria.confidence)
         row[metric] = found.mean
         row[f"{metric}_half_width"] = found.half_width if found.count > 1 else None
-    row["verdicts"] = [f"{one.slo.text}: {one}" for one in verdicts(problem, candidate)]
+    row["verdicts"] = [f"{one.slo.text}: {one}" for one in verdicts(problem, candidate, trial)]
     tokens = row["output_throughput"]
-    gpus, price = candidate.resources
-    tpot = candidate.read("mean_tpot_ms").mean
+    gpus, price = candidate.resources_at(trial)
+    tpot = interval(trial.runs, "mean_tpot_ms").mean
     row["gpus"] = gpus
     row["tokens_per_s_per_gpu"] = tokens / gpus
     row["tokens_per_s_per_user"] = 1000.0 / tpot if tpot else None
@@ -234,6 +246,6 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
         price / 3600.0 / tokens * 1e6 if price is not None and tokens else None
     )
     for metric in ENERGY:
-        known = all(metric in run for run in best.runs)
-        row[metric] = candidate.read(metric).mean if known else None
+        known = all(metric in run for run in trial.runs)
+        row[metric] = interval(trial.runs, metric).mean if known else None
     return row

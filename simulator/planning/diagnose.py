@@ -20,7 +20,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.views.metric_rows import BY_KEY
-from simulator.views.report import align
+from simulator.views.report import align, served_of
 
 SHOWN = ("p99_ttft_ms", "p99_itl_ms", "request_goodput", "output_throughput")
 """What is told of every advice, beside the metrics that it is for."""
@@ -180,9 +180,9 @@ def diagnose(
                 advised.append((finding["rule"], finding["metric"], advice))
     values = _known(summary)
     judged = [Judged.of(one) for one in summary["headway"].get("slo") or ()]
-    verdicts = [f"{one.slo.text} {one}" for one in judged]
-    kept = [one.slo for one in judged if one.served and one.slo.met(one.value)]
+    verdicts = [f"{one.slo.text} {one}{served_of(summary, one.slo)}" for one in judged]
     slos = [one.slo for one in judged]
+    kept = [one for one in slos if _keeps(one, values, slos)]
     trials = _try_all(scenario, values, advised, slos, kept, jobs=jobs, progress=progress)
     gpus, price = resources(scenario)
     missed = len(slos) - len(kept)
@@ -268,28 +268,42 @@ def _try_all(
                 *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
                 gpus=gpus,
                 price=price,
-                trade=traded(metric, values, outcome.values, kept),
-                missed=sum(not s.met(outcome.values.get(s.metric, s.bound)) for s in slos),
+                trade=traded(metric, values, outcome.values, slos, kept),
+                missed=sum(not _keeps(one, outcome.values, slos) for one in slos),
             )
         )
     return trials
 
 
+def _keeps(slo: Slo, values: MetricValues, slos: Sequence[Slo]) -> bool:
+    """Say whether a run keeps a level; no latency is kept where too many requests were lost."""
+    lost = any(not s.met(values.get(s.metric, s.bound)) for s in slos if s.metric == "completion")
+    latency = slo.metric.endswith("_ms")
+    return not (latency and lost) and slo.met(values.get(slo.metric, slo.bound))
+
+
 def traded(
-    metric: str, before: MetricValues, after: MetricValues, kept: Sequence[Slo] = ()
+    metric: str,
+    before: MetricValues,
+    after: MetricValues,
+    slos: Sequence[Slo] = (),
+    kept: Sequence[Slo] = (),
 ) -> list[str]:
     """Name what gets worse and makes an advice for `metric` a bad trade.
 
-    That is goodput that falls, where it has bounds; else what loses a greater share than is won;
-    and a service level that was `kept` and is broken.
+    That is goodput that falls, where it has bounds; a service level of `slos` that was `kept` and
+    is broken; where there are neither, and no requests are to be saved, what loses a greater share
+    than is won.
     """
     if GOODPUT in before:
         keys, won = [GOODPUT], 0.0
+    elif slos or metric == "completed":
+        keys, won = [], 0.0
     else:
         keys, won = [*SHOWN], gain(metric, value_of(before, metric), value_of(after, metric))
     both = before.keys() & after.keys()
     lost = {key: -gain(key, before[key], after[key]) for key in keys if key in both}
-    broken = [one.metric for one in kept if one.metric in both and not one.met(after[one.metric])]
+    broken = [one.metric for one in kept if one.metric in both and not _keeps(one, after, slos)]
     return [*dict.fromkeys([*(key for key in lost if lost[key] > max(won, ALIKE)), *broken])]
 
 

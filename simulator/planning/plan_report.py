@@ -59,7 +59,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
         said = "cannot run" if candidate.errors else "not tried" if candidate.not_tried else "no"
         said = "never fits" if candidate.never else said
         cells = [said, *[""] * (len(heads) - 2)]
-        if row["holds"]:
+        if "gpus" in row:
             basis = row["looked_at"] + (", cut short" if row["cut_short"] else "")
             cells = [*_cells(problem, candidate, row, metrics), basis]
         elif candidate.result.trials:
@@ -90,8 +90,10 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
 def _cells(
     problem: PlanProblem, candidate: Candidate, row: Mapping[str, Any], metrics: Sequence[str]
 ) -> Iterator[str]:
-    """Write the cells of a candidate that holds."""
-    if problem.searches_rate:
+    """Write the cells of a candidate that has figures."""
+    if not row["holds"]:
+        yield "no"
+    elif problem.searches_rate:
         yield f"{row['capacity']:.3g}"
         yield _range(candidate)
     else:
@@ -161,13 +163,15 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
     kinds = {"with autoscaling": True, "fixed": False}
     if problem.key != REPLICAS or not any(scales(one.scenario) for one in candidates):
         return
-    held = [one for one in candidates if one.result.best is not None]
     for words, scaled in kinds.items():
-        those = [one for one in held if scales(one.scenario) == scaled]
-        if not those:
+        those = [one for one in candidates if scales(one.scenario) == scaled]
+        held = [one for one in those if one.result.best is not None]
+        rows = [(result_row(problem, one), one) for one in held or those]
+        known = [pair for pair in rows if pair[0].get("gpus")]
+        if not held and not known:
             yield f"  {words}: none holds"
             continue
-        best = choose_best(problem, those)
+        best = choose_best(problem, held) if held else min(known, key=lambda p: p[0]["gpus"])[1]
         row = result_row(problem, best)
         worst = {
             name.removeprefix("worst_window_"): f"from {value / 3600:.3g} h on"
@@ -179,7 +183,8 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
             told = f"${row['dollars_per_day']:,.2f}/day, {told}"
         told += "" if not scaled else " on average"
         told += f"; worst {', '.join(map(' '.join, worst.items()))}" if worst else ""
-        yield f"  {words}, the cheapest: {told} ({best.label})"
+        which = ", the cheapest" if held else f": none holds ({row['reason']}); one takes"
+        yield f"  {words}{which}: {told} ({best.label})"
 
 
 WIDE = 2.0  # times the tolerance: an interval of a capacity that is said to be wide

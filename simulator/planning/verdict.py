@@ -14,6 +14,7 @@ LOST = 100  # requests beyond such a bound: no chance, and no longer look would 
 WARMING_UP = "still warming up"
 BEYOND = 20  # requests beyond a percentile, for it to be known
 TOO_CLOSE = "too close to tell"
+LIKELY = 0.5  # by which a bound is exceeded, relative to it, that is more than close
 MIN_MISSED = 1e-3  # of a share that is missed: a plot over logarithms has no 0
 
 
@@ -49,7 +50,8 @@ class Trial:
         """Say why it does not hold."""
         if self.ok or self.breaks:
             return self.breaks
-        return self.growing or f"{self.why} {TOO_CLOSE}"
+        likely = LIKELY <= self.strain[1] < inf  # the mean is far beyond, the runs differ much
+        return self.growing or f"{self.why} {'likely broken' if likely else TOO_CLOSE}"
 
     def ratios(self, slos: Sequence[Slo]) -> dict[str, float]:
         """Divide metrics by their bounds; above 1 a bound is broken. Completion only where it is.

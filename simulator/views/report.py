@@ -9,7 +9,7 @@ from textwrap import wrap
 
 from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
-from simulator.results.service_levels import Judged
+from simulator.results.service_levels import Judged, Slo
 from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.util.errors import printable
@@ -196,19 +196,25 @@ def _line(label: str, value: object) -> str:
     return f"{label + ':':<40} {text:<10}".rstrip()
 
 
+def served_of(summary: Summary, slo: Slo) -> str:
+    """Say of a latency by how many requests it is judged, where that is not all; else ""."""
+    served = summary["completed"]
+    ended = served + summary.get("failed", 0)  # not in the files of others
+    told = slo.metric.endswith("_ms") and served < ended
+    return f", by the {served:,} of {ended:,} served" if told else ""
+
+
 def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     """Say of each service level whether it is kept, and how many requests keep their bounds.
 
     A latency is that of the requests that were served: of how many, where that is not all.
     """
-    gauges, served = summary["headway"], summary["completed"]
-    ended = served + summary.get("failed", 0)  # not in the files of others
-    of = f", by the {served:,} of {ended:,} served" if served < ended else ""
+    gauges = summary["headway"]
     found = []
     for one in gauges.get("slo") or ():
-        latency = "_ms" in one["bound"]
-        value = "n/a," if latency and not served else three_digits(one["value"])
-        found.append((one["bound"], f"{value} {Judged.of(one)}{of if latency else ''}"))
+        judged = Judged.of(one)
+        value = three_digits(one["value"]) if judged.served else "n/a,"
+        found.append((one["bound"], f"{value} {judged}{served_of(summary, judged.slo)}"))
     names = [name for name in ("ttft", "tpot", "e2el") if f"slo_{name}_ms" in gauges]
     for name in names:
         if (kept := gauges.get(f"slo_attainment_{name}")) is not None:

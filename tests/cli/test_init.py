@@ -17,8 +17,8 @@ def test_yes_writes_a_scenario_that_runs(folder, capsys):
     """With defaults for all; each key that may be wanted stands there with its default."""
     assert main(["init", "first.yaml", "--yes"]) == 0
     assert capsys.readouterr().out == (
-        "written to first.yaml: steps are timed by the profile llama-3-8b.h100.bf16; try headway "
-        "run first.yaml\n"
+        "written to first.yaml: 1 x H100-80GB, $6.88/h; steps are timed by the profile "
+        "llama-3-8b.h100.bf16; try headway run first.yaml\n"
     )
     scenario = load_scenario(Path("first.yaml"))
     assert (scenario.name, scenario.engine.name) == ("first", "vllm")

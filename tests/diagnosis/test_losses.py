@@ -61,7 +61,7 @@ def test_prompts_beyond_max_model_len(write: Any) -> None:
     sets = ("engine.tensor_parallel_size=4", "gpu.count=4", "engine.max_model_len=2048")
     _, found = findings(write, *sets)
     (advice,) = found[0]["advice"]
-    assert (advice["key"], advice["to"]) == ("engine.max_model_len", 131072)
+    assert (advice["key"], advice["to"]) == ("engine.max_model_len", 5359)
     assert "max_model_len is 2,048" in found[0]["text"]
 
 
@@ -81,3 +81,15 @@ def test_what_all_could_hold_is_not_found(write: Any, rate: object) -> None:
     summary, found = findings(write, *sets)
     assert summary["headway"]["rejected"] == 0
     assert "rejected" not in [one["rule"] for one in found]
+
+
+def test_clients_who_all_give_up_are_told(write: Any) -> None:
+    """Nobody is served: more replicas, as many as the warning before the run asks for."""
+    sets = ["workload.input_len=500", "workload.output_len=200", "workload.request_rate=20"]
+    sets += ["cluster={replicas: 2, client: {timeout: 0.5}}", "workload.num_prompts=60"]
+    summary, found = findings(write, *sets)
+    assert summary["completed"] == 0
+    assert [one["rule"] for one in found] == ["tries"]
+    (advice,) = found[0]["advice"]
+    assert advice["key"] == "cluster.replicas"
+    assert advice["to"] > 2

@@ -56,4 +56,4 @@ def test_other_architectures_are_predicted(
     flags = "--served-model-name", "tiny", "--scheduler-cls", RECORDER
     env = {"HEADWAY_STEPS": str(steps)}
     with live_server(models(kind), tmp_path / "log", *flags, env=env) as server:
-        judge(kind, calibrate(server, steps, models(kind), 60.0), show)
+        judge(kind, calibrate(server, steps, models(kind), 120.0), show)

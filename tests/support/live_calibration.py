@@ -32,9 +32,13 @@ ENGINE = {
 its flags and its log say (`vllm/platforms/cpu.py`)."""
 KINDS = {"short": (100, 40), "mixed": (250, 60), "long": (800, 20)}
 """Mean tokens of prompts and of answers; each is drawn between half and one and a half of it."""
-CALIBRATION = (("mixed", 0.5), ("short", 0.7), ("long", 0.5), ("mixed", 0.75))
+CALIBRATION = (
+    *(("mixed", 0.5), ("short", 0.7), ("long", 0.5), ("mixed", 0.75)),
+    *(("short", 0.5), ("long", 0.7), ("mixed", 0.5)),
+)
 BLIND = (("mixed", 0.6), ("short", 0.4), ("long", 0.6))
-"""Loads by their kinds and their shares of what the server can take: below the knee."""
+"""Loads by their kinds and their shares of what the server can take: below the knee. Those of the
+calibration come before, between and after the blind ones, so that both see the same machine."""
 FEWEST = 20  # requests of a load
 Chosen = NDArray[np.bool_] | None
 Means = Mapping[str, float]
@@ -64,12 +68,11 @@ class Interleaved(Drive):
             f"{kind} at {share:g}": self._drawn(kind, share * self.limits[kind], part)
             for kind, share in BLIND
         }
-        calibration = [*CALIBRATION]
-        for name, load in [*blind.items(), *blind.items()]:
-            if calibration:
-                kind, share = calibration.pop(0)
-                yield f"open {kind}", self._drawn(kind, share * self.limits[kind], part), False
-            yield name, load, True
+        both = [*blind.items(), *blind.items(), None]
+        for (kind, share), twice in zip(CALIBRATION, both, strict=True):
+            yield f"open {kind}", self._drawn(kind, share * self.limits[kind], part), False
+            if twice is not None:
+                yield *twice, True
 
     def _drawn(self, kind: str, rate: float, seconds: float) -> Workload:
         count = max(round(rate * seconds), FEWEST) if rate < 1e6 else round(seconds)
