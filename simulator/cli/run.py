@@ -288,11 +288,15 @@ def _run_apart(workers: Workers, folder: Path, scenario: "Scenario", **options: 
 def _add_load(result: "Result") -> None:
     """Put into a run's summary how near its load is to the capacity."""
     from simulator.planning.knee import find_knee
+    from simulator.results.service_levels import moved
     from simulator.simulation.write import check_span
 
     check_span(result)
     if (knee := find_knee(result)) is not None:
-        result.summary()["headway"]["load"] = knee.as_summary()
+        own = result.summary()["headway"]
+        own["load"] = knee.as_summary()
+        for one in own.get("slo") or ():
+            one.update(moved(one, knee.elasticity))
 
 
 def _add_sensitivity(result: "Result", changes: "Mapping[str, Change]", quiet: bool) -> None:

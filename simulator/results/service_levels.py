@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp
+from math import exp, inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ SHARES = ("goodput", "completion")
 """Of all requests: those that keep the scenario's `goodput` bounds, those that were completed."""
 REQUEST_BOUNDS = ("ttft", "tpot", "e2el")
 """Latencies that each request has, and that can be bounded for each."""
+QUEUED = ("ttft", "e2el", "queue_time")
+"""Latencies with the time in the queue."""
 RATES = ("output_throughput", "total_token_throughput", "request_throughput")
 
 _TEXT = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*([-+.\deE]+)\s*")
@@ -115,6 +117,18 @@ def by_clock(slo: Slo, value: float, span: Span) -> Span:
     return (value * low, value * high) if slo.at_most else (value / high, value / low)
 
 
+def moved(one: Mapping[str, Any], elasticity: float) -> Mapping[str, Any]:
+    """Return the `ends` of a level of a summary whose value moves by more than the steps do.
+
+    `elasticity` is that of the mean E2EL, % for 1 % of step time; near the capacity queues grow, so
+    TTFT and queue time move at least as much. {} where they move in proportion, or nobody knows.
+    """
+    slo = parse_slo(one["bound"])
+    if slo.latency not in QUEUED or "ends" not in one or not 1.0 < elasticity < inf:
+        return {}
+    return {"ends": [one["value"] * end**elasticity for end in one["step_times"]]}
+
+
 class Judged(NamedTuple):
     """A value beside its bound, and beside the error of the clock."""
 
@@ -150,7 +164,8 @@ class Judged(NamedTuple):
             assert self.span is not None
             share = slo.metric in SHARES
             unit = " %" if share else " ms" if slo.metric.endswith("_ms") else ""
-            got = "{:.4g} of {:g}".format(*(100 * x if share else x for x in (value, slo.bound)))
+            times = 100.0 if share else 1.0
+            got = f"{short(times * value)} of {times * slo.bound:g}"
             return f"too close to tell ({got}{unit}; step times {span_text(self.span)})"
         verb = "kept" if slo.met(value) else "broken"
         if slo.metric in SHARES:
@@ -161,6 +176,11 @@ class Judged(NamedTuple):
         if over >= MANY * under:
             return f"{verb}, {over / under:.3g} times the bound" if slo.at_most and under else verb
         return f"{verb} by {100 * abs(value - slo.bound) / slo.bound:.3g} %"
+
+
+def short(value: float) -> str:
+    """Write four digits, and all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def span_text(span: Span) -> str:

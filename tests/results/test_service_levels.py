@@ -8,6 +8,7 @@ from simulator.costs.noise import ScaledCost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.results.service_levels import (
     Judged,
+    moved,
     parse_slo,
     request_bounds,
     service_levels,
@@ -140,3 +141,17 @@ def test_the_ends_are_what_slower_and_faster_steps_give() -> None:
         assert found[0]["ends"][end] == pytest.approx(slower[0]["value"], rel=0.02)
         assert found[1]["ends"][1 - end] == pytest.approx(slower[1]["value"], abs=0.03)
     assert step_span([cost, PiecewiseCost([[1, 1e-3]])]) is None
+
+
+def test_near_the_capacity_what_queues_moves_by_more_than_steps() -> None:
+    """Steps of +-10 %, an elasticity of 3: E2EL is kept by 20 %, and too close to tell."""
+    one = {"bound": "p99_e2el_ms<=12000", "value": 1e4, "step_times": [0.9, 1.1]}
+    one |= {"ends": [9e3, 1.1e4], "met": True}
+    assert str(Judged.of(one)) == "kept by 16.7 %"
+    near = {**one, **moved(one, 3.0)}
+    assert near["ends"] == pytest.approx([1e4 * 0.9**3, 1e4 * 1.1**3])
+    assert str(Judged.of(near)).startswith("too close to tell (10,000 of 12000 ms; step times")
+    tokens = {**one, "bound": "p90_tpot_ms<=12000"}
+    assert not moved(tokens, 3.0)
+    assert not moved(one, 0.9)
+    assert not moved(one, float("inf"))
