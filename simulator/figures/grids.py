@@ -74,7 +74,9 @@ def draw_costs(rows: "pd.DataFrame") -> "Figure":
     axes.set_xlim(right=1.6 * float(held[cost].max()))
     for bar, holds in zip(axes.containers[0], held["holds"].astype(str), strict=True):
         bar.set_color(color(0) if holds == "True" else "0.6")
-    axes.set_title("What it costs, and what breaks next", loc="right", fontweight="bold")
+    axes.set_title(
+        "What it costs, and what breaks next" + _of(rows, held), loc="right", fontweight="bold"
+    )
     return figure
 
 
@@ -94,9 +96,15 @@ def draw_room(rows: "pd.DataFrame") -> "Figure":
     for axes, key in zip(figure.axes, panels, strict=True):
         if key in bounds:
             axes.axvline(bounds[key], color="0.3", linestyle="--", linewidth=1)
-    title = "How much room is left" + (" (dashed: the bound)" if bounds else "")
+    title = "How much room is left" + (" (dashed: the bound)" if bounds else "") + _of(rows, held)
     figure.axes[-1].set_title(title, loc="right", fontweight="bold")
     return figure
+
+
+def _of(rows: "pd.DataFrame", held: "pd.DataFrame") -> str:
+    """Say that these are the cheapest, where there are more."""
+    more = int((rows["holds"].astype(str) == "True").sum()) > len(held)
+    return f", the {len(held)} cheapest" if more else ""
 
 
 def _by_cost(rows: "pd.DataFrame", *, all_known: bool) -> tuple["pd.DataFrame", str]:

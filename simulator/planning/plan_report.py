@@ -308,8 +308,8 @@ def _runs(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[dic
                 yield {**place, "seed": problem.seed + replication, **numbers}
 
 
-Colored = Sequence[tuple[Candidate, str]]
-"""Candidates and their colours."""
+Colored = Sequence[tuple[Candidate, str, str]]
+"""Candidates, their colours and what these are called."""
 
 
 def _draw(
@@ -321,8 +321,15 @@ def _draw(
     ran = [candidate for candidate in candidates if candidate.result.trials]
     several = len(ran) > len(COLORS)  # then only the best has a colour, and stands above the others
     ran.sort(key=lambda candidate: several and candidate is best)
-    colors = [GREY] * (len(ran) - 1) + [COLORS[0]] if several else COLORS
-    colored = [*zip(ran, colors, strict=False)]
+    colored = [*zip(ran, COLORS, [one.label for one in ran], strict=False)]
+    if several:
+        kinds = [*dict.fromkeys(one.varied.get("gpu.name", "") for one in ran)]
+        alike = not 1 < len(kinds) < len(COLORS)  # else a colour for each GPU
+        shades = {kind: GREY if alike else COLORS[k + 1] for k, kind in enumerate(kinds)}
+        names = {kind: "others" if alike else kind for kind in kinds}
+        gpus = [one.varied.get("gpu.name", "") for one in ran[:-1]]
+        colored = [(one, shades[g], names[g]) for one, g in zip(ran, gpus, strict=False)]
+        colored.append((ran[-1], COLORS[0], ran[-1].label))
     speed = sum(1 for candidate in ran for _ in candidate.speeds(of_best=_sizes_fleet(problem))) > 1
     height = 3.9 if several else 3.7 + 0.15 * len(ran)
     with sheet(1, 2 if speed else 1, height) as figure:
@@ -348,9 +355,9 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
     from simulator.figures.style import log_scale
 
     slos = problem.criteria.slos
-    label, place = _abscissa(problem, [candidate for candidate, _ in colored])
+    label, place = _abscissa(problem, [candidate for candidate, *_ in colored])
     seen = [1.0]
-    for candidate, color in colored:
+    for candidate, color, named in colored:
         points = sorted(
             (
                 place(candidate, trial),
@@ -360,9 +367,9 @@ def _draw_bounds(axes: "Axes", problem: PlanProblem, colored: Colored, best: Can
             if not trial.superseded
         )
         seen += [ratio for _, ratio in points]
-        name = ("the best: " if candidate is best else "") + candidate.label
-        if color == GREY:  # all that have it share one entry; matplotlib leaves names with _ out
-            name = "_" if "others" in axes.get_legend_handles_labels()[1] else "others"
+        name = ("the best: " if candidate is best else "") + named
+        if name in axes.get_legend_handles_labels()[1]:
+            name = "_"  # those of a colour share one entry; matplotlib leaves names with _ out
         axes.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
     axes.axhline(1.0, color="0.3", linestyle="--", linewidth=1)
     if max(seen) > 3 * min(seen):
@@ -405,7 +412,7 @@ def _draw_front(axes: "Axes", colored: Colored, *, of_best: bool) -> None:
     from simulator.figures.style import from_zero
 
     points = []
-    for candidate, color in colored:
+    for candidate, color, _ in colored:
         for trial, user, gpu in candidate.speeds(of_best=of_best):
             held = trial.ok or trial in candidate.lower_loads
             points += [(user, gpu)] if held else []
