@@ -134,6 +134,21 @@ class HostConfig(Config):
     )
 
 
+class SecondaryTierConfig(Config):
+    """A disk, or a store that replicas share, behind the host's memory."""
+
+    type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")] = Field(
+        "fs", description="a name, which requests.csv has"
+    )
+    size: PositiveAmount = Field(description="GiB for KV blocks")
+    bandwidth: PositiveAmount = Field(
+        description="GB/s (10^9 bytes) of its link, reads and writes together; of a shared one, "
+        "for all replicas"
+    )
+    latency: Amount = Field(0.0, description="ms until the first block of a prompt comes")
+    shared: bool = Field(False, description="one for all replicas; false: each has its own")
+
+
 class EngineConfig(Config):
     """The engine's knobs, with vLLM's names and meanings."""
 
@@ -218,6 +233,18 @@ class EngineConfig(Config):
     )
     kv_offloading_latency: Amount = Field(
         0.0, description="ms until the first of a prompt's blocks comes back"
+    )
+    hicache_write_policy: Literal["write_back", "write_through"] = Field(
+        "write_back",
+        description="when blocks are copied to the host; write_back: as the GPU evicts them; "
+        "write_through: prompts' as they are computed, as vLLM's connector does always "
+        "(the name is SGLang's)",
+    )
+    store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        0, description="with write_through: copy a block when it is offered for so many-th time"
+    )
+    secondary_tiers: Annotated[list[SecondaryTierConfig], Field(max_length=2)] = Field(
+        [], description="disks and stores behind the host's memory, the nearest first (memory.md)"
     )
     enable_chunked_prefill: bool = Field(
         True,

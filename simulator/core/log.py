@@ -77,6 +77,8 @@ LOAD = np.dtype(
         ("id", "i8"),
         ("blocks", "i8"),  # of its prefix that came from the host tier
         ("fresh", "i8"),  # 1: at its first admission
+        ("first", "i8"),  # of these blocks, those that came from a first tier behind the host
+        ("second", "i8"),  # and from a second
     ]
 )
 DRAFT = np.dtype(
@@ -126,7 +128,7 @@ pack_request = Struct("<dddqiiii").pack
 pack_run = Struct("<dqqq").pack
 pack_pause = Struct("<ddqq").pack
 pack_swap = Struct("<dqqqqd").pack
-pack_load = Struct("<dqqq").pack
+pack_load = Struct("<dqqqqq").pack
 pack_draft = Struct("<dqqq").pack
 pack_seat = Struct("<dddqqq").pack
 pack_transfer = Struct("<qiidddddii").pack
@@ -299,7 +301,9 @@ class Log:
     def record_copies(self, start: float, copies: Copies) -> None:
         """Write down what a step that began at `start` copied."""
         for load in copies.loads:
-            self.load_rows += pack_load(start, load.request.id, load.count, load.fresh)
+            self.load_rows += pack_load(
+                start, load.request.id, load.count, load.fresh, *load.fetched
+            )
         if not copies.outgoing and not copies.incoming:
             return
         self.swap_rows += pack_swap(

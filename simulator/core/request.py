@@ -115,6 +115,7 @@ class Load:
     request: Request
     count: int  # blocks
     fresh: bool  # at the request's first admission
+    fetched: tuple[int, int] = (0, 0)  # of these, from each tier behind it
 
 
 @dataclass(slots=True)

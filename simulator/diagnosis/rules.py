@@ -19,7 +19,6 @@ from simulator.diagnosis.evidence import (
     MAX_NUM_SEQS,
     POLICY,
     TOKEN_BUDGET,
-    known_share,
 )
 from simulator.diagnosis.fleet_rules import (
     autoscaling,
@@ -32,6 +31,7 @@ from simulator.diagnosis.fleet_rules import (
     scattered_prefixes,
 )
 from simulator.diagnosis.losses import rejected, tries
+from simulator.diagnosis.prefixes import forgotten_prefixes, prefix_reuse
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
@@ -384,24 +384,6 @@ def unfair(run: AdvisedEvidence) -> Finding | None:
     )
 
 
-def prefix_reuse(run: AdvisedEvidence) -> Finding | None:
-    """Prompts begin alike, and each is computed anew."""
-    if run.engine.enable_prefix_caching:
-        return None
-    known = known_share(run.record.workload, run.engine.block_size)
-    share = known * run.share("queue_time", "prefill_time", "decode_slowed_time")
-    if known < KNOWN or share < REUSE:
-        return None
-    return Finding(
-        share,
-        f"{known:.0%} of the prompt tokens repeat the beginning of an earlier prompt and are "
-        "computed again: there is no prefix cache.",
-        "mean_ttft_ms",
-        run.advisor.prefix_caching(),
-        {"share_of_prompt_tokens": known, "share_of_e2el": share},
-    )
-
-
 def low_load(run: AdvisedEvidence) -> Finding | None:
     """So few requests run at once that fewer replicas would do."""
     cluster, running = run.record.scenario.cluster, run.gauges["mean_running"]
@@ -445,5 +427,5 @@ RULES = (
         pools,
         prefill_stalls,
     ),
-    *(unused_seats, prefix_reuse, unfair, low_load),
+    *(unused_seats, prefix_reuse, forgotten_prefixes, unfair, low_load),
 )

@@ -15,7 +15,7 @@ from typing import Protocol
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
 from simulator.kv_cache.block_hashes import known_hashes
-from simulator.kv_cache.host_memory import HostTier
+from simulator.kv_cache.tiers import HostTier
 
 
 class BlockCounter:
@@ -95,6 +95,10 @@ class BlockCounter:
         """Count the blocks after the hits that wait in the host tier."""
         return 0
 
+    def fetch(self, request: Request) -> tuple[list[int], float]:
+        """Begin to fetch what tiers behind the host have of a prompt; see `HostTier.fetch`."""
+        raise NotImplementedError
+
     def load(self, request: Request, hits: Sequence[int], count: int) -> None:
         """Note the use of so many blocks after the hits that are loaded from the host tier."""
 
@@ -170,6 +174,9 @@ class BlockCounter:
     def cache(self, request: Request) -> None:
         """Let others share what is computed of a request, now that a chunk of it is done."""
 
+    def finished(self, request: Request) -> None:
+        """Hear that a request has ended, or will never end."""
+
     def release(self, request: Request) -> None:
         """Take back all blocks of a request that has left the decode set."""
         if self._reservations:
@@ -213,6 +220,7 @@ class BlockManager(BlockCounter):
         # By hash the block registered first, and those registered later, where there are any.
         self._block_of: dict[int, int] = {}
         self._others_of: dict[int, list[int]] = {}
+        self._of_tier: dict[Request, list[int]] = {}  # what each stored there or loaded
 
     @property
     def hashed(self) -> int:
@@ -243,10 +251,18 @@ class BlockManager(BlockCounter):
         keys = known_hashes(request, limit, self.block_size)[len(hits) : limit]
         return self.tier.run(keys)
 
+    def fetch(self, request: Request) -> tuple[list[int], float]:
+        assert self.tier is not None
+        limit = (request.known - 1) // self.block_size
+        hits = len(self.match(request))
+        return self.tier.fetch(known_hashes(request, limit, self.block_size)[hits:limit])
+
     def load(self, request: Request, hits: Sequence[int], count: int) -> None:
         assert self.tier is not None
-        keys = known_hashes(request, 0, self.block_size)
-        self.tier.use(keys[len(hits) : len(hits) + count])
+        keys = known_hashes(request, 0, self.block_size)[len(hits) : len(hits) + count]
+        self.tier.use(keys)
+        if self.tier.write_through:
+            self._of_tier.setdefault(request, []).extend(keys)
 
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
         """Count the blocks beyond the hits, and the hits that must leave the free list."""
@@ -287,7 +303,12 @@ class BlockManager(BlockCounter):
         """
         if self.prefix_caching:
             known = min(tokens, request.known - request.unknown)
+            first = self._hashed[request]
             self._register(request, known // self.block_size)
+            if self.tier is not None and self.tier.write_through:
+                end = min(known, request.prompt_tokens) // self.block_size
+                keys = known_hashes(request, end, self.block_size)[first:end]
+                self._of_tier.setdefault(request, []).extend(self.tier.offer(keys))
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
         """Take and register as stepwise: tick by tick, in the order of the running list."""
@@ -331,6 +352,10 @@ class BlockManager(BlockCounter):
         request.blocks = None
         request.computed = 0
 
+    def finished(self, request: Request) -> None:
+        if self.tier is not None:
+            self.tier.finished(self._of_tier.pop(request, ()))
+
     def _unshare(self, blocks: set[int]) -> None:
         """Take blocks out of one of the tables that they are in."""
         self.shared -= len(blocks)
@@ -368,7 +393,7 @@ class BlockManager(BlockCounter):
                 self._forget(key, block)
             else:
                 del known[key]
-                if self.tier is not None:
+                if self.tier is not None and not self.tier.write_through:
                     self.tier.store(key)
         return evicted
 

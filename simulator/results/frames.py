@@ -53,6 +53,7 @@ def request_parts(record: Record, size: int) -> Iterator[dict[str, Column]]:
     producers: dict[str, Column] = {}
     if record.transfers is not None:
         producers["prefill_replica"] = record.transfers.producer_of(count)
+    producers |= tier_columns(record)
     parts = {**record.time_parts(), **seat_columns(record.logs, count)}
     for at in range(0, max(count, 1), max(size, 1)):
         rows = slice(at, min(at + size, count))
@@ -104,6 +105,26 @@ def columns_of(
         **producers,
         "finish_reason": Words(table.reason, REASONS),
     }
+
+
+def tier_columns(record: Record) -> dict[str, Column]:
+    """Return of each request's `cached_tokens` those that host memory had, and each tier behind.
+
+    The others were in the GPU's prefix cache. Nothing where no engine has a host tier.
+    """
+    engines = [spec.engine for spec in record.specs.values() if spec.engine.kv_offloading_size]
+    if not engines:
+        return {}
+    size = len(record.workload)
+    behind = next((one.secondary_tiers for one in engines if one.secondary_tiers), [])
+    names = [f"cached_tokens_{name}" for name in ("host", *(tier.type for tier in behind))]
+    columns: dict[str, Column] = {name: np.zeros(size, np.int64) for name in names}
+    for log in record.logs:
+        loads = log.loads[log.loads["fresh"] == 1]
+        parts = loads["blocks"] - loads["first"] - loads["second"], loads["first"], loads["second"]
+        for name, blocks in zip(names, parts, strict=False):
+            columns[name][loads["id"]] = blocks * log.block_size  # type: ignore[index]
+    return columns
 
 
 def seat_columns(logs: Sequence[Log], size: int) -> dict[str, Column]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from simulator.core.engine_config import EngineConfig
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.kv_cache.host_memory import HostTier
+from simulator.kv_cache.tiers import HostTier, SecondaryTier
 from simulator.models.gpus import GIB
 from simulator.models.sliding_window import LayerGroups, layer_groups
 from simulator.scenario.engine_spec import EngineSpec
@@ -59,8 +60,29 @@ def make_blocks(
         return _make_counter(spec, *pool)
     if engine.kv_offloading_size is not None:
         size = spec.block_bytes * engine.tensor_parallel_size
-        return BlockManager(*pool, caching, HostTier(int(engine.kv_offloading_size * GIB // size)))
+        return BlockManager(*pool, caching, _make_tiers(engine, size))
     return BlockManager(*pool, caching) if shares or named else BLOCKS["unshared"](*pool)
+
+
+def _make_tiers(engine: EngineConfig, size: float) -> HostTier:
+    """Make the host tier and those behind it; a block has `size` bytes on all GPUs."""
+    assert engine.kv_offloading_size is not None
+    behind = [
+        SecondaryTier(
+            tier.type,
+            int(tier.size * GIB // size),
+            size / (tier.bandwidth * 1e9),
+            tier.latency * 1e-3,
+            shared=tier.shared,
+        )
+        for tier in engine.secondary_tiers
+    ]
+    return HostTier(
+        int(engine.kv_offloading_size * GIB // size),
+        write_through=engine.hicache_write_policy == "write_through",
+        threshold=engine.store_threshold,
+        secondary=behind,
+    )
 
 
 def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:

@@ -50,6 +50,10 @@ REQUIRED_FOR_HOST_TIER = {
 }
 """What an engine must have that offloads KV blocks to its host."""
 
+OF_HOST_TIER = (
+    *("kv_offloading_bandwidth", "kv_offloading_latency", "store_threshold", "secondary_tiers"),
+)
+
 Conflict = tuple[str, str, str]
 """The key to blame ("" where the message names its own place), others that have a part in it,
 and what is wrong."""
@@ -248,12 +252,22 @@ def _is_given(block: object, key: str) -> bool:
 def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
     """See whether a radix tree and a host tier go with what else the engine is to do."""
     if engine.kv_offloading_size is None:
-        for key in ("kv_offloading_bandwidth", "kv_offloading_latency"):
-            if getattr(engine, key):
+        for key in (*OF_HOST_TIER, "hicache_write_policy"):
+            if _is_given(engine, key):
                 yield f"engine.{key}", "engine.kv_offloading_size", "goes with kv_offloading_size"
     else:
         for key, word in differing_keys(engine, REQUIRED_FOR_HOST_TIER):
             yield "engine.kv_offloading_size", f"engine.{key}", f"goes with {key}: {word}"
+        for key in ("store_threshold", "secondary_tiers"):
+            if getattr(engine, key) and engine.hicache_write_policy != "write_through":
+                what = "goes with hicache_write_policy: write_through"
+                yield f"engine.{key}", "engine.hicache_write_policy", what
+    if engine.secondary_tiers and (engine.enable_lora or not engine.enable_chunked_prefill):
+        what = "goes without enable_lora, and with enable_chunked_prefill"
+        yield "engine.secondary_tiers", "engine.enable_lora engine.enable_chunked_prefill", what
+    names = [tier.type for tier in engine.secondary_tiers]
+    if len(set(names)) < len(names):
+        yield "engine.secondary_tiers", "", f"two have the type {names[0]}: tell them apart"
     if engine.prefix_cache == "hash":
         return
     sglang = engine.policy_name == "sglang"

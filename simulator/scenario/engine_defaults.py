@@ -224,6 +224,7 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
     block = dict(engine)
     if engine.speculative_config is not None:
         block["speculative_config"] = engine.speculative_config.model_dump()
+    block["secondary_tiers"] = [tier.model_dump() for tier in engine.secondary_tiers]
     usual, given = {}, {}
     for key, field in EngineConfig.model_fields.items():
         if key in ("name", "version"):

@@ -21,6 +21,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
 from simulator.engine.client import Client, StreamClient
 from simulator.engine.drive import drive
+from simulator.kv_cache.tiers import SecondaryTier
 from simulator.policies.predictor import make_predictor
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
@@ -165,12 +166,13 @@ def add_replicas(
     `shares` says that prompts have contents. The first replicas are up after `startup_delay`, s.
     """
     assert scenario.cluster is not None
+    stores: dict[str, SecondaryTier] = {}
     makers: list[Callable[[], list[Scheduler]]] = []
     first: list[Target] = []
     for name, group in scenario.cluster.replica_groups.items():
         spec = specs[name]
         ranks = spec.engine.data_parallel_size
-        make = partial(_make_schedulers, spec, shares)
+        make = partial(_make_schedulers, spec, shares, stores)
         for number in range(scenario.cluster.max_replicas(name)):
             if ranks == 1:
                 target = fleet.add(name, make()[0], spec.cost, leap=leap)
@@ -195,9 +197,17 @@ def add_replicas(
     return record, life
 
 
-def _make_schedulers(spec: EngineSpec, shares: bool) -> list[Scheduler]:
-    """Make the scheduler of each rank of a replica."""
-    return [make_scheduler(spec, shares) for _ in range(spec.engine.data_parallel_size)]
+def _make_schedulers(
+    spec: EngineSpec, shares: bool, stores: dict[str, SecondaryTier]
+) -> list[Scheduler]:
+    """Make the scheduler of each rank of a replica; what all replicas share is in `stores`."""
+    made = [make_scheduler(spec, shares) for _ in range(spec.engine.data_parallel_size)]
+    for scheduler in made:
+        if (tier := scheduler.blocks.tier) is not None:
+            tier.secondary = [
+                stores.setdefault(one.name, one) if one.shared else one for one in tier.secondary
+            ]
+    return made
 
 
 def _balancer(spec: EngineSpec, number: int) -> Balancer:

@@ -67,6 +67,9 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
         },
         "cluster.groups: each request goes to those of its model": bool(scenario.models),
         "cluster.groups: an autoscaler acts on several replicas together": bool(cluster.scalers),
+        "engine.secondary_tiers: a store is shared by all replicas": any(
+            tier.shared for own in scenario.groups.values() for tier in own.engine.secondary_tiers
+        ),
         "engine.data_parallel_size: the ranks of a server share its load balancer": any(
             own.engine.data_parallel_size > 1 for own in scenario.groups.values()
         ),

@@ -13,8 +13,9 @@ from simulator.core.log import REASONS, Log
 from simulator.core.request import Segments
 from simulator.engine.client import Client
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.kv_cache.host_memory import HostTier, Prices
+from simulator.kv_cache.host_memory import Prices
 from simulator.kv_cache.radix_cache import RadixCache
+from simulator.kv_cache.tiers import HostTier
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.policies.fair import DRR, WFQ, Fair
 from simulator.policies.orders import HRRN, SJF, Boost, Priority

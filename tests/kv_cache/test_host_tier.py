@@ -11,7 +11,7 @@ from simulator import load_scenario, run
 from simulator.core.request import Copies, Load, Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockManager
-from simulator.kv_cache.host_memory import HostTier
+from simulator.kv_cache.tiers import HostTier
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.support.engines import Clock, play, workload
@@ -73,7 +73,7 @@ def test_a_loaded_prefix_is_logged_and_counts_as_cached() -> None:
     scheduler = Scheduler(BlockManager(5, 4, True, HostTier(9)))
     log, _ = play(load, scheduler)
     assert log.requests["cached"].tolist() == [0, 0, 12]
-    assert log.loads.tolist() == [(4.0, 2, 2, 1)]
+    assert log.loads.tolist() == [(4.0, 2, 2, 1, 0, 0)]
     assert log.steps["prefill_tokens"].tolist() == [13, 9, 1]
 
 

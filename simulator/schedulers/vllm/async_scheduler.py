@@ -229,6 +229,7 @@ class AsyncScheduler(Scheduler):
             request.finish = now
             self.waiting.remove(request)
             self._deferred.discard(request)
+            self.blocks.finished(request)
 
     def stored(self, step: Step) -> int:
         """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""

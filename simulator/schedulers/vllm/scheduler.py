@@ -171,6 +171,7 @@ class Scheduler:
         self._annotates = self.adapters is not None  # steps say what else costs time
         if max_loras and type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
             raise ValueError("enable_lora: goes with policies of a key alone: fcfs, priority, sjf")
+        self._expect_tiers()
         # There are blocks for every request that max_model_len admits.
         self._longest_fits = blocks.most_held(max_model_len - 1) <= blocks.usable
         self._check()
@@ -186,6 +187,18 @@ class Scheduler:
                 f"max_num_batched_tokens ({tokens}) must be >= max_model_len ({longest}) without "
                 "chunked prefill"
             )
+
+    def _expect_tiers(self) -> None:
+        """Make ready to ask tiers behind the host, if there are some."""
+        tier = self.blocks.tier
+        self._fetches = tier is not None and bool(tier.secondary)
+        self._new: list[Request] = []  # of whom no tier has been asked yet
+        self._fetching: dict[Request, tuple[tuple[int, int], float]] = {}
+        """What comes of who waits from each tier behind the host, blocks, and until when, s."""
+        if self._fetches:
+            if type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
+                raise ValueError("secondary_tiers: goes with fcfs, priority and sjf")
+            self.settle_queue = self._ask_tiers
 
     @property
     def num_seats(self) -> int:
@@ -240,6 +253,9 @@ class Scheduler:
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
         changes |= self.adapters is not None  # those before it may be passed over
+        if self._fetches:
+            self._new.append(request)
+            return True
         return changes and (
             len(self.running) < self.max_num_seqs
             or self.prefill_interval is not None
@@ -249,7 +265,9 @@ class Scheduler:
 
     def next_wakeup(self) -> float | None:
         """Return the time at which a step becomes possible though nothing happens until then."""
-        return None
+        if not self._fetching or self.running:
+            return None
+        return min(when for _, when in self._fetching.values())
 
     # A step is decided.
 
@@ -442,7 +460,8 @@ class Scheduler:
             if request.remote:
                 budget = self.pull(step, request, budget)
                 continue
-            if adapters is not None and adapters.refuses(request, self._active):
+            refused = adapters is not None and adapters.refuses(request, self._active)
+            if refused or (self._fetching and self._comes_later(request)):
                 set_aside.append(waiting.take())
                 continue
             hits = blocks.match(request)
@@ -462,7 +481,7 @@ class Scheduler:
             if not tokens or self.lacks_blocks(request, hits, start + tokens):
                 break
             if loads:
-                load = Load(request, loads, request.preemptions == 0)
+                load = Load(request, loads, request.preemptions == 0, self._fetched(request, loads))
                 step.add_copies().loads.append(load)
                 blocks.load(request, hits, loads)
             self.admit_head(step, hits, start, tokens)
@@ -472,7 +491,9 @@ class Scheduler:
 
     def _put_back(self, passed_over: list[Request]) -> None:
         """Take back requests that were passed over: for their adapters, each keeps its place."""
-        if self.adapters is not None:
+        if self._fetches:
+            passed_over.reverse()
+        elif self.adapters is not None:
             self._refused = len(passed_over)
             self._deferred.update(passed_over)
             passed_over.reverse()
@@ -480,6 +501,26 @@ class Scheduler:
             self._reordered = True
         for request in passed_over:
             self.waiting.put_back(request)
+
+    def _ask_tiers(self, now: float) -> None:
+        """Ask the tiers behind the host for the prefixes of those who are new."""
+        assert self.blocks.tier is not None
+        self.blocks.tier.now = now
+        for request in self._new:
+            counts, ready = self.blocks.fetch(request)
+            if ready > self.now:
+                self._fetching[request] = (counts[0], sum(counts[1:])), ready
+        self._new.clear()
+
+    def _comes_later(self, request: Request) -> bool:
+        """Say whether a part of a prompt's prefix is on its way to the host."""
+        return request in self._fetching and self._fetching[request][1] > self.now
+
+    def _fetched(self, request: Request, loads: int) -> tuple[int, int]:
+        """Return how many of the blocks to be loaded came from each tier behind the host."""
+        first, second = self._fetching.pop(request, ((0, 0), 0.0))[0]
+        first = min(first, loads)
+        return first, min(second, loads - first)
 
     def chunk(self, pending: int, budget: int) -> int:
         """Return the tokens of a prompt that the budget lets a step compute; 0: it must wait."""
@@ -504,6 +545,8 @@ class Scheduler:
     def admit_head(self, step: Step, hits: Sequence[int], start: int, tokens: int) -> None:
         """Let the head of the queue run, and compute `tokens` tokens after the first `start`."""
         request = self.waiting.take()
+        if self._fetching:
+            self._fetching.pop(request, None)
         self.start(request)
         self.admission.reserve(request)
         self.blocks.admit(request, hits, start + tokens)
@@ -563,12 +606,16 @@ class Scheduler:
 
     def cancel(self, request: Request) -> None:
         """Let a request go for good, between two steps: nobody wants its answer any more."""
+        self.blocks.finished(request)
         if request in self.running:
             self.running.discard(request)
             self.blocks.release(request)
             return
         self.waiting.remove(request)
         self._deferred.discard(request)
+        self._fetching.pop(request, None)
+        if request in self._new:
+            self._new.remove(request)
         self.running.forget(request)
         if request.swapped:
             self.swap_space.discard(request)
@@ -626,6 +673,8 @@ class Scheduler:
         self.running.remove(request)
         request.finish = now
         self.blocks.release(request)
+        if self.blocks.tier is not None:
+            self.blocks.finished(request)
 
     def close(self, request: Request) -> None:
         """Bring a running request up to date, when the run is stopped before its end."""
