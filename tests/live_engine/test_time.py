@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.live_engine.conftest import SECONDS
 from tests.support.live_calibration import RECORDER, Calibrated, calibrate, spread
 from tests.support.live_vllm import live_server
 
@@ -19,8 +20,8 @@ LIMITS = {"ttft": 0.10, "tpot": 0.05, "e2el": 0.05}
 
 
 def judge(name: str, calibrated: Calibrated, show: Callable[[str], None]) -> None:
-    """Hold blind loads to LIMITS, or to what two measurements of the same load differ by."""
-    lines = [f"{name:<22}{'predicted, ms':>15}{'measured':>20}{'error':>9}{'floor':>9}"]
+    """Hold blind loads to LIMITS, or to what measurements of the same load differ by."""
+    lines = [f"{name:<22}{'predicted, ms':>15}{'measured':>28}{'error':>9}{'floor':>9}"]
     wrong = []
     for load, both in calibrated.blind().items():
         for metric, limit in LIMITS.items():
@@ -30,7 +31,7 @@ def judge(name: str, calibrated: Calibrated, show: Callable[[str], None]) -> Non
             floor = spread([one[1] for one in both], metric)
             lines.append(
                 f"{load:<16}{metric:>6}{predicted:>15.2f}"
-                f"{', '.join(f'{value:.2f}' for value in measured):>20}{error:>+9.1%}{floor:>9.1%}"
+                f"{', '.join(f'{value:.2f}' for value in measured):>28}{error:>+9.1%}{floor:>9.1%}"
             )
             if abs(error) > max(limit, floor):
                 wrong.append((load, metric, error, floor))
@@ -51,9 +52,9 @@ def test_blind_loads_are_predicted(calibrated: Calibrated, show: Callable[[str],
 def test_other_architectures_are_predicted(
     kind: str, models: Callable[[str], Path], tmp_path: Path, show: Callable[[str], None]
 ) -> None:
-    """Each by a shorter calibration of its own; of Mixtral, two of four experts a token."""
+    """Each by a calibration of its own; of Mixtral, two of four experts a token."""
     steps = tmp_path / "steps.jsonl"
     flags = "--served-model-name", "tiny", "--scheduler-cls", RECORDER
     env = {"HEADWAY_STEPS": str(steps)}
     with live_server(models(kind), tmp_path / "log", *flags, env=env) as server:
-        judge(kind, calibrate(server, steps, models(kind), 120.0), show)
+        judge(kind, calibrate(server, steps, models(kind), SECONDS), show)

@@ -32,11 +32,12 @@ ENGINE = {
 its flags and its log say (`vllm/platforms/cpu.py`)."""
 KINDS = {"short": (100, 40), "mixed": (250, 60), "long": (800, 20)}
 """Mean tokens of prompts and of answers; each is drawn between half and one and a half of it."""
-CALIBRATION = (
-    *(("mixed", 0.5), ("short", 0.7), ("long", 0.5), ("mixed", 0.75)),
-    *(("short", 0.5), ("long", 0.7), ("mixed", 0.5)),
-)
 BLIND = (("mixed", 0.6), ("short", 0.4), ("long", 0.6))
+TIMES = 3  # that each blind load comes
+CALIBRATION = (
+    *(("mixed", 0.5), ("short", 0.7), ("long", 0.5), ("mixed", 0.75), ("short", 0.3)),
+    *(("long", 0.7), ("mixed", 0.3), ("short", 0.5), ("long", 0.6), ("mixed", 0.5)),
+)
 """Loads by their kinds and their shares of what the server can take: below the knee. Those of the
 calibration come before, between and after the blind ones, so that both see the same machine."""
 FEWEST = 20  # requests of a load
@@ -54,10 +55,10 @@ def drawn(kind: str, count: int, rate: float, random: np.random.Generator) -> Wo
 
 @dataclass
 class Interleaved(Drive):
-    """Sends calibration loads in turns with blind ones, each of which comes twice."""
+    """Sends calibration loads in turns with blind ones, each of which comes several times."""
 
     def _loads(self) -> Iterator[tuple[str, Workload, bool]]:
-        part = self.seconds / (2 + len(CALIBRATION) + 2 * len(BLIND))  # s for a load
+        part = self.seconds / (2 + len(CALIBRATION) + TIMES * len(BLIND))  # s for a load
         yield "warm-up", replace(self._drawn("mixed", 1e6, 16), max_concurrency=4), False
         self.limits = {}
         for kind in KINDS:
@@ -68,11 +69,11 @@ class Interleaved(Drive):
             f"{kind} at {share:g}": self._drawn(kind, share * self.limits[kind], part)
             for kind, share in BLIND
         }
-        both = [*blind.items(), *blind.items(), None]
-        for (kind, share), twice in zip(CALIBRATION, both, strict=True):
+        unseen = [*(TIMES * [*blind.items()]), None]
+        for (kind, share), again in zip(CALIBRATION, unseen, strict=True):
             yield f"open {kind}", self._drawn(kind, share * self.limits[kind], part), False
-            if twice is not None:
-                yield *twice, True
+            if again is not None:
+                yield *again, True
 
     def _drawn(self, kind: str, rate: float, seconds: float) -> Workload:
         count = max(round(rate * seconds), FEWEST) if rate < 1e6 else round(seconds)
