@@ -85,7 +85,7 @@ def init(
         read[traffic] = _read(traffic, columns, chars_per_token)
     workload = None if traffic is None else read[traffic]
     chosen = _Choices(model, gpu, 1, traffic, columns, estimate, rate, levels)
-    chosen, cost = _sized(chosen, workload, file, tensor_parallel_size)
+    chosen, cost, hopeless = _sized(chosen, workload, file, tensor_parallel_size)
     place = traffic
     if traffic is not None and not traffic.is_absolute():
         place = Path(os.path.relpath(traffic, file.parent))
@@ -94,9 +94,10 @@ def init(
     print(
         f"written to {file}: {_order(chosen)}; steps are timed by {cost}; try {shlex.join(words)}"
     )
-    if chosen.replicas > 1:
+    if chosen.replicas > 1 or hopeless:
         buy = shlex.join(["headway", "plan", str(file), "--buy"])
-        print(f"So many replicas are needed at least, and may not be enough; {buy} finds what is")
+        what = "So many replicas are needed at least, and may not be" if not hopeless else "Not"
+        print(f"{what} enough; {buy} finds what is")
     return 0
 
 
@@ -205,11 +206,11 @@ class _Choices:
 
 def _sized(
     chosen: _Choices, workload: "Workload | None", file: Path, size: int | None
-) -> tuple[_Choices, str]:
+) -> tuple[_Choices, str, bool]:
     """Take the least tensor parallelism, a power of two, under which all may hold that must.
 
     Where eight GPUs cannot keep up with the load, the least that holds each request, and replicas.
-    Return the choices and the name of what times the steps.
+    Return the choices, the name of what times the steps, and whether a given size cannot hold.
     """
     from simulator.diagnosis.feasibility import obstacles
 
@@ -228,14 +229,14 @@ def _sized(
         if size is not None or not found:
             for obstacle in found:
                 warnings.warn(str(obstacle), HeadwayWarning, stacklevel=2)
-            return one, cost
+            return one, cost, bool(found)
         if enough is None and not any(obstacle.memory for obstacle in found):
             replicas = max(obstacle.change.get("cluster.replicas", 1) for obstacle in found)
             enough = replace(one, replicas=replicas), cost
     if enough is None:
         many = f"--gpu {chosen.gpu}: eight do not hold {chosen.model}: " if size is None else ""
         raise HeadwayError(f"{many}{why[0]}")
-    return enough
+    return *enough, False
 
 
 def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: str) -> str:

@@ -16,7 +16,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.evidence import Evidence
-from simulator.diagnosis.feasibility import least_length, obstacles
+from simulator.diagnosis.feasibility import busy_share, least_length, obstacles
 from simulator.results.breakdown import prompt_rows
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Ints
@@ -179,7 +179,10 @@ class Advisor:
     def _least(self) -> int:
         """Say how many the warning before the run asks for, which sees all of the load."""
         record = self.run.record
-        found = obstacles(record.scenario, record.workload)
+        found, cluster = obstacles(record.scenario, record.workload), record.scenario.cluster
+        if cluster is not None and (cluster.client or cluster.admission):  # no queue tells of it
+            now = self.replicas_key()[1]
+            return int(np.ceil(HEADROOM * now * busy_share(record.scenario, record.workload)))
         return max((n for one in found if not one.memory for n in one.change.values()), default=0)
 
     def quantization(self) -> list[Advice]:

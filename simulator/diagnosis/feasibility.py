@@ -205,6 +205,24 @@ def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | N
     return Obstacle(f"{what}: {why}", count / whole, change, memory=True)
 
 
+def busy_share(scenario: Scenario, workload: Workload) -> float:
+    """Return by how much a load exceeds what replicas do that compute prompts or decode, in turn.
+
+    0 where the rate is not known, or where groups differ.
+    """
+    traffic, kinds = Traffic.of(scenario, workload), scenario.groups
+    if not traffic.rate or len(kinds) > 1:
+        return 0.0
+    ((name, own),) = kinds.items()
+    replicas = 1 if scenario.cluster is None else scenario.cluster.max_replicas(name)
+    spec = scenario.specs[name]
+    group = _Group(name, own, replicas, spec.model, spec.gpu, spec.cost, spec.num_gpu_blocks)
+    known = traffic.known(own.engine)
+    prompts = traffic.rate * float(workload.prompt_tokens.mean()) * (1.0 - known)
+    answers = traffic.rate * float(np.maximum(workload.output_tokens - 1, 0).mean())
+    return prompts / group.prompt_rate(traffic) + answers / group.answer_rate(traffic, known)
+
+
 def least_length(workload: Workload) -> int:
     """Return the tokens that every request of a workload has room in, its answer included."""
     return int((workload.prompt_tokens + workload.output_tokens).max())
@@ -272,10 +290,12 @@ def _overload(scenario: Scenario, group: _Group, what: str, asked: float, most: 
         key = f"{cluster.scaler_key(group.name)}.max_replicas"
     to = SPARE * now * times
     change = {key: ceil(to)} if to <= MOST_REPLICAS else {}
+    grows = "a queue grows as long as requests come"
+    if cluster is not None and (cluster.admission or cluster.client):
+        grows = "the rest is refused or given up"
     verb = "compute" if what == "prompts" else "decode"
     text = (
         f"{what} of {asked:,.0f} tokens/s come, and {now:,} "
-        f"{'replica' if now == 1 else 'replicas'} can {verb} {most:,.0f} at most: a queue grows "
-        "as long as requests come"
+        f"{'replica' if now == 1 else 'replicas'} can {verb} {most:,.0f} at most: {grows}"
     )
     return Obstacle(text, 1.0 - 1.0 / times, change, memory=False)

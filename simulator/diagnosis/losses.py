@@ -64,7 +64,7 @@ def tries(run: AdvisedEvidence) -> Finding | None:
         f"{counts[name]:,} {word}" for name, word in LOST_TRIES.items() if counts[name]
     )
     text = f"{gone:,} of {total:,} requests were given up ({lost:.1%}). " if gone else ""
-    of = f" are {share:.0%} of the time of the requests served" if run.done.any() else ""
+    of = f" are {share:.0%} of the time of the requests served" if share >= TRIED else ""
     text += f"Failed tries: {what}{of}."
     return Finding(
         max(lost, share),

@@ -30,6 +30,7 @@ NONE_WAITS = {"service_difference_max": 0.0}
 """What a metric is where the summary has null: no two clients wait at the same time."""
 GOODPUT = "request_goodput"
 ENOUGH = "None of them is enough to keep all service levels: `headway plan --buy` finds what is."
+UNKEPT = "Where more requests are lost than completion allows, no latency counts as kept."
 NARROWER = "Answers of narrower weights or KV cache may differ in quality, which is not simulated."
 ALIKE = 0.01  # of the greater value: less is no fall
 
@@ -382,6 +383,9 @@ def table(found: Diagnosis) -> str:
         notes.append("No advice makes it better: leave the keys as they are.")
     elif levels and all(trial.missed for trial in runs):
         notes.append(ENOUGH)
+    lost = any(bound.startswith("completion") and " broken" in bound for bound in found.verdicts)
+    if lost and any("_ms" in bound and " kept" in bound for bound in found.verdicts):
+        notes.append(UNKEPT)
     if any(_narrows(trial.advice) for trial in runs):
         notes.append(NARROWER)
     return "\n".join([*lines, "", align(rows), *notes])

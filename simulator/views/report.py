@@ -83,7 +83,8 @@ def run_table(summary: Summary) -> str:
         lines.append("Interrupted: the figures are those up to then.")
     lines += [f"Warning: {text}" for text in gauges.get("warnings", ())]
     if near_capacity(load := gauges.get("load")):
-        lines.append(f"Warning: the load {load_line(load)}")
+        lost = any(gauges.get("cluster", {}).get(name) for name in ("shed", "timed_out"))
+        lines.append(f"Warning: the load {load_line(load, lost=lost)}")
     lines += [
         f"Warning: on a cliff: 1 % of step time moves {metric_name(key).replace('M', 'm')} "
         f"by {one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
@@ -171,10 +172,13 @@ def near_capacity(load: Summary | None) -> bool:
     return load is not None and load["share"] >= NEAR
 
 
-def load_line(load: Summary) -> str:
-    """Say where a load sits, and what 1 % of step time does to it there."""
+def load_line(load: Summary, *, lost: bool = False) -> str:
+    """Say where a load sits, and what 1 % of step time does to it there.
+
+    `lost`: what is too much is refused or given up, and makes no queue.
+    """
     elasticity = load["e2el_elasticity"]
-    moves = "grows with the run's length"
+    moves = "is of those served, the rest is lost" if lost else "grows with the run's length"
     if elasticity is not None:
         moves = f"moves by about {elasticity:.1f} % for 1 % of step time"
     return (

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from simulator import load_scenario, run
+from simulator.diagnosis.feasibility import obstacles
 from simulator.diagnosis.rules import diagnosis_lines
 from simulator.views.report import slo_lines
 
@@ -93,3 +94,21 @@ def test_clients_who_all_give_up_are_told(write: Any) -> None:
     (advice,) = found[0]["advice"]
     assert advice["key"] == "cluster.replicas"
     assert advice["to"] > 2
+
+
+def test_replicas_for_clients_who_give_up_serve_them_all(write: Any) -> None:
+    """Neither prompts nor answers alone are too much for two, but both together are."""
+    sets = ["gpu={name: L40S}", "model=llama-3-8b", "engine={max_num_seqs: 32}"]
+    sets += ["workload={num_prompts: 300, request_rate: 5, input_len: 1500, output_len: 250}"]
+    few = "cluster={replicas: 1, client: {timeout: 15}}"
+    _, found = findings(write, *sets, few)
+    assert found[0]["rule"] == "tries"
+    assert (advice := found[0]["advice"][0])["to"] == 3
+    enough = load_scenario(
+        write(TOO_LARGE), [*sets, "cluster={replicas: 3, client: {timeout: 15}}"]
+    )
+    assert advice["key"] == "cluster.replicas"
+    assert run(enough).summary()["completed"] == 300
+    scenario = load_scenario(write(TOO_LARGE), [*sets, few])
+    (told,) = obstacles(scenario, scenario.make_workload())
+    assert "the rest is refused or given up" in str(told)
