@@ -101,7 +101,7 @@ class TableParts:
         return columns | {"replica": np.where(there, self._replicas[table.replica], -1)}
 
     def close(self) -> None:
-        """Give the files their names."""
+        """Rename the drafts to their final names."""
         try:
             self._open.close()
             for name in self._files:

@@ -116,7 +116,7 @@ class ClusterConfig(Config):
         return self
 
     def _share_out(self, links: KvTransferConfig) -> None:
-        """Give each group its part of the replicas."""
+        """Set how many replicas each group has."""
         roles: dict[str | None, str] = {g.kv_role: name for name, g in self.groups.items()}
         if len(self.groups) != 2 or set(roles) != {"kv_producer", "kv_consumer"}:
             what = "goes with one group of kv_role kv_producer and one of kv_consumer"

@@ -331,7 +331,7 @@ class Scenario(Config):
         return lambda: stream.select_pieces(lambda: stream.read_pieces(*what), **part)
 
     def finish_parts(self, parts: Iterator[Workload]) -> Iterator[Workload]:
-        """Give the parts of a trace what `make_workload` gives the whole."""
+        """Yield the parts of a trace with what `make_workload` adds to the whole."""
         from simulator.workload.generate import random_streams
 
         rng, frontend = random_streams(self.seed), self.frontend()

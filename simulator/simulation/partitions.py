@@ -191,7 +191,7 @@ def _set_up(part: Partition) -> tuple[StreamedRun, list[int]]:
 def _own_parts(
     part: Partition, chunks: Iterator[Workload], pods: int, chosen: dict[int, Ints]
 ) -> Iterator[tuple[Workload, ChunkPart]]:
-    """Give what some pods get of each chunk; note the pods of its requests."""
+    """Yield what some pods get of each chunk; note the pods of its requests."""
     front, free = part.scenario.fleet.make_front(), 0.0
     for pod in range(pods):
         front.open(Target(pod, "", 1, 1))

@@ -13,7 +13,7 @@ STATIC, CONTINUOUS = "engine.scheduling_policy=static", "engine.scheduling_polic
 
 
 def play(name: str, *overrides: str) -> dict[str, float]:
-    """Run an example, and give its summary with the keys of `headway` beside the others."""
+    """Run an example, and return its summary with the keys of `headway` beside the others."""
     summary = run(load_scenario(EXAMPLES / f"{name}.yaml", list(overrides))).summary()
     return {**summary, **summary["headway"]}
 

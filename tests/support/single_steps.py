@@ -37,7 +37,7 @@ def expand_steps(log: Log, *, copy_seconds: Floats | None = None) -> dict[str, N
 
 
 def _unroll(steps: Ints) -> tuple[Ints, Ints]:
-    """Give, for every step, its row and its place in the row."""
+    """Return, for every step, its row and its place in the row."""
     row = np.repeat(np.arange(len(steps)), steps)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(steps) - steps, steps)
 

@@ -184,7 +184,7 @@ def select_pieces(
 
 
 def rechunk(parts: Iterator[Workload], size: int) -> Iterator[Workload]:
-    """Give the same requests `size` at a time; the last are fewer."""
+    """Yield the same requests `size` at a time; the last are fewer."""
     held: list[Workload] = []
     count = 0
     for part in parts:

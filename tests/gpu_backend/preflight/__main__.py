@@ -28,7 +28,7 @@ from tests.gpu_backend.preflight.fake_cuda import (
 from tests.gpu_backend.preflight.faults import check_missing_sensors, check_refit, rehearse
 
 Check = Callable[[], Iterator[str]]
-"""Gives a line for everything that is wrong; one that begins with `+` only tells."""
+"""Yields a line for everything that is wrong; one that begins with `+` only tells."""
 CAPABILITIES = (80, 90, 100)
 KILLS = 20
 FEW_LAYERS = 3
