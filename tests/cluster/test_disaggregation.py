@@ -348,9 +348,15 @@ def test_a_failure_while_the_kv_moves_starts_the_request_anew(replica: int) -> N
 
 
 def test_a_producer_that_fails_has_no_part_in_what_has_been_moved() -> None:
-    outage = OutageConfig(replica=0, start=2.5, duration=50.0)
-    seen = world(workload((0.0, 8, 3)), failures=FailuresConfig(outages=[outage]))
-    assert ended(seen) == [(3.25, 5.25)]
+    """At 4.0 the first decodes, and the second, there since 3.25, waits for its seat."""
+
+    def one_seat(kind):
+        return half(kind, max_num_seqs=1 if kind is Consumer else 9, max_num_batched_tokens=32)
+
+    outage = OutageConfig(replica=0, start=4.0, duration=50.0)
+    load = workload((0.0, 8, 3), (0.0, 8, 2))
+    seen = world(load, make=one_seat, failures=FailuresConfig(outages=[outage]))
+    assert ended(seen) == [(3.25, 5.25), (6.25, 7.25)]
     assert seen.fleet.counters["tries_lost_in_failures"] == 0
 
 

@@ -113,6 +113,12 @@ def test_no_request_is_lost_or_counted_twice(load, engine, clock, count, name) -
         assert not target.models
 
 
+def test_who_has_ended_is_struck_out_of_what_a_replica_has() -> None:
+    fleet, _ = play(workload((0.0, 1, 2), (0.0, 1, 2)), [fcfs()], Clock(), Least())
+    (target,) = fleet.targets
+    assert (target.outstanding, target.tokens, target.models) == (0, 0, {})
+
+
 def test_a_finish_is_known_to_the_router_before_the_next_request_of_the_same_instant() -> None:
     """Closed loop of 2 on 2 replicas: both end at 2.0; each next goes where one has gone."""
     load = workload((0.0, 1, 2), (0.0, 1, 2), (0.0, 1, 2), (0.0, 1, 2), max_concurrency=2)
@@ -206,6 +212,20 @@ def test_prefix_aware_follows_the_prefix_until_it_is_too_busy() -> None:
     assert router.choose(asked(32, **same), -1) is not first  # 2 more than the least
     router.close(first)
     assert router.choose(asked(32, **same), -1) in targets[1:]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"chunk": 0}, "chunk: must be at least 1, not 0"),
+        ({"threshold": 1.5}, "threshold: must be from 0 to 1, not 1.5"),
+        ({"balance_abs": -1, "capacity": 0}, "balance_abs: must be .*\ncapacity: must be at"),
+        ({"balance_rel": 0.5}, "balance_rel: must be at least 1, not 0.5"),
+    ],
+)
+def test_prefix_aware_refuses_what_makes_no_sense(wrong: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        PrefixAware(**wrong)
 
 
 @pytest.mark.parametrize("session", [0, 7])
@@ -357,5 +377,7 @@ def test_an_adapter_goes_where_it_is_or_has_room() -> None:
         return target.index
 
     assert [send(model) for model in ("a", "b", "b", "c", "d", "")] == [0, 1, 1, 0, 1, 0]
+    assert LoraAffinity._affinity("c", Target(0, "all", 16, 1000, max_loras=2)) == 0.8
+    assert LoraAffinity._affinity("e", targets[0]) == 0.0  # a and c have both slots
     targets[0].outstanding += 50  # so busy that the way to the other is worth a load
     assert send("a") == 1

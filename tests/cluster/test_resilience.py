@@ -20,6 +20,7 @@ from simulator.cluster.gateway import Gateway, TokenBucket
 from simulator.cluster.lifecycle import Autoscaler, Failures, Lifecycle
 from simulator.cluster.routers import Least
 from simulator.core.log import REASONS, Log, pack_run
+from simulator.core.request import Request
 from simulator.costs.joint_step import JointStep
 from simulator.engine.client import Client
 from simulator.kv_cache.block_manager import BlockCounter
@@ -308,3 +309,43 @@ def test_scaling_grows_with_the_queue_pays_from_the_order_and_drains() -> None:
     assert all(30.0 <= end < 100.0 for _, end in gone)
     record = ClusterRecord([], [], paid, {}, Attempts({}))
     assert record.paid_seconds(paid.index(gone[0]), gone[0][1] - 3.0, 999.0) == 3.0
+
+
+def test_a_replica_that_drains_is_taken_back_before_another_is_ordered() -> None:
+    """At 5 s nobody waits, and 1 drains; at 10 s six wait for 0, which calls for three."""
+    load = workload((0.0, 4, 60), (0.0, 4, 60), *[(7.0, 4, 4)] * 6)
+    scaling = AutoscalingConfig(
+        target=2.0, max_replicas=3, interval=5.0, cooldown=0.0, startup_delay=7.0
+    )
+    seen = world(load, 3, make=seat, first=2, scaling=scaling)
+    changes = [(when, state) for when, index, state in seen.life.changes if index == 1]
+    assert changes[:3] == [(0.0, "up"), (5.0, "draining"), (10.0, "up")]
+    assert seen.life.paid[2][0] == 10.0
+
+
+def test_failures_come_by_chance_again_and_again() -> None:
+    """Each after a time of its own: up 10 s in the mean, away 1 s."""
+    load = workload(*[(float(k), 4, 1) for k in range(100)])
+    seen = world(load, failures=FailuresConfig(mtbf=10.0, mttr=1.0))
+    random, when, told = Random("failures 0 0"), 0.0, []
+    while len(told) < 6:
+        for mean, state in ((10.0, "down"), (1.0, "up")):
+            when += random.expovariate(1.0 / mean)
+            told.append((when, 0, state))
+    assert seen.life.changes[1:7] == told
+
+
+def test_the_first_look_at_an_slo_counts_who_has_ended_and_no_others() -> None:
+    """One has ended, too late: all miss a bound that half may miss."""
+    env = simpy.Environment()
+    fleet = Fleet(env, Least(), None)
+    fleet.add("all", fcfs(), Clock())
+    life = Lifecycle(fleet, [list], lambda: False)
+    life.order(fleet.targets[0])
+    scaling = AutoscalingConfig(metric="slo_attainment", target=0.5, max_replicas=1, interval=5.0)
+    scaler = Autoscaler(life, scaling, fleet.targets, sent=[0.0], bounds={"ttft": 1000.0})
+    late = Request(0, 0.0, 4, 1)
+    late.first_token = late.finish = 2.0
+    scaler.observe(late)
+    env.run(until=6.0)
+    assert scaler.quotient == 2.0

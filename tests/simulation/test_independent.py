@@ -4,11 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from joblib import parallel_config
 
 from simulator.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.simulation import cluster
+from simulator.simulation import cluster, independent
 from simulator.simulation.cluster import spread_cluster
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
@@ -88,6 +89,19 @@ def test_workers_of_every_backend_give_the_same_bytes(
     assert told[-1][1:] == (120, 120)
 
 
+def test_what_workers_have_done_is_told_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = scenario(tmp_path)
+    told: list[tuple[float, int, int]] = []
+    with parallel_config(backend="sequential"):
+        logs = spread_cluster(what, jobs=2, progress=lambda *now: told.append(now)).logs
+        assert told[-1] == (max(float(log.steps["end"][-1]) for log in logs), 120, 120)
+        monkeypatch.setattr(independent, "run_group", lambda group: [])
+        with pytest.raises(RuntimeError, match=r"^120 requests never ended"):
+            spread_cluster(what, jobs=2)
+
+
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
@@ -118,8 +132,6 @@ def test_what_ties_replicas_together_is_named(
 def test_an_interrupt_leaves_all_replicas_at_one_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from simulator.simulation import independent
-
     monkeypatch.setattr(independent, "REQUESTS_PER_TURN", 4)
     what = scenario(tmp_path, "workload.num_prompts=400")
 

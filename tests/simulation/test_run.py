@@ -46,3 +46,14 @@ def test_a_run_in_which_somebody_is_served_says_nothing(tmp_path, recwarn) -> No
     reasons = result.logs[0].requests["reason"].tolist()
     assert 0 < reasons.count(2) < 40
     assert not recwarn.list
+
+
+def test_an_autoscaler_sees_who_misses_the_bounds(tmp_path) -> None:
+    """Nobody has a first token in a millisecond: another replica is ordered."""
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL)
+    scaling = "{metric: slo_attainment, target: 0.5, interval: 0.2, max_replicas: 2}"
+    sets = [f"cluster={{autoscaling: {scaling}}}", "goodput.ttft=1"]
+    result = run(load_scenario(path, sets))
+    assert result.cluster is not None
+    assert [len(times) > 0 for times in result.cluster.paid] == [True] * 2

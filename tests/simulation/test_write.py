@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import yaml
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.log import Log
 from simulator.costs.linear import LinearCost
 from simulator.results.frames import request_frame, step_frame
 from simulator.results.read import read_table
 from simulator.results.record import Record
-from simulator.simulation.write import write_run
+from simulator.simulation.write import check_folder, write_run
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
 from tests.support.logs import ObservedRequest, add_request, add_run, add_step, make_workload
@@ -47,7 +48,7 @@ class Ran(Record):
         engine = SimpleNamespace(scheduling_policy="fcfs")
         told = {"name": "näme", "seed": 0}
         scenario = SimpleNamespace(resolved=lambda: told, engine=engine, cluster=None)
-        specs = {"": SimpleNamespace(cost=LinearCost(base=1.0))}
+        specs = {"": SimpleNamespace(cost=LinearCost(base=1.0), engine=EngineConfig())}
         super().__init__(scenario, load, sent, logs, specs)
         self.note = {"completed": 2}
 
@@ -205,4 +206,6 @@ def test_parquet_without_pyarrow(ran: Ran, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(HeadwayError, match=r"pip install 'headway\[parquet\]'"):
         write_run(ran, tmp_path / "out", "parquet")
+    with pytest.raises(HeadwayError, match=r"pip install 'headway\[parquet\]'"):
+        check_folder(tmp_path / "out", "parquet")  # before anything is simulated
     assert not (tmp_path / "out").exists()

@@ -44,6 +44,21 @@ OTHERS = {
         "self.log.request_rows += pack_request(-1.0, -2.0, now, request.id, 0, 0, 0, reason)",
     ): "any time before 0 says that there was none",
     (
+        "cluster/lifecycle.py",
+        "want = max(want, have) if quotient > 1.0 else want",
+        "want = max(want, have) if quotient >= 1.0 else want",
+    ): "a quotient of 1 is within the tolerance, and does not come here",
+    (
+        "cluster/lifecycle.py",
+        "if abs(quotient - 1.0) > TOLERANCE and up:",
+        "if abs(quotient - 1.0) >= TOLERANCE and up:",
+    ): "0.1 in binary is no difference of 1 and another number: it has three digits too many",
+    (
+        "cluster/fleet.py",
+        "if when < self._armed:",
+        "if when <= self._armed:",
+    ): "a second alarm for the same instant takes the place of the first, which has no effect",
+    (
         "costs/piecewise.py",
         "longest = end if end > longest else longest",
         "longest = end if end >= longest else longest",
