@@ -345,6 +345,7 @@ def test_a_failure_while_the_kv_moves_starts_the_request_anew(replica: int) -> N
     assert moved(seen) == [(2.5, 2.5, 2.5, 3.75, 3.75, 2, 0)]
     assert ended(seen) == [(4.75, 5.75)]
     assert seen.fleet.counters["tries_lost_in_failures"] == 1
+    assert not any(target.models for target in seen.fleet.targets)
 
 
 def test_a_producer_that_fails_has_no_part_in_what_has_been_moved() -> None:

@@ -39,6 +39,12 @@ def test_the_shipped_demo_is_feasible() -> None:
     assert not found(load_scenario("demo"))
 
 
+def test_where_nobody_fits_nothing_is_too_fast(write) -> None:
+    sets = ["workload.input_len=300", "workload.request_rate=1000"]
+    (told,) = found(load_scenario(write(SMALL), sets))
+    assert told.startswith("not one request fits: ")
+
+
 @pytest.mark.parametrize(
     ("sets", "told"),
     [

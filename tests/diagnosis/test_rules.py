@@ -177,6 +177,13 @@ def test_prefill_stalls(diagnose) -> None:
     assert found["knob"] == f"lower engine.max_num_batched_tokens from 512 to {advice['to']}"
 
 
+def test_smaller_chunks_that_take_as_long_as_the_decodes_beside_them(diagnose) -> None:
+    """600 tokens take the 6 ms of a step of decodes: 512, which keep up with the prompts."""
+    sets = ["cost.base=6e-3", "workload.request_rate=14", "workload.input_len=1500"]
+    (advice,) = diagnose(*sets, "engine.max_num_batched_tokens=2048")["prefill_stalls"]["advice"]
+    assert (advice["key"], advice["to"]) == ("engine.max_num_batched_tokens", 512)
+
+
 def test_smaller_chunks_that_do_not_keep_up_are_not_advised(diagnose) -> None:
     """5,120 prompt tokens come a second: steps of 256 compute some 5,300."""
     near = [

@@ -16,6 +16,7 @@ from simulator.planning.buy_report import buying_problem, wanted_gpus
 from simulator.planning.candidate import resources
 from simulator.planning.market import Market, Offer
 from simulator.planning.measure import Change, measure_run
+from simulator.planning.plan import Runs
 from simulator.planning.problem import PlanOptions
 from simulator.planning.search import SearchResult
 from simulator.planning.theory import (
@@ -79,10 +80,13 @@ def test_smaller_steps_where_they_must_be_short(write) -> None:
 
 
 @pytest.mark.medium
-def test_the_cheapest_that_holds(write, tmp_path: Path, capsys) -> None:
+def test_the_cheapest_that_holds(write, tmp_path: Path, capsys, monkeypatch) -> None:
     """One command for GPUs, precision and replicas; the files are those of any plan."""
+    phases: list[str] = []
+    monkeypatch.setattr(Runs, "enter", lambda self, phase: phases.append(phase.split(",")[0]))
     command = ["plan", str(write(SHOP)), "--buy", "--out", str(tmp_path), "--min-duration", "60"]
     assert main([*command, "--gpus", "L40S,A100-80GB", "--jobs", "1"]) == 0
+    assert phases[:3] == ["First look", "Router", "The best two"]
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("Buy ")
     assert [line for line in told if line.startswith("Second best: ")]

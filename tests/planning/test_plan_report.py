@@ -3,11 +3,13 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from simulator import load_scenario, run
 from simulator.cli.main import main
+from simulator.planning.plan_report import _abscissa
 from simulator.planning.runs import read_metric_values
 from simulator.planning.verdict import Trial
 from simulator.results.service_levels import parse_slo
@@ -65,3 +67,11 @@ def test_the_table_has_the_headroom_of_those_that_hold(
     (cells,) = [line for line in lines if line.startswith("* the scenario  ")]
     end = head.index("headroom %") + len("headroom %")
     assert cells[:end].split()[-1] == f"{100 * row['headroom']:.0f}"
+
+
+def test_what_costs_nothing_is_drawn_at_nothing() -> None:
+    trial = object()
+    result = SimpleNamespace(best=None, trials=[trial])
+    candidate = SimpleNamespace(spent_at=lambda trial: 0.0, result=result)
+    words, place = _abscissa(SimpleNamespace(high=8), [candidate])
+    assert (words, place(candidate, trial)) == ("$/h", 0.0)

@@ -84,6 +84,11 @@ OTHERS = {
         "self._arrivals = 1",
     ): "only whether the number has changed counts",
     (
+        "planning/theory.py",
+        "return sorted({*np.geomspace(1, most, count).astype(int).tolist()})",
+        "return sorted({*np.geomspace(most, 1, count).astype(int).tolist()})",
+    ): "the same numbers from either end, of 24 and of 30 points, up to 20,000",
+    (
         "policies/fair.py",
         "account.entry = -1",
         "account.entry = -2",
