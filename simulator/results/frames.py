@@ -5,12 +5,13 @@ One row per request (requests.csv), one per logged row of steps (steps.csv), one
 (replicas.csv).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.log import REASONS, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import ClusterRecord, Record
@@ -53,7 +54,8 @@ def request_parts(record: Record, size: int) -> Iterator[dict[str, Column]]:
     producers: dict[str, Column] = {}
     if record.transfers is not None:
         producers["prefill_replica"] = record.transfers.producer_of(count)
-    producers |= tier_columns(record)
+    engines = [spec.engine for spec in record.specs.values()]
+    producers |= tier_columns(engines, record.logs, count)
     parts = {**record.time_parts(), **seat_columns(record.logs, count)}
     for at in range(0, max(count, 1), max(size, 1)):
         rows = slice(at, min(at + size, count))
@@ -107,19 +109,20 @@ def columns_of(
     }
 
 
-def tier_columns(record: Record) -> dict[str, Column]:
+def tier_columns(
+    engines: Iterable[EngineConfig], logs: Sequence[Log], size: int
+) -> dict[str, Column]:
     """Return of each request's `cached_tokens` those that host memory had, and each tier behind.
 
     The others were in the GPU's prefix cache. Nothing where no engine has a host tier.
     """
-    engines = [spec.engine for spec in record.specs.values() if spec.engine.kv_offloading_size]
-    if not engines:
+    with_host = [engine for engine in engines if engine.kv_offloading_size]
+    if not with_host:
         return {}
-    size = len(record.workload)
-    behind = next((one.secondary_tiers for one in engines if one.secondary_tiers), [])
+    behind = next((one.secondary_tiers for one in with_host if one.secondary_tiers), [])
     names = [f"cached_tokens_{name}" for name in ("host", *(tier.type for tier in behind))]
     columns: dict[str, Column] = {name: np.zeros(size, np.int64) for name in names}
-    for log in record.logs:
+    for log in logs:
         loads = log.loads[log.loads["fresh"] == 1]
         parts = loads["blocks"] - loads["first"] - loads["second"], loads["first"], loads["second"]
         for name, blocks in zip(names, parts, strict=False):

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.log import PAUSE, REQUEST, RUN, SEAT, STEP, Log
+from simulator.core.log import LOAD, PAUSE, REQUEST, RUN, SEAT, STEP, Log
 from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
@@ -198,7 +198,8 @@ def split_log(
     over = int(np.searchsorted(np.array(log.tick_ends), before))
     del log.tick_ends[:over]
     log.ticks_before += over
-    for name in ("swap_rows", "load_rows", "draft_rows"):
+    part.load_rows += _move_requests(log.load_rows, LOAD, ids, some).tobytes()
+    for name in ("swap_rows", "draft_rows"):
         rows: bytearray = getattr(log, name)
         setattr(part, name, bytearray(rows))
         rows.clear()

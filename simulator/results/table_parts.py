@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.core.log import DRAFT, STEP, SWAP, Log
-from simulator.costs.cost_model import CostModel
 from simulator.results.breakdown import break_down
-from simulator.results.frames import columns_of, seat_columns, step_columns
+from simulator.results.frames import columns_of, seat_columns, step_columns, tier_columns
 from simulator.results.record import PartialRecord
 from simulator.results.request_table import RETRY, Floats, Ints, gather_requests
+from simulator.scenario.engine_spec import EngineSpec
 from simulator.util.csv_text import Signed, Words
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line
@@ -42,14 +42,15 @@ class TableParts:
         folder: Path,
         number: int,
         replicas: Sequence[int],
-        costs: Sequence[CostModel],
+        cores: Sequence[EngineSpec],
         *,
         retries: bool = False,
     ) -> None:
         """Begin files of that number; `replicas` are the numbers of those that run here."""
         need_package("--tables-in", "parquet", "pyarrow")
-        self._replicas, self._costs, self._retries = np.array(replicas), costs, retries
-        self._held = [dict.fromkeys(SPANS, b"") for _ in costs]
+        self._replicas, self._retries = np.array(replicas), retries
+        self._costs, self._engines = [c.cost for c in cores], [c.engine for c in cores]
+        self._held = [dict.fromkeys(SPANS, b"") for _ in cores]
         self._paths = {name: folder / name / f"part-{number:05d}.parquet" for name in TABLES}
         self._drafts = {
             name: path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -96,7 +97,9 @@ class TableParts:
         times: dict[str, Floats] = {RETRY: table.retry_time} if self._retries else {}
         plain = gather_requests(part.workload, part.sent, logs)
         times |= break_down(plain, logs, self._costs)
-        columns = columns_of(table, ids, parts={**times, **seat_columns(logs, len(ids))})
+        parts = {**times, **seat_columns(logs, len(ids))}
+        tiers = tier_columns(self._engines, part.logs, len(ids))
+        columns = columns_of(table, ids, parts=parts, producers=tiers)
         there = table.replica >= 0
         return columns | {"replica": np.where(there, self._replicas[table.replica], -1)}
 

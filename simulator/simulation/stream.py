@@ -61,9 +61,8 @@ class StreamedRun:
 
     def write_tables(self, folder: Path, number: int, replicas: Sequence[int]) -> None:
         """Write requests and steps to files of that number; `replicas` are those that run here."""
-        costs = [spec.cost for spec in self.cores]
         retries = self.metrics.retries
-        self.tables = TableParts(folder, number, replicas, costs, retries=retries)
+        self.tables = TableParts(folder, number, replicas, self.cores, retries=retries)
 
     def measure_ended(self, *, last: bool = False) -> None:
         """Measure the chunks whose requests have all ended, and forget them."""

@@ -60,7 +60,7 @@ BAD = [
     (
         "gpu: {count: 3}\nengine: {tensor_parallel_size: 3}\ncost: {kind: roofline}\n",
         "s.yaml:2: engine.tensor_parallel_size: 3 does not divide the 32 attention heads of "
-        "llama-3-8b",
+        "llama-3-8b (gpu.count, given alone, sets it)",
     ),
     (
         "gpu: {name: A100-40GB}\nmodel: llama-3-70b\ncost: {kind: roofline}\n",
