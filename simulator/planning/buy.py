@@ -56,12 +56,17 @@ def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: 
     runs.enter(f"First look, short runs of {len(live)} candidates, the cheapest first")
     _search(market.quick(), live, runs, market.most)
     ranked = ranked_offers(live)
+    if not ranked and (routed := market.routed(live[:TOLD])):
+        runs.enter("A router that keeps prefixes together, on the cheapest")
+        _search(market.quick(), routed, runs, market.most)
+        live, offers = [*live, *routed], [*offers, *routed]
+        ranked = ranked_offers(routed)
     if not ranked:
         raise NoAnswerError(f"--buy: {none_holds(problem, live)}; {_widest(live)}")
     runs.enter("Router, and prefill and decode apart, on the best")
     ranked, variants = market.with_variants(ranked, runs)
     runs.enter("The best two, in longer runs")
-    ranked = _confirm(problem, ranked, runs)
+    ranked = _confirm(_no_shorter(problem, market.quick()), ranked, runs)
     variants = [*variants, *market.left_out(offers)]
     answer = Answer(ranked, offers, market.priced, variants)
     answer.changes = [*_changes(problem, market, ranked, runs), *_dearer(ranked, market.priced)]
@@ -106,6 +111,15 @@ def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs, unbounded: 
         search_all(quick, part, runs, offers)
 
 
+def _no_shorter(problem: PlanProblem, quick: PlanProblem) -> PlanProblem:
+    """Return the problem with runs that decide of at least the length of a first look."""
+    criteria, least = problem.criteria, quick.criteria.max_seconds
+    if criteria.min_seconds is None or criteria.min_seconds >= least:
+        return problem
+    longest = max(criteria.max_seconds, least)
+    return replace(problem, criteria=replace(criteria, min_seconds=least, max_seconds=longest))
+
+
 def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offer]:
     """Judge the first two orders as a plan judges, with all its runs, and rank again.
 
@@ -123,9 +137,8 @@ def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offe
         left = [other for other in left if other is not one]
         again = _afresh(one, max(one.searched - 1, 1), one.searched + 2)
         search_all(problem, [again], runs)
-        if again.result.best is None:
-            one.never = "did not hold in a longer run"
-        else:
+        one.result = again.result  # what short runs said stands no more
+        if again.result.best is not None:
             judged.append(again)
 
 

@@ -167,9 +167,9 @@ def diagnose(
     random numbers). An advice that several findings give is tried for the first. They are ranked
     by the service levels that they break, those that keep all by their price; then by goodput,
     where the scenario has bounds for it, and by the metric of the first finding. Who loses more
-    than it wins comes last. Where none keeps all levels the best two are tried together, and listed
-    where that is better. Raises HeadwayError where the scenario cannot be run; advice that cannot
-    be followed says why.
+    than it wins comes last. The best two are tried together, and listed where that is better: where
+    one keeps all levels, the best two that cost less. Raises HeadwayError where the scenario cannot
+    be run; advice that cannot be followed says why.
     """
     scenario = as_scenario(scenario)
     summary = run(scenario).summary()
@@ -197,8 +197,12 @@ def diagnose(
 
     trials.sort(key=rank)
     good = [trial for trial in trials if rank(trial) < rank(as_it_is)]
-    enough = slos and good and not good[0].missed
-    if not enough and (together := _together(good)):
+    if slos and good and not good[0].missed:  # two may cost less than one that is enough
+        good = [good[0], *(one for one in good if _price(one) < _price(good[0]))]
+        together = _together(good[1:])
+    else:
+        together = _together(good)
+    if together:
         for both in _try_all(scenario, values, [together], slos, kept, jobs=1, progress=None):
             if rank(both) < rank(good[0]):
                 trials.insert(0, both)
@@ -313,14 +317,18 @@ def _rank(trial: Trial, metrics: Sequence[str], *, by_price: bool) -> tuple[bool
 
     `by_price`: of those that break no service level the cheapest.
     """
-    dear = trial.gpus if trial.price is None else trial.price
     found = [value_of(trial.values, metric) for metric in metrics]
     digits = [
         inf if value is None else -better(metric) * float(f"{value:.3g}")
         for metric, value in zip(metrics, found, strict=True)
     ]
-    enough = dear if by_price and not trial.missed else 0.0
+    enough = _price(trial) if by_price and not trial.missed else 0.0
     return bool(trial.error), bool(trial.trade), trial.missed, enough, *digits
+
+
+def _price(trial: Trial) -> float:
+    """Return what a run costs, $/h; GPUs where there is no price."""
+    return trial.gpus if trial.price is None else trial.price
 
 
 def _together(good: Sequence[Trial]) -> tuple[str, str, Mapping[str, Any]] | None:
@@ -381,6 +389,8 @@ def table(found: Diagnosis) -> str:
             notes.append(f"{words(trial.advice)}: a bad trade: {trade}")
     if all(trial.trade or trial.error for trial in found.trials):
         notes.append("No advice makes it better: leave the keys as they are.")
+    elif levels and not found.as_it_is.missed:
+        notes.append("All service levels are kept as it is: nothing needs turning.")
     elif levels and all(trial.missed for trial in runs):
         notes.append(ENOUGH)
     lost = any(bound.startswith("completion") and " broken" in bound for bound in found.verdicts)

@@ -37,6 +37,7 @@ APART = {
     "cluster.groups.prefill.kv_role": "kv_producer",
     "cluster.groups.decode.kv_role": "kv_consumer",
 }
+FEW = "it takes two replicas, which are no fewer than the {} that hold"
 KNOWN = 0.1  # share of the prompt tokens from which on a router that keeps prefixes is tried
 
 
@@ -281,10 +282,20 @@ class Market:
                 told.append(f"{name}: fewer replicas than {best.replicas} do not hold: {reason}")
         return ranked_offers(ranked), told
 
+    def routed(self, offers: Sequence[Offer]) -> list[Offer]:
+        """Return offers with a router that keeps prefixes together; [] if prompts share little."""
+        if self.known < KNOWN:
+            return []
+        keys = {"cluster.router": "prefix_aware"}
+        found = [self._load(one.varied | keys, one.given) for one in offers]
+        return [
+            replace(new, fewest=max(one.fewest, 2)) for new, one in zip(found, offers, strict=True)
+        ]
+
     def _by_prefix(self, best: Offer) -> tuple[str, list[Offer]]:
         """Return why a router that keeps prefixes together is not tried, or the offer with one."""
-        if best.replicas < 2:
-            return "there is one replica", []
+        if best.replicas < 3:
+            return FEW.format(best.replicas), []
         if self.known < KNOWN:
             share = f"{100 * self.known:.0f} %"
             return f"{share} of the prompt tokens begin like an earlier prompt", []
@@ -296,7 +307,7 @@ class Market:
         """Likewise of a split of prefill and decode: in three ratios about that of theory."""
         total = best.replicas - 1
         if total < 2:
-            return "it takes two replicas at least, and fewer would have to be enough", []
+            return FEW.format(best.replicas), []
         # Budget and seats were chosen for prompts beside decodes: here the engine has its own.
         keys = {key: value for key, value in best.varied.items() if key not in SIZED}
         plain = self._load(keys, best.given).scenario

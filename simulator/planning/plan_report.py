@@ -280,7 +280,10 @@ def write_plan(
         **({"pods": problem.pods} if problem.pods > 1 else {}),
         "best": candidates.index(best),
         "candidates": rows,
-    } | ({"answer": [*answer]} if answer else {})
+    }
+    if problem.criteria.window is not None:  # the table says little of the worst window
+        answer = [*_in_words(problem, best), *_by_need(problem, candidates)]
+    report |= {"answer": [*answer]} if answer else {}
     settings = problem.settings(best, PlannedRun(best.best.at, seconds=best.best.seconds))
     settings.append(("slo", json.dumps(report["slo"])))
     chosen = load_scenario(problem.path, problem.overrides, vary=settings)

@@ -14,7 +14,7 @@ from simulator.models.load import load_model
 from simulator.planning.buy import _confirm, line, orders
 from simulator.planning.buy_report import buying_problem, wanted_gpus
 from simulator.planning.candidate import resources
-from simulator.planning.market import Market, Offer
+from simulator.planning.market import FEW, Market, Offer
 from simulator.planning.measure import Change, measure_run
 from simulator.planning.plan import Runs
 from simulator.planning.problem import PlanOptions
@@ -91,7 +91,7 @@ def test_the_cheapest_that_holds(write, tmp_path: Path, capsys, monkeypatch) -> 
     assert told[0].startswith("Buy ")
     assert [line for line in told if line.startswith("Second best: ")]
     assert len([line for line in told if line.startswith("Then ")]) == 3
-    change = told[told.index("What would change it:") :]
+    change = told[told.index("What would change it, by short runs:") :]
     for words in ("10 % more load", "20 % longer answers", "steps ", "20 % dearer"):
         assert any(words in line for line in change), words
     report = json.loads((tmp_path / "plan.json").read_text())
@@ -261,10 +261,22 @@ def test_prefill_and_decode_go_apart_where_fewer_may_be_enough(write) -> None:
         assert one.within is not None
         assert one.prefill + one.within[1] == best.fewest - 1
         assert "engine.max_num_batched_tokens" not in one.varied
-    assert "it takes two replicas at least" in strict._apart(found(best, 2))[0]
+    assert "it takes two replicas" in strict._apart(found(best, 2))[0]
     loose = market(path, "p90_tpot_ms<=50")
     (best,) = [one for one in loose.offers() if one.size == 1]
     assert "replicas at least" in loose._apart(found(best, best.fewest))[0]
+
+
+@pytest.mark.medium
+def test_where_nothing_holds_the_router_is_tried_where_prompts_begin_alike(write) -> None:
+    """It needs two replicas at least."""
+    shared = "prefix_groups: {num_prefixes: 8, prefix_len: 800}, input_len: 200"
+    alike, other = write(SHOP.replace("input_len: 1000", shared)), write(SHOP, "other.yaml")
+    (offer, *_), plain = market(alike).offers(), market(other)
+    (routed,) = market(alike).routed([replace(offer, fewest=1)])
+    assert routed.varied == {**offer.varied, "cluster.router": "prefix_aware"}
+    assert (routed.fewest, routed.gpu, routed.price) == (2, offer.gpu, offer.price)
+    assert not plain.routed(plain.offers()[:1])
 
 
 @pytest.mark.medium
@@ -276,7 +288,7 @@ def test_a_prefix_aware_router_is_tried_where_prompts_begin_alike(write) -> None
     assert not why
     assert routed.varied["cluster.router"] == "prefix_aware"
     assert routed.within == (2, 3)
-    assert market(alike)._by_prefix(found(offer, 1))[0] == "there is one replica"
+    assert market(alike)._by_prefix(found(offer, 1))[0] == FEW.format(1)
     assert market(other)._by_prefix(found(offer, 4))[0].startswith("0 % of the prompt tokens")
 
 
