@@ -58,10 +58,12 @@ def make_blocks(
         raise ValueError(f"engine.kv_offloading_size: {why}")
     if not caching and not named:
         return _make_counter(spec, *pool)
+    host = None
     if engine.kv_offloading_size is not None:
-        size = spec.block_bytes * engine.tensor_parallel_size
-        return BlockManager(*pool, caching, _make_tiers(engine, size))
-    return BlockManager(*pool, caching) if shares or named else BLOCKS["unshared"](*pool)
+        host = _make_tiers(engine, spec.block_bytes * engine.tensor_parallel_size)
+    elif not shares and not named:
+        return BLOCKS["unshared"](*pool)
+    return BlockManager(*pool, caching, host)
 
 
 def _make_tiers(engine: EngineConfig, size: float) -> HostTier:
