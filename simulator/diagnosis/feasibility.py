@@ -94,6 +94,12 @@ class _Group:
     cost: CostModel
     blocks: int  # of KV cache, of each engine
 
+    @classmethod
+    def of(cls, scenario: Scenario, name: str, own: Scenario, replicas: int) -> "_Group":
+        """Take what the scenario has settled of its engines."""
+        spec = scenario.specs[name]
+        return cls(name, own, replicas, spec.model, spec.gpu, spec.cost, spec.num_gpu_blocks)
+
     @property
     def engines(self) -> int:
         """Engines that each have a batch, or a stage, of their own."""
@@ -139,9 +145,7 @@ def obstacles(scenario: Scenario, workload: Workload) -> list[Obstacle]:
     for name, own in scenario.groups.items():
         cluster = scenario.cluster
         if replicas := 1 if cluster is None else cluster.max_replicas(name):
-            spec = scenario.specs[name]
-            parts = spec.model, spec.gpu, spec.cost, spec.num_gpu_blocks
-            groups.append(_Group(name, own, replicas, *parts))
+            groups.append(_Group.of(scenario, name, own, replicas))
             if (room := _room(scenario, groups[-1], workload)) is not None:
                 found.append(room)
     if not groups or any(one.share == 1.0 for one in found):
@@ -215,8 +219,7 @@ def busy_share(scenario: Scenario, workload: Workload) -> float:
         return 0.0
     ((name, own),) = kinds.items()
     replicas = 1 if scenario.cluster is None else scenario.cluster.max_replicas(name)
-    spec = scenario.specs[name]
-    group = _Group(name, own, replicas, spec.model, spec.gpu, spec.cost, spec.num_gpu_blocks)
+    group = _Group.of(scenario, name, own, replicas)
     known = traffic.known(own.engine)
     prompts = traffic.rate * float(workload.prompt_tokens.mean()) * (1.0 - known)
     answers = traffic.rate * float(np.maximum(workload.output_tokens - 1, 0).mean())

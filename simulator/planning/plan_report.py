@@ -281,7 +281,9 @@ def write_plan(
         "best": candidates.index(best),
         "candidates": rows,
     }
-    if problem.criteria.window is not None:  # the table says little of the worst window
+    if (
+        not answer and problem.criteria.window is not None
+    ):  # the table says little of the worst window
         answer = [*_in_words(problem, best), *_by_need(problem, candidates)]
     report |= {"answer": [*answer]} if answer else {}
     settings = problem.settings(best, PlannedRun(best.best.at, seconds=best.best.seconds))
