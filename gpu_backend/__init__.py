@@ -1,6 +1,6 @@
 """A real engine in torch behind the simulator's scheduler: paged KV cache, continuous batching.
 
-It may import `simulator`, and only `calibration` may import it. Start with
+It may import `simulator`; only `calibration` and `tools` may import it. Start with
 `engine.py`, then `executor.py`: a `Step` in, seconds out.
 """
 

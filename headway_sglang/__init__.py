@@ -4,8 +4,8 @@
         python -m sglang.launch_server --model-path MODEL
 
 SGLang finds `register` by the entry point `sglang.srt.plugins` of the distribution, in each of its
-processes. Nothing of SGLang is imported before. It may import `simulator` and what `headway_vllm`
-reads of a request and of the environment; neither knows it. Start with `plugin.py`.
+processes. Nothing of SGLang is imported before. It may import `simulator`, `conformance`
+and `headway_vllm`, none of which knows it. Start with `plugin.py`.
 """
 
 import os

@@ -7,7 +7,7 @@ import textwrap
 from html import escape
 from pathlib import Path
 
-from tests.support.file_index import ABOVE, ROOT, layers, summary
+from tests.support.file_index import ROOT, layers, summary
 
 WIDTH, MARGIN, GAP, LEFT = 960, 16, 8, 34  # px; the arrow stands left of LEFT
 LINE, PADDING, LETTER = 16, 7, 6.0  # px: of a line of text, around it, the mean width of a letter
@@ -51,8 +51,7 @@ def rows(places: list[list[str]], y: float, color: str) -> tuple[list[str], floa
 def picture() -> str:
     """Return the SVG."""
     inside, above = layers()
-    standing = [*above[:-1], sorted({*above[-1], *ABOVE} - {n for row in above[:-1] for n in row})]
-    upper, y = rows(standing, 44, "#fdf3dc")
+    upper, y = rows(above, 44, "#fdf3dc")
     floor = y + 24
     lower, end = rows(
         [[f"simulator/{name}" for name in row] for row in inside], floor + 8, "#e5eefa"
