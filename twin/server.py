@@ -101,6 +101,8 @@ class Server:
         self._random = np.random.default_rng(scenario.seed)
         self._serial = 0
         self._open = 0  # requests that are being answered
+        self._frontend = scenario.frontend()
+        self._free = 0.0  # simulated s, when the frontend has passed on all requests so far
 
     @property
     def max_model_len(self) -> int:
@@ -205,6 +207,7 @@ class Server:
     async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         if (refusal := self._turned_away()) is not None:
             return refusal
+        came = self.engine.clock.now
         try:
             wanted = await self._read(request, chat=chat)
         except BadRequestError as error:
@@ -223,16 +226,26 @@ class Server:
         )
         self._serial += 1
         self._open += 1
-        number = self.engine.next_id
-        if self.engine.kv_events is not None:
-            self._said[number] = wanted.tokens, answer.offset
+        number = -1
         try:
+            await self._pass_frontend(came, len(wanted.tokens))
+            number = self.engine.next_id
+            if self.engine.kv_events is not None:
+                self._said[number] = wanted.tokens, answer.offset
             if wanted.stream:
                 return await self._stream(request, wanted, answer)
             return await self._whole(request, wanted, answer)
         finally:
             self._open -= 1
             self._said.pop(number, None)
+
+    async def _pass_frontend(self, came: float, prompt_tokens: int) -> None:
+        """Wait as long as the scenario's frontend takes, less what reading the request took."""
+        if self._frontend is None:
+            return
+        delay, self._free = self._frontend.delay(came, self._free, prompt_tokens)
+        clock = self.engine.clock
+        await asyncio.sleep(max(came + delay - clock.now, 0.0) / clock.speed)
 
     def _tokens(self, request: Request, first: int, last: int) -> list[int] | None:
         """Return tokens of a request, prompt and answer; None: its client has gone."""

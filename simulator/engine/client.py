@@ -65,9 +65,8 @@ class ApiServer:
         if costs is None:
             self._deliver(reader, index, now)
             return
-        work = costs.per_request + costs.per_token * reader.prompts[index]
-        self._free = max(self._free, now) + work
-        arrival = self.env.timeout(self._free - now + costs.latency)
+        delay, self._free = costs.delay(now, self._free, reader.prompts[index])
+        arrival = self.env.timeout(delay)
         arrival.callbacks.append(lambda _: self._deliver(reader, index, self.env.now))
 
     def _deliver(self, reader: RequestReader, index: int, now: float) -> None:

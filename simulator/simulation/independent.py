@@ -186,8 +186,8 @@ def pass_frontend(workload: Workload, free: float) -> tuple[Floats, float]:
         return workload.arrival, free
     through, prompts = np.empty(len(workload)), workload.prompt_tokens.tolist()
     for index, now in enumerate(workload.arrival.tolist()):
-        free = max(free, now) + (front.per_request + front.per_token * prompts[index])
-        through[index] = now + (free - now + front.latency)
+        delay, free = front.delay(now, free, prompts[index])
+        through[index] = now + delay
     return through, free
 
 

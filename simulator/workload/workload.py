@@ -37,6 +37,14 @@ class Frontend:
             if not 0 <= value < inf:
                 raise ValueError(f"frontend.{name}: {value} is not finite and 0 or more")
 
+    def delay(self, now: float, free: float, prompt_tokens: int) -> tuple[float, float]:
+        """Return after how many s a request sent `now` is at the scheduler, and `free` after it.
+
+        `free` is when the API server has passed on all requests before it, s.
+        """
+        free = max(free, now) + (self.per_request + self.per_token * prompt_tokens)
+        return free - now + self.latency, free
+
 
 FRONTENDS = {
     "server": Frontend(latency=1.8e-3),

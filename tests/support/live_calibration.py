@@ -127,7 +127,8 @@ class Calibrated:
             "gpu": {"name": scenario.gpu.name},
             "engine": engine,
             "cost": {"profile": "profile.yaml"},
-            "workload": {"num_prompts": 10, "request_rate": 1, "input_len": 9, "output_len": 9},
+            "workload": {"num_prompts": 10, "request_rate": 1, "input_len": 9, "output_len": 9}
+            | {"client_latency": fit.latency},
         }
         path = folder / "calibrated.yaml"
         path.write_text(yaml.safe_dump(raw))

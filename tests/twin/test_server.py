@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +354,23 @@ def test_what_is_no_http_is_answered_without_a_traceback() -> None:
         assert [answer.split()[1] for answer in malformed(port)] == [b"400"] * 3
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.communicate(timeout=30)[1]
+
+
+def test_requests_pass_the_frontend_one_after_the_other() -> None:
+    """As through vLLM's API server; the engine's own record begins behind it."""
+
+    async def play(client: ClientSession, server: Server) -> None:
+        async def ask() -> float:
+            begin = time.perf_counter()
+            body = {"prompt": PROMPT, "max_tokens": 1, "stream": True}
+            await (await client.post("/v1/completions", json=body)).read()
+            return time.perf_counter() - begin
+
+        took = sorted(await asyncio.gather(*(ask() for _ in range(3))))
+        assert took[0] >= 0.2 + 0.15
+        assert took[2] >= 0.2 + 3 * 0.15
+        table = server.result().requests
+        assert (np.diff(np.sort(table.arrival)) > 0.1).all()
+        assert (table.ttft < 0.3).all()
+
+    served_by(play, "workload.frontend={latency: 200, per_request: 150}", speed=1)
