@@ -3,12 +3,12 @@
 For vLLM's scheduler, and below for SGLang's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
-from simulator.core.request import Segments
+from simulator.core.request import Media, Segments
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES
 from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
 
@@ -80,6 +80,9 @@ class VllmConfig(_Model):
     hash_id_tokens: Positive = 512
     kv_cache_groups: Windows = [0]
     max_loras: Natural = 0
+    encoder_cache_size: Natural = 0
+    max_num_encoder_input_tokens: Natural = 0
+    disable_chunked_mm_input: Flag = False
 
     @model_validator(mode="after")
     def _refuse_what_vllm_refuses(self) -> "VllmConfig":
@@ -150,14 +153,17 @@ class CaseRequest(_Model):
         return tuple(whole + ([(("h", ids[full]), rest)] if rest else []))
 
 
-def _segment_name(name: object) -> tuple[str, int] | str:
-    """Translate a segment's name: `in:3` and `out:3` are request 3's prompt and answer."""
+def _segment_name(name: object) -> Hashable:
+    """Translate a segment's name: `in:3` and `out:3` are request 3's prompt and answer.
+
+    `image:a` is an image with that hash, all of whose tokens an encoder makes.
+    """
     if not isinstance(name, str):
         raise TypeError(name)
     kind, _, number = name.partition(":")
     if kind in {"in", "out"} and number.isdecimal() and str(int(number)) == number:
         return kind, int(number)
-    return name
+    return Media(kind, number) if kind == "image" else name
 
 
 class Case(_Model):
@@ -186,7 +192,8 @@ class Case(_Model):
 
     @model_validator(mode="after")
     def _check_requests(self) -> "Case":
-        wrong = []
+        wrong: list[str] = []
+        sizes: dict[Hashable, int] = {}  # of images
         longest = getattr(self.config, self.length_key)
         for index, request in enumerate(self.requests):
             at = f"requests.{index}"
@@ -197,12 +204,26 @@ class Case(_Model):
             if request.prompt_len >= longest:
                 wrong.append(f"{at}.prompt_len: must be less than {self.length_key} ({longest})")
             try:
-                request.named_prompt(self.config.hash_id_tokens)
+                named = request.named_prompt(self.config.hash_id_tokens)
+                self._check_images(named or (), sizes)
             except ValueError as error:
                 wrong.append(f"{at}.{error}")
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
+
+    def _check_images(self, named: Segments, sizes: dict[Hashable, int]) -> None:
+        """See that each image has its one size, and can be encoded."""
+        config = self.config
+        most = min(
+            getattr(config, "encoder_cache_size", 0),
+            getattr(config, "max_num_encoder_input_tokens", 0),
+        )
+        for name, count in named:
+            if isinstance(name, Media) and count > most:
+                raise ValueError(f"segments: the encoder takes images of {most} tokens at most")
+            if isinstance(name, Media) and sizes.setdefault(name, count) != count:
+                raise ValueError(f"segments: image:{name.name} has {sizes[name]} tokens, too")
 
 
 def _is_number(value: object, least: float, most: float) -> bool:

@@ -1,6 +1,6 @@
 """Draw cases for `headway conform` at random: the same seed gives the same bytes.
 
-    python -m conformance.draw_cases CASES.jsonl.gz [--count N] [--seed SEED] [--windows] [--loras]
+    python -m conformance.draw_cases CASES.jsonl.gz [--count N] [--seed SEED] [--windows] ..
 
 `conformance.record_vllm` records what vLLM decides on them. Small pools, few seats and idle times
 of about a millisecond, so that a few requests meet many rules.
@@ -19,10 +19,13 @@ from simulator.util.files import write_atomic
 Values = dict[str, Any]
 
 
-def draw_case(seed: int, number: int, *, windows: bool = False, loras: bool = False) -> Values:
+def draw_case(
+    seed: int, number: int, *, windows: bool = False, loras: bool = False, images: bool = False
+) -> Values:
     """Get a case of a seed, as a case file has it.
 
-    With windows some groups of layers have one; with loras requests have adapters.
+    With windows some groups of layers have one; with loras requests have adapters; with images
+    prompts have some.
     """
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
@@ -38,6 +41,8 @@ def draw_case(seed: int, number: int, *, windows: bool = False, loras: bool = Fa
         config["max_loras"] = rng.randint(1, 3)
         for request in requests:
             request["adapter"] = rng.choice([0, 1, 2, 3, 4, 4])
+    if images:
+        _add_images(rng, config, requests)
     return {
         "schema": 1,
         "name": f"drawn-{seed}-{number}",
@@ -94,6 +99,26 @@ def _add_windows(rng: Random, config: Values) -> None:
     config["num_gpu_blocks"] = 1 + most + rng.choice([0, 1, 3, 10, 40, 200])
 
 
+def _add_images(rng: Random, config: Values, requests: list[Values]) -> None:
+    """Draw an encoder and a pool of images, and put some into most prompts."""
+    sizes = [rng.choice([1, 3, 8, rng.randint(1, 40)]) for _ in range(rng.choice([2, 5, 12]))]
+    for name in ("encoder_cache_size", "max_num_encoder_input_tokens"):
+        config[name] = max(sizes) + rng.choice([0, 0, 5, 20, 200])
+    tokens = config["max_num_batched_tokens"]
+    config["disable_chunked_mm_input"] = rng.random() < 0.3 and max(sizes) <= tokens
+    for request in requests:
+        left, before = request["prompt_len"], request.get("segments", [[f"in:{request['id']}", -1]])
+        parts: list[Any] = []
+        for _ in range(rng.choice([0, 1, 1, 2, 4, 8])):
+            text, image = rng.choice([0, 1, rng.randint(0, 20)]), rng.randrange(len(sizes))
+            if text + sizes[image] <= left:
+                parts += [[f"{before[0][0]}", text]] * (text > 0)
+                parts.append([f"image:{image}", sizes[image]])
+                left -= text + sizes[image]
+        if parts:
+            request["segments"] = parts + [[f"in:{request['id']}", left]] * (left > 0)
+
+
 def _request(rng: Random, config: Values, before: list[Values], index: int, now: int) -> Values:
     longest = config["max_model_len"]
     prompt = rng.randint(1, rng.choice([4, longest // 2, longest - 1]))
@@ -122,8 +147,9 @@ def main(arguments: list[str]) -> int:
         "--windows", action="store_true", help="draw layers with a sliding window, too"
     )
     parser.add_argument("--loras", action="store_true", help="draw adapters, too")
+    parser.add_argument("--images", action="store_true", help="draw images in prompts, too")
     asked = parser.parse_args(arguments)
-    kind = {"windows": asked.windows, "loras": asked.loras}
+    kind = {"windows": asked.windows, "loras": asked.loras, "images": asked.images}
     cases = (draw_case(asked.seed, number, **kind) for number in range(asked.count))
     data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()
     write_atomic(asked.out, gzip.compress(data, mtime=0) if asked.out.suffix == ".gz" else data)

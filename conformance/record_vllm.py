@@ -24,7 +24,9 @@ from conformance.cases import read_cases
 from conformance.recorder import dump
 from conformance.step_recorder import RequestSeen, Row, StepRecorder
 from conformance.vllm_steps import VllmSteps
+from simulator.core.request import Media, Segments
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.vllm.encoder_cache import items_of
 from simulator.schedulers.vllm.installed import start_vllm
 from simulator.schedulers.vllm.interface import check_vllm, is_chunk, sampled
 from simulator.util.errors import HeadwayError, one_line
@@ -34,6 +36,7 @@ OPTIONS = (
     *("policy", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling"),
     *("enable_chunked_prefill", "long_prefill_token_threshold", "watermark"),
     *("long_prefill_token_threshold_adaptive", "prefill_schedule_interval"),
+    "disable_chunked_mm_input",
 )
 
 
@@ -97,6 +100,8 @@ class RecordedVllm:
             *(options, blocks, config.enable_prefix_caching, config.kv_cache_groups),
             config.max_loras,
         )
+        if config.encoder_cache_size:
+            self._add_encoder()
         self._recorder = StepRecorder(self.rows.append)
         self._recorder.requests = {request.id: RequestSeen() for request in self.case.requests}
         self._numbers: dict[Hashable, int] = {}
@@ -106,6 +111,14 @@ class RecordedVllm:
         self._last: Batch | None = None
         _CaseSteps(self, self._recorder)
         self.core = self._make_core()
+
+    def _add_encoder(self) -> None:
+        """Give vLLM's scheduler an encoder: its model is one of text alone."""
+        from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+        config = self.case.config
+        self.vllm.max_num_encoder_input_tokens = config.max_num_encoder_input_tokens
+        self.vllm.encoder_cache_manager = EncoderCacheManager(config.encoder_cache_size)
 
     def _make_core(self) -> Any:
         """Put together what vLLM's engine loop looks at: an engine core without processes."""
@@ -190,10 +203,16 @@ class RecordedVllm:
         while self._arrivals and self._arrivals[0].arrival_ns <= self.now:
             one = self._arrivals.popleft()
             named = one.named_prompt(config.hash_id_tokens) or ((("in", one.id), one.prompt_len),)
-            tokens = [self._token(part, at) for part, count in named for at in range(count)]
+            tokens = [
+                self._token("image", 0) if isinstance(part, Media) else self._token(part, at)
+                for part, count in named
+                for at in range(count)
+            ]
             allowed = max(one.max_tokens or 0, one.output_len)
             made = self._new_request(
-                *(_name(one), tokens, allowed, one.arrival_ns, one.priority or 0, one.adapter)
+                *(_name(one), tokens, allowed, one.arrival_ns, one.priority or 0),
+                lora_request=_adapter(one.adapter),
+                mm_features=_images(named),
             )
             if allowed > one.output_len:  # it ends by a stop token
                 last = self._token(("out", one.id), one.output_len - 1)
@@ -241,6 +260,26 @@ class RecordedVllm:
 def _name(request: CaseRequest) -> str:
     """Name a request for vLLM, which compares names as strings."""
     return f"{request.id:012d}"
+
+
+def _adapter(number: int) -> Any:
+    """Make an adapter for vLLM; None for number 0."""
+    if not number:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"lora-{number}", number, f"/lora-{number}")
+
+
+def _images(prompt: Segments) -> list[Any]:
+    """Make the images of a prompt for vLLM."""
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    return [
+        MultiModalFeatureSpec(None, "image", item.media.name, PlaceholderRange(item.start, size))
+        for item in items_of(prompt)
+        if (size := item.end - item.start)
+    ]
 
 
 def record(case: Case) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import simpy
 
-from simulator.core.request import Request, Step
+from simulator.core.request import EncoderWork, Request, Step
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 
@@ -38,6 +38,7 @@ class StepRow:
     running: int
     tokenless: list[int]  # of the scheduled, those who get no token
     start: int
+    encoder: str = ""  # what it encodes and evicts, as JSON
     queue: list[tuple[int, int, int | None]] = field(default_factory=list)
     """From when on how many waited, and which request first."""
 
@@ -100,6 +101,7 @@ class Recorder:
             running=len(scheduler.running),
             tokenless=self._tokenless(step),
             start=now,
+            encoder="" if scheduler.encoder is None else _encoder_fields(step.encoder),
         )
         self.pending.append(row)
         self.queue_changed()
@@ -201,6 +203,7 @@ class Recorder:
             f'"preempted":{_ids(row.preempted if not k else ())},"finished":{_ids(finished)},'
             f'"free":{free},"free_end":{free_end},"hashed":{hashed},"running":{row.running},'
             f'"waiting":{waiting},"head":{"null" if head is None else head}'
+            + (row.encoder if not k or not row.encoder else _encoder_fields(None))
             + (f',"start":{start}}}' if self.asynchronous else "}")
         )
         self._written += 1
@@ -253,6 +256,14 @@ class Recorder:
     def limits(self, request: Request) -> str:
         """Return the tokens at which an answer ends."""
         return str(request.output_limit)
+
+
+def _encoder_fields(work: EncoderWork | None) -> str:
+    """Write which items are encoded, by request, and which outputs are evicted."""
+    encoded = [[one.id, numbers] for one, numbers in work.encoded.items()] if work else []
+    evicted = [media.name for media in work.evicted] if work else []
+    text = json.dumps({"encoded": encoded, "evicted": evicted}, separators=(",", ":"))
+    return f",{text[1:-1]}"
 
 
 def _ids(ids: Iterable[int]) -> str:

@@ -22,6 +22,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.policies.orders import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.encoder_cache import EncoderLimits
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
@@ -265,6 +266,8 @@ class Replay:
         if installed:
             if options.pop("max_loras"):
                 raise HeadwayError("config.max_loras: --installed knows of no adapters")
+            if config.encoder_cache_size:
+                raise HeadwayError("config.encoder_cache_size: --installed knows of no images")
             return RecordedInstalledScheduler(
                 InstalledBlocks(*size),
                 enable_prefix_caching=config.enable_prefix_caching,
@@ -287,6 +290,12 @@ class Replay:
         else:
             blocks = RecordedCounter(*size)
         blocks.recorder = self._recorder
+        if config.encoder_cache_size:
+            options["encoder"] = EncoderLimits(
+                config.encoder_cache_size,
+                config.max_num_encoder_input_tokens,
+                config.disable_chunked_mm_input,
+            )
         release = self.release or NEWEST_RELEASE
         return self.schedulers[config.async_scheduling](
             blocks,

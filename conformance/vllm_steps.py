@@ -116,7 +116,16 @@ class VllmSteps:
             "running": len(vllm.running),
             "waiting": vllm.get_request_counts()[1],
             "head": number(waiting.peek_request().request_id) if waiting else None,
-        } | ({"start": t} if self._asynchronous else {})
+        } | self._more_fields(t, output)
+
+    def _more_fields(self, t: int, output: Any) -> Row:
+        """Describe what is encoded and evicted, where there is an encoder, and when it starts."""
+        found: Row = {}
+        if getattr(self.vllm, "max_num_encoder_input_tokens", 0):
+            encoded = output.scheduled_encoder_inputs.items()
+            found["encoded"] = [[self._number(name), numbers] for name, numbers in encoded]
+            found["evicted"] = output.free_encoder_mm_hashes
+        return found | ({"start": t} if self._asynchronous else {})
 
     def outcome_begins(self, output: Any) -> int:
         """Hear that the tokens of the oldest step are there; return when."""
@@ -242,6 +251,7 @@ def _header(vllm: Any) -> Row:
         "speculative_config": vllm.vllm_config.speculative_config,
         "lora_config": vllm.vllm_config.lora_config,
         "kv_transfer_config": vllm.vllm_config.kv_transfer_config,
+        "multimodal inputs": getattr(vllm, "max_num_encoder_input_tokens", 0),
         "pipeline_parallel_size": max(vllm.parallel_config.pipeline_parallel_size - 1, 0),
     }
     kinds = {type(spec).__name__ for spec in specs}

@@ -2,9 +2,25 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Segments = tuple[tuple[Hashable, int], ...]
 """A prompt's contents: runs of tokens (name, count); token k of a run is the pair (name, k)."""
+
+
+class Media(NamedTuple):
+    """The name of a run of tokens that an encoder makes: of an image, or a clip."""
+
+    modality: str
+    name: Hashable  # the same for the same contents: vLLM's mm_hash
+
+
+class Item(NamedTuple):
+    """An image, or a clip, in a prompt."""
+
+    media: Media
+    start: int  # its first token
+    end: int  # the token behind its last
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +45,7 @@ class Request:
     model: str = ""  # the adapter, or of several models the one, that it asks for; "": the model
 
     # The engine's side.
+    items: Sequence[Item] = ()  # images and clips in its prompt, where the engine has an encoder
     output_limit: int = 0  # tokens after which the engine ends it, whatever it still wanted to say
     allowed: int = 0  # tokens that it may bring out for all the engine knows (SGLang)
     computed: int = 0  # tokens whose KV is in the cache
@@ -153,6 +170,23 @@ class AdapterWork:
 
 
 @dataclass(slots=True)
+class EncoderWork:
+    """What the encoder of images and clips has to do with a step."""
+
+    encoded: dict[Request, list[int]]  # items, by their numbers, that are encoded before it
+    evicted: list[Media]  # outputs that have left the encoder's cache
+    users: list[Request]  # who compute in it, and may refer to outputs
+    cut: int  # requests that computed less, or waited, for the encoder's sake
+    seconds: float = field(default=0.0, compare=False)
+    """By which encoding makes the step longer; a cost model that knows of it notes it."""
+
+    def sizes(self) -> list[int]:
+        """Return the tokens of each item that is encoded."""
+        found = [one.items[number] for one, numbers in self.encoded.items() for number in numbers]
+        return [item.end - item.start for item in found]
+
+
+@dataclass(slots=True)
 class Step:
     """One forward pass: what every executor receives, and all it receives.
 
@@ -170,6 +204,7 @@ class Step:
     drafts: int = 0  # draft tokens that the decodes verify, beside a token each
     longest: int = 0  # KV entries that one decode reads at most, where the executor asks; else 0
     adapters: AdapterWork | None = None  # None: the engine serves no adapters
+    encoder: EncoderWork | None = None  # None: nobody has to do with an encoder
     host_waits: list[float] | None = field(default=None, compare=False)
     """By which the host's work, where kernels hide it, makes this step and its repeats longer; a
     cost model that knows of it notes it."""

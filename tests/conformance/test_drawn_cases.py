@@ -39,9 +39,9 @@ def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
     assert main([str(out), "--count", "80", "--seed", "1"]) == 0
     assert out.read_bytes() == (HERE / "cases/drawn.jsonl.gz").read_bytes()
     assert draw_case(2, 0) != draw_case(1, 0)
-    for kind in ("windows", "adapters"):
-        option = {"windows": "--windows", "adapters": "--loras"}[kind]
-        assert main([str(out), "--count", "60", "--seed", "1", option]) == 0
+    kinds = ("windows", "--windows", 60), ("adapters", "--loras", 60), ("images", "--images", 120)
+    for kind, option, count in kinds:
+        assert main([str(out), "--count", str(count), "--seed", "1", option]) == 0
         assert out.read_bytes() == (HERE / f"cases/{kind}.jsonl.gz").read_bytes()
 
 
@@ -60,3 +60,12 @@ def test_cases_with_adapters_agree_in_every_field(leap: bool) -> None:
     assert len(outcomes) == 60
     assert not any(outcome.difference for outcome in outcomes), report(outcomes)
     assert sum(outcome.steps for outcome in outcomes) > 3000
+
+
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+def test_cases_with_images_agree_in_every_field(leap: bool) -> None:
+    """vLLM 0.32.0: which images are encoded when, and whose outputs leave the encoder's cache."""
+    outcomes = conform(HERE / "cases/images.jsonl.gz", leap=leap)
+    assert len(outcomes) == 120
+    assert not any(outcome.difference for outcome in outcomes), report(outcomes)
+    assert sum(outcome.steps for outcome in outcomes) > 7000

@@ -409,7 +409,7 @@ def _kv_cache(blocks: BlockCounter, dtype: object, windows: Sequence[int]) -> An
 
 
 def _request_maker(release: Release, block_size: int, caching: bool) -> Callable[..., Any]:
-    """Return what makes vLLM's request of id, tokens, output, arrival, priority and adapter."""
+    """Return what makes vLLM's request of id, tokens, output, arrival, priority and more."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request as VllmRequest
@@ -425,14 +425,9 @@ def _request_maker(release: Release, block_size: int, caching: bool) -> Callable
         init_none_hash(function)
         hasher = get_request_block_hasher(block_size, function)
 
-    def make(  # noqa: PLR0917
-        name: str, tokens: list[int], output: int, arrival: float, priority: int, adapter: int = 0
+    def make(
+        name: str, tokens: list[int], output: int, arrival: float, priority: int, **own: Any
     ) -> Any:
-        more["lora_request"] = None
-        if adapter:
-            from vllm.lora.request import LoRARequest
-
-            more["lora_request"] = LoRARequest(f"lora-{adapter}", adapter, f"/lora-{adapter}")
         return VllmRequest(
             request_id=name,
             prompt_token_ids=tokens,
@@ -442,6 +437,7 @@ def _request_maker(release: Release, block_size: int, caching: bool) -> Callable
             priority=priority,
             block_hasher=hasher,
             **more,
+            **own,
         )
 
     return make

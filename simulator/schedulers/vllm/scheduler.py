@@ -24,7 +24,14 @@ from itertools import accumulate, pairwise
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import StepRow
-from simulator.core.request import Chunk, Load, Request, Step, by_admission
+from simulator.core.request import (
+    Chunk,
+    EncoderWork,
+    Load,
+    Request,
+    Step,
+    by_admission,
+)
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.host_memory import Prices, SwapSpace
 from simulator.policies.policy import Policy, victim_of
@@ -43,6 +50,7 @@ from simulator.schedulers.vllm.admission import (
     PrefillInterval,
     Reservation,
 )
+from simulator.schedulers.vllm.encoder_cache import EncoderCache, EncoderLimits, items_of
 from simulator.schedulers.vllm.lora import AdapterSlots
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
 from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
@@ -61,7 +69,7 @@ class Scheduler:
     `swap_blocks` is host memory, in KV blocks: as long as a preempted request fits into it, its
     blocks are copied there and, before it runs again, back; otherwise they are computed again.
     With `swap_prices` so are those for which that is cheaper. `max_loras` and `max_cpu_loras` are
-    vLLM's; 0: the engine serves no adapters.
+    vLLM's; 0: the engine serves no adapters. With `encoder` it has one for images.
 
     A subclass overrides what it does otherwise: `schedule` or, of its parts, `plan` (tokens for
     those who run), `admit` (from the waiting queue; `chunk` and `lacks_blocks` are its questions),
@@ -119,6 +127,7 @@ class Scheduler:
         swap_prices: Prices | None = None,
         max_loras: int = 0,
         max_cpu_loras: int = 0,
+        encoder: EncoderLimits | None = None,
         rules: Rules = NEWEST_RULES,
     ) -> None:
         self.blocks = blocks
@@ -168,7 +177,8 @@ class Scheduler:
         self._active: set[str] = set()  # adapters of those who run, where there are some
         self._refused = 0  # by the last call of `schedule`, for their adapters
         self._deferred: set[Request] = set()  # who wait and were passed over for their adapters
-        self._annotates = self.adapters is not None  # steps say what else costs time
+        self.encoder = EncoderCache(*encoder) if encoder else None
+        self._annotates = bool(self.adapters or self.encoder)  # steps say what else costs time
         if max_loras and type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
             raise ValueError("enable_lora: goes with policies of a key alone: fcfs, priority, sjf")
         self._expect_tiers()
@@ -228,6 +238,8 @@ class Scheduler:
         """
         if request.prompt_tokens >= self.max_model_len:
             return False
+        if self.encoder is not None and not self.encoder.fits(items_of(request.segments)):
+            return False
         if self._longest_fits:
             return True
         tokens = request.prompt_tokens + self.output_limit(request) - 1
@@ -249,6 +261,8 @@ class Scheduler:
     def add(self, request: Request) -> bool:
         """Take a new request; say whether the next step may differ for it."""
         request.output_limit = self.output_limit(request)
+        if self.encoder is not None:
+            request.items = items_of(request.segments)
         self.running.loop.arrived()
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
@@ -345,6 +359,8 @@ class Scheduler:
         decodes, groups, budget = running.decodes, blocks.num_groups, self.max_num_batched_tokens
         # Where a token takes a block at most, nobody need count while so many are free.
         ample = decodes.alike and blocks.free >= budget * groups
+        if self.encoder is not None and any(map(_has_items_left, running.partial)):
+            return None  # each depends on what those before it have left
         while True:
             queries, need = (decodes.count, 0) if ample else decodes.demand()
             left, need = budget - queries, need * groups
@@ -397,6 +413,8 @@ class Scheduler:
             if interval is not None and interval.holds(request):
                 continue
             tokens = min(self.tokens_wanted(request), cap, budget)
+            if tokens and self.encoder is not None:
+                tokens = self.encoder.fit(request, request.computed, tokens)
             if not tokens:
                 continue
             self.blocks.recycle(request)
@@ -409,6 +427,8 @@ class Scheduler:
             if request in running:
                 self.schedule_tokens(step, request, tokens)
                 budget -= tokens
+                if self.encoder is not None:
+                    self.encoder.take(request)
             elif not self.rules.walks_on_after_self:
                 break
         return budget
@@ -433,6 +453,8 @@ class Scheduler:
             step.longest = self._longest_decode(step)
         if self.adapters is not None and (step.decodes or step.prefills):
             step.adapters = self.adapters.work(step, self.running, self._refused)
+        if self.encoder is not None:
+            step.encoder = self.encoder.work(step)
 
     def _longest_decode(self, step: Step) -> int:
         """KV entries that a decode of the step reads at most, its new token included."""
@@ -451,7 +473,7 @@ class Scheduler:
         # Other queues may count who is taken out of them.
         tries_others = self._tries_others and type(waiting) in QUEUES_WITHOUT_BOOKS
         set_aside: list[Request] = []
-        adapters = self.adapters
+        adapters, encoder = self.adapters, self.encoder
         self._reordered = False
         if adapters is not None:
             self._active = {one.model for one in self.running if one.model}
@@ -464,13 +486,7 @@ class Scheduler:
             if refused or (self._fetching and self._comes_later(request)):
                 set_aside.append(waiting.take())
                 continue
-            hits = blocks.match(request)
-            loads = 0
-            if blocks.tier is not None and not request.swapped:
-                loads = blocks.loadable(request, hits)
-            start = request.swapped
-            if hits or loads:
-                start = max((len(hits) + loads) * blocks.block_size, start)
+            hits, loads, start = self._find_prefix(request)
             if interval is not None and interval.refuses(request, start):
                 break
             pending = request.padding + request.prompt_tokens + request.generated - start
@@ -478,7 +494,11 @@ class Scheduler:
             if not tokens and tries_others:
                 set_aside.append(waiting.take())
                 continue
+            if tokens and encoder is not None:
+                tokens = encoder.fit(request, start, tokens)
             if not tokens or self.lacks_blocks(request, hits, start + tokens):
+                if encoder is not None:
+                    encoder.drop(request)
                 break
             if loads:
                 load = Load(request, loads, request.preemptions == 0, self._fetched(request, loads))
@@ -486,8 +506,20 @@ class Scheduler:
                 blocks.load(request, hits, loads)
             self.admit_head(step, hits, start, tokens)
             budget -= tokens
+            if encoder is not None:
+                encoder.take(request)
         if set_aside:
             self._put_back(set_aside)
+
+    def _find_prefix(self, request: Request) -> tuple[Sequence[int], int, int]:
+        """Return which blocks of a request are there, how many on the host, and their tokens."""
+        blocks, loads, start = self.blocks, 0, request.swapped
+        hits = blocks.match(request)
+        if blocks.tier is not None and not start:
+            loads = blocks.loadable(request, hits)
+        if hits or loads:
+            start = max((len(hits) + loads) * blocks.block_size, start)
+        return hits, loads, start
 
     def _put_back(self, passed_over: list[Request]) -> None:
         """Take back requests that were passed over: for their adapters, each keeps its place."""
@@ -585,6 +617,8 @@ class Scheduler:
                 "tokens on blocks that have been freed"
             )
         self.swap_out(victim, given)
+        if self.encoder is not None:
+            self.encoder.withdraw(victim)
         self.preempt(victim)
         if given:
             self.running.correct_pause(victim, given)
@@ -601,12 +635,16 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Put a running request back into the queue, without its blocks."""
         self.running.evict(request, self.now)
+        if self.encoder is not None:
+            self.encoder.drop(request)
         self.preempted += 1
         self.waiting.put_back(request)
 
     def cancel(self, request: Request) -> None:
         """Let a request go for good, between two steps: nobody wants its answer any more."""
         self.blocks.finished(request)
+        if self.encoder is not None:
+            self.encoder.drop(request)
         if request in self.running:
             self.running.discard(request)
             self.blocks.release(request)
@@ -633,6 +671,8 @@ class Scheduler:
         """Apply the outcome of `step`, repeated once per end time; return who finished."""
         decodes = self.running.decodes
         now = ends[-1]
+        if step.encoder is not None:
+            self._settle_items(step.encoder)
         if step.decodes and decodes.count:
             ticks = len(ends)
             if ticks > 1:
@@ -657,6 +697,10 @@ class Scheduler:
                 self.finish(request, now)
         return over
 
+    def _settle_items(self, work: EncoderWork, ending: Sequence[Request] = ()) -> None:
+        assert self.encoder is not None
+        self.encoder.settle(work, ending, overlaps=self.overlaps)
+
     def _emit(self, request: Request, now: float, over: list[Request]) -> None:
         """Bring out the token of a request outside the decode set."""
         request.generated += 1
@@ -672,6 +716,8 @@ class Scheduler:
         """End a request and free what it holds."""
         self.running.remove(request)
         request.finish = now
+        if self.encoder is not None:
+            self.encoder.drop(request)
         self.blocks.release(request)
         if self.blocks.tier is not None:
             self.blocks.finished(request)
@@ -689,6 +735,8 @@ class Scheduler:
         if step.prefills or step.singles or self.running.partial or not self.blocks.leaps:
             return 1
         if self.preempted or not decodes.count or (self.waiting and self._may_fit()):
+            return 1
+        if self.encoder is not None and self.encoder.held:
             return 1
         ahead = self._ahead  # where steps overlap, this one's tick is counted
         more = min(decodes.ticks_to_end(), LONGEST_LEAP) - ahead
@@ -765,3 +813,8 @@ class Scheduler:
         for request in running.partial:
             tokens += request.computed
         return self.blocks.in_use(tokens)
+
+
+def _has_items_left(request: Request) -> bool:
+    """Say whether a part of an image or a clip is not in a request's KV cache."""
+    return bool(request.items) and request.items[-1].end > request.computed

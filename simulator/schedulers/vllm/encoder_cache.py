@@ -1,0 +1,180 @@
+"""Which images and clips are encoded in a step, and whose encoder outputs are kept.
+
+As vLLM's `_try_schedule_encoder_inputs` and `EncoderCacheManager` (0.32; the names of the methods
+in brackets are theirs). An item is encoded, whole, in the first step that computes a token of it.
+That takes encoder tokens of the step's compute budget, and as many places in a cache of encoder
+outputs; where either lacks, the request computes the tokens before the item and no more. An output
+is kept for the requests that refer to it until the item is in their KV caches, and then until its
+place is wanted, the longest unused going first: an item whose output is there is not encoded again.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from simulator.core.request import EncoderWork, Item, Media, Request, Segments, Step, by_admission
+
+
+class EncoderLimits(NamedTuple):
+    """What an engine's encoder has, by vLLM's names; the two sizes in encoder tokens."""
+
+    encoder_cache_size: int
+    max_num_encoder_input_tokens: int  # of a step
+    disable_chunked_mm_input: bool = False
+
+
+class EncoderCache:
+    """The encoder's budget in each step and its cache.
+
+    `fit` is asked before a request is given tokens, and `take` told when it is.
+    """
+
+    def __init__(self, size: int, budget: int, whole: bool) -> None:
+        self.size, self.budget = size, budget
+        self.whole = whole  # no chunk ends within an item that it begins
+        self.left = budget  # of this step
+        self.free = size
+        self.reclaimable = size  # free, or of outputs that nobody refers to
+        self.held: dict[Request, set[int]] = {}
+        """Items, by their numbers, to whose outputs a request refers."""
+        self._users: dict[Media, set[Request]] = {}  # of each output in the cache
+        self._unused: dict[Media, int] = {}  # tokens of those without one, the oldest first
+        self._evicted: list[Media] = []  # in this step
+        self._encoded: dict[Request, list[int]] = {}  # in this step
+        self._cut = 0  # requests that got fewer tokens in this step
+        self._wanted: list[int] = []  # of the request asked for last: items to be encoded,
+        self._repeated: list[int] = []  # those that are another time in its prompt,
+        self._left = budget  # and what is left of the budget then
+
+    def fits(self, items: Sequence[Item]) -> bool:
+        """Say whether each of a prompt's items can ever be encoded."""
+        most = min(self.size, self.budget)
+        return all(item.end - item.start <= most for item in items)
+
+    def fit(self, request: Request, start: int, tokens: int) -> int:
+        """Return how many of its next tokens a request may compute after the first `start`."""
+        self._wanted, self._repeated = wanted, repeated = [], []
+        asked: set[Media] = set()
+        self._left, end, needed = self.left, start + tokens, 0
+        for number, item in enumerate(request.items):
+            if item.end <= start:
+                continue
+            if item.start >= end:
+                break
+            if self.whole and start < item.start and end < item.end:
+                return item.start - start
+            if item.media in asked:
+                repeated.append(number)
+            elif not self._refer(request, number):
+                size = item.end - item.start
+                if size > self._left or not self._make_room(needed + size):
+                    self._cut += 1
+                    return max(item.start - start, 0)
+                needed += size
+                self._left -= size
+                wanted.append(number)
+                asked.add(item.media)
+        return tokens
+
+    def _refer(self, request: Request, number: int) -> bool:
+        """Let a request refer to an output, if that is there (check_and_update_cache)."""
+        media = request.items[number].media
+        users = self._users.get(media)
+        if users is None:
+            return False
+        if not users:
+            self.reclaimable -= self._unused.pop(media)
+        users.add(request)
+        self.held.setdefault(request, set()).add(number)
+        return True
+
+    def _make_room(self, tokens: int) -> bool:
+        """Evict outputs that nobody refers to, if that makes room (can_allocate)."""
+        if tokens > max(self.free, self.reclaimable):
+            return False
+        while tokens > self.free:
+            media = next(iter(self._unused))
+            self.free += self._unused.pop(media)
+            del self._users[media]
+            self._evicted.append(media)
+        return True
+
+    def take(self, request: Request) -> None:
+        """Encode what `fit` has found of a request (_allocate_encoder_inputs)."""
+        for number in self._wanted:
+            item = request.items[number]
+            size = item.end - item.start
+            self._users.setdefault(item.media, set()).add(request)
+            self.held.setdefault(request, set()).add(number)
+            self.free -= size
+            self.reclaimable -= size
+        if self._wanted:
+            self._encoded[request] = self._wanted
+            self.left = self._left  # as in vLLM, also where a victim's was given back meanwhile
+        for number in self._repeated:
+            self._refer(request, number)
+
+    def withdraw(self, request: Request) -> None:
+        """Give back the budget of a victim that was to compute in this step."""
+        for number in self._encoded.pop(request, ()):
+            item = request.items[number]
+            self.left += item.end - item.start
+
+    def drop(self, request: Request) -> None:
+        """Let a request refer to nothing any more (free)."""
+        for number in list(self.held.get(request, ())):
+            self._let_go(request, number)
+
+    def _let_go(self, request: Request, number: int) -> None:
+        """Let a request refer to an item no more (free_encoder_input)."""
+        held, item = self.held[request], request.items[number]
+        held.discard(number)
+        if not held:
+            del self.held[request]
+        users = self._users.get(item.media)
+        if not users or any(request.items[other].media == item.media for other in held):
+            return
+        users.discard(request)
+        if not users:
+            self._unused[item.media] = item.end - item.start
+            self.reclaimable += item.end - item.start
+
+    def work(self, step: Step) -> EncoderWork | None:
+        """Return what the step just scheduled encodes, and begin the next."""
+        chunks = (*step.prefills, *(step.singles or ()))
+        users = [chunk.request for chunk in chunks if chunk.request.items]
+        if step.decodes > len(step.singles or ()):
+            users += [request for request in self.held if request.joined >= 0]
+        users.sort(key=by_admission)
+        work = None
+        if users or self._evicted or self._cut:
+            evicted = [media for media in self._evicted if media not in self._users]
+            work = EncoderWork(self._encoded, evicted, users, self._cut)
+        self._encoded, self._evicted, self._cut, self.left = {}, [], 0, self.budget
+        return work
+
+    def settle(self, work: EncoderWork, ending: Collection[Request], *, overlaps: bool) -> None:
+        """Let go of what is in the KV cache, as a step's outcome is known (_free_encoder_inputs).
+
+        `ending` are those whose last token it brings. Where steps overlap, the last token of a
+        prompt counts when the token after it has come out.
+        """
+        for request in work.users:
+            if request in ending:
+                self.drop(request)
+                continue
+            computed = request.computed
+            if overlaps and request.first_token < 0:
+                computed = min(computed, request.prompt_tokens - 1)
+            for number in list(self.held.get(request, ())):
+                if request.items[number].end <= computed:
+                    self._let_go(request, number)
+
+
+def items_of(prompt: Segments | None) -> tuple[Item, ...]:
+    """Return where the images and the like of a prompt are."""
+    items, start = [], 0
+    for name, count in prompt or ():
+        if isinstance(name, Media):
+            items.append(Item(name, start, start + count))
+        start += count
+    return tuple(items)
