@@ -89,6 +89,8 @@ class StepSums:
     adapter_waits: float = 0.0  # requests x s
     loaded_blocks: int = 0
     loaded_tokens: int = 0  # hits of the host tier, at first admissions
+    first_tokens: int = 0  # of these, hits of the first tier behind it
+    second_tokens: int = 0  # and of the second
     max_running: int = 0
     max_used: float = 0.0  # share of one replica's cache
 
@@ -148,9 +150,11 @@ class StepSums:
             self.swapped_out_blocks += int(log.swaps["blocks_out"].sum())
             self.swapped_in_blocks += int(log.swaps["blocks_in"].sum())
         if log.load_rows:
-            loads = log.loads
-            self.loaded_blocks += int(loads["blocks"].sum())
-            self.loaded_tokens += log.block_size * int(loads["blocks"][loads["fresh"] == 1].sum())
+            self.loaded_blocks += int(log.loads["blocks"].sum())
+            fresh = log.loads[log.loads["fresh"] == 1]
+            self.loaded_tokens += log.block_size * int(fresh["blocks"].sum())
+            self.first_tokens += log.block_size * int(fresh["first"].sum())
+            self.second_tokens += log.block_size * int(fresh["second"].sum())
 
 
 def ended_requests(log: Log, rows: Rows) -> npt.NDArray[np.int64]:
@@ -302,6 +306,8 @@ class EngineMetrics:
         swapped = steps.swapped_out_blocks + steps.swapped_in_blocks
         offloading = steps.offloaded_blocks + steps.loaded_blocks
         hits = steps.loaded_tokens
+        tiers = self.spec.engine.secondary_tiers
+        behind = zip(tiers, (steps.first_tokens, steps.second_tokens), strict=False)
         return {
             "swapped_out_blocks": steps.swapped_out_blocks,
             "swapped_in_blocks": steps.swapped_in_blocks,
@@ -311,6 +317,7 @@ class EngineMetrics:
             "external_prefix_cache_hit_rate": share(
                 hits, requests.queries - requests.cached + hits
             ),
+            **{f"{tier.type}_prefix_cache_hits": tokens for tier, tokens in behind},
             "offloaded_blocks": steps.offloaded_blocks,
             "loaded_blocks": steps.loaded_blocks,
             "offloading_bytes": offloading * block_bytes,

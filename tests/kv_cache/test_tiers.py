@@ -140,8 +140,15 @@ def test_leaps_change_nothing_and_nothing_is_left(drawn, blocks, kind, seats) ->
 def test_leaps_change_nothing_where_replicas_share_a_store() -> None:
     keys = ["workload.num_prompts=400", "engine.num_gpu_blocks_override=4000"]
     scenario = load_scenario("what-if/kv-tiers", keys)
-    leapt, stepped = (run(scenario, stepwise=stepwise).requests for stepwise in (False, True))
+    runs = [run(scenario, stepwise=stepwise) for stepwise in (False, True)]
+    leapt, stepped = (one.requests for one in runs)
     assert leapt.equals(stepped)
+    told = runs[0].summary()["headway"]
+    tiers = [name.removeprefix("cached_tokens_") for name in leapt if "cached_tokens_" in name]
+    for tier in tiers[1:]:
+        assert told[f"{tier}_prefix_cache_hits"] == leapt[f"cached_tokens_{tier}"].sum()
+    hits = sum(leapt[f"cached_tokens_{tier}"].sum() for tier in tiers)
+    assert told["external_prefix_cache_hits"] == hits
     assert leapt["cached_tokens_store"].sum() > 0
     assert (leapt["cached_tokens_store"] <= leapt["cached_tokens"]).all()
 
