@@ -70,6 +70,35 @@ class KvTransferConfig(Config):
         return {"kv_producer": producers, "kv_consumer": replicas - producers}
 
 
+class SleepModeConfig(Config):
+    """Groups of different models that share GPUs by vLLM's sleep mode: one is awake at a time."""
+
+    level: Literal[1, 2] = Field(
+        1,
+        description="as in vLLM's /sleep?level=: 1 keeps the weights in host memory, 2 reads them "
+        "from the disk again; the KV cache is lost",
+    )
+    replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(
+        1, description="sets of GPUs that the groups share; each has a server of every group"
+    )
+    groups: list[str] = Field([], description="the groups that share them; []: all")
+    idle_timeout: NonNegativeFloat = Field(
+        0.0, description="s without a request after which a model gives its GPUs to one that waits"
+    )
+    max_wait: NonNegativeFloat = Field(
+        10.0,
+        description="s that a request waits until its model takes the GPUs of one that is busy, "
+        "which ends what it has first (vLLM's mode=wait)",
+    )
+    bandwidth: PositiveAmount = Field(
+        22.0,
+        description="GB/s (10^9 bytes) between each GPU and host memory, level 1; 22 is an A100's",
+    )
+    disk_bandwidth: PositiveAmount = Field(
+        4.1, description="GB/s (10^9 bytes) from the disk to all GPUs of a server, level 2"
+    )
+
+
 class AdmissionConfig(Config):
     """What the cluster refuses at its door."""
 

@@ -139,7 +139,7 @@ class Fleet:
 
     `sessions` gives each request's conversation by its id, -1: none. `on_finish(request)` is
     called when a request has ended or is rejected; it may submit others. `on_idle(target)` is
-    called when the last request of a closed replica has left it.
+    called when the last request of a replica has left it, or when it is closed without any.
     """
 
     def __init__(
@@ -152,6 +152,7 @@ class Fleet:
         self.router = router
         self.on_finish: Callable[[Request], None] | None = None
         self.on_idle: Callable[[Target], None] | None = None
+        self.sleeps: Callable[[Request], bool] = lambda _: False  # whoever serves it
         self.targets: list[Target] = []
         self.cores: list[EngineCore] = []  # by number
         self.engines: list[Replica | DataParallelServer] = []  # behind each target
@@ -252,7 +253,7 @@ class Fleet:
             self._submit(request)
 
     def _submit(self, request: Request) -> None:
-        if not self.open:
+        if not self.open or self.sleeps(request):
             self._hold(request)
             return
         self._stamp_arrival(request)
@@ -364,7 +365,7 @@ class Fleet:
             del target.models[request.model]
 
     def _notify_if_idle(self, target: Target) -> None:
-        if not target.outstanding and target.index not in self.open and self.on_idle is not None:
+        if not target.outstanding and self.on_idle is not None:
             self.on_idle(target)
 
     def _end(self, target: Target, request: Request) -> None:

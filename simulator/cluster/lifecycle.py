@@ -62,8 +62,10 @@ class Lifecycle:
         self.on_off: Callable[[], None] = lambda: None  # a replica has gone
 
     def order(self, target: Target, delay: float = 0.0) -> None:
-        """Order a replica; it starts `delay` seconds later."""
+        """Order a replica; it starts `delay` seconds later, without what its cache once had."""
         index = target.index
+        if self.paid[index]:
+            self.fleet.crash(target, *self._make[index]())
         self.paid[index].append(self.env.now)
         self._orders[index] += 1
         if delay:

@@ -32,6 +32,7 @@ from simulator.diagnosis.fleet_rules import (
 )
 from simulator.diagnosis.losses import rejected, tries
 from simulator.diagnosis.prefixes import forgotten_prefixes, prefix_reuse
+from simulator.diagnosis.wake_ups import wake_ups
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
@@ -409,12 +410,13 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
 
 
 LOST = ("rejected", "tries")
-FLEET = ("failures", "autoscaling")
+FLEET = ("failures", "autoscaling", "wake_ups")
 RULES = (
     *(
         rejected,
         failures,
         autoscaling,
+        wake_ups,
         routing,
         scattered_prefixes,
         tries,

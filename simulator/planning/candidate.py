@@ -119,8 +119,9 @@ def resources(scenario: Scenario) -> tuple[int, float | None]:
         own = scenario.gpu
         price = find_gpu(own.name, own.dollars_per_hour).dollars_per_hour
         return own.count, None if price is None else price * own.count
-    kinds = scenario.cluster.replica_groups
-    count = sum(kind.replicas * scenario.of_group(name).gpu.count for name, kind in kinds.items())
+    cluster = scenario.cluster
+    counts = {name: cluster.paid_replicas(name) for name in cluster.replica_groups}
+    count = sum(number * scenario.of_group(name).gpu.count for name, number in counts.items())
     return count, price_of_cluster(scenario)
 
 

@@ -19,7 +19,9 @@ from simulator.results.kv_transfers import link_summary
 from simulator.results.needed_work import peak_flops
 from simulator.results.record import ClusterRecord, PartialRecord, replicas_in
 from simulator.results.request_table import RequestTable, gather_requests
+from simulator.results.wake_waits import WakeWaits, wake_waits
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.scenario import Scenario
 
 GAUGES = (
@@ -58,7 +60,7 @@ def price_of_cluster(scenario: Scenario) -> float | None:
         price = price_of_group(scenario, name)
         if price is None and kind.replicas:
             return None
-        total += kind.replicas * (price or 0.0)
+        total += scenario.cluster.paid_replicas(name) * (price or 0.0)
     return total
 
 
@@ -75,6 +77,7 @@ class ClusterMetrics:
         """`whole` has the sums over all replicas: those of a cluster without groups."""
         assert scenario.cluster is not None
         self._scenario, self._record, self._whole = scenario, record, whole
+        self._cluster = scenario.cluster
         self._cores = cores
         self._router = scenario.cluster.router_name
         self._replicas = replicas_in(record.groups)  # numbers of engine cores, by group
@@ -87,7 +90,8 @@ class ClusterMetrics:
         self._ended = np.zeros(len(record.groups), np.int64)  # requests, by engine core
         self._busy_time = np.zeros(len(record.groups))  # s
         self._shed = self._timed_out = 0
-        self.SUMS: tuple[str, ...] = ("_ended", "_busy_time", "_shed", "_timed_out")
+        self._wakes = WakeWaits()
+        self.SUMS: tuple[str, ...] = ("_ended", "_busy_time", "_shed", "_timed_out", "_wakes")
         if scenario.cluster.groups:
             self.SUMS += ("_groups",)
 
@@ -105,6 +109,8 @@ class ClusterMetrics:
             self._busy_time[number] += float((log.steps["end"] - log.steps["start"]).sum())
         self._shed += int((table.reason == SHED).sum())
         self._timed_out += int((table.reason == TIMEOUT).sum())
+        if sleepers := self._cluster.sleepers:
+            self._wakes += wake_waits(self._record, sleepers, table)
 
     def summary(self, span: tuple[float, float]) -> Values:
         """Return the block, and the utilizations of all groups together; `span` is the run's, s."""
@@ -132,9 +138,11 @@ class ClusterMetrics:
         if transfers is not None:
             paid = sum(self._record.paid_seconds(number, *span) for number in transfers.producers)
             links = link_summary(transfers, paid)
-        price, dollars, hours, gpus, tokens = (
+        apart = [group for name, group in groups.items() if self._cluster.paid_replicas(name)]
+        price, gpus = (_total([one[key] for one in apart]) for key in ("dollars_per_hour", "gpus"))
+        dollars, hours, tokens = (
             _total([group[key] for group in groups.values()])
-            for key in ("dollars_per_hour", "dollars", "replica_hours", "gpus", "output_tokens")
+            for key in ("dollars", "replica_hours", "output_tokens")
         )
         return {
             **{key: share(used[key], peaks[key]) for key in used},
@@ -155,9 +163,21 @@ class ClusterMetrics:
                 **self._record.counters,
                 **self._paid_times(),
                 **({} if links is None else {"kv_transfer": links}),
+                **({"sleep_mode": self._sleep_mode()} if self._cluster.sleepers else {}),
                 "groups": groups,
             },
         }
+
+    def _sleep_mode(self) -> Values:
+        """Say what requests waited for their models, and what sleeping weights take (level 1)."""
+        mode, sizes = self._cluster.sleep_mode, []
+        assert mode is not None
+        for name in self._cluster.sleepers:
+            spec = self._cores[self._replicas[name][0]]
+            budget = memory_budget(spec.engine, spec.model, spec.gpu)
+            sizes.append(budget.weights * spec.engine.gpus)
+        kept = mode.replicas * (sum(sizes) - min(sizes)) if mode.level == 1 else 0
+        return {**self._wakes.summary(), "host_memory_gb": kept / 1e9}
 
     def _group(self, name: str, metrics: EngineMetrics, span: tuple[float, float]) -> Values:
         """Return the keys of one group."""

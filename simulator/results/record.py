@@ -32,7 +32,7 @@ from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 
-COME_AND_GO = ("failures", "scalings")
+COME_AND_GO = ("failures", "scalings", "switches")
 """Counts of a cluster: where all are 0 its replicas are up all the time."""
 
 
@@ -57,7 +57,7 @@ class ClusterRecord:
     @property
     def comes_and_goes(self) -> bool:
         """Say whether replicas fail or are scaled: else all are up all the time."""
-        return any(self.counters[name] for name in COME_AND_GO)
+        return any(self.counters.get(name) for name in COME_AND_GO)
 
     def paid_seconds(self, server: int, start: float, end: float) -> float:
         """Add up the seconds from `start` to `end` for which a server is paid."""

@@ -13,6 +13,7 @@ from simulator.cluster.config import (
     FailuresConfig,
     KvTransferConfig,
     RouterSpec,
+    SleepModeConfig,
 )
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.util.config import Config, split_spec
@@ -80,6 +81,9 @@ class ClusterConfig(Config):
     kv_transfer: KvTransferConfig | None = Field(
         None, description="the links between groups that have a kv_role"
     )
+    sleep_mode: SleepModeConfig | None = Field(
+        None, description="groups that share GPUs, one awake at a time; null: each has its own"
+    )
     admission: AdmissionConfig | None = Field(
         None, description="limits on requests; null: everybody is let in"
     )
@@ -108,6 +112,7 @@ class ClusterConfig(Config):
             self._share_out(self.kv_transfer)
         elif self.groups and self.replicas is not None:
             raise ValueError("replicas: beside groups, each group gives its own replicas")
+        self._share_gpus()
         if self.groups and not any(group.replicas for group in self.groups.values()):
             raise ValueError("groups: there is not one replica")
         self._check_pods()
@@ -129,8 +134,45 @@ class ClusterConfig(Config):
                 raise ValueError(f"groups.{name}.replicas: goes without kv_transfer.ratio")
             self.groups[name] = self.groups[name].model_copy(update={"replicas": count})
 
+    def _share_gpus(self) -> None:
+        """Give each group that shares GPUs a server on each set of them."""
+        if self.sleep_mode is None:
+            return
+        if unknown := [name for name in self.sleep_mode.groups if name not in self.groups]:
+            there = ", ".join(self.groups) or "none"
+            raise ValueError(f"sleep_mode.groups: no group {unknown[0]!r}; there is {there}")
+        if len(self.sleepers) < 2:
+            raise ValueError("sleep_mode: goes with two groups or more, each of its own model")
+        if self.max_gpu_budget is not None:
+            raise ValueError("max_gpu_budget: goes without sleep_mode")
+        first = self.groups[self.sleepers[0]]
+        for name in self.sleepers:
+            group = self.groups[name]
+            if "replicas" in group.model_fields_set:
+                what = "goes without sleep_mode, whose replicas all that share have"
+                raise ValueError(f"groups.{name}.replicas: {what}")
+            for key in ("gpu", "dollars_per_hour"):
+                if getattr(group, key) != getattr(first, key):
+                    what = f"must be that of {self.sleepers[0]}: they share the GPUs"
+                    raise ValueError(f"groups.{name}.{key}: {what}")
+            self.groups[name] = group.model_copy(update={"replicas": self.sleep_mode.replicas})
+
+    @property
+    def sleepers(self) -> list[str]:
+        """The groups that share GPUs by sleep mode."""
+        mode = self.sleep_mode
+        return [] if mode is None else [n for n in self.groups if n in (mode.groups or self.groups)]
+
+    def paid_replicas(self, name: str) -> int:
+        """Count the replicas whose GPUs are paid for: of groups that share them the first's."""
+        return 0 if name in self.sleepers[1:] else self.replica_groups[name].replicas
+
     def _check_scaling(self) -> None:
         scaling = self.autoscaling
+        if both := [name for name in self.sleepers if name in self.scalers]:
+            what = "goes without sleep_mode, which says who has the GPUs"
+            key = f"groups.{both[0]}.autoscaling" if scaling is None else "autoscaling"
+            raise ValueError(f"{key}: {what}")
         if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:
             raise ValueError(f"autoscaling.group: name one of {', '.join(self.replica_groups)}")
         if scaling is not None and scaling.group not in (None, *self.replica_groups):
@@ -197,6 +239,8 @@ class ClusterConfig(Config):
         """Return the key that counts a group's replicas, and its number."""
         if self.is_shared_out or not self.groups:
             return "cluster.replicas", self.replicas or 1
+        if name in self.sleepers:
+            return "cluster.sleep_mode.replicas", self.groups[name].replicas
         return f"cluster.groups.{name}.replicas", self.groups[name].replicas
 
     @property

@@ -393,9 +393,9 @@ class Scenario(Config):
     def resolved(self) -> dict[str, Any]:
         """Return the scenario with every default filled in, as plain YAML types."""
         values = self.model_dump(exclude={"sweep", "plan", "rollouts"})
-        if self.cluster is not None and self.cluster.is_shared_out:
-            for group in values["cluster"]["groups"].values():
-                del group["replicas"]  # kv_transfer.ratio says it
+        if (cluster := self.cluster) is not None:
+            for name in cluster.groups if cluster.is_shared_out else cluster.sleepers:
+                del values["cluster"]["groups"][name]["replicas"]  # another key says it
         if self.workload.trace is None:
             frontend = {"frontend": values["workload"]["frontend"]}
             if latency := self.workload.client_latency:

@@ -8,12 +8,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, GpuBudget, Lifecycle
 from simulator.cluster.routers import Target
+from simulator.cluster.sleep_mode import SleepMode, SleepTimes, awake_first
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import PAUSE, REJECTED, RUN, Log
 from simulator.core.request import Request
@@ -29,6 +31,7 @@ from simulator.results.request_table import Attempts
 from simulator.scenario import make_scheduler, resolve_groups
 from simulator.scenario.assemble_fleet import make_fleet
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -93,7 +96,7 @@ def run_cluster(
     )
     ends, apart = None, isinstance(fleet, DisaggregatedFleet)
     assert scenario.cluster is not None
-    rewritten = apart or bool(scenario.cluster.scalers)
+    rewritten = apart or bool(scenario.cluster.scalers or scenario.cluster.sleepers)
     rewritten = rewritten or bool(scenario.cluster.model_fields_set & REWRITING)
     if stop is not None and not apart:
         ends = partial(stop, np.frombuffer(client.sent), fleet.logs)
@@ -181,7 +184,7 @@ def add_replicas(
                 rank, joint = spec.cost.rank_cost, spec.cost.joint
                 target = fleet.add_server(name, make(), rank, balancer, leap=leap, joint=joint)
             makers.append(make)
-            if number < group.replicas:
+            if number < group.replicas and awake_first(scenario.cluster.sleepers, name, number):
                 first.append(target)
     life = Lifecycle(fleet, makers, lambda: False)
     for target in first:
@@ -241,6 +244,8 @@ def connect_client(
     entry.on_finish = client.finished
     if cluster.failures is not None:
         Failures(life, cluster.failures, scenario.seed)
+    if cluster.sleep_mode is not None:
+        _share_gpus(life, scenario, cluster.sleep_mode)
     if cluster.scalers:
         budget = None
         if cluster.max_gpu_budget is not None:
@@ -266,6 +271,19 @@ def connect_client(
 
         entry.on_finish = ended
     return client
+
+
+def _share_gpus(life: Lifecycle, scenario: Scenario, block: SleepModeConfig) -> None:
+    """Let the groups that share GPUs sleep and wake."""
+    assert scenario.cluster is not None
+    servers, times = {}, {}
+    for name in scenario.cluster.sleepers:
+        own = scenario.of_group(name)
+        weights = memory_budget(own.engine, own.specs[""].model, own.specs[""].gpu).weights
+        times[name] = SleepTimes.of(block, weights, own.engine.gpus)
+        same = [target for target in life.fleet.targets if target.group == name]
+        servers[str(own.model)] = same
+    SleepMode(life, block, servers, times)
 
 
 def drop_lost_rows(fleet: Fleet) -> None:

@@ -84,6 +84,7 @@ INCIDENTS = (
     Metric("failures", "Replicas failed"),
     Metric("tries_lost_in_failures", "Requests sent again after a failure", -1),
     Metric("scalings", "Scaling decisions"),
+    Metric("switches", "Switches from model to model", -1),
 )
 """Counts of a cluster; where they are 0, nothing is said."""
 COUNTS = (

@@ -362,6 +362,9 @@ def _cluster(cluster: Summary) -> list[str]:
     if links := cluster.get("kv_transfer"):
         lines += [_line("KV caches moved (GB)", links["bytes"] / 1e9)]
         lines += [_line("Links of the producers busy (%)", 100 * links["link_utilization"])]
+    if sleep := cluster.get("sleep_mode"):
+        lines += [_line("TTFT that waits for a wake-up (%)", 100 * sleep["share_of_ttft"])]
+        lines += [_line("Weights in host memory, at most (GB)", sleep["host_memory_gb"])]
     groups = cluster["groups"]
     if len(groups) > 1:
         return lines + [_group(name, group) for name, group in groups.items()]
