@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-PAGE = 2048  # rows
+PAGE = 1024  # rows
 KINDS = [np.dtype(f"u{next(n for n in (1, 2, 4, 8) if bits <= 8 * n)}") for bits in range(65)]
 """The types of whole numbers of so many bits."""
 

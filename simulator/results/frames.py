@@ -101,9 +101,9 @@ def columns_of(
         "tpot": table.tpot,
         "e2el": table.e2el,
         **parts,
-        "preemptions": table.preemptions,
+        "preemptions": table.preemptions.astype(np.int64),
         "cached_tokens": table.cached,
-        "replica": table.replica,
+        "replica": table.replica.astype(np.int64),
         **producers,
         "finish_reason": Words(table.reason, REASONS),
     }

@@ -28,6 +28,9 @@ DELIVERY = "delivery_time"
 """A further part of `e2el`, where answers of a batch are given together."""
 
 
+NARROW = {"reason": np.int8, "replica": np.int32}  # a million of each: they take less room
+
+
 class Attempts(NamedTuple):
     """What clients of a cluster have to do with a request beside sending it once."""
 
@@ -64,7 +67,8 @@ class RequestTable:
     @property
     def completed(self) -> Flags:
         """Return which came to their end."""
-        return np.isin(self.reason, COMPLETED)
+        done: Flags = (self.reason == STOP) | (self.reason == LENGTH)
+        return done
 
     @property
     def arrival(self) -> Floats:
@@ -126,7 +130,8 @@ def gather_requests(
     columns: dict[str, Any] = {name: np.full(size, np.nan) for name in TIMES}
     columns["given_up"] = np.broadcast_to(np.nan, size)
     columns |= {name: np.zeros(size, np.int64) for name in COUNTS}
-    columns |= {name: np.full(size, -1) for name in ("reason", "replica")}
+    columns["preemptions"] = np.zeros(size, np.int32)
+    columns |= {name: np.full(size, -1, kind) for name, kind in NARROW.items()}
     table = RequestTable(workload, sent, sent, **columns)
     for number, log in enumerate(logs):
         rows = log.requests
