@@ -135,7 +135,7 @@ def _close(problem: PlanProblem, offer: Offer) -> bool:
 
 def _value(judged: Judged) -> str:
     """Write what was measured, where the verdict does not say it."""
-    if judged.slo.metric in SHARES:
+    if judged.slo.name in SHARES:
         return f"{100 * judged.value:.4g} %, "
     return "" if judged.close else f"{judged.value:,.4g}, "
 

@@ -124,7 +124,7 @@ def _worst_windows(
     for slo in slos:
         cost = slo.cost(table, goodput)
         told = ~np.isnan(cost)
-        values = cost if slo.metric in SHARES else 1000.0 * getattr(table, slo.latency)
+        values = cost if slo.name in SHARES else 1000.0 * getattr(table, slo.latency)
         worst, there = 0.0, told
         for k, arrived in enumerate(windows):
             here = told & arrived
@@ -135,7 +135,7 @@ def _worst_windows(
             if there is told or got > worst:
                 worst, there = float(got), here
                 found[f"worst_window_{slo.metric}"] = k * window
-        found[slo.metric] = 1.0 - worst if slo.metric in SHARES else worst
+        found[slo.metric] = 1.0 - worst if slo.name in SHARES else worst
         found["batches"][slo.text] = _parts(cost[there])
         found["measured"] = min(found["measured"], int(there.sum()))
     return found
@@ -150,11 +150,13 @@ def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
     goodput = result.scenario.goodput.bounds
     since = float(np.nanmin(result.sent)) + result.warmup
     kept = table.sent >= since
-    batches = {}
+    batches, counts = {}, {}
     for slo in slos:
         if slo.of_requests:
             cost = slo.cost(table, goodput)
             batches[slo.text] = _parts(cost[kept & ~np.isnan(cost)])
+            if slo.model:
+                counts[slo.text] = int((kept & slo.asked(table)).sum())
     shares = {
         "completion": table.completed,
         "goodput": keep_bounds(table, table.completed, goodput),
@@ -162,7 +164,7 @@ def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
     if bounds := request_bounds(goodput, slos):
         shares["attainment"] = keep_bounds(table, table.completed, bounds)
     found = {name: float(flags[kept].mean()) for name, flags in shares.items()}
-    return {"measured": int(kept.sum()), "batches": batches, **found}
+    return {"measured": int(kept.sum()), "batches": batches, "counts": counts, **found}
 
 
 class _Watch:
@@ -214,7 +216,8 @@ def broken_bound(
         if slo.of_requests:
             cost = np.where(over, np.nan_to_num(slo.cost(table, goodput)), 0.0)
             most = (1.0 + slo.limit) / 2 if slo.is_share else np.inf  # of a share half way to all
-            for here in among if among is not None else [np.ones(len(cost), bool)]:
+            asked = slo.asked(table)
+            for here in [asked & one for one in among] if among is not None else [asked]:
                 spent = float(cost[here].sum())
                 allowed = min(CERTAIN * slo.limit, most) * int(here.sum())
                 exceeded = spent / allowed if allowed else spent * np.inf if spent else 0.0

@@ -20,7 +20,7 @@ from simulator.planning.pods import one_pod
 from simulator.planning.runs import MetricValues
 from simulator.planning.search import PlannedRun, Search, as_configured, fewest, largest_rate
 from simulator.planning.verdict import Criteria, Trial
-from simulator.results.service_levels import Slo, parse_slo
+from simulator.results.service_levels import Slo, parse_slos
 from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
@@ -221,13 +221,11 @@ def make_problem(
     bounded = bool(base.goodput.bounds)
     if not texts and not bounded:
         raise HeadwayError(f"{source_name(path)}: no service level; give --slo 'p99_ttft_ms<=1000'")
-    slos = [parse_slo(text) for text in texts or ["goodput>=0.99"]]
-    if any(s.metric == "goodput" for s in slos) and not bounded:
+    slos = parse_slos(texts or ["goodput>=0.99"], base.models)
+    if any(s.name == "goodput" for s in slos) and not bounded:
         raise HeadwayError(
             f"{source_name(path)}: --slo goodput: needs bounds in the scenario's `goodput`"
         )
-    if all(s.metric != "completion" for s in slos):
-        slos.append(parse_slo("completion>=1"))
     shortest, longest = block.min_duration, block.max_duration
     if not 0 < shortest < inf:
         raise HeadwayError(f"--min-duration {shortest:g}: must be more than 0 s, and finite")

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from simulator.diagnosis.feasibility import warn_of_obstacles
 from simulator.results.metrics import PERCENTILES, summarize_record
 from simulator.results.record import Record
@@ -150,7 +152,12 @@ def read_metric_values(result: Record, slos: Sequence[Slo]) -> MetricValues:
     found = metric_values(summarize_record(result, percentiles=sorted({*PERCENTILES, *asked})))
     total = len(result.workload) or 1
     good = (found.get("request_goodput") or 0.0) * found["duration"]
-    return {**found, "goodput": good / total, "completion": found["completed"] / total}
+    found |= {"goodput": good / total, "completion": found["completed"] / total}
+    if of_models := [slo for slo in slos if slo.model]:
+        table, goodput = result.request_table(), result.scenario.goodput.bounds
+        warm = table.sent >= float(np.nanmin(table.sent)) + result.warmup
+        found |= {slo.metric: slo.value(table, warm, goodput) for slo in of_models}
+    return found
 
 
 def scenario_cost_lines(labels: Sequence[str], scenarios: Sequence[Scenario]) -> list[str]:

@@ -63,7 +63,7 @@ class Trial:
             value = interval(self.runs, slo.metric).mean
             if slo.metric == "completion" and slo.met(value):
                 continue  # as a rule all are served, and the others tell more
-            if slo.metric in SHARES:
+            if slo.name in SHARES:
                 ratio = max(1.0 - value, MIN_MISSED) / max(1.0 - slo.bound, MIN_MISSED)
             else:
                 over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
@@ -229,7 +229,7 @@ def _relative_excess(runs: Sequence[MetricValues], slo: Slo, confidence: float) 
             return (mean, mean, mean) if mean > 0 else (-1.0, -1.0, -1.0)
         if slo.is_share:
             # None among n says no more than that it is less than one in n / 3, or so.
-            count = sum(run["measured"] for run in runs)
+            count = sum(run.get("counts", {}).get(slo.text, run["measured"]) for run in runs)
             high = max(high, -log(1.0 - confidence) / max(count, 1))
         scale = slo.limit or 1.0
         return low / scale - 1.0, mean / scale - 1.0, high / scale - 1.0

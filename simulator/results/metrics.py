@@ -145,6 +145,7 @@ class RunMetrics:
         self._bounds = request_bounds(self._goodput, self._slos)
         self._kept = dict.fromkeys(self._bounds, 0)  # requests that keep each bound
         self._kept_all = 0
+        self._of_models: dict[str, float] = {}  # numbers that bounds of one model alone are on
         self._span = step_span(self._costs)
         self._good_at = [0, 0]  # requests that keep `goodput` at both ends of the step times
         self.retries = scenario.cluster is not None and scenario.cluster.may_retry
@@ -210,6 +211,7 @@ class RunMetrics:
         completed = table.completed
         times = _token_times(part.logs, completed)
         self._peak_rate.add(table, times)
+        in_time = np.ones(len(completed), bool)
         ended, failed, measured = completed, (table.reason >= 0) & ~completed, completed
         if self.within is not None:
             in_time = _inside(table.sent, self.within)
@@ -227,6 +229,8 @@ class RunMetrics:
         for name, bound in self._bounds.items():
             self._kept[name] += int(keep_bounds(table, ended, {name: bound}).sum())
         self._kept_all += int(keep_bounds(table, ended, self._bounds).sum()) if self._bounds else 0
+        for slo in (one for one in self._slos if one.model):
+            self._of_models[slo.metric] = slo.value(table, in_time, self._goodput)
         found = latencies(table, measured)
         if self.retries:
             found[RETRY] = table.retry_time[measured]
@@ -345,22 +349,19 @@ class RunMetrics:
         }
 
     def attainment(self) -> Summary:
-        """Say how far the service levels are kept; nothing where there are none.
-
-        Shares are of the requests that ended, whether they were completed or failed.
-        """
+        """Say how far the service levels are kept: shares are of all that ended, or failed."""
         ended = self._completed + self._failed
         own: Summary = {f"slo_{name}_ms": bound for name, bound in self._bounds.items()}
         own |= {f"slo_attainment_{name}": share(count, ended) for name, count in self._kept.items()}
         if self._bounds:
             own["slo_attainment"] = share(self._kept_all, ended)
         if self._slos:
-            counts = {"goodput": self._good, "completion": self._completed}
-            found = {name: share(count, ended) for name, count in counts.items()}
+            found = self._of_models | {"goodput": share(self._good, ended)}
+            found["completion"] = share(self._completed, ended)
             found |= {k: v for k, v in self.throughput().items() if isinstance(v, float)}
             for slo in self._slos:
                 for name, values in self._latencies.items():
-                    if slo.metric.endswith(f"_{name}_ms"):
+                    if slo.metric.endswith(f"_{name}_ms") and not slo.model:
                         told = describe(name, values, [slo.percentile or 50.0])[slo.metric]
                         assert isinstance(told, float)
                         found[slo.metric] = told

@@ -22,18 +22,26 @@ QUEUED = ("ttft", "e2el", "queue_time")
 """Latencies with the time in the queue."""
 RATES = ("output_throughput", "total_token_throughput", "request_throughput")
 
-_TEXT = re.compile(r"\s*([\w.]+)\s*(<=|>=)\s*([-+.\deE]+)\s*")
+EACH = "each"
+"""In place of a model: every model, by itself."""
+_TEXT = re.compile(r"\s*(?:([^\s:<>=]+):\s*)?([\w.]+)\s*(<=|>=)\s*([-+.\deE]+)\s*")
 _STATISTIC = re.compile(r"(?:mean|median|std|p(?P<p>\d+(?:\.\d+)?))_(?P<name>\w+)_ms")
 
 
 class Slo(NamedTuple):
     """A bound that a number of the run must keep."""
 
-    metric: str  # vLLM bench's word, at any percentile; or one of SHARES, RATES
+    metric: str  # vLLM bench's word, at any percentile; or one of SHARES, RATES; after `model:`
     at_most: bool
     bound: float
     percentile: float | None = None  # that the summary has to have for it
     latency: str = ""  # in the request table, where it is a mean or percentile over requests
+    model: str = ""  # of the requests for that model alone
+
+    @property
+    def name(self) -> str:
+        """Return what is bounded, without the model."""
+        return self.metric.removeprefix(f"{self.model}:")
 
     @property
     def text(self) -> str:
@@ -52,17 +60,17 @@ class Slo(NamedTuple):
     @property
     def of_requests(self) -> bool:
         """Whether it bounds a mean over requests, that of `cost`, which `limit` must not exceed."""
-        return bool(self.latency) or self.metric in SHARES
+        return bool(self.latency) or self.name in SHARES
 
     @property
     def is_share(self) -> bool:
         """Whether that mean is the share of requests that miss something."""
-        return self.percentile is not None or self.metric in SHARES
+        return self.percentile is not None or self.name in SHARES
 
     @property
     def limit(self) -> float:
         """The most that the mean of `cost` may be: for a P99 it is 0.01."""
-        if self.metric in SHARES:
+        if self.name in SHARES:
             return round(1.0 - self.bound, 12)
         return self.bound if self.percentile is None else round(1.0 - self.percentile / 100.0, 12)
 
@@ -73,14 +81,37 @@ class Slo(NamedTuple):
         bound is no more than `limit`.
         """
         completed = table.completed
-        if self.metric == "completion":
+        if self.model:
+            alike = self._replace(metric=self.name, model="")
+            return np.where(self.asked(table), alike.cost(table, goodput), np.nan)
+        if self.name == "completion":
             return np.where(completed, 0.0, 1.0)
-        if self.metric == "goodput":
+        if self.name == "goodput":
             return np.where(keep_bounds(table, completed, goodput), 0.0, 1.0)
         values: Floats = 1000.0 * getattr(table, self.latency)
         if self.percentile is not None:
             values = np.where(np.isnan(values), np.nan, values > self.bound)
         return np.where(completed, values, np.nan)
+
+    def asked(self, table: RequestTable) -> Flags:
+        """Return which requests it is of."""
+        names = table.workload.model if self.model else None
+        if names is None:
+            return np.full(len(table.sent), not self.model)
+        return np.array([name == self.model for name in names])
+
+    def value(self, table: RequestTable, counted: Flags, goodput: Mapping[str, float]) -> float:
+        """Return the number of some requests' run; as in vLLM a latency of none is 0."""
+        cost = self.cost(table, goodput)[counted & (table.reason >= 0)]
+        if self.name in SHARES:
+            return 1.0 - float(np.nanmean(cost)) if (~np.isnan(cost)).any() else 1.0
+        here = counted & table.completed & self.asked(table)
+        values: Floats = 1000.0 * getattr(table, self.latency)[here]
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return 0.0
+        share = self.percentile
+        return float(values.mean() if share is None else np.percentile(values, share))
 
     def violation(self, value: float) -> float:
         """Say how far a value is from the bound, relative to it; 0 where it keeps it."""
@@ -112,7 +143,7 @@ def by_clock(slo: Slo, value: float, span: Span) -> Span:
     Latencies with it, rates against it; a share of requests must be counted, and is as it is.
     """
     low, high = span
-    if slo.metric in SHARES:
+    if slo.name in SHARES:
         return value, value
     return (value * low, value * high) if slo.at_most else (value / high, value / low)
 
@@ -162,13 +193,13 @@ class Judged(NamedTuple):
             return "broken"
         if self.close:
             assert self.span is not None
-            share = slo.metric in SHARES
+            share = slo.name in SHARES
             unit = " %" if share else " ms" if slo.metric.endswith("_ms") else ""
             times = 100.0 if share else 1.0
             got = f"{short(times * value)} of {times * slo.bound:g}"
             return f"too close to tell ({got}{unit}; step times {span_text(self.span)})"
         verb = "kept" if slo.met(value) else "broken"
-        if slo.metric in SHARES:
+        if slo.name in SHARES:
             points = f"{100 * abs(value - slo.bound):.3g}"
             plural = "" if points == "1" else "s"
             return verb if points == "0" else f"{verb} by {points} point{plural}"
@@ -193,7 +224,7 @@ def parse_slo(text: str) -> Slo:
     """Read one bound; HeadwayError says what there is."""
     match = _TEXT.fullmatch(text)
     try:
-        metric, sign, number = match.groups() if match else ("", "", "")
+        model, metric, sign, number = match.groups() if match else (None, "", "", "")
         bound = float(number)
     except ValueError:
         raise HeadwayError(
@@ -226,21 +257,44 @@ def parse_slo(text: str) -> Slo:
             percentile = 50.0 if metric.startswith("median") else percentile
     if sign != useful:
         raise HeadwayError(f"--slo {text}: {metric} is to be {useful} something")
-    return Slo(metric, sign == "<=", bound, percentile, latency)
+    if model is None:
+        return Slo(metric, sign == "<=", bound, percentile, latency)
+    if not latency and metric not in SHARES:
+        raise HeadwayError(f"--slo {text}: {metric} is of all models together")
+    return Slo(f"{model}:{metric}", sign == "<=", bound, percentile, latency, model)
+
+
+def parse_slos(texts: Iterable[str], models: Sequence[str]) -> list[Slo]:
+    """Read bounds; one of a model by itself, `MODEL:` before it, or of `each`, names who is served.
+
+    Beside them all requests must be completed, unless it says otherwise, since latencies are of
+    those that were.
+    """
+    found = []
+    for text in texts:
+        slo = parse_slo(text)
+        if slo.model not in ("", EACH, *models):
+            served = ", ".join(dict.fromkeys(models)) or "one alone"
+            raise HeadwayError(f"--slo {text}: no model {slo.model!r}; the groups serve {served}")
+        named = dict.fromkeys(models) if slo.model == EACH else [slo.model]
+        found += [slo._replace(metric=f"{n}:{slo.name}", model=n) if n else slo for n in named]
+        if not named:
+            raise HeadwayError(f"--slo {text}: the groups serve one model alone")
+    if found and all(slo.metric != "completion" for slo in found):
+        found.append(parse_slo("completion>=1"))
+    return found
 
 
 def service_levels(scenario: Scenario) -> list[Slo]:
     """Return what runs of a scenario are judged by: its `slo`, else 99 % of its `goodput`.
 
-    Beside them all requests must be completed, unless it says otherwise, since latencies are of
-    those that were. Nothing where there are no bounds. Raises HeadwayError for a wrong one.
+    Nothing where there are no bounds. Raises HeadwayError for a wrong one.
     """
     goodput = scenario.goodput.bounds
-    found = [parse_slo(text) for text in scenario.slo or (["goodput>=0.99"] if goodput else [])]
-    if not goodput and any(slo.metric == "goodput" for slo in found):
+    texts = scenario.slo or (["goodput>=0.99"] if goodput else [])
+    found = parse_slos(texts, scenario.models)
+    if not goodput and any(slo.name == "goodput" for slo in found):
         raise HeadwayError("--slo goodput: needs bounds in the scenario's `goodput`")
-    if found and all(slo.metric != "completion" for slo in found):
-        found.append(parse_slo("completion>=1"))
     return found
 
 
@@ -254,7 +308,7 @@ def request_bounds(goodput: Mapping[str, float], slos: Sequence[Slo]) -> dict[st
     """
     found: dict[str, float] = {}
     for slo in slos:
-        if slo.percentile is not None and slo.latency in REQUEST_BOUNDS:
+        if slo.percentile is not None and slo.latency in REQUEST_BOUNDS and not slo.model:
             found[slo.latency] = max(slo.bound, found.get(slo.latency, 0.0))
     if not found or any(slo.metric == "goodput" for slo in slos):
         found |= goodput

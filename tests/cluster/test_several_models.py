@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator import load_scenario, run
+from simulator import load_scenario, plan, run
+from simulator.results.service_levels import service_levels
 from simulator.util.errors import HeadwayError
 
 FLEET = """
@@ -105,3 +106,49 @@ def test_models_are_refused_where_there_is_one(tmp_path: Path) -> None:
     path.write_text("model: llama-3-8b\nworkload: {num_prompts: 5, models: {llama-3-8b: 1}}\n")
     with pytest.raises(HeadwayError, match=r"workload.models: goes with cluster.groups of differe"):
         run(load_scenario(path))
+
+
+def test_each_model_is_judged_by_its_own_levels(tmp_path: Path) -> None:
+    """Bounds of one model are on its requests alone: the numbers are those of its rows."""
+    own = "slo=[qwen3-32b:p99_ttft_ms<=500, llama-3-8b:mean_e2el_ms<=1, each:goodput>=0.9]"
+    path = write(tmp_path, FLEET, NAMES)
+    result = run(load_scenario(path, [own, "goodput={tpot: 25}"]))
+    got, told = result.requests, result.summary()["headway"]
+    values = {one["bound"]: one["value"] for one in told["slo"]}
+    large, small = (got[got.model == name] for name in ("qwen3-32b", "llama-3-8b"))
+    assert values == pytest.approx(
+        {
+            "qwen3-32b:p99_ttft_ms<=500": 1e3 * np.percentile(large.ttft, 99),
+            "llama-3-8b:mean_e2el_ms<=1": 1e3 * small.e2el.mean(),
+            "llama-3-8b:goodput>=0.9": (small.tpot.fillna(0.0) <= 0.025).mean(),
+            "qwen3-32b:goodput>=0.9": (large.tpot.fillna(0.0) <= 0.025).mean(),
+            "completion>=1": 1.0,
+        }
+    )
+    assert [one["met"] for one in told["slo"]] == [True, False, True, False, True]
+    assert not told["slo_met"]
+
+
+def test_a_plan_keeps_the_levels_of_each_model(tmp_path: Path) -> None:
+    """A rare model that is slow is lost among all requests, and not where it has its own level."""
+    load = "workload={num_prompts: 400, request_rate: 8, input_len: 300, output_len: 20, "
+    load += "models: {llama-3-8b: 19, qwen3-32b: 1}}"
+    path = write(tmp_path, FLEET, NAMES)
+    short = ["plan.min_duration=20", "plan.max_duration=20"]
+    given = {"cheapest": True, "overrides": [load, *short], "jobs": 1}
+    assert plan(path, ["p90_tpot_ms<=15"], **given).holds.all()
+    with pytest.raises(HeadwayError, match="qwen3-32b:p90_tpot_ms"):
+        plan(path, ["each:p90_tpot_ms<=15"], **given)
+
+
+@pytest.mark.parametrize(
+    ("slo", "message"),
+    [
+        ("gpt:p99_ttft_ms<=5", "no model 'gpt'; the groups serve llama-3-8b, qwen3-32b"),
+        ("each:p99_itl_ms<=5", "p99_itl_ms is of all models together"),
+        ("each:output_throughput>=5", "output_throughput is of all models together"),
+    ],
+)
+def test_levels_of_no_model_are_refused(tmp_path: Path, slo: str, message: str) -> None:
+    with pytest.raises(HeadwayError, match=message):
+        service_levels(load_scenario(write(tmp_path, FLEET, NAMES), [f"slo=['{slo}']"]))

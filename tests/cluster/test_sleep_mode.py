@@ -15,6 +15,7 @@ from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.sleep_mode import SleepTimes
 from simulator.planning.candidate import resources
 from simulator.util.errors import HeadwayError
+from simulator.views.vllm_serve import serve_command
 
 FLEET = """
 model: llama-3-8b
@@ -208,6 +209,15 @@ def test_what_waits_for_wake_ups_is_told(tmp_path: Path) -> None:
         assert first["rule"] == "wake_ups"
         assert first["figures"]["share_of_ttft"] == round(told, 4)
         assert first["advice"][0]["key"] == key
+
+
+def test_the_servers_have_sleep_mode(tmp_path: Path) -> None:
+    fleet(tmp_path, [(0.0, 1, A)])
+    lines = serve_command(load_scenario(tmp_path / "s.yaml")).splitlines()
+    assert [line.endswith(" --enable-sleep-mode") for line in lines if "vllm serve" in line] == [
+        True,
+        True,
+    ]
 
 
 def test_shared_gpus_count_once(tmp_path: Path) -> None:
