@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from conformance.case_model import Case, SglangCase, SglangConfig, VllmConfig
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import FieldError, HeadwayError, field_errors
 from simulator.util.files import check_regular, write_atomic
 from simulator.util.json_text import parse_json
-from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse
+from simulator.util.yaml_lines import SourceMap, parse
 
 
 def read_cases(path: Path) -> list[Case]:

@@ -5,13 +5,11 @@
 
 import dataclasses
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from simulator.cluster.routers import ROUTERS
 from simulator.costs.linear import Fitted
@@ -21,7 +19,7 @@ from simulator.scenario.json_schema import GENERATOR_KEYS
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.yaml_lines import Key
+from simulator.util.errors import Key
 from simulator.workload.adapters import Adapters
 from simulator.workload.distributions import KINDS
 from simulator.workload.generate import Generator
@@ -208,11 +206,11 @@ def _block_keys(key: Key) -> Iterator[str]:
     assert block is not None
     for name, field in block.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if hasattr(kind, "model_fields"):
             yield f"- `{name}` (mapping): see below"
             continue
-        values = " ".join(filter(None, [_values(kind), _bounds(field.metadata)]))
-        yield _key(name, field.default, PydanticUndefined, values, field.description or "")
+        values = " ".join(filter(None, [_values(field.kind), _bounds(field.limits)]))
+        yield _key(name, field.default, dataclasses.MISSING, values, field.description or "")
 
 
 def _key(name: str, default: object, missing: object, values: str, meaning: str) -> str:
@@ -231,20 +229,18 @@ def _values(kind: Any) -> str:
     if get_origin(kind) in {Sequence, list, tuple}:
         return "list"
     if hasattr(kind, "__metadata__"):
-        items = (part for item in kind.__metadata__ for part in getattr(item, "metadata", [item]))
-        return " ".join(filter(None, [_values(kind.__origin__), _bounds(items)]))
+        limits = (_bounds(note.limits) for note in kind.__metadata__ if hasattr(note, "limits"))
+        return " ".join(filter(None, [_values(kind.__origin__), *limits]))
     words = {int: "integer", float: "number", str: "text", bool: "boolean"}
     return words.get(kind, "mapping")
 
 
-def _bounds(items: Iterable[Any]) -> str:
+def _bounds(limits: Mapping[str, Any]) -> str:
     """Write down the bounds, but for those that are only there to fit a machine's integers."""
-    names = ("ge", "gt", "le", "lt")
-    limits = {name: getattr(item, name) for item in items for name in names if hasattr(item, name)}
-    at = {name: f"{limit:,}" for name, limit in limits.items() if limit < 2**31 - 1}
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    at = {k: f"{v:,}" for k, v in limits.items() if k in signs and v < 2**31 - 1}
     if "ge" in at and "le" in at:
         return f"{at['ge']} to {at['le']}".replace(".0", "")
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     return ", ".join(f"{signs[name]} {limit}" for name, limit in at.items())
 
 

@@ -181,9 +181,9 @@ def rounded_tree(value: Any) -> Any:
 
 def _scenario(scenario: Scenario, drive: Drive, latency: float) -> dict[str, Any]:
     """Return the scenario as it is written: the user's own keys, the server's and the profile."""
-    raw = scenario.model_dump(exclude_unset=True, mode="json")
+    raw = scenario.model_dump(exclude_unset=True)
     kept: dict[str, Any] = {key: raw[key] for key in KEPT if key in raw}
-    usual = EngineConfig().model_dump(mode="json")
+    usual = EngineConfig().model_dump()
     said = {key.removeprefix("engine.") for key in (*drive.server.told, *UNTOLD)}
     kept["engine"] = {k: v for k, v in raw["engine"].items() if k in said or v != usual[k]}
     model = scenario.folder / scenario.known_model

@@ -2,31 +2,23 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    model_validator,
-)
-
 from simulator.util.config import (
     Amount,
     Config,
+    NonNegativeFloat,
     PositiveAmount,
+    PositiveFloat,
     PositiveShare,
     Share,
     check_name_under,
 )
+from simulator.util.from_mapping import Field
 
 MOST_REPLICAS = 100_000
 STATELESS_ROUTERS = ("round_robin", "random", "session_hash", "prefix_hash")
 """Routers that look at no replica."""
 
-RouterSpec = Annotated[
-    str | dict[str, Any], BeforeValidator(check_name_under("router", "module:function"))
-]
+RouterSpec = Annotated[str | dict[str, Any], check_name_under("router", "module:function")]
 
 LEAST_S = 0.001  # s, of what comes again and again: less would hardly move the clock
 
@@ -34,9 +26,8 @@ LEAST_S = 0.001  # s, of what comes again and again: less would hardly move the 
 class KvTransferConfig(Config):
     """How KV caches go from the replicas that prefill to those that decode."""
 
-    bandwidth: PositiveAmount = Field(
+    bandwidth: Annotated[float, Field(ge=1e-6, le=1_000_000)] = Field(
         50.0,
-        ge=1e-6,
         description="GB/s (10^9 bytes) at which each GPU of a producer sends; 50 is a network card "
         "of 400 Gb/s for each",
     )
@@ -46,7 +37,7 @@ class KvTransferConfig(Config):
         description="each layer's KV goes as soon as it is computed, to blocks that the consumer "
         "has taken before; false: it pulls all when the prompt is computed",
     )
-    max_local_prefill_length: NonNegativeInt = Field(
+    max_local_prefill_length: Annotated[int, Field(ge=0)] = Field(
         0,
         description="prompts of which a consumer's prefix cache lacks at most so many tokens are "
         "computed there, and nothing is moved (the name is that of Dynamo's router)",
@@ -138,7 +129,7 @@ class ClientConfig(Config):
 class OutageConfig(Config):
     """One failure of one replica."""
 
-    replica: NonNegativeInt = Field(
+    replica: Annotated[int, Field(ge=0)] = Field(
         description="number of the replica, from 0, in the order of the groups; all its ranks fail"
     )
     start: NonNegativeFloat = Field(description="s")
@@ -185,10 +176,8 @@ class AutoscalingConfig(Config):
         description="s from the order of a replica to its start; it is paid for from its order on",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "AutoscalingConfig":
+    def _check(self) -> None:
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas: must be at most max_replicas ({self.max_replicas})")
         if self.metric != "queue_depth" and self.target >= 1:
             raise ValueError(f"target: must be less than 1 for {self.metric}, a share")
-        return self

@@ -3,8 +3,6 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-
 from simulator.core.speculative_config import SpeculativeConfig
 from simulator.util.config import (
     INT32,
@@ -17,7 +15,7 @@ from simulator.util.config import (
     check_name_under,
     split_spec,
 )
-from simulator.util.from_mapping import short_repr
+from simulator.util.from_mapping import Field, short_repr
 
 TEXTBOOK = "textbook"
 """The engine that decides one step after another, with the same sizes on every GPU."""
@@ -93,9 +91,7 @@ class GpuConfig(Config):
     dollars_per_hour: Amount | None = Field(
         None, description="your price of one GPU; null: its list price"
     )
-    power: PowerConfig = Field(
-        PowerConfig.model_construct(), description="what a GPU draws: see metrics.md"
-    )
+    power: PowerConfig = Field(PowerConfig(), description="what a GPU draws: see metrics.md")
     carbon_intensity: Amount = Field(
         473.0, description="g CO2e per kWh of its electricity; the world's in 2024 (Ember)"
     )
@@ -127,7 +123,7 @@ class HostConfig(Config):
         None,
         description="s of each step that nothing hides (launches); null: by `engine.version`",
     )
-    per_step_interval: Annotated[tuple[float, float] | None, BeforeValidator(_interval)] = Field(
+    per_step_interval: Annotated[tuple[float, float] | None, _interval] = Field(
         None,
         description="[low, high]: the 95 % interval of per_step; null: by `engine.version`, or "
         "none if per_step is given",
@@ -167,7 +163,7 @@ class EngineConfig(Config):
         description="the engine whose defaults hold for keys left out (engines.md); `engine: "
         "sglang` is short for `engine: {name: sglang}`. Defaults here are vllm's",
     )
-    version: Annotated[str | None, BeforeValidator(version_text)] = Field(
+    version: Annotated[str | None, version_text] = Field(
         None,
         description="a release of vLLM, such as 0.11.2 (0.11: its last). It selects the "
         "scheduler's rules (conformance.md), what the engine adds to its kernels "
@@ -181,7 +177,7 @@ class EngineConfig(Config):
         "step); vllm: without top_p and top_k",
     )
     scheduling_policy: Annotated[
-        str | dict[str, Any], BeforeValidator(check_name_under("policy", "module:Class"))
+        str | dict[str, Any], check_name_under("policy", "module:Class")
     ] = Field(
         "fcfs",
         description="a name listed below, or package.module:Class; with arguments: "
@@ -253,12 +249,10 @@ class EngineConfig(Config):
     max_model_len: Count | None = Field(
         None, description="most tokens of prompt and answer together; null: the model's"
     )
-    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype)] = (
-        Field(
-            "auto",
-            description="type of weights and activations; auto: the model's; also bf16, fp16, "
-            "half, fp32, float",
-        )
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], _dtype] = Field(
+        "auto",
+        description="type of weights and activations; auto: the model's; also bf16, fp16, "
+        "half, fp32, float",
     )
     quantization: Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"] | None = Field(
         None,
@@ -269,7 +263,7 @@ class EngineConfig(Config):
         Literal[
             "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
         ],
-        BeforeValidator(_dtype),
+        _dtype,
     ] = Field("auto", description="type of the KV cache; auto: as dtype; short names as there")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
@@ -340,7 +334,7 @@ class EngineConfig(Config):
         "min_decode_blocks in all",
     )
     reserve_output_tokens: Annotated[
-        int | Literal["max_tokens", "max_model_len"] | None, BeforeValidator(_reservation)
+        int | Literal["max_tokens", "max_model_len"] | None, _reservation
     ] = Field(
         None,
         description="admit a request only if its prompt and so many tokens of answer fit beside "

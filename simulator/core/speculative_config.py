@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BeforeValidator, Field, model_validator
 
 from simulator.util.config import Config, Share
-from simulator.util.from_mapping import short_repr
+from simulator.util.from_mapping import Field, short_repr
 
 MOST_DRAFTS = 64
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
@@ -56,7 +55,7 @@ class SpeculativeConfig(Config):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
         description="draft tokens that a step verifies for each sequence that decodes"
     )
-    acceptance: Annotated[Share | list[Share], BeforeValidator(_acceptance)] = Field(
+    acceptance: Annotated[Share | list[Share], _acceptance] = Field(
         description="probability that a draft token is accepted if those before it were: one "
         "number, or one for each position"
     )
@@ -64,8 +63,7 @@ class SpeculativeConfig(Config):
         None, description="the cost of drafting; null: nothing (ngram alone)"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "SpeculativeConfig":
+    def _check(self) -> None:
         wrong = []
         k = self.num_speculative_tokens
         if isinstance(self.acceptance, list) and len(self.acceptance) != k:
@@ -80,7 +78,6 @@ class SpeculativeConfig(Config):
             )
         if wrong:
             raise ValueError("\n".join(wrong))
-        return self
 
     @property
     def lookahead(self) -> int:

@@ -237,8 +237,8 @@ def _refuse_two_hosts(spec: Mapping[str, object], host: HostConfig) -> None:
     told = spec.get("overhead")
     if not isinstance(told, Mapping):
         return
-    for key in host.model_dump(exclude_none=True):
-        if HOST_KEYS[key] in told:
+    for key, value in host:
+        if value is not None and HOST_KEYS[key] in told:
             raise ValueError(f"host.{key}: cost.overhead.{HOST_KEYS[key]} says it, too")
 
 

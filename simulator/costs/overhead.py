@@ -176,7 +176,7 @@ class Overhead:
 
 def host_terms(host: HostConfig) -> dict[str, Any]:
     """Return the terms of an overhead that a scenario's `host` sets."""
-    terms = {HOST_KEYS[key]: value for key, value in host.model_dump(exclude_none=True).items()}
+    terms = {HOST_KEYS[key]: value for key, value in host if value is not None}
     return {"host_interval": ()} | terms if "host" in terms else terms
 
 

@@ -16,11 +16,11 @@ from simulator.costs.tables import Table, check_table
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model, shipped_models
 from simulator.models.spec import HALF, ModelSpec, bytes_of
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import FieldError, HeadwayError, field_errors
 from simulator.util.files import resolve, why_not_regular
 from simulator.util.from_mapping import from_mapping, short_repr
 from simulator.util.imported import Imported
-from simulator.util.yaml_lines import FieldError, SourceMap, field_errors, parse, read_text
+from simulator.util.yaml_lines import SourceMap, parse, read_text
 
 T = TypeVar("T")
 

@@ -117,12 +117,12 @@ def run_point(scenario: Scenario, *, tells: bool = False, **options: Any) -> Res
 def requests_of(scenario: Scenario) -> Workload:
     """Get the requests of a scenario; a trace that was read last is not read again."""
     block = scenario.workload
-    if block.trace is None or block.model_extra:
+    if block.trace is None or block.given:
         return scenario.make_workload()
     place = resolve(block.trace.path, scenario.folder)
     if not place.is_file():
         return scenario.make_workload()
-    key = block.model_dump_json(), place, place.stat().st_mtime_ns
+    key = repr(block), place, place.stat().st_mtime_ns
     if key not in _LAST_TRACE:
         _LAST_TRACE.clear()
         _LAST_TRACE[key] = scenario.make_workload()

@@ -19,7 +19,7 @@ from math import ceil
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.policies.policy import Batch
-from simulator.util.from_mapping import check_range, check_type, raise_if
+from simulator.util.from_mapping import check_annotation, check_range, raise_if
 
 LEAST, MOST = 1e-6, 1e6  # of weights
 ROUNDING = 1e-15  # of a client's books, relative
@@ -419,5 +419,5 @@ def check_shares(weights: object) -> None:
     if not isinstance(weights, Mapping):
         raise ValueError(f"weights: {weights!r} is no mapping by client")
     for name, value in weights.items():
-        raise_if(check_type(f"weights: {name}", float, value))
+        raise_if(check_annotation(f"weights: {name}", float, value))
         raise_if(check_range(f"weights: {name}", value, LEAST, MOST))

@@ -25,9 +25,8 @@ from simulator.schedulers.vllm.rules import (
     read_release,
     write_release,
 )
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import FieldError, HeadwayError, Key
 from simulator.util.files import resolve, why_not_regular
-from simulator.util.yaml_lines import FieldError, Key
 
 if TYPE_CHECKING:
     from simulator.scenario.assemble_fleet import FleetSpec

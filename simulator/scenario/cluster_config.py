@@ -2,8 +2,6 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, model_validator
-
 from simulator.cluster.config import (
     MOST_REPLICAS,
     STATELESS_ROUTERS,
@@ -16,7 +14,8 @@ from simulator.cluster.config import (
     SleepModeConfig,
 )
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
-from simulator.util.config import Config, split_spec
+from simulator.util.config import Config, NonNegativeFloat, split_spec
+from simulator.util.from_mapping import Field
 
 
 class GroupConfig(Config):
@@ -106,8 +105,7 @@ class ClusterConfig(Config):
         "null: startup_delay of its group",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "ClusterConfig":
+    def _check(self) -> None:
         if self.kv_transfer is not None and self.kv_transfer.ratio is not None:
             self._share_out(self.kv_transfer)
         elif self.groups and self.replicas is not None:
@@ -118,7 +116,6 @@ class ClusterConfig(Config):
         self._check_pods()
         self._check_models()
         self._check_scaling()
-        return self
 
     def _share_out(self, links: KvTransferConfig) -> None:
         """Set how many replicas each group has."""

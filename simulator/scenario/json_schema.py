@@ -1,10 +1,14 @@
 """The scenario's keys for editors: their JSON Schema."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from simulator.core.engine_config import DTYPES
 from simulator.scenario.scenario import Scenario
+from simulator.util.config import Config
+from simulator.util.from_mapping import FieldInfo, as_plain
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS
 
@@ -43,40 +47,83 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """Of JSON Schema."""
 
 
+BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "pattern": "pattern",
+}
+TYPES = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    tuple: "array",
+    dict: "object",
+    NoneType: "null",
+}
+"""What JSON Schema calls our bounds and types."""
+
+
 def json_schema() -> dict[str, Any]:
     """Make the schema (JSON Schema 2020-12) of a scenario file.
 
     It knows every key and the plain types and bounds; what keys must be to one another, only
-    loading a scenario tells.
+    loading a scenario tells. Any block may be null, which stands for its defaults.
     """
-    schema = Scenario.model_json_schema()
-    _loosen(schema)
-    workload = schema["$defs"]["WorkloadConfig"]
+    blocks: dict[str, Any] = {}
+    _schema(Scenario, {}, blocks)
+    workload = blocks["WorkloadConfig"]
     for field in dataclasses.fields(Generator):
         workload["properties"].setdefault(field.name, {"description": GENERATOR_KEYS[field.name]})
     workload["properties"]["frontend"]["anyOf"].append({"enum": [*FRONTENDS]})
-    workload["additionalProperties"] = False
-    group = schema["$defs"]["GroupConfig"]
     for key, what in (("engine", "a named engine, such as vllm"), ("gpu", "a GPU, such as L4")):
-        for block in (schema, group):
+        for block in ("Scenario", "GroupConfig"):
             named = {"type": "string", "description": what}
-            block["properties"][key]["anyOf"].insert(1, named)
-    return {"$schema": DIALECT, "title": "Headway scenario", **schema}
+            blocks[block]["properties"][key]["anyOf"].insert(1, named)
+    scenario = blocks.pop("Scenario")
+    return {"$schema": DIALECT, "title": "Headway scenario", **scenario, "$defs": blocks}
 
 
-def _loosen(node: Any) -> None:
-    """Let any block be null, which stands for its defaults, and a short dtype for a long one."""
-    if isinstance(node, list):
-        for item in node:
-            _loosen(item)
-    if not isinstance(node, dict):
-        return
-    if "bfloat16" in node.get("enum", ()):
-        node["enum"] = [*node["enum"], *DTYPES]
-    for value in node.values():
-        _loosen(value)
-    for name, value in node.get("properties", {}).items():
-        if "$ref" in value:
-            rest = {key: value[key] for key in value if key != "$ref"}
-            kinds = [{"$ref": value["$ref"]}, {"type": "null"}]
-            node["properties"][name] = rest | {"anyOf": kinds}
+def _schema(kind: Any, limits: Mapping[str, Any], blocks: dict[str, Any]) -> dict[str, Any]:
+    """Describe the values of a type, and put the blocks in it among the others."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        for note in kind.__metadata__:
+            limits = {**note.limits, **limits} if isinstance(note, FieldInfo) else limits
+        return _schema(inner[0], limits, blocks)
+    if origin in (Union, UnionType):
+        return {"anyOf": [_schema(one, limits, blocks) for one in inner]}
+    if origin is Literal:
+        return {"enum": [*inner, *(DTYPES if "bfloat16" in inner else ())]}
+    if isinstance(kind, type) and issubclass(kind, Config):
+        if kind.__name__ not in blocks:
+            blocks[kind.__name__] = _block_schema(kind, blocks)
+        return {"anyOf": [{"$ref": f"#/$defs/{kind.__name__}"}, {"type": "null"}]}
+    if (origin or kind) not in TYPES:
+        return {}
+    schema: dict[str, Any] = {"type": TYPES[origin or kind]}
+    if origin is list:
+        schema["items"] = _schema(inner[0], {}, blocks)
+    if origin is dict:
+        schema["additionalProperties"] = _schema(inner[1], {}, blocks) or True
+    if "max_length" in limits or "min_length" in limits:
+        of = {"array": "Items", "string": "Length", "object": "Properties"}[schema["type"]]
+        ends = (("min", "min_length"), ("max", "max_length"))
+        schema |= {end + of: limits[name] for end, name in ends if name in limits}
+    return schema | {BOUNDS[name]: value for name, value in limits.items() if name in BOUNDS}
+
+
+def _block_schema(block: type[Config], blocks: dict[str, Any]) -> dict[str, Any]:
+    keys, required = {}, []
+    for name, field in block.model_fields.items():
+        own: dict[str, Any] = {"description": field.description} if field.description else {}
+        if field.default is dataclasses.MISSING:
+            required.append(name)
+        else:
+            own["default"] = as_plain(field.default)
+        keys[name] = _schema(field.kind, field.limits, blocks) | own
+    about: dict[str, Any] = {"description": block.__doc__, "type": "object", "required": required}
+    return about | {"properties": keys, "additionalProperties": False}

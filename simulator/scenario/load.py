@@ -21,11 +21,12 @@ from simulator.scenario.engine_defaults import open_named_blocks
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.validate import SECTIONS, validate, yaml_repr
+from simulator.scenario.validate import SECTIONS, validate
 from simulator.util.config import split_spec
-from simulator.util.errors import HeadwayError, did_you_mean
+from simulator.util.errors import HeadwayError, Key, did_you_mean
+from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import NOT_ALLOWED, REFUSED, own_code_refused
-from simulator.util.yaml_lines import Key, SourceMap, parse, read_text
+from simulator.util.yaml_lines import SourceMap, parse, read_text
 
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
@@ -261,7 +262,7 @@ def _settle(
     if not raw and not isinstance(raw, list | str | bool | int | float):
         raise HeadwayError(f"{path}: is empty; `model: llama-3-8b` alone would do")
     if not isinstance(raw, dict):
-        raise HeadwayError(f"{path}:1: must be a mapping of keys, not {yaml_repr(raw)}")
+        raise HeadwayError(f"{path}:1: must be a mapping of keys, not {short_repr(raw)}")
     _open_blocks(raw)
     cluster = raw.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
@@ -338,7 +339,7 @@ def _override(
                 source_map.override(key[:depth], place)
         block = block[part]
         if not isinstance(block, dict):
-            return [f"{place}: {'.'.join(key[:depth])} is {yaml_repr(block)} and has no keys"]
+            return [f"{place}: {'.'.join(key[:depth])} is {short_repr(block)} and has no keys"]
     block[key[-1]] = value
     _open_blocks(raw)
     source_map.override(key, place)

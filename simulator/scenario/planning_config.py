@@ -4,9 +4,9 @@ from math import exp, inf, log
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from simulator.util.config import Config, PositiveShare
+from simulator.util.from_mapping import Field
 
 Values = Annotated[list[Any], Field(min_length=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, lt=inf)]
@@ -22,8 +22,7 @@ class SpreadConfig(Config):
     log: bool = Field(False, description="spread evenly over the logarithm")
     choice: Values | None = Field(None, description="or one of these")
 
-    @model_validator(mode="after")
-    def _check(self) -> "SpreadConfig":
+    def _check(self) -> None:
         if self.choice is not None:
             if self.low is not None or self.high is not None or self.log:
                 raise ValueError("choice: goes without low, high and log")
@@ -31,7 +30,6 @@ class SpreadConfig(Config):
             raise ValueError(": needs low and high with low <= high, or choice")
         elif self.log and self.low <= 0:
             raise ValueError(f"low: must be more than 0 for log, not {self.low}")
-        return self
 
     def draw(self, rng: np.random.Generator) -> object:
         """Draw one value."""
@@ -124,8 +122,7 @@ class PlanConfig(Config):
         "every hour; null: by all requests",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "PlanConfig":
+    def _check(self) -> None:
         if self.max_duration < self.min_duration:
             raise ValueError(
                 f"max_duration: must be at least min_duration ({self.min_duration:g}), not "
@@ -140,4 +137,3 @@ class PlanConfig(Config):
             raise ValueError("cheapest: goes without fewest")
         if len(self.fewest) > 1:
             raise ValueError("fewest: one key; vary the others")
-        return self

@@ -9,8 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
-
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.models.load import FineTune
 from simulator.scenario.cluster_config import ClusterConfig
@@ -19,11 +17,11 @@ from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.planning_config import PlanConfig, RolloutsConfig, SweepConfig
 from simulator.scenario.settle import settle
 from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
-from simulator.util.config import Config
-from simulator.util.errors import HeadwayError
+from simulator.util.config import Config, PositiveFloat
+from simulator.util.errors import FieldError, HeadwayError, field_errors
 from simulator.util.files import resolve
-from simulator.util.from_mapping import short_repr
-from simulator.util.yaml_lines import FieldError, SourceMap, field_errors
+from simulator.util.from_mapping import Field, short_repr
+from simulator.util.yaml_lines import SourceMap
 from simulator.workload.distributions import TraceReader
 from simulator.workload.workload import Frontend, Workload
 
@@ -80,13 +78,13 @@ class Scenario(Config):
         "scenario", description="name of the output folder; left out, the file's name"
     )
     description: str = Field("", description="a line for reports")
-    model: Annotated[str | FineTune, BeforeValidator(_model)] = Field(
+    model: Annotated[str | FineTune, _model] = Field(
         "llama-3-8b",
         description="a shipped config.json by name, or the path of one or its folder; of a "
         "fine-tune {like: either, name: what the server loads}",
     )
-    gpu: GpuConfig = GpuConfig.model_construct()
-    engine: EngineConfig = EngineConfig.model_construct()
+    gpu: GpuConfig = GpuConfig()
+    engine: EngineConfig = EngineConfig()
     host: HostConfig | None = Field(
         None,
         description="the server's CPU (`headway calibrate --from-requests` fits it); null: by "
@@ -100,13 +98,13 @@ class Scenario(Config):
     cluster: ClusterConfig | None = Field(
         None, description="several replicas behind a router (fleet.md); null: one engine"
     )
-    predictor: Annotated[PredictorSpec | None, BeforeValidator(_predictor)] = Field(
+    predictor: Annotated[PredictorSpec | None, _predictor] = Field(
         None,
         description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts lengths of "
         "answers for policies; null: no predictions",
     )
-    workload: WorkloadConfig = Field(default_factory=WorkloadConfig)
-    goodput: GoodputConfig = GoodputConfig.model_construct()
+    workload: WorkloadConfig = WorkloadConfig()
+    goodput: GoodputConfig = GoodputConfig()
     slo: list[str] = Field(
         [],
         description="service levels, as p99_ttft_ms<=1000 or goodput>=0.95; empty: 99 % of "
@@ -117,23 +115,21 @@ class Scenario(Config):
         None, description="what `headway sweep` varies; other commands ignore it"
     )
     plan: PlanConfig = Field(
-        default_factory=PlanConfig.model_construct,
+        PlanConfig(),
         description="what `headway plan` finds out; other commands take no notice of it",
     )
     rollouts: RolloutsConfig = Field(
-        default_factory=RolloutsConfig.model_construct,
+        RolloutsConfig(),
         description="what `headway rollouts` simulates; other commands take no notice of it",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of all random numbers")
-    _folder: Path = PrivateAttr(default=Path())
-    _source_map: SourceMap | None = PrivateAttr(default=None)
-    _specs: Mapping[str, EngineSpec] | None = PrivateAttr(default=None)  # None: not settled yet
-    _fleet: "FleetSpec | None" = PrivateAttr(default=None)  # likewise
+    _folder: Path = Path()
+    _source_map: SourceMap | None = None
+    _specs: Mapping[str, EngineSpec] | None = None  # None: not settled yet
+    _fleet: "FleetSpec | None" = None  # likewise
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in(cls, raw: Any) -> Any:
-        return fill_in_defaults(raw) if isinstance(raw, dict) else raw
+    def _open(self, value: Any) -> Any:
+        return fill_in_defaults(value) if isinstance(value, dict) else super()._open(value)
 
     @property
     def folder(self) -> Path:
@@ -184,19 +180,15 @@ class Scenario(Config):
             }
         self._specs, self._fleet = specs, fleet or self._fleet
 
-    def model_copy(
-        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
-    ) -> "Scenario":
+    def model_copy(self, *, update: Mapping[str, Any]) -> "Scenario":
         """Return a copy with other values, whose engines have to be settled anew."""
-        copy = super().model_copy(update=update, deep=deep)
+        copy = super().model_copy(update=update)
         copy._specs = copy._fleet = None
         return copy
 
-    def __getstate__(self) -> dict[Any, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         """Leave the specs out, which may have the user's own code: a worker settles them itself."""
-        state = super().__getstate__()
-        private = {**state["__pydantic_private__"], "_specs": None, "_fleet": None}
-        return {**state, "__pydantic_private__": private}
+        return {**self.__dict__, "_specs": None, "_fleet": None}
 
     def of_group(self, name: str) -> "Scenario":
         """Return the scenario of one replica of a group of the cluster."""
@@ -227,7 +219,7 @@ class Scenario(Config):
 
     def with_source(self, folder: Path, source_map: SourceMap) -> "Scenario":
         """Return the same scenario, which knows its file."""
-        scenario = self.model_copy()
+        scenario = self.model_copy(update={})
         scenario._folder, scenario._source_map = folder, source_map
         return scenario
 
@@ -343,7 +335,7 @@ class Scenario(Config):
 
     def _given(self, key: str, refused: bool = False, wrong: str = "") -> Any:
         """Return what `workload` has under a key, or None; HeadwayError where that is refused."""
-        value = (self.workload.model_extra or {}).get(key)
+        value = self.workload.given.get(key)
         if value is not None and refused:
             raise self._errors([(("workload", key), wrong)])
         return value

@@ -1,4 +1,4 @@
-"""What each key of a scenario says by itself: pydantic's errors in words of the scenario's file."""
+"""What each key of a scenario says by itself: all that is wrong, and what may be meant."""
 
 import dataclasses
 import re
@@ -6,13 +6,9 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, get_args
 
-from pydantic import ValidationError
-
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import Config
-from simulator.util.errors import did_you_mean
-from simulator.util.from_mapping import short_repr
-from simulator.util.yaml_lines import FieldError, Key, field_errors
+from simulator.util.errors import FieldError, Key, field_errors
 
 UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\U0010ffff]")
 ROUNDS = 5  # of looking for errors that others hide
@@ -39,29 +35,6 @@ cluster.admission cluster.client cluster.failures cluster.autoscaling sweep swee
 SECTIONS: list[Key] = [(), *(tuple(name.split(".")) for name in _NAMES.split())]
 """Blocks in which a key may be meant that is found elsewhere."""
 
-MESSAGES = {
-    "missing": "is missing",
-    "int_type": "must be a whole number, not {input}",
-    "int_from_float": "must be a whole number, not {input}",
-    "float_type": "must be a number, not {input}",
-    "bool_type": "must be true or false, not {input}",
-    "string_type": "must be text, not {input}",
-    "dict_type": "must be a mapping of keys, not {input}",
-    "model_type": "must be a mapping of keys, not {input}",
-    "list_type": "must be a list, not {input}",
-    "too_short": "must not be empty",
-    "finite_number": "must be finite, not {input}",
-    "greater_than": "must be more than {gt}, not {input}",
-    "greater_than_equal": "must be at least {ge}, not {input}",
-    "less_than": "must be less than {lt}, not {input}",
-    "less_than_equal": "must be at most {le}, not {input}",
-    "literal_error": "must be {expected}, not {input}",
-    "string_pattern_mismatch": "must begin with a letter or digit and have only these, blanks and "
-    "_ . , + = -, not {input}",
-    "string_too_long": "must have at most {max_length} characters",
-}
-"""By pydantic's type of an error."""
-
 
 def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
     """Check each key by itself; where some are wrong, let defaults take their place.
@@ -74,10 +47,8 @@ def validate(raw: dict[str, Any]) -> tuple[Scenario | None, list[FieldError]]:
     for _ in range(ROUNDS):
         try:
             return Scenario.model_validate(rest), wrong
-        except ValidationError as error:
-            found = [
-                fault for one in error.errors(include_url=False) for fault in _field_errors(one)
-            ]
+        except ValueError as error:
+            found = [_explained(*fault) for fault in field_errors((), error)]
         # What is wrong now with a block around may be that a wrong key of it was taken out.
         around = {key[:depth] for key, _ in wrong for depth in range(len(key) + 1)}
         wrong += [fault for fault in found if fault[0] not in around]
@@ -126,13 +97,6 @@ def known_keys(key: Key) -> list[str]:
     return known
 
 
-def yaml_repr(value: object) -> str:
-    """Write a wrong value as YAML has it, and not too much of it."""
-    if value is None or isinstance(value, bool):
-        return str({None: "null", True: "true", False: "false"}[value])
-    return short_repr(value)
-
-
 def _remove(raw: dict[str, Any], key: Key) -> None:
     """Take out the value at a key, or the one that the key should have been in."""
     block = raw
@@ -145,24 +109,10 @@ def _remove(raw: dict[str, Any], key: Key) -> None:
             return
 
 
-def _field_errors(details: Any) -> list[FieldError]:
-    """Put one of pydantic's errors into our words."""
-    key = tuple(str(part) for part in details["loc"])
-    kind, context = details["type"], details.get("ctx", {})
-    if kind == "value_error":
-        return [
-            (at, _unknown(at)) if what == "unknown key" and at[:-1] in SECTIONS else (at, what)
-            for at, what in field_errors(key, context["error"])
-        ]
-    if kind == "extra_forbidden":
-        return [(key, _unknown(key))]
-    if kind in MESSAGES:
-        limits = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
-        near = did_you_mean(
-            str(details["input"]), re.findall(r"'([^']*)'", str(limits.get("expected")))
-        )
-        return [(key, MESSAGES[kind].format(input=yaml_repr(details["input"]), **limits) + near)]
-    return [(key, details["msg"])]
+def _explained(key: Key, what: str) -> FieldError:
+    """Say more of an unknown key."""
+    explains = what == "unknown key" and block_class(key[:-1]) is not None
+    return key, _unknown(key) if explains else what
 
 
 def _unknown(key: Key) -> str:

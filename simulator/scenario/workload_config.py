@@ -2,10 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
-
-from simulator.util.config import Config, Count, WholeNumber
-from simulator.util.errors import HeadwayError
+from simulator.util.config import Config, Count, NonNegativeFloat, PositiveFloat, WholeNumber
+from simulator.util.errors import FieldError, HeadwayError
+from simulator.util.from_mapping import Field, from_mapping, raise_if
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS, Frontend
 
@@ -80,11 +79,9 @@ class TraceConfig(Config):
         "time",
     )
 
-    @model_validator(mode="after")
-    def _check_window(self) -> "TraceConfig":
+    def _check(self) -> None:
         if self.end_s is not None and self.end_s <= (self.start_s or 0):
             raise ValueError(f"end_s: must be more than start_s ({self.start_s or 0})")
-        return self
 
 
 class FrontendConfig(Config):
@@ -96,18 +93,16 @@ class FrontendConfig(Config):
     )
     per_token: Milliseconds = Field(0.0, description="ms likewise for each token of its prompt")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, raw: Any) -> Any:
+    def _open(self, raw: Any) -> Any:
         if not isinstance(raw, str):
-            return raw
+            return super()._open(raw)
         if raw not in FRONTENDS:
             raise ValueError(
                 f": no frontend {raw!r}; there are {', '.join(FRONTENDS)}, or give latency, "
                 "per_request and per_token"
             )
         found = FRONTENDS[raw]
-        return {key: getattr(found, key) * 1e3 for key in cls.model_fields}
+        return {key: getattr(found, key) * 1e3 for key in self.model_fields}
 
     def make(self) -> Frontend:
         """Return the frontend, in seconds."""
@@ -117,7 +112,6 @@ class FrontendConfig(Config):
 class WorkloadConfig(Config):
     """A trace, or else the keys of a generator (`simulator.workload.generate.Generator`)."""
 
-    model_config = ConfigDict(extra="allow")
     trace: TraceConfig | None = Field(None, description="a trace to play; null: generate")
     columns: str | dict[str, str] | None = Field(
         None,
@@ -137,11 +131,21 @@ class WorkloadConfig(Config):
         "or a mapping; null: requests reach the scheduler as they are sent",
     )
 
-    @model_validator(mode="after")
-    def _check_generator(self) -> "WorkloadConfig":
+    _given: dict[str, Any]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys of a generator that were given."""
+        return self._given
+
+    def _read_others(self, values: dict[str, Any]) -> list[FieldError]:
+        self._given = values
+        return []
+
+    def _check(self) -> None:
         if self.frontend is not None and self.client_latency:
             raise ValueError("client_latency: give it as frontend.latency, in ms")
-        given = self.model_extra or {}
+        given = self.given
         if self.columns is not None:
             self._check_columns()
         if self.trace is None:
@@ -154,7 +158,6 @@ class WorkloadConfig(Config):
                 )
             )
         elif given:
-            from simulator.util.from_mapping import raise_if
             from simulator.workload.adapters import check_adapters, check_models
             from simulator.workload.generate import check_clients, check_max_tokens
 
@@ -164,7 +167,6 @@ class WorkloadConfig(Config):
                 *check_adapters(given.get("adapters")),
                 *check_models(given.get("models"), given.get("adapters")),
             )
-        return self
 
     def _check_columns(self) -> None:
         from simulator.workload.traces.fields import parse_columns
@@ -180,9 +182,4 @@ class WorkloadConfig(Config):
     @property
     def generator(self) -> Generator:
         """The generator that the keys describe."""
-        from simulator.util.from_mapping import from_mapping
-        from simulator.workload.generate import Generator
-
-        return from_mapping(
-            Generator, (self.model_extra or {}) | {"max_concurrency": self.max_concurrency}
-        )
+        return from_mapping(Generator, self.given | {"max_concurrency": self.max_concurrency})

@@ -1,40 +1,112 @@
-"""What all blocks of a scenario share: their base class, and the types of many of their values."""
+"""What all blocks of a scenario share: their base class, and the types of many of their values.
 
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+A block has a class, whose annotated attributes are its keys: `size: Count = Field(1, description=
+"...")`. It is checked where it is made, and frozen.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import MISSING
+from typing import Annotated, Any, ClassVar, Self
 
-from simulator.util.from_mapping import short_repr
+from simulator.util.errors import FieldError, MappingError
+from simulator.util.from_mapping import Field, FieldInfo, as_plain, read_keys, short_repr
 
 INT32 = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=INT32)]
 WholeNumber = Annotated[int, Field(ge=0, le=INT32)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 Amount = Annotated[float, Field(ge=0, le=1_000_000)]
 PositiveAmount = Annotated[float, Field(gt=0, le=1_000_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
-class Config(BaseModel):
-    """A block: no unknown key, no guessing of types."""
+class Config:
+    """A block: no unknown key, no guessing of types. `Block(key=value)` raises ValueError."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True
-    )
+    model_fields: ClassVar[Mapping[str, FieldInfo]] = {}
+    model_fields_set: frozenset[str]  # those that were given
 
-    @model_validator(mode="before")
+    def __init_subclass__(cls) -> None:
+        own = {}
+        for name, kind in cls.__annotations__.items():
+            if name[0] != "_":
+                own[name] = FieldInfo.of(kind, cls.__dict__.get(name, MISSING))
+                if name in cls.__dict__:
+                    delattr(cls, name)
+        cls.model_fields = {**cls.model_fields, **own}
+
+    def __init__(self, **values: Any) -> None:
+        self._read(values)
+
     @classmethod
-    def _read_null(cls, value: object) -> object:
-        """Take a block without keys, which YAML calls null, as one with every default."""
+    def model_validate(cls, value: object) -> Self:
+        """Make a block of what a file holds; ValueError names each wrong key."""
+        if isinstance(value, cls):
+            return value
+        block = cls.__new__(cls)
+        block._read(value)
+        return block
+
+    def _read(self, value: Any) -> None:
+        values = self._open(value)
+        if not isinstance(values, dict):
+            raise ValueError(f": must be a mapping of keys, not {short_repr(value)}")
+        found, faults = read_keys(self.model_fields, values, {"finite": True})
+        faults += self._read_others({k: values[k] for k in values if k not in self.model_fields})
+        if faults:
+            raise MappingError(faults)
+        self.__dict__.update(found, model_fields_set=frozenset(values))
+        self._check()
+
+    def _open(self, value: Any) -> Any:
+        """Return the mapping that a value stands for: null has every default."""
         return {} if value is None else value
 
-    def values_of(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of some keys.
+    def _read_others(self, values: dict[str, Any]) -> list[FieldError]:
+        """Say what is wrong with keys that are no attributes."""
+        return [((key,), "unknown key") for key in values]
 
-        `model_dump` would first build the serializer of this block alone, which takes as long as
-        reading the scenario.
-        """
+    def _check(self) -> None:
+        """Raise ValueError, lines of `key: what is wrong`, about what keys are to one another."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name[0] != "_":
+            raise AttributeError(f"{name}: a {type(self).__name__} is frozen; see model_copy")
+        object.__setattr__(self, name, value)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return ((name, self.__dict__[name]) for name in self.model_fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and type(self) is type(other) and [*self] == [*other]
+
+    def __hash__(self) -> int:
+        return hash((*self,))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self)})"
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Self:
+        """Return a copy with other values, which nobody checks."""
+        copy = object.__new__(type(self))
+        given = self.model_fields_set | update.keys()
+        copy.__dict__.update({**self.__dict__, **update, "model_fields_set": given})
+        return copy
+
+    def model_dump(
+        self, *, exclude: Collection[str] = (), exclude_unset: bool = False
+    ) -> dict[str, Any]:
+        """Return the keys and their values, blocks as mappings."""
+        return {
+            name: as_plain(value, exclude_unset)
+            for name, value in self
+            if name not in exclude and (not exclude_unset or name in self.model_fields_set)
+        }
+
+    def values_of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of some keys."""
         return {name: getattr(self, name) for name in names}
 
 

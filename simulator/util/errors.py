@@ -17,6 +17,38 @@ class HeadwayError(ValueError):
         super().__init__("\n".join(self.messages))
 
 
+Key = tuple[str, ...]
+"""Where a value stands: the keys that lead to it; an item of a list has its index as a key."""
+FieldError = tuple[Key, str]
+"""A key and what is wrong with it."""
+
+
+class MappingError(ValueError):
+    """What is wrong with the keys of one mapping, and of those in it."""
+
+    def __init__(self, faults: list[FieldError]) -> None:
+        super().__init__(faults)
+        self.faults = faults
+
+    def __str__(self) -> str:
+        return "\n".join(f"{'.'.join(key)}: {what}" for key, what in self.faults)
+
+
+def field_errors(key: Key, error: ValueError) -> list[FieldError]:
+    """Take apart an error about the value at `key`.
+
+    Each of its lines begins with the key below that is wrong, or, where there is none, with the
+    colon alone: `input_len.low: ...`, `: ...`.
+    """
+    if isinstance(error, MappingError):
+        return [((*key, *below), what) for below, what in error.faults]
+    found = []
+    for line in str(error).split("\n"):
+        below, _, what = line.partition(":")
+        found.append(((*key, *below.split(".")) if below else key, what.strip()))
+    return found
+
+
 class NoAnswerError(HeadwayError):
     """The input is right, and the answer is no: nothing meets what is asked."""
 

@@ -1,39 +1,186 @@
-"""Make dataclasses of the mappings in a scenario, and say of each wrong key what is wrong.
+"""The reader of values: it makes dataclasses and blocks of a scenario's mappings, and says of each
+wrong key what is wrong.
 
 An error is a ValueError of lines `key: what is wrong`; whoever holds the mapping puts its own key
 before them, so that at last each begins with the whole path, as in `input_len.parts.0.low`.
 
-Why not pydantic's TypeAdapter on the same 22 dataclasses, of 180 fields: in strict mode it takes
-instances alone, so that every field would have to be marked strict; it refuses numpy's numbers and
-knows nothing of `inf` in a text; and beside a wrong type it does not run `__post_init__`, so what
-else is wrong has to be found as here. Of this file's 116 lines of code 25 would go, `from_mapping`
-and `_check_field`: the others find these errors, or check the arguments of policies and schedulers,
-too. As many would come, to keep adapters and to put errors into these words. It would build a
-`Generator` in 45 us rather than 95, once a run, after 65 ms to prepare the class. Why not this in
-place of pydantic: the 23 blocks have 166 keys with bounds, nested blocks and a JSON schema, all of
-which pydantic has.
+Why not pydantic, which read the blocks until it was replaced by `read`: it took 0.1 s to import and
+to prepare the classes, a third of what a run of one request takes; and it cannot read the
+dataclasses: in strict mode it takes instances alone, it refuses numpy's numbers, and beside a wrong
+type it does not run `__post_init__`, so that what else is wrong has to be found as here.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import date
-from math import isnan
+from functools import partial
+from math import isfinite, isnan
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, TypeVar
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from simulator.util.errors import FieldError, MappingError, did_you_mean, field_errors
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
 S = TypeVar("S")
+Limits = Mapping[str, Any]
+NO_LIMITS: Limits = {}
 
-PLAIN_TYPES: dict[type, tuple[type, str]] = {
-    int: (Integral, "a whole number"),
-    float: (Real, "a number"),
-    str: (str, "a text"),
-    bool: (bool, "true or false"),
-}
 MAX_REPR = 60  # characters of a wrong value that a message quotes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class FieldInfo:
+    """A key of a block: its type and default, what it means, and the bounds of its value."""
+
+    default: Any = dataclasses.MISSING
+    description: str = ""
+    limits: Limits = dataclasses.field(default_factory=dict)
+    kind: Any = None
+
+    @classmethod
+    def of(cls, kind: Any, default: Any) -> "FieldInfo":
+        """Describe a class's attribute."""
+        found = default if isinstance(default, FieldInfo) else cls(default)
+        return cls(found.default, found.description, found.limits, kind)
+
+    @property
+    def annotation(self) -> Any:
+        """The type without what is noted beside it."""
+        return _bare(self.kind)
+
+
+def _bare(kind: Any) -> Any:
+    return kind.__origin__ if get_origin(kind) is Annotated else kind
+
+
+def Field(  # noqa: N802
+    default: Any = dataclasses.MISSING, *, description: str = "", **limits: Any
+) -> Any:
+    """Describe a key, or note bounds of a type: ge, gt, le, lt, pattern, min_length, max_length."""
+    return FieldInfo(default, description, limits)
+
+
+WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping of keys",
+}
+"""What a value of a plain type must be."""
+ACCEPTED: dict[Any, Any] = {int: Integral, float: Real}
+"""What else is of a plain type: a whole number is a number; numpy's are both."""
+LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "finite": (
+        lambda value, _: not isinstance(value, float) or isfinite(value),
+        "must be finite, not {1}",
+    ),
+    "gt": (operator.gt, "must be more than {}, not {}"),
+    "ge": (operator.ge, "must be at least {}, not {}"),
+    "lt": (operator.lt, "must be less than {}, not {}"),
+    "le": (operator.le, "must be at most {}, not {}"),
+    "pattern": (
+        lambda value, pattern: re.fullmatch(pattern, value) is not None,
+        "must begin with a letter or digit and have only these, blanks and _ . , + = -, not {1}",
+    ),
+    "min_length": (lambda value, least: len(value) >= least, "must not be empty"),
+    "max_length": (lambda value, most: len(value) <= most, "is longer than {}"),
+}
+"""Whether a value keeps to a limit, and what to say of one that does not."""
+
+
+def read(kind: Any, value: Any, limits: Limits = NO_LIMITS) -> Any:
+    """Return a value as an annotation has it; ValueError of lines `key: what is wrong`.
+
+    Beside a type `Annotated` may have its limits, and functions that the value goes through before.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        for note in kind.__metadata__:
+            if isinstance(note, FieldInfo):
+                limits = {**note.limits, **limits}
+            else:
+                value = note(value)
+        return read(inner[0], value, limits)
+    if origin in (Union, UnionType):
+        return None if value is None and NoneType in inner else _read_one_of(inner, value, limits)
+    if origin is Literal:
+        return _read_literal(inner, value)
+    plain = origin or kind
+    if plain not in WORDS:
+        return kind.model_validate(value) if hasattr(kind, "model_validate") else value
+    given, value = value, _read_plain(plain, inner, value)
+    for name, limit in limits.items():
+        keeps, words = LIMITS[name]
+        if not keeps(value, limit):
+            shown = f"{float(limit):g}" if plain is float else limit
+            raise ValueError(f": {words.format(shown, short_repr(given))}")
+    return plain(value) if "finite" in limits and plain in (int, float) else value
+
+
+def _read_plain(plain: Any, inner: tuple[Any, ...], value: Any) -> Any:
+    """Return a value of a plain type, with what is in it."""
+    fits = isinstance(value, ACCEPTED.get(plain, plain))
+    fits = fits and (plain is bool) == isinstance(value, bool)
+    if not fits or (plain in (int, float) and _is_nan_or_too_large(value)):
+        raise ValueError(f": must be {WORDS[plain]}, not {short_repr(value)}")
+    if plain is list and inner:
+        return [*_read_items(inner[0], enumerate(value)).values()]
+    return _read_items(inner[1], value.items()) if plain is dict and inner else value
+
+
+def _read_one_of(kinds: tuple[Any, ...], value: object, limits: Limits) -> Any:
+    """Return a value as the first of several types has it that it fits."""
+    others = [kind for kind in kinds if kind is not NoneType]
+    if len(others) == 1:
+        return read(others[0], value, limits)
+    for kind in others:
+        with suppress(ValueError):
+            return read(kind, value, limits)
+    plain = (get_origin(_bare(kind)) or _bare(kind) for kind in others)
+    words = [WORDS.get(kind, "a mapping of keys") for kind in plain]
+    raise ValueError(f": must be {' or '.join(words)}, not {short_repr(value)}")
+
+
+def _read_literal(known: tuple[Any, ...], value: object) -> object:
+    if any(type(value) is type(one) and value == one for one in known):
+        return value
+    near = did_you_mean(str(value), (one for one in known if isinstance(one, str)))
+    *first, last = map(repr, known)
+    listed = f"{', '.join(first)} or {last}" if first else last
+    raise ValueError(f": must be {listed}, not {short_repr(value)}{near}")
+
+
+def _read_items(kind: Any, items: Iterable[tuple[Any, object]]) -> dict[Any, Any]:
+    """Read each value of a mapping or list; ValueError names those that are wrong."""
+    found, faults = {}, []
+    for key, value in items:
+        try:
+            found[key] = read(kind, value)
+        except ValueError as error:
+            faults += field_errors((str(key),), error)
+    if faults:
+        raise MappingError(faults)
+    return found
+
+
+def as_plain(value: Any, exclude_unset: bool = False) -> Any:
+    """Return a value with mappings for the blocks and dataclasses in it."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_unset=exclude_unset)
+    if dataclasses.is_dataclass(value):
+        return {f.name: as_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: as_plain(one, exclude_unset) for key, one in value.items()}
+    return [as_plain(one, exclude_unset) for one in value] if isinstance(value, list) else value
 
 
 def raise_if(*checks: tuple[bool, str]) -> None:
@@ -70,42 +217,46 @@ def check_parses(name: str, make: Callable[[S], object], value: S) -> tuple[bool
 def from_mapping(cls: type[T], values: object) -> T:
     """Make a dataclass of a scenario's mapping; ValueError names each wrong key in a line."""
     if not isinstance(values, Mapping):
-        raise ValueError(f": {short_repr(values)} is not a mapping")
-    known = {f.name: f for f in dataclasses.fields(cls) if f.init}
-    values = {
-        key: parse_number(value)
-        if key in known and _plain_type(known[key].type) is float
-        else value
-        for key, value in values.items()
-    }
-    wrong = {key: f"{key}: unknown key" for key in values if key not in known}
-    for name, f in known.items():
-        bad, message = _check_field(f, values.get(name, f.default))
-        if bad:
-            wrong[name] = message
-    if wrong:
-        others = _other_errors(cls, known, values, set(wrong))
-        raise ValueError("\n".join([*wrong.values(), *others]))
-    return cls(**values)
+        raise ValueError(f": must be a mapping of keys, not {short_repr(values)}")
+    known = {f.name: FieldInfo.of(f.type, f.default) for f in dataclasses.fields(cls) if f.init}
+    numbers = {key for key, field in known.items() if float in (field.kind, *get_args(field.kind))}
+    values = {k: parse_number(value) if k in numbers else value for k, value in values.items()}
+    found, faults = read_keys(known, values)
+    if faults := [*(((key,), "unknown key") for key in values if key not in known), *faults]:
+        raise MappingError(faults + _other_errors(cls, known, found))
+    return cls(**found)
+
+
+def read_keys(
+    known: Mapping[str, FieldInfo], values: Mapping[str, object], limits: Limits = NO_LIMITS
+) -> tuple[dict[str, Any], list[FieldError]]:
+    """Read the values of keys, or take their defaults; say what is wrong with the others."""
+    found: dict[str, Any] = {}
+    faults: list[FieldError] = []
+    for name, field in known.items():
+        try:
+            if name in values:
+                found[name] = read(field.kind, values[name], {**limits, **field.limits})
+            elif field.default is dataclasses.MISSING:
+                faults.append(((name,), "is missing"))
+            else:
+                found[name] = field.default
+        except ValueError as error:
+            faults += field_errors((name,), error)
+    return found, faults
 
 
 def _other_errors(
-    cls: type[T],
-    known: "Mapping[str, dataclasses.Field[object]]",
-    values: Mapping[str, object],
-    wrong: set[str],
-) -> list[str]:
+    cls: type[T], known: Mapping[str, FieldInfo], found: Mapping[str, Any]
+) -> list[FieldError]:
     """Say what else is wrong once a 1 stands for each that is wrong or missing."""
-    rest = {key: value for key, value in values.items() if key not in wrong}
-    for name in wrong & set(known):
-        kind = _plain_type(known[name].type) or int
-        if kind in (int, float) or known[name].default is dataclasses.MISSING:
-            rest[name] = kind(1)
+    needed = [name for name, field in known.items() if field.default is dataclasses.MISSING]
+    rest = {**dict.fromkeys(needed, 1), **found}
     try:
         cls(**rest)
     except ValueError as error:
-        return [s for s in str(error).split("\n") if s.partition(":")[0].split(".")[0] not in wrong]
-    except TypeError:  # 1 is no value of the wrong key's type
+        return [fault for fault in field_errors((), error) if fault[0][0] in found]
+    except (TypeError, AttributeError):  # 1 is no value of the wrong key's type
         return []
     return []
 
@@ -120,37 +271,14 @@ def parse_number(value: S) -> S | float:
     return value
 
 
-def _check_field(f: "dataclasses.Field[object]", value: object) -> tuple[bool, str]:
-    """Check that a field has a value and, where its type is a plain one, that this fits."""
-    if value is dataclasses.MISSING:
-        return True, f"{f.name}: missing"
-    if value is None and f.default is None:
-        return False, ""
-    return check_annotation(f.name, f.type, value)
-
-
-def _plain_type(annotation: object) -> type | None:
-    """Return the plain type that an annotation, or its text, has by itself or beside None."""
-    for kind in PLAIN_TYPES:
-        if annotation in (kind, kind | None, kind.__name__, f"{kind.__name__} | None"):
-            return kind
-    return None
-
-
 def check_annotation(name: str, annotation: object, value: object) -> tuple[bool, str]:
-    """Check that a value fits an annotation, where this has a plain type; others fit always."""
-    kind = _plain_type(annotation)
-    if kind is None or (value is None and annotation not in (kind, kind.__name__)):
-        return False, ""
-    return check_type(name, kind, value)
-
-
-def check_type(name: str, kind: type, value: object) -> tuple[bool, str]:
-    """Check that a value is of a plain type; a whole number is a number, true and NaN are not."""
-    accepted, words = PLAIN_TYPES[kind]
-    good = isinstance(value, accepted) and (kind is bool) == isinstance(value, bool)
-    good = good and not (isinstance(value, Real) and _is_nan_or_too_large(value))
-    return not good, f"{name}: {short_repr(value)} is not {words}"
+    """Check that a value fits an annotation, or its text, of a plain type; others fit always."""
+    for kind in (int, float, str, bool):
+        texts = {kind.__name__: kind, f"{kind.__name__} | None": kind | None}
+        for text, one in texts.items():
+            if annotation in (one, text):
+                return check_parses(name, partial(read, one), value)
+    return False, ""
 
 
 def short_repr(value: object) -> str:

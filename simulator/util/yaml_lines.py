@@ -19,11 +19,8 @@ import yaml
 from yaml.composer import Composer
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import FieldError, HeadwayError, Key
 from simulator.util.files import check_regular
-
-Key = tuple[str, ...]
-"""Where a value stands: the keys that lead to it; an item of a list has its index as a key."""
 
 _MISREAD = {
     "bool": re.compile(r"^(?!true$|false$)", re.IGNORECASE),
@@ -32,23 +29,6 @@ _MISREAD = {
 }
 """What of each type PyYAML reads by the rules of YAML 1.1, which YAML 1.2 has dropped."""
 _BARE_NUMBER = re.compile(r"^(?:[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+|[-+]?inf)$")
-
-
-FieldError = tuple[Key, str]
-"""A key and what is wrong with it."""
-
-
-def field_errors(key: Key, error: ValueError) -> list[FieldError]:
-    """Take apart an error about the value at `key`.
-
-    Each of its lines begins with the key below that is wrong, or, where there is none, with the
-    colon alone: `input_len.low: ...`, `: ...`.
-    """
-    found = []
-    for line in str(error).split("\n"):
-        below, _, what = line.partition(":")
-        found.append(((*key, *below.split(".")) if below else key, what.strip()))
-    return found
 
 
 class SourceMap:

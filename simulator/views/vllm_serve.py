@@ -175,7 +175,7 @@ def remarks(scenario: Scenario) -> list[str]:
     known = {*COVERED, *options_without_effect(release_of(engine))}
     for key, field in type(engine).model_fields.items():
         if key not in known and (value := getattr(engine, key)) != field.default:
-            plain = value.model_dump(exclude_defaults=True) if isinstance(value, Config) else value
+            plain = value.model_dump(exclude_unset=True) if isinstance(value, Config) else value
             lines.append(f"not in this command: {key} {plain}")
     return lines
 

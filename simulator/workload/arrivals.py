@@ -6,7 +6,7 @@ from math import inf, pi
 
 import numpy as np
 
-from simulator.util.from_mapping import check_type, from_mapping, raise_if
+from simulator.util.from_mapping import check_annotation, from_mapping, raise_if
 from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats
 
 POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
@@ -92,7 +92,9 @@ CURVE = "must be a list of numbers, finite, 0 or more, and not all 0"
 
 def _is_curve(rates: object) -> bool:
     """Say whether a value is a list of rates."""
-    if not isinstance(rates, list | tuple) or any(check_type("", float, one)[0] for one in rates):
+    if not isinstance(rates, list | tuple) or any(
+        check_annotation("", float, one)[0] for one in rates
+    ):
         return False
     return all(0 <= rate < inf for rate in rates) and 0 < sum(rates) < inf
 

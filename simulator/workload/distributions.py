@@ -17,10 +17,10 @@ import numpy as np
 from simulator.util.errors import did_you_mean
 from simulator.util.from_mapping import (
     check_parses,
-    check_type,
     from_mapping,
     parse_number,
     raise_if,
+    read,
     short_repr,
 )
 from simulator.workload.workload import Floats, Ints, Workload
@@ -294,7 +294,7 @@ def parse_distribution(spec: Spec) -> Distribution:
     """Make a distribution of what a scenario says; ValueError if it cannot be one."""
     if not isinstance(spec, Mapping):
         value = parse_number(spec)
-        raise_if(check_type("", float, value))
+        read(float, value)
         raise_if((not 0 <= value < inf, f": {value} is not finite and 0 or more"))
         return Fixed(value)
     kind = spec.get("kind")
@@ -309,7 +309,7 @@ def parse_lengths(spec: Spec) -> Distribution:
     """Make a distribution of lengths; ValueError if one could be less than 1 token."""
     if not isinstance(spec, Mapping):
         value = parse_number(spec)
-        raise_if(check_type("", float, value))
+        read(float, value)
         good = 1 <= value < inf and value == int(value)
         raise_if((not good, f": {short_repr(spec)} is not a whole number of 1 or more"))
         return Fixed(value)

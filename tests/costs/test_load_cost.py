@@ -60,18 +60,18 @@ def test_inline_costs() -> None:
             {"kind": "linear", "base": "x", "per_token": 1.0, "per_contest": 1.0},
             [
                 "cost.per_contest: unknown key",
-                "cost.base: 'x' is not a number",
+                "cost.base: must be a number, not 'x'",
             ],
         ),
         (
             {"kind": "linear", "base": "x", "per_token": -1, "per_contest": 1.0},
             [
                 "cost.per_contest: unknown key",
-                "cost.base: 'x' is not a number",
+                "cost.base: must be a number, not 'x'",
                 "cost.per_token: must be seconds, at least 0 and at most 1,000,000, not -1",
             ],
         ),
-        ({"kind": "linear", "per_token": 1.0}, ["cost.base: missing"]),
+        ({"kind": "linear", "per_token": 1.0}, ["cost.base: is missing"]),
         ({"kind": "linear", "base": 1000001}, ["cost.base: must be seconds, at least 0 and at"]),
         ({"kind": "piecewise", "dense": [[1, 1e7]]}, ["cost.dense: must be rows"]),
         ({"kind": "piecewise", "dense": [[1, 1.0], [1e300, 2.0]]}, ["cost.dense: must be rows"]),
@@ -249,7 +249,7 @@ def test_terms_of_a_form_are_hidden_too_where_the_engine_is_asynchronous(write) 
             "cost.overhead.host: must be seconds, at least 0 and at most 1,000,000, not -1",
         ),
         ("{captured: -1}", "cost.overhead.captured: must be at least 0, not -1"),
-        ("[1]", "cost.overhead: [1] is not a mapping"),
+        ("[1]", "cost.overhead: must be a mapping of keys, not [1]"),
         ("vlm", "cost.overhead: no engine 'vlm'; there are vllm"),
     ],
 )

@@ -14,8 +14,8 @@ import yaml
 
 from deploy.deployment import deployment
 from simulator.models.load import MODELS
+from simulator.scenario.json_schema import json_schema
 from simulator.scenario.load import load_scenario
-from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 
 HOSTILE = (
@@ -41,7 +41,7 @@ SCENARIO: dict[str, Any] = {
 
 
 ANY_KEY = "<key>"
-SCHEMA = Scenario.model_json_schema()
+SCHEMA = json_schema()
 
 
 def text_keys(node: dict[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -142,7 +142,7 @@ def _replaced(path: Path, old: str, new: str) -> None:
         ),
         (
             lambda out: _replaced(out / "scenario.yaml", "ttft: 500.0", "ttft: soon"),
-            "scenario.yaml: goodput.ttft: 'soon' is not a number",
+            "scenario.yaml: goodput.ttft: must be a number, not 'soon'",
         ),
     ],
 )

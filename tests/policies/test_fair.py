@@ -184,7 +184,7 @@ def test_a_client_whose_only_request_goes_is_forgotten() -> None:
     [
         ("policy: fair, weights: {a: 0}", "weights: a: must be from 1e-06 to 1e+06, not 0"),
         ("policy: fair, weights: [1]", "weights: [1] is no mapping by client"),
-        ("policy: wfq, weights: {a: x}", "weights: a: 'x' is not a number"),
+        ("policy: wfq, weights: {a: x}", "weights: a: must be a number, not 'x'"),
         ("policy: fair, input_weight: -1", "input_weight: must be from 0 to 1e+06, not -1"),
         (
             "policy: fair, input_weight: 0, output_weight: 0",
@@ -192,7 +192,7 @@ def test_a_client_whose_only_request_goes_is_forgotten() -> None:
         ),
         ("policy: wfq, boost: -1", "boost: must be from 0 to 1e+06, not -1"),
         ("policy: drr, quantum: 0", "quantum: must be from 1 to 1e+06, not 0"),
-        ("policy: drr, quantum: 0.5", "quantum: 0.5 is not a whole number"),
+        ("policy: drr, quantum: 0.5", "quantum: must be a whole number, not 0.5"),
     ],
 )
 def test_wrong_arguments_are_told_with_their_line(write, arguments: str, message: str) -> None:

@@ -157,10 +157,10 @@ def test_what_a_better_prediction_costs() -> None:
         ("predictor: {kind: good}", "predictor.kind: 'good' is none; there are oracle, noisy, "),
         ("predictor: {kind: [noisy]}", "predictor.kind: ['noisy'] is none; there are oracle, no"),
         ("predictor: {sigma: 1}", "predictor.kind: is missing; there are oracle, noisy, bucketed"),
-        ("predictor: {kind: noisy}", "predictor.sigma: missing"),
+        ("predictor: {kind: noisy}", "predictor.sigma: is missing"),
         ("predictor: {kind: noisy, sigma: -1}", "predictor.sigma: must be from 0 to 10, not -1"),
         ("predictor: {kind: oracle, sigma: 1}", "predictor.sigma: unknown key"),
-        ("predictor: noisy", "predictor.sigma: missing"),
+        ("predictor: noisy", "predictor.sigma: is missing"),
         ("predictor: 3", "predictor: must be a mapping of keys, not 3"),
         ("predictor: {kind: bucketed, classes: 1, confusion: 0.5}", "predictor.confusion: must be"),
         (

@@ -32,7 +32,7 @@ BAD = [
     ),
     (
         "engine:\n  scheduling_policy: {policy: static, batch_size: many}\n",
-        "s.yaml:2: engine.scheduling_policy.batch_size: 'many' is not a whole number",
+        "s.yaml:2: engine.scheduling_policy.batch_size: must be a whole number, not 'many'",
     ),
     (
         "cost: {kind: linear, base: 1e300}\n",
@@ -79,7 +79,7 @@ BAD = [
     ),
     (
         "cost:\n  kind: linear\n  base: x\n  per_token: 0\n  per_context: 0\n",
-        "s.yaml:3: cost.base: 'x' is not a number",
+        "s.yaml:3: cost.base: must be a number, not 'x'",
     ),
     ("cost: {profile: nowhere}\n", "s.yaml:1: cost.profile: ..."),
     ("cost: roofline\n", "s.yaml:1: cost: must be a mapping of keys, not 'roofline'"),
@@ -117,7 +117,7 @@ def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, mess
     [
         (
             "policy: static, batch_size: x, timeout: y",
-            ["batch_size: 'x' is not a whole number", "timeout: 'y' is not a number"],
+            ["batch_size: must be a whole number, not 'x'", "timeout: must be a number, not 'y'"],
         ),
         (
             "policy: static, batch_size: 0, timeout: -1",
@@ -136,8 +136,8 @@ def test_what_is_wrong_is_told_once_with_its_line(write, monkeypatch, text, mess
         (
             "policy: 'order_of_mine:Mine', weight: 1e400, name: 3",
             [
-                "weight: inf is not a whole number",
-                "name: 3 is not a text",
+                "weight: must be a whole number, not inf",
+                "name: must be text, not 3",
                 "client: is missing; ...",
             ],
         ),

@@ -83,7 +83,7 @@ def test_what_an_override_alone_has_made_is_its_own_fault(write):
         "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, rollouts, seed",
         "--set foo.a=1: foo: unknown key; there is name, description, model, gpu, engine, "
         "host, cost, cluster, predictor, workload, goodput, slo, sweep, plan, rollouts, seed",
-        "--set cost.kind=linear: cost.base: missing",
+        "--set cost.kind=linear: cost.base: is missing",
     ]
 
 
@@ -179,7 +179,7 @@ def test_a_dict_is_as_good_as_a_file(write):
         ({"modell": "x"}, "scenario: modell: unknown key; did you mean model?"),
         ({"model": "tiny-test", 5: 6}, "scenario: 5: unknown key"),
         ({"model": "tiny-test", "workload": {"num_prompts": "many"}},
-         "scenario: workload.num_prompts: 'many' is not a whole number"),
+         "scenario: workload.num_prompts: must be a whole number, not 'many'"),
         ({"model": "tiny-test", "workload": {"trace": {"path": "no.csv"}}}, "no.csv: no such file"),
     ],
 )  # fmt: skip

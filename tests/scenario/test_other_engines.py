@@ -121,7 +121,7 @@ def test_keys_with_effect_are_not_told(recwarn: pytest.WarningsRecorder) -> None
         ("sglang", {"retraction_policy": "age"}, "retraction_policy: must be length or priority"),
         ("sglang", {"max_prefill_tokens": 0}, "max_prefill_tokens: must be at least 1, not 0"),
         ("sglang", {"schedule_conservativeness": -1.0}, "schedule_conservativeness: must be from"),
-        ("tgi", {"waiting_served_ratio": "x"}, "waiting_served_ratio: 'x' is not a number"),
+        ("tgi", {"waiting_served_ratio": "x"}, "waiting_served_ratio: must be a number, not 'x'"),
         ("tgi", {"max_batch_total_tokens": 3}, "max_batch_total_tokens: must be at least block_"),
         ("tgi", {"max_waiting_tokens": -1}, "max_waiting_tokens: must be at least 0, not -1"),
         ("fcfs-v0", {"scheduler_delay_factor": -1.0}, "scheduler_delay_factor: must be from 0 to"),

@@ -74,7 +74,7 @@ BAD = [
     ),
     (
         "engine:\n  gpu_memory_utilization: .nan\n",
-        "s.yaml:2: engine.gpu_memory_utilization: must be finite, not nan",
+        "s.yaml:2: engine.gpu_memory_utilization: must be a number, not nan",
     ),
     (
         "engine:\n  num_gpu_blocks_override: 1\n",
@@ -122,7 +122,7 @@ BAD = [
     ),
     (
         f"workload: {{request_rate: {10**400}}}\n",
-        f"s.yaml:1: workload.request_rate: 1{'0' * 59}... is not a number",
+        f"s.yaml:1: workload.request_rate: must be a number, not 1{'0' * 59}...",
     ),
     (
         "workload:\n  trace: {path: t.csv, repeat: 10000001}\n",

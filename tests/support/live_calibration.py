@@ -121,7 +121,7 @@ class Calibrated:
         fit, scenario = self.outcome.fit, self.scenario
         profile = scenario_profile(scenario, fit.cost, fit.residuals, {}, ["a live server"])
         (folder / "profile.yaml").write_text(profile)
-        engine = scenario.engine.model_dump(exclude_unset=True, mode="json")
+        engine = scenario.engine.model_dump(exclude_unset=True)
         raw = {
             "model": scenario.model,
             "gpu": {"name": scenario.gpu.name},

@@ -1,14 +1,19 @@
 """The base of all blocks of a scenario, and values that are a name with arguments."""
 
+import pickle
+from typing import Annotated, Literal
+
+import numpy as np
 import pytest
 
-from simulator.util.config import Config, check_name_under, split_spec
+from simulator.util.config import Config, Count, PositiveFloat, check_name_under, split_spec
+from simulator.util.from_mapping import Field
 
 
 class Block(Config):
     """One key."""
 
-    size: float = 1.0
+    size: PositiveFloat = 1.0
 
 
 def test_a_block_without_keys_has_its_defaults() -> None:
@@ -16,11 +21,19 @@ def test_a_block_without_keys_has_its_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"sice": 1}, {"size": "1"}, {"size": float("inf")}, {"size": True}]
+    ("values", "message"),
+    [
+        ({"sice": 1}, "sice: unknown key"),
+        ({"size": "1"}, "size: must be a number, not '1'"),
+        ({"size": float("inf")}, "size: must be finite, not inf"),
+        ({"size": True}, "size: must be a number, not true"),
+        ({"size": 0, "sice": 1}, "size: must be more than 0, not 0\nsice: unknown key"),
+        (3, ": must be a mapping of keys, not 3"),
+    ],
 )
-def test_nothing_is_guessed(values: dict) -> None:
-    """Neither keys nor types."""
-    with pytest.raises(ValueError, match="validation error"):
+def test_nothing_is_guessed(values: object, message: str) -> None:
+    """Neither keys nor types; all that is wrong is told at once."""
+    with pytest.raises(ValueError, match=f"^{message}$"):
         Block.model_validate(values)
 
 
@@ -45,3 +58,58 @@ def test_what_has_no_name_is_refused(value: object, message: str) -> None:
 def test_a_name_comes_with_its_arguments() -> None:
     assert split_spec("fcfs", "policy") == ("fcfs", {})
     assert split_spec({"weight": 2, "policy": "fcfs"}, "policy") == ("fcfs", {"weight": 2})
+
+
+class Shelf(Config):
+    """A block with others in it, and one key of each type."""
+
+    block: Block = Block()
+    blocks: list[Block] = Field([])
+    named: dict[str, Block] = Field({})
+    kind: Literal["wide", "high"] | None = None
+    count: Count | list[Count] = 1
+    title: Annotated[str, str.strip, Field(pattern="[a-z]+", max_length=3)] = "a"
+
+    def _check(self) -> None:
+        if self.kind == "wide" and not self.blocks:
+            raise ValueError("blocks: a wide one has some")
+
+
+@pytest.mark.parametrize(
+    ("values", "messages"),
+    [
+        ({"block": {"size": 0}}, ["block.size: must be more than 0, not 0"]),
+        ({"block": 3}, ["block: must be a mapping of keys, not 3"]),
+        ({"blocks": [{}, {"sice": 1}]}, ["blocks.1.sice: unknown key"]),
+        ({"named": {"a.b": 3}}, ["named.a.b: must be a mapping of keys, not 3"]),
+        ({"kind": "wid"}, ["kind: must be 'wide' or 'high', not 'wid'; did you mean wide?"]),
+        ({"kind": 1, "count": "x"}, ["kind: must be 'wide' or 'high', not 1",
+                                   "count: must be a whole number or a list, not 'x'"]),
+        ({"title": " abcd "}, ["title: is longer than 3"]),
+        ({"kind": "wide"}, ["blocks: a wide one has some"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_within_is_told_with_its_path(
+    values: dict[str, object], messages: list[str]
+) -> None:
+    with pytest.raises(ValueError, match=":") as caught:
+        Shelf(**values)
+    assert str(caught.value).split("\n") == messages
+
+
+def test_blocks_are_read_frozen_compared_copied_and_dumped() -> None:
+    shelf = Shelf(block={"size": 2}, blocks=[None], named={"a": {}}, count=np.int64(3), title=" b")
+    assert (shelf.block, shelf.blocks, shelf.title) == (Block(size=2.0), [Block()], "b")
+    assert (type(shelf.block.size), type(shelf.count)) == (float, int)
+    assert shelf.model_dump(exclude={"title"}, exclude_unset=True) == {
+        "block": {"size": 2.0}, "blocks": [{}], "named": {"a": {}}, "count": 3,
+    }  # fmt: skip
+    assert pickle.loads(pickle.dumps(shelf)) == shelf
+    other = shelf.model_copy(update={"kind": "high"})
+    assert other != shelf
+    assert other.model_fields_set == shelf.model_fields_set | {"kind"}
+    assert Shelf(**dict(other)) == other
+    assert hash(Block()) == hash(Block(size=1))
+    assert repr(Block()) == "Block(size=1.0)"
+    with pytest.raises(AttributeError, match="a Block is frozen"):
+        other.block.size = 3

@@ -54,17 +54,20 @@ def test_good_values(values: dict, queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("values", "messages"),
     [
-        ([], [": [] is not a mapping"]),
-        ({}, ["rate: missing"]),
-        ({"rate": True}, ["rate: true is not a number"]),
-        ({"rate": float("nan")}, ["rate: nan is not a number"]),
-        ({"rate": 10**400}, [f"rate: 1{'0' * 59}... is not a number"]),
-        ({"rate": 1, "places": 1.0}, ["places: 1.0 is not a whole number"]),
-        ({"rate": 1, "name": 3}, ["name: 3 is not a text"]),
+        ([], [": must be a mapping of keys, not []"]),
+        ({}, ["rate: is missing"]),
+        ({"rate": True}, ["rate: must be a number, not true"]),
+        ({"rate": float("nan")}, ["rate: must be a number, not nan"]),
+        ({"rate": 10**400}, [f"rate: must be a number, not 1{'0' * 59}..."]),
+        ({"rate": 1, "places": 1.0}, ["places: must be a whole number, not 1.0"]),
+        ({"rate": 1, "name": 3}, ["name: must be text, not 3"]),
         ({"rate": 1, "lanes": 3}, ["lanes: unknown key"]),
         ({"rate": 0, "places": 0}, ["rate: 0 is not above 0", "places: 0 is less than 1"]),
-        ({"places": 0}, ["rate: missing", "places: 0 is less than 1"]),
-        ({"rate": "x", "places": 0}, ["rate: 'x' is not a number", "places: 0 is less than 1"]),
+        ({"places": 0}, ["rate: is missing", "places: 0 is less than 1"]),
+        (
+            {"rate": "x", "places": 0},
+            ["rate: must be a number, not 'x'", "places: 0 is less than 1"],
+        ),
     ],
 )
 def test_wrong_values(values: object, messages: list[str]) -> None:
@@ -79,7 +82,7 @@ def test_an_error_within_has_the_whole_path() -> None:
     )
     assert check_parses("queue", lambda value: from_mapping(Queue, value), 3) == (
         True,
-        "queue: 3 is not a mapping",
+        "queue: must be a mapping of keys, not 3",
     )
     assert check_parses("queue", lambda value: from_mapping(Queue, value), {"rate": 1}) == (
         False,

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from simulator.util import yaml_lines
-from simulator.util.errors import HeadwayError
-from simulator.util.yaml_lines import SourceMap, dump_yaml, field_errors, parse, read_text
+from simulator.util.errors import HeadwayError, field_errors
+from simulator.util.yaml_lines import SourceMap, dump_yaml, parse, read_text
 
 
 def test_every_key_and_item_has_its_line():
