@@ -40,7 +40,7 @@ class KvTransferConfig(Config):
     max_local_prefill_length: Annotated[int, Field(ge=0)] = Field(
         0,
         description="prompts of which a consumer's prefix cache lacks at most so many tokens are "
-        "computed there, and nothing is moved (the name is that of Dynamo's router)",
+        "computed there, and nothing is moved",
     )
     ratio: Annotated[str, Field(pattern=r"^[1-9]\d{0,4}P[1-9]\d{0,4}D$")] | None = Field(
         None,
@@ -65,29 +65,20 @@ class SleepModeConfig(Config):
     """Groups of different models that share GPUs by vLLM's sleep mode: one is awake at a time."""
 
     level: Literal[1, 2] = Field(
-        1,
-        description="as in vLLM's /sleep?level=: 1 keeps the weights in host memory, 2 reads them "
-        "from the disk again; the KV cache is lost",
+        1, description="vLLM's: 1: weights wait in host memory; 2: on the disk"
     )
     replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(
-        1, description="sets of GPUs that the groups share; each has a server of every group"
+        1, description="sets of GPUs; each has a server of every group"
     )
-    groups: list[str] = Field([], description="the groups that share them; []: all")
+    groups: list[str] = Field([], description="who shares them; []: all")
     idle_timeout: NonNegativeFloat = Field(
-        0.0, description="s without a request after which a model gives its GPUs to one that waits"
+        0.0, description="s without requests after which a model gives way to one that waits"
     )
     max_wait: NonNegativeFloat = Field(
-        10.0,
-        description="s that a request waits until its model takes the GPUs of one that is busy, "
-        "which ends what it has first (vLLM's mode=wait)",
+        10.0, description="s after which one that waits takes the GPUs of one that is busy"
     )
-    bandwidth: PositiveAmount = Field(
-        22.0,
-        description="GB/s (10^9 bytes) between each GPU and host memory, level 1; 22 is an A100's",
-    )
-    disk_bandwidth: PositiveAmount = Field(
-        4.1, description="GB/s (10^9 bytes) from the disk to all GPUs of a server, level 2"
-    )
+    bandwidth: PositiveAmount = Field(22.0, description="GB/s between a GPU and host memory")
+    disk_bandwidth: PositiveAmount = Field(4.1, description="GB/s from the disk to a server")
 
 
 class AdmissionConfig(Config):

@@ -96,8 +96,7 @@ class ClusterConfig(Config):
     max_gpu_budget: Annotated[int, Field(ge=1)] | None = Field(
         None,
         description="GPUs that all groups may have at once. A group whose autoscaler wants more "
-        "takes a replica from one that can spare it; null: no limit. (The name is that of Dynamo's "
-        "planner)",
+        "takes a replica from one that can spare it; null: no limit",
     )
     switch_delay: NonNegativeFloat | None = Field(
         None,
