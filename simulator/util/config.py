@@ -89,7 +89,9 @@ class Config:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self)})"
 
     def model_copy(self, *, update: Mapping[str, Any]) -> Self:
-        """Return a copy with other values, which nobody checks."""
+        """Return a copy with other values, which nobody checks; KeyError where there is no key."""
+        if unknown := update.keys() - self.model_fields:
+            raise KeyError(*unknown)
         copy = object.__new__(type(self))
         given = self.model_fields_set | update.keys()
         copy.__dict__.update({**self.__dict__, **update, "model_fields_set": given})

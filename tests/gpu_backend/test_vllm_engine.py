@@ -14,7 +14,7 @@ from calibration.engine_steps.live_folder import OPTIONAL_COLUMNS, PARTS, write_
 from calibration.engine_steps.refit import describe_machine
 from gpu_backend.vllm_engine import run_vllm
 from simulator.cli.main import main
-from simulator.scenario.load import load_scenario
+from simulator.scenario.load import load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
 
 ENGINE = {
@@ -125,8 +125,7 @@ def test_what_was_not_measured_is_left_out(
     scenario: Scenario, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A step's time is the wall's, and known as a whole."""
-    load = scenario.workload.model_copy(update={"num_prompts": 30})
-    more = scenario.model_copy(update={"workload": load})
+    more = with_keys(scenario, {"workload.num_prompts": 30})
     done = run_vllm(more, engine=FakeEngine())  # type: ignore[arg-type]
     for number, timing in enumerate(done.timings):  # every other step beside another program
         timing.measured.wall_s = timing.predicted_s * (1 + 5 * (number % 2))
