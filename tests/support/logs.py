@@ -103,6 +103,7 @@ def summarize(
 ) -> Summary:
     """Return the summary of logs, of engines with these settings on A100s."""
     scenario = SimpleNamespace(
+        models=[],
         engine=EngineConfig(**{"max_num_seqs": 20, "block_size": 4, **engine}),
         gpu=GpuConfig(power=power or {}),
         slo=[],
