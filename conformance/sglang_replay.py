@@ -20,6 +20,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.scenario.policy_table import find_order
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
+from simulator.schedulers.sglang.prefill import PrefillBudget
 from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.util.errors import HeadwayError, one_line
 
@@ -58,6 +59,7 @@ class SglangRecorder(Recorder):
         super().__init__(env, asynchronous=asynchronous, max_steps=max_steps)
         self.spins = 0
         self.retracted: list[int] = []
+        self.sent_away: list[Request] = []  # for others that are more urgent
         self.aborted: list[int] = []
         self.first_scheduled: dict[int, int] = {}  # by request
 
@@ -82,7 +84,9 @@ class SglangRecorder(Recorder):
             "resumed": [pair for again, pair in pairs if again],
             "chunked": None if scheduler.chunked is None else scheduler.chunked.id,
             "retracted": self.retracted,
-            "preempted": self.preempted,
+            "preempted": [
+                r.id for r in sorted(self.sent_away, key=scheduler.queue.entered.__getitem__)
+            ],
             "aborted": self.aborted,
             "spins": self.spins,
         }
@@ -101,7 +105,7 @@ class SglangRecorder(Recorder):
         self.pending.append(row)
         self.queue_changed()
         self.steps += 1
-        self.admitted, self.retracted, self.preempted, self.aborted = [], [], [], []
+        self.admitted, self.retracted, self.sent_away, self.aborted = [], [], [], []
         self.spins = 0
         return row
 
@@ -201,8 +205,9 @@ class SglangRecorder(Recorder):
         row["first_scheduled"] = self.first_scheduled.get(request.id)
         row["retractions"], row["reason"] = row.pop("preemptions"), None
         if request.finish >= 0:
-            at_limit = request.generated == request.allowed
-            row["reason"] = "FINISH_LENGTH" if at_limit else "FINISH_MATCHED_TOKEN"
+            stops = not request.ignore_eos and (request.max_tokens or 0) > request.output_tokens
+            matched = stops and request.generated == request.output_tokens
+            row["reason"] = "FINISH_MATCHED_TOKEN" if matched else "FINISH_LENGTH"
         return row
 
     def limits(self, request: Request) -> str:
@@ -217,6 +222,8 @@ class RecordedSgLang(SgLang):
 
     recorder: SglangRecorder
     batch_size = 0  # of the running batch, as the last pass left it
+    coming: deque[Request]  # later
+    says: list[int]  # the tokens of each answer, where a prompt is read as a whole
 
     def _pass(self, step: Step) -> bool:
         runs = super()._pass(step)
@@ -228,11 +235,21 @@ class RecordedSgLang(SgLang):
         return runs
 
     def _passes_again(self) -> bool:
-        """Also stop where nobody waits: the recording's clock goes on to the next arrival then.
+        """Stop where nobody waits but somebody will come: the recording's clock goes on to there.
 
-        A split prompt that `prefill_decode_interval` holds back is left alone until there.
+        A split prompt that `prefill_decode_interval` holds back is left alone until then.
         """
-        return super()._passes_again() and bool(self.waiting)
+        return super()._passes_again() and (bool(self.waiting) or not self.coming)
+
+    def _start_batch(self, step: Step, budget: PrefillBudget) -> None:
+        """Let an answer begin where the prompt breaks off: its tokens have their names by place."""
+        super()._start_batch(step, budget)
+        for request, _ in budget.batch:
+            says, unread = self.says[request.id], request.pending
+            if request is not self.chunked and (unread or request.output_tokens != says):
+                begun = request.generated - unread
+                request.output_tokens = says + unread if begun < says else request.allowed + 1
+                request.output_limit = self.output_limit(request)
 
     def _decode_all(self, step: Step) -> None:
         computed = self.decodes.computed
@@ -244,15 +261,15 @@ class RecordedSgLang(SgLang):
         super().lock_hits(request, hits)
 
     def send_away(self, request: Request, left: int) -> None:
-        self.recorder.preempted.append(request.id)
+        self.recorder.sent_away.append(request)
         super().send_away(request, left)
 
     def _retract(self) -> None:
         recorder = self.recorder
-        before = len(recorder.preempted)
+        before = len(recorder.sent_away)
         super()._retract()
-        recorder.retracted += recorder.preempted[before:]
-        del recorder.preempted[before:]
+        recorder.retracted += [request.id for request in recorder.sent_away[before:]]
+        del recorder.sent_away[before:]
 
     def _abort(self, request: Request) -> None:
         self.recorder.aborted.append(request.id)
@@ -321,6 +338,8 @@ class SglangReplay(Replay):
         self._engine = RecordedSglangReplica(self._env, scheduler, clock, leap=leap)
         self._engine.recorder = recorder
         self._await_arrivals()
+        scheduler.coming = self._arrivals
+        scheduler.says = [one.output_len for one in case.requests]
 
     def _make_sglang(self, overlaps: bool) -> RecordedSgLang:
         config = self.case.config

@@ -266,7 +266,32 @@ def _recorded_scheduler(recording: "_Recording", arguments: Any) -> Any:
             super().on_idle()
             recording.idle()
 
+        def get_prefill_adder_class(self) -> Any:
+            return _ordered_adder(super().get_prefill_adder_class())
+
     return Recorded
+
+
+def _ordered_adder(adder: Any) -> Any:
+    """Let those preempted at once queue up in the order in which SGLang chose them.
+
+    It puts them into a set, whose order comes from where they lie in memory.
+    """
+    from sglang.srt.runtime_context import get_schedule
+
+    class Ordered(adder):
+        def preempt_to_schedule(self, req: Any) -> bool:
+            before, sign = len(self.preempt_list), 1
+            if get_schedule().schedule_low_priority_values_first:
+                sign = -1
+            done = super().preempt_to_schedule(req)
+            self.preempt_list[before:] = sorted(
+                self.preempt_list[before:],
+                key=lambda one: (one.priority * sign, -one.time_stats.wait_queue_entry_time),
+            )
+            return bool(done)
+
+    return Ordered
 
 
 class _Recording:

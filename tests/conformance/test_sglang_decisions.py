@@ -12,9 +12,6 @@ from simulator.cli.main import main
 from simulator.util.errors import HeadwayError
 from tests.support.conformance import STEP, steps_of
 
-FORGETFUL = {"fuzz40"}
-"""Recorded cases in which SGLang forgets that a prompt is split, see docs/conformance.md."""
-
 
 @pytest.fixture(scope="session")
 def recorded(data: Path) -> Path:
@@ -27,11 +24,11 @@ def recorded(data: Path) -> Path:
 
 @pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
 def test_all_recorded_cases_agree_in_every_step(recorded: Path, leap: bool) -> None:
-    """SGLang 0.5.23's decisions, all fields, but where it forgets a request."""
+    """SGLang 0.5.23's decisions, all fields."""
     steps = 0
     for path in sorted((recorded / "cases").iterdir()):
         outcomes = conform(path, leap=leap)
-        wrong = [one for one in outcomes if one.difference and one.case not in FORGETFUL]
+        wrong = [one for one in outcomes if one.difference]
         assert not wrong, report(wrong)
         steps += sum(outcome.steps for outcome in outcomes)
     assert steps > 30_000

@@ -1,7 +1,8 @@
 """What is simulated is what SGLang decides: against recordings, and where SGLang is installed live.
 
 `recorded/` has 14 cases and what SGLang 0.5.23 did in each with the same policy in it, written on a
-CPU by `python -m headway_sglang.parity --count 14 --seed 3 --record recorded`.
+CPU by `python -m headway_sglang.parity --count 14 --seed 3 --record recorded`. `options.jsonl.gz`
+has ten of `--options --seed 1`, in which Headway decided otherwise before.
 """
 
 import gzip
@@ -11,17 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case_model import SglangCase
+from conformance.case_model import SglangCase, SglangConfig
 from conformance.cases import read_cases, write_lines
 from conformance.compare import conform, report
 from conformance.recorder import dump
 from conformance.sglang_replay import SglangReplay
+from headway_sglang import draw_options
 from headway_sglang.parity import POLICIES, draw_case, main
+from simulator.kv_cache.radix_cache import EVICTION_POLICIES
+from simulator.schedulers.sglang.queue_order import ORDERS
 from simulator.util.errors import HeadwayError
 
 RECORDED = Path(__file__).parent / "recorded" / "cases" / "policies.jsonl.gz"
 CASES = [case for case in read_cases(RECORDED) if isinstance(case, SglangCase)]
 GOLDEN = RECORDED.parents[1] / "golden" / RECORDED.name
+OPTIONS = RECORDED.with_name("options.jsonl.gz")
 
 needs_sglang = pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
 
@@ -32,6 +37,37 @@ def test_a_policy_decides_as_sglang_did_with_it(leap: bool) -> None:
     outcomes = conform(RECORDED, leap=leap)
     assert len(outcomes) == 14
     assert all(one.agrees for one in outcomes), report(outcomes)
+
+
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+def test_options_decide_as_sglang_did(leap: bool) -> None:
+    """A split prompt that is forgotten, who may be preempted, and a prompt that goes on alone."""
+    outcomes = conform(OPTIONS, leap=leap)
+    assert len(outcomes) == 10
+    assert all(one.agrees for one in outcomes), report(outcomes)
+
+
+def test_cases_of_options_are_drawn_alike_and_have_them_all() -> None:
+    lines = gzip.decompress(OPTIONS.read_bytes()).decode().splitlines()
+    for line in lines:
+        number = int(json.loads(line)["name"].rpartition("-")[2])
+        assert line == dump(draw_options.draw_case(1, number))
+    drawn = [draw_options.draw_case(2, number) for number in range(400)]
+    configs = [case["config"] for case in drawn]
+    policies = {config["schedule_policy"] for config in configs}
+    assert policies == {name for name in ORDERS if name != "random"}
+    evictions = {config["radix_eviction_policy"] for config in configs}
+    assert evictions == EVICTION_POLICIES.keys() - {"tlru"}
+    left = SglangConfig.model_fields.keys() - {key for config in configs for key in config}
+    assert left == {"hash_id_tokens", "scheduling_policy"}
+
+
+def test_a_split_prompt_without_memory_waits() -> None:
+    """SGLang ends with an error there; here nobody has more memory than there is."""
+    case = SglangCase.model_validate(draw_options.draw_case(1, 382))
+    rows = [json.loads(row) for row in SglangReplay(case).rows()]
+    assert rows[-1]["complete"]
+    assert min(row["free"] for row in rows if row["type"] == "step") == 0
 
 
 def test_the_recordings_have_every_policy_and_make_it_hard() -> None:
@@ -79,8 +115,11 @@ def _without_policy(line: str) -> str:
 
 
 @needs_sglang
-def test_the_installed_sglang_decides_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--count", "14", "--seed", "4"]) == 0
+@pytest.mark.parametrize("more", [(), ("--options",)])
+def test_the_installed_sglang_decides_alike(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--count", "14", "--seed", "4", *more]) == 0
     assert "14 of 14 cases agree, " in capsys.readouterr().out
 
 

@@ -102,21 +102,21 @@ class PrefillBudget:
         if self.rem_chunk is not None:
             self.rem_chunk -= paged
 
-    def continue_chunked(self, request: Request, most: int | None) -> bool:
-        """Let the request go on that is in the middle of its prompt; say whether it stays there.
+    def continue_chunked(self, request: Request, most: int | None) -> int:
+        """Let the split prompt go on; return its tokens, 0 where there is no memory for them.
 
         `most` is what it leaves to shorter prompts; None: nothing.
         """
         assert self.rem_chunk is not None
-        room = min(self.rem_chunk, int(self.rem_total))
-        if room <= 0:
-            room = self.rem_chunk  # it must go on, to give back its memory one day
-        if most is not None:
-            room = min(room, most)
-        tokens = min(request.pending, room)
+        # Without any memory, too, it must go on, to give back its own one day.
+        room = self.rem_chunk if (left := int(self.rem_total)) <= 0 else min(self.rem_chunk, left)
+        tokens = min(request.pending, room, room if most is None else most)
+        need = self._pages(request.computed + tokens) - self._pages(request.computed)
+        if need > self.rem_current + self.current_offset:
+            return 0
         whole = tokens == request.pending
         self._add(request, tokens, min(request.allowed, CLIP_MAX_NEW_TOKENS) if whole else 0)
-        return not whole
+        return tokens
 
     def add(self, request: Request, hits: Sequence[int]) -> Verdict:
         """Admit the head of the queue if it fits; `hits` are the blocks of it that are cached.
@@ -178,9 +178,10 @@ class PrefillBudget:
         if self.rem_chunk is None or extend <= self.rem_chunk:
             self.scheduler.lock_hits(request, ())
             self._add(request, extend, min(request.allowed, CLIP_MAX_NEW_TOKENS))
-        elif self.rem_chunk <= 0 or self.chunked is not None or self.scheduler.chunked is not None:
-            return OTHER  # SGLang would forget the one whose prompt is split already
+        elif self.rem_chunk <= 0 or self.scheduler.chunked is not None:
+            return OTHER  # with two split prompts to go on SGLang ends with an error
         else:
+            # One that this pass has split is forgotten: it decodes, half read.
             self.scheduler.lock_hits(request, ())
             self.chunked = request
             self._add(request, self.rem_chunk, 0)

@@ -58,7 +58,8 @@ class SgLang(ContinuousBatching):
     answers are as long as their clients allow. Of its options for one engine the order by routing
     key is left out, and `random` draws other numbers.
 
-    Differs from SGLang where that forgets a request: see `PrefillBudget`.
+    Differs from SGLang where that ends with an error: a split prompt for whose next chunk there is
+    no memory waits here.
     """
 
     caches_prefixes = True
@@ -319,9 +320,12 @@ class SgLang(ContinuousBatching):
             self.blocks.cache(self.chunked)
         if self._passes_left:
             self._passes_left -= 1
-        elif (self.waiting or self.chunked is not None) and self._prefill(step):
-            self._passes_left = self._interval
-            return True
+        elif self.waiting or self.chunked is not None:
+            if self._prefill(step):
+                self._passes_left = self._interval
+                return True
+        elif self._preempts:
+            self.full = False
         if self.batch.count:
             return self._decode(step)
         if not self.waiting and not self.running and self._is_idle():
@@ -369,18 +373,18 @@ class SgLang(ContinuousBatching):
         )
         if chunked is not None:
             assert size is not None
-            if size <= 0:
-                return False  # SGLang cannot go on here
-            if not budget.continue_chunked(chunked, self._left_by(chunked, size)):
+            tokens = size > 0 and budget.continue_chunked(chunked, self._left_by(chunked, size))
+            if not tokens:
+                return False  # SGLang ends here, with an error
+            if tokens == chunked.pending:
                 self.chunked = None
         if self.waiting:
             self._admit_all(budget)
             for request in budget.preempted:
                 self.waiting.put_back(request)
-        if not budget.batch:
-            return False
-        self._start_batch(step, budget)
-        return True
+        if budget.batch:
+            self._start_batch(step, budget)
+        return bool(budget.batch)
 
     def _left_by(self, chunked: Request, size: int) -> int | None:
         """Return the tokens that are left to the split prompt by shorter ones; None: all."""
@@ -633,8 +637,8 @@ class SgLang(ContinuousBatching):
         decodes = self.batch
         if step.prefills or self.preempted or not decodes.count or self.chunked is not None:
             return 1
-        if self.waiting and (not self.full or self._preempts):
-            return 1
+        if self._preempts if self.full else self.waiting:
+            return 1  # the next pass looks at the queue
         if self.order == "hrrn" and self._stale_tokens:
             return 1  # time goes by for whoever comes
         ahead = self._ahead
