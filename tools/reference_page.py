@@ -23,6 +23,7 @@ from simulator.util.errors import Key
 from simulator.workload.adapters import Adapters
 from simulator.workload.distributions import KINDS
 from simulator.workload.generate import Generator
+from simulator.workload.multimodal import Multimodal
 from simulator.workload.sessions import PrefixGroups, Sessions
 
 PAGE_HEAD = """# Scenario reference
@@ -49,6 +50,12 @@ ADAPTER_KEYS = {
     "num_adapters": "how many: adapter-1, the most popular, and so on",
     "zipf": "the k-th has popularity k ** -zipf; 0: all alike",
     "base": "share of the requests, or sessions, for the model itself",
+}
+MULTIMODAL_KEYS = {
+    "items": "of a request, a number or a distribution; null: 1, or the trace's column `images`",
+    "tokens": "of each, likewise; they come on top of the text's",
+    "distinct": "each is one of so many; null: all are new",
+    "zipf": "of these the k-th has popularity k ** -zipf",
 }
 POLICIES_HEAD = """## engine.scheduling_policy
 
@@ -163,7 +170,8 @@ def page() -> str:
         PAGE_HEAD,
         _section("Top level", _block_keys(())),
         _blocks("gpu", "gpu.power", "engine"),
-        _blocks("engine.speculative_config", "engine.speculative_config.draft", "host"),
+        _blocks("engine.speculative_config", "engine.speculative_config.draft"),
+        _blocks("engine.multimodal_config", "host"),
         _list(POLICIES_HEAD, _policies()),
         _list(PREDICTORS_HEAD, _kinds(PREDICTORS)),
         _blocks("goodput", "workload.trace"),
@@ -172,6 +180,7 @@ def page() -> str:
         _section("workload.prefix_groups", _dataclass_keys(PrefixGroups, PREFIX_GROUP_KEYS)),
         _section("workload.sessions", _dataclass_keys(Sessions, SESSION_KEYS)),
         _section("workload.adapters", _dataclass_keys(Adapters, ADAPTER_KEYS)),
+        _section("workload.multimodal.image", _dataclass_keys(Multimodal, MULTIMODAL_KEYS)),
         _blocks("cluster", "cluster.groups.NAME", "cluster.sleep_mode"),
         _blocks("cluster.kv_transfer", "cluster.admission"),
         _blocks("cluster.client", "cluster.failures", "cluster.failures.outages"),

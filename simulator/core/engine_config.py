@@ -3,6 +3,7 @@
 import re
 from typing import Annotated, Any, Literal
 
+from simulator.core.multimodal_config import MultimodalConfig
 from simulator.core.speculative_config import SpeculativeConfig
 from simulator.util.config import (
     INT32,
@@ -378,6 +379,9 @@ class EngineConfig(Config):
         2.1,
         description="GB/s (10^9 bytes) at which an adapter is read into host memory; 2.1: vLLM's "
         "loader, on one core, from the page cache",
+    )
+    multimodal_config: MultimodalConfig | None = Field(
+        None, description="take images and clips in prompts, see below; null: text alone"
     )
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.packed import PAGE, PackedRows, first_of, pack, pack_column, unpack_column
-from simulator.core.request import AdapterWork, Copies
+from simulator.core.request import AdapterWork, Copies, EncoderWork
 
 STEP = np.dtype(
     [
@@ -158,6 +158,10 @@ class Log:
     adapters_copied: int = 0  # to the GPU
     adapter_loading: float = 0.0  # s, of both
     adapter_waits: float = 0.0  # requests x s, passed over for `max_loras`
+    encoded_items: int = 0  # images and clips
+    encoded_tokens: int = 0
+    encoding: float = 0.0  # s
+    encoder_waits: float = 0.0  # requests x s, that got fewer tokens for the encoder's sake
     tick_ends: "array[float]" = field(default_factory=lambda: array("d"))
     ticks_before: int = 0  # that have been taken out of `tick_ends`, where a run is streamed
     leap_blocks: "array[int]" = field(default_factory=lambda: array("i"))
@@ -297,6 +301,14 @@ class Log:
         self.adapters_copied += work.copied
         self.adapter_loading += work.seconds
         self.adapter_waits += work.refused * seconds
+
+    def record_encoder(self, work: EncoderWork, seconds: float) -> None:
+        """Write down what a step of so many s encoded."""
+        sizes = work.sizes()
+        self.encoded_items += len(sizes)
+        self.encoded_tokens += sum(sizes)
+        self.encoding += work.seconds
+        self.encoder_waits += work.cut * seconds
 
     def record_copies(self, start: float, copies: Copies) -> None:
         """Write down what a step that began at `start` copied."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from simulator.diagnosis.advice import MOST, Advice, AdvisedEvidence, Finding, turn, words
+from simulator.diagnosis.encoder import encoder
 from simulator.diagnosis.evidence import (
     ADAPTERS,
     CAUSES,
@@ -423,6 +424,7 @@ RULES = (
         memory,
         waiting,
         adapters,
+        encoder,
         preemption,
         slo,
         kv_transfer,

@@ -134,6 +134,8 @@ class EngineCore:
             log.record_copies(start, step.copies)
         if step.adapters is not None:
             log.record_adapters(step.adapters, ends[-1] - start)
+        if step.encoder is not None:
+            log.record_encoder(step.encoder, ends[-1] - start)
         if step.host_waits:
             log.host_waits += sum(step.host_waits[:steps])
         if step.decodes and (step.singles is None or step.decodes > len(step.singles)):

@@ -2,12 +2,13 @@
 
 `WHOLE_NUMBERS` tells which key means what, `FAMILIES` what the files of a `model_type` leave
 unsaid because its code in transformers says it. Files of models that read images, too, hold the
-language model in `text_config`, which is read alone. What is wrong in a file is told by line and
-key.
+language model in `text_config`; of the rest `vision.py` reads the encoder's sizes. What is wrong in
+a file is told by line and key.
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from simulator.models.spec import (
     ModelSpec,
     RopeScaling,
 )
+from simulator.models.vision import read_vision
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
@@ -58,6 +60,7 @@ FAMILIES = {
     "mixtral": Family(),
     "phi3": Family(),
     "qwen2": Family(attention_bias=True),
+    "qwen2_5_vl": Family(attention_bias=True),
     "qwen3": Family(use_qk_norm=True),
     "qwen3_moe": Family(use_qk_norm=True),
     "deepseek_v2": Family(latent_attention=True),
@@ -111,10 +114,12 @@ def read_config(path: Path) -> ModelSpec:
         raise HeadwayError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a JSON object, not {type(raw).__name__}")
+    whole = raw
     if isinstance(text_config := raw.get("text_config"), dict):
         raw = {key: raw[key] for key in OUTER if key in raw} | text_config
     try:
-        return _spec(path.resolve().parent.name, raw)
+        spec = _spec(path.resolve().parent.name, raw)
+        return replace(spec, vision=read_vision(whole, spec.hidden_size))
     except ValueError as error:
         messages = str(error).split("\n")
         raise HeadwayError(
@@ -178,8 +183,8 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
     window, windowed_layers, full_first = _read_window(raw, family, sizes)
     rope_theta, rope_scaling = read_rope(raw)
     return ModelSpec(
-        name=name,
-        **sizes,
+        name,
+        **sizes,  # type: ignore[arg-type]
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tie_word_embeddings)),
         attention_bias=bool(raw.get("attention_bias", family.attention_bias)),
         qk_norm=bool(raw.get("use_qk_norm", family.use_qk_norm)),

@@ -66,7 +66,7 @@ class MemoryBudget(NamedTuple):
     fraction_of: FractionOf = "all"
     hybrid: bool = False  # vLLM's hybrid KV cache manager: a block holds one group of layers
     states: int = 0  # of the requests in layers with linear attention
-    adapters: int = 0  # slots of adapters (LoRA)
+    extras: int = 0  # slots of adapters (LoRA), an encoder with its cache
     pipeline_parallel_size: int = 1
     layers: int = 0  # of the stage with the least room, whose lines these are; 0: all
 
@@ -93,7 +93,7 @@ class MemoryBudget(NamedTuple):
         """Bytes left for the KV cache; negative where the model does not fit."""
         if self.fraction_of == "static":
             return self.usable - self.weights - self.states
-        beside = self.weights + self.activations + self.context + self.states + self.adapters
+        beside = self.weights + self.activations + self.context + self.states + self.extras
         if self.fraction_of == "free":
             return int((self.gpu.memory - beside) * self.gpu_memory_utilization)
         return self.usable - beside
@@ -161,7 +161,7 @@ def kv_budget(
     max_num_seqs: int = 256,
     fraction_of: FractionOf = "all",
     hybrid: bool = False,
-    adapters: int = 0,
+    extras: int = 0,
 ) -> MemoryBudget:
     """Work out the budget of a GPU with its share of the model.
 
@@ -171,8 +171,8 @@ def kv_budget(
     `quantization` (fp8, int8, int4) overrides `dtype` for the weights; the KV cache follows
     `kv_cache_dtype`, with `auto` meaning the `dtype`. The peak of vLLM's sampler counts with
     `fraction_of` all alone. `hybrid` counts the blocks of vLLM's hybrid KV cache manager;
-    `adapters` are bytes set aside for them. Raises ValueError if fewer than two blocks are left,
-    saying how much is missing.
+    `extras` are bytes set aside for adapters and an encoder. Raises ValueError if fewer than two
+    blocks are left, saying how much is missing.
     """
     model.check_parallel(tensor_parallel_size)
     if not 0 < gpu_memory_utilization <= 1:
@@ -204,7 +204,7 @@ def kv_budget(
         fraction_of=fraction_of,
         hybrid=hybrid and model.keeps_window,
         states=int(max_num_seqs * model.state_bytes(dtype) / tensor_parallel_size),
-        adapters=adapters,
+        extras=extras,
     )
     if pipeline_parallel_size > 1:
         inner = activation_bytes(model, tensor_parallel_size, max_num_batched_tokens, 0)
@@ -239,7 +239,7 @@ def _stage_budget(
 def _too_big(budget: MemoryBudget, missing: float) -> str:
     """Say what is in the way, and what it would take."""
     gpus = budget.gpus
-    beside = budget.activations + budget.context + budget.states + budget.adapters
+    beside = budget.activations + budget.context + budget.states + budget.extras
     each = "" if gpus == 1 else f" on each of {gpus} GPUs"
     return (
         f"gpu: {budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "

@@ -10,6 +10,8 @@ from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from simulator.models.vision import VisionEncoder
+
 REQUIRED = (
     "num_hidden_layers",
     "hidden_size",
@@ -172,6 +174,7 @@ class ModelSpec:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    vision: VisionEncoder | None = None  # in front of it
 
     def __post_init__(self) -> None:
         wrong = [
@@ -189,14 +192,19 @@ class ModelSpec:
         bytes_of(self.quantization or self.dtype)
 
     @property
+    def largest_image(self) -> int:
+        """Tokens of an image at most; 0: nobody knows."""
+        return self.vision.most_tokens if self.vision else 0
+
+    @property
     def attention_layers(self) -> int:
         """Layers with a KV cache."""
         return self.num_hidden_layers - (self.linear.layers if self.linear else 0)
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What decides the time of a step: everything but name, length limit, dtypes and angles."""
-        return astuple(self)[1:-6]
+        """What decides the time of a step: all but name, length limit, dtypes, angles, encoder."""
+        return astuple(self)[1:-7]
 
     @cached_property
     def attention_parameters(self) -> int:

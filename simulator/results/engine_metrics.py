@@ -87,6 +87,10 @@ class StepSums:
     adapters_copied: int = 0
     adapter_loading: float = 0.0  # s
     adapter_waits: float = 0.0  # requests x s
+    encoded_items: int = 0
+    encoded_tokens: int = 0
+    encoding: float = 0.0  # s
+    encoder_waits: float = 0.0  # requests x s
     loaded_blocks: int = 0
     loaded_tokens: int = 0  # hits of the host tier, at first admissions
     first_tokens: int = 0  # of these, hits of the first tier behind it
@@ -146,6 +150,10 @@ class StepSums:
         self.adapters_copied += log.adapters_copied
         self.adapter_loading += log.adapter_loading
         self.adapter_waits += log.adapter_waits
+        self.encoded_items += log.encoded_items
+        self.encoded_tokens += log.encoded_tokens
+        self.encoding += log.encoding
+        self.encoder_waits += log.encoder_waits
         if log.swap_rows:
             self.swapped_out_blocks += int(log.swaps["blocks_out"].sum())
             self.swapped_in_blocks += int(log.swaps["blocks_in"].sum())
@@ -336,6 +344,21 @@ class EngineMetrics:
             "adapters_copied": steps.adapters_copied,
             "adapter_loading_time": steps.adapter_loading,
             "adapter_waiting_time": steps.adapter_waits,
+        }
+
+    def encoder(self) -> Values:
+        """Return what was encoded, in how many s, and how long requests waited for the encoder.
+
+        Requests x s: of those who got fewer tokens than there were for its sake.
+        """
+        steps = self.steps
+        if not steps.encoded_items:
+            return {}
+        return {
+            "encoded_items": steps.encoded_items,
+            "encoded_tokens": steps.encoded_tokens,
+            "encoding_time": steps.encoding,
+            "encoder_waiting_time": steps.encoder_waits,
         }
 
     def utilizations(self, duration: float) -> Values:

@@ -21,6 +21,7 @@ from simulator.scenario.policy_table import (
     make_policy,
     policy_name,
 )
+from simulator.schedulers.vllm.encoder_cache import EncoderLimits
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
@@ -62,6 +63,8 @@ def _make(
         raise ValueError("engine.speculative_config: a live engine verifies no drafts")
     if named and engine.enable_lora:
         raise ValueError("engine.enable_lora: a live engine computes no adapters")
+    if named and engine.multimodal_config is not None:
+        raise ValueError("engine.multimodal_config: a live engine encodes no images")
     name = policy_name(scheduler_class)
     caching = engine.enable_prefix_caching and scheduler_class.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
@@ -111,6 +114,14 @@ def _options(spec: EngineSpec, scheduler_class: type[Scheduler]) -> dict[str, An
         options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])
     if engine.enable_lora:
         options |= {"max_loras": engine.max_loras, "max_cpu_loras": engine.cpu_loras}
+    if (images := engine.multimodal_config) is not None:
+        tokens = max(engine.max_num_batched_tokens, spec.model.largest_image)
+        options["encoder"] = EncoderLimits(
+            images.encoder_cache_size or tokens,
+            images.max_num_encoder_input_tokens or tokens,
+            images.disable_chunked_mm_input,
+            tuple(images.limit_mm_per_prompt.items()),
+        )
     if engine.speculative_config is not None:
         options |= {"speculation": engine.speculative_config, "seed": spec.seed}
     return {name: value for name, value in options.items() if accepts(scheduler_class, name)}

@@ -125,6 +125,10 @@ def _check(
     if scenario.engine.scheduler_cls and scenario.engine.scheduler != "vllm":
         found.append(("engine.scheduler_cls", "engine.scheduler", "goes with scheduler: vllm"))
     found += _check_trace(scenario)
+    asked = scenario.workload.given.get("multimodal")
+    if asked is not None and scenario.engine.multimodal_config is None:
+        what = "goes with engine.multimodal_config, which says what the encoder has"
+        found.append(("workload.multimodal", "engine.multimodal_config", what))
     spec = try_to_settle(scenario, partial(_attempt, found))
     if spec is not None and not of_engine:
         found += _check_admission(spec.engine, spec.num_gpu_blocks - 1)

@@ -43,6 +43,8 @@ REQUIRED_FOR_ADAPTERS = REQUIRED_FOR_STAGES | {
     "allocation": "paged",
 }
 """What an engine must have that serves adapters."""
+REQUIRED_FOR_ENCODER = REQUIRED_FOR_ADAPTERS | {"enable_lora": False}
+"""What an engine must have that takes images."""
 ROLES: Imported[type[Scheduler]] = Imported(
     {
         "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",
@@ -52,6 +54,8 @@ ROLES: Imported[type[Scheduler]] = Imported(
     }
 )
 """By a group's kv_role and its async_scheduling, what schedules."""
+ENCODES_SINCE = (0, 32, 0)
+"""The release of vLLM whose encoder budget and cache were recorded."""
 ORDERING = "policies that only order the queue: priority, sjf"
 
 
@@ -76,6 +80,15 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
             REQUIRED_FOR_ADAPTERS,
             "engine.enable_lora: goes with {key}: {word}",
             f"engine.enable_lora: {name} knows no adapters; fcfs does, and {ORDERING}",
+        )
+    if engine.multimodal_config is not None:
+        at = "engine.multimodal_config"
+        if not engine.follows_vllm or spec.release < ENCODES_SINCE or role is not None:
+            raise ValueError(f"{at}: goes with the rules of vLLM 0.32 or later, without a kv_role")
+        need(
+            REQUIRED_FOR_ENCODER,
+            f"{at}: goes with {{key}}: {{word}}",
+            f"{at}: {name} has no encoder; fcfs has, and {ORDERING}",
         )
     if role is not None:
         need(

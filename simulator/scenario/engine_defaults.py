@@ -222,8 +222,9 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
     own defaults would give other keys.
     """
     block = dict(engine)
-    if engine.speculative_config is not None:
-        block["speculative_config"] = engine.speculative_config.model_dump()
+    for key in ("speculative_config", "multimodal_config"):
+        if block[key] is not None:
+            block[key] = block[key].model_dump()
     block["secondary_tiers"] = [tier.model_dump() for tier in engine.secondary_tiers]
     usual, given = {}, {}
     for key, field in EngineConfig.model_fields.items():

@@ -42,6 +42,8 @@ GENERATOR_KEYS = {
     "models": "{name: weight} of the models that requests ask for, where a cluster's groups serve "
     "several; null: the trace's, or one; also beside trace",
     "adapters": "which adapters (LoRA) requests ask for, see below; null: none; also beside trace",
+    "multimodal": "images, {image: {...}}, likewise video and audio, see below; null: none; also "
+    "beside trace",
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """Of JSON Schema."""

@@ -6,7 +6,7 @@ from typing import Any
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import MemoryBudget, kv_budget
-from simulator.models.spec import ModelSpec
+from simulator.models.spec import HALF, ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
 from simulator.scenario.engines import ENGINES
 
@@ -37,19 +37,24 @@ def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBud
     sizes = engine.values_of(MEMORY_KEYS)
     if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
         sizes["gpu_memory_utilization"] = 1.0
-    adapters = 0
+    extras = 0
     if engine.enable_lora:
         from simulator.models.lora import adapter_size
 
         size = adapter_size(model, engine.max_lora_rank, engine.tensor_parallel_size)
-        adapters = int(engine.max_loras * size.slot_bytes)
+        extras = int(engine.max_loras * size.slot_bytes)
+    if (images := engine.multimodal_config) is not None:
+        outputs = max(engine.max_num_batched_tokens, model.largest_image)
+        outputs = (images.encoder_cache_size or outputs) * model.hidden_size
+        weights = model.vision.parameters // engine.tensor_parallel_size if model.vision else 0
+        extras += int(HALF * (outputs + weights))
     return kv_budget(
         model,
         gpu,
         **sizes,
         fraction_of=ENGINES[engine.name].fraction_of,
         hybrid=not engine.disable_hybrid_kv_cache_manager,
-        adapters=adapters,
+        extras=extras,
     )
 
 

@@ -305,6 +305,7 @@ class Scenario(Config):
         self._draw_clients(workload)
         self._draw_max_tokens(workload, load)
         self._draw_adapters(workload)
+        self._draw_multimodal(workload, load)
         return workload
 
     def trace_pieces(self) -> Callable[[], Iterator[Workload]] | None:
@@ -363,6 +364,23 @@ class Scenario(Config):
 
         draw = draw_models if key == "models" else draw_adapters
         draw(workload, workload.sessions(), given, random_streams(self.seed)["models"])
+
+    def _draw_multimodal(self, workload: Workload, load: TraceReader) -> None:
+        """Draw the images and clips of a trace's prompts; its tokens are those of the texts."""
+        wrong = "goes with a trace whose requests do not continue one another"
+        given = self._given("multimodal", workload.after is not None, wrong)
+        if given is None:
+            return
+        from simulator.workload.generate import random_streams
+        from simulator.workload.multimodal import MultimodalDraws, insert
+
+        draws = MultimodalDraws(given, random_streams(self.seed)["multimodal"], load)
+        try:
+            media, more = draws.draw(0, len(workload), workload.images)
+        except ValueError as error:
+            raise self._errors(field_errors(("workload", "multimodal"), error)) from None
+        workload.segments = insert(workload.segments, workload.prompt_tokens, media)
+        workload.prompt_tokens = workload.prompt_tokens + more
 
     def _draw_max_tokens(
         self, workload: Workload, load: TraceReader, rng: "Generator | None" = None

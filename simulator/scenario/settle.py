@@ -160,6 +160,10 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
         from simulator.costs.lora import lora_cost
 
         cost = lora_cost(cost, model, gpu, engine)
+    if engine.multimodal_config is not None:
+        from simulator.costs.encoder import encoder_cost
+
+        cost = encoder_cost(cost, model, gpu, engine)
     if not parallel:
         return cost
     from simulator.costs.data_parallel import DataParallelCost, Experts

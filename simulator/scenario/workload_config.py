@@ -8,7 +8,7 @@ from simulator.util.from_mapping import Field, from_mapping, raise_if
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS, Frontend
 
-BESIDE_TRACE = ("clients", "priorities", "max_tokens", "adapters", "models")
+BESIDE_TRACE = ("clients", "priorities", "max_tokens", "adapters", "models", "multimodal")
 """Keys of a generator that may stand beside a trace, too."""
 
 READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes"}
@@ -160,12 +160,14 @@ class WorkloadConfig(Config):
         elif given:
             from simulator.workload.adapters import check_adapters, check_models
             from simulator.workload.generate import check_clients, check_max_tokens
+            from simulator.workload.multimodal import check_multimodal
 
             raise_if(
                 *check_clients(given.get("clients"), given.get("priorities")),
                 *check_max_tokens(given.get("max_tokens")),
                 *check_adapters(given.get("adapters")),
                 *check_models(given.get("models"), given.get("adapters")),
+                *check_multimodal(given.get("multimodal")),
             )
 
     def _check_columns(self) -> None:

@@ -41,6 +41,7 @@ from simulator.workload.distributions import (
     token_counts,
     weighted_choice,
 )
+from simulator.workload.multimodal import MultimodalDraws, check_multimodal
 from simulator.workload.sessions import (
     PrefixGroups,
     Sessions,
@@ -50,7 +51,10 @@ from simulator.workload.sessions import (
 )
 from simulator.workload.workload import MAX_KEPT_REQUESTS, MAX_REQUESTS, Ints, Workload
 
-STREAMS = ("arrivals", "input", "output", "prefixes", "sessions", "clients", "max_tokens", "models")
+STREAMS = (
+    *("arrivals", "input", "output", "prefixes", "sessions", "clients", "max_tokens", "models"),
+    "multimodal",
+)
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
 
 
@@ -86,6 +90,7 @@ class Generator(ArrivalProcess):
     max_tokens: Spec | None = None  # output tokens that each request's client allows
     adapters: Mapping[str, object] | None = None  # Adapters
     models: Mapping[str, float] | None = None  # the weight of each, by name
+    multimodal: Mapping[str, Mapping[str, object]] | None = None  # Multimodal by modality
 
     def __post_init__(self) -> None:
         concurrency = self.max_concurrency
@@ -117,6 +122,7 @@ class Generator(ArrivalProcess):
             *check_max_tokens(self.max_tokens),
             *check_adapters(self.adapters),
             *check_models(self.models, self.adapters),
+            *check_multimodal(self.multimodal),
         )
 
     def _check_lengths(self) -> Checks:
@@ -254,9 +260,16 @@ def generate_parts(
     rng = random_streams(seed)
     heads, groups = prefix_parts(spec.prefix_len, spec.prefix_groups, counts, rng["prefixes"])
     times = spec.arrival_parts(sum(counts), lambda: random_streams(seed)["arrivals"], counts)
+    draws, media = None, None
+    if spec.multimodal is not None:
+        draws = MultimodalDraws(spec.multimodal, rng["multimodal"], load)
     first = 0
     for (starts, delay), group, time in zip(sessions(rng["sessions"]), groups, times, strict=True):
-        work, answer, new = _requests(replace(spec, num_prompts=len(delay)), rng, load)
+        work, answer, text = _requests(replace(spec, num_prompts=len(delay)), rng, load)
+        new = text
+        if draws is not None:
+            media, more = draws.draw(first, len(text), None)
+            new = text + more
         session = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(new)))
         before = np.cumsum(new + answer) - (new + answer)
         head = np.array([sum(count for _, count in parts) for parts in heads])[group]
@@ -266,8 +279,9 @@ def generate_parts(
         if spec.sessions is not None:
             work.after = np.where(follows, np.arange(first - 1, first + len(new) - 1), -1)
             work.delay = np.where(follows, delay, 0.0)
-        if spec.sessions is not None or heads != [()]:
-            work.segments = write_segments(heads, group[session], follows, new, answer, first=first)
+        if spec.sessions is not None or heads != [()] or media is not None:
+            what = heads, group[session], follows, text, answer
+            work.segments = write_segments(*what, first=first, media=media)
         if spec.clients is not None:
             draw_clients(work, session, spec.clients, spec.priorities, rng["clients"])
         if spec.adapters is not None:

@@ -132,10 +132,11 @@ def write_segments(
     output: Ints,
     *,
     first: int,
+    media: list[Segments] | None = None,
 ) -> list[Segments | None]:
     """Write down what each prompt consists of: a prefix, and by turns a user and the model.
 
-    `first` is the number of the first request.
+    `first` is the number of the first request; `media` are the images of each, before its text.
     """
     rows: list[Segments | None] = []
     parts: Segments = ()
@@ -143,6 +144,8 @@ def write_segments(
     columns = zip(group.tolist(), follows.tolist(), new.tolist(), output.tolist(), strict=True)
     for i, (head, goes_on, fresh, answered) in enumerate(columns, first):
         parts = (*parts, (("out", i - 1), answer)) if goes_on else heads[head]
+        if media is not None:
+            parts = (*parts, *media[i - first])
         if fresh:
             parts = (*parts, (("in", i), fresh))
         rows.append(parts)

@@ -31,6 +31,7 @@ PUBLISHED = {
     "mixtral-8x22b": 140.63,
     "mistral-nemo": 12.25,
     "qwen2.5-7b": 7.62,
+    "qwen2.5-vl-7b": 7.62,  # without the encoder
     "qwen2.5-14b": 14.77,
     "qwen2.5-32b": 32.76,
     "qwen2.5-72b": 72.71,

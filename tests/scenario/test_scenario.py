@@ -80,6 +80,7 @@ def test_defaults_are_those_documented(write):
         "max_cpu_loras": None,
         "max_lora_rank": 16,
         "lora_load_bandwidth": 2.1,
+        "multimodal_config": None,
         "allocation": "paged",
     }
     assert (scenario.gpu.name, scenario.gpu.count, scenario.seed) == ("A100-80GB", 1, 0)

@@ -153,7 +153,7 @@ BAD = [
         "workload:\n  request_rate: 3\n  trace: {path: t.csv}\n",
         "s.yaml:2: workload.request_rate: goes with a generator; beside trace there is "
         "columns, max_concurrency, client_latency, frontend, clients, priorities, "
-        "max_tokens, adapters, models",
+        "max_tokens, adapters, models, multimodal",
     ),
     (
         "workload:\n  trace:\n    path: t.csv\n    format: azur\n",

@@ -8,6 +8,7 @@ is kept for the requests that refer to it until the item is in their KV caches, 
 place is wanted, the longest unused going first: an item whose output is there is not encoded again.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ class EncoderLimits(NamedTuple):
     encoder_cache_size: int
     max_num_encoder_input_tokens: int  # of a step
     disable_chunked_mm_input: bool = False
+    limit_mm_per_prompt: Sequence[
+        tuple[str, int]
+    ] = ()  # by modality; one that is not there has none
 
 
 class EncoderCache:
@@ -28,9 +32,9 @@ class EncoderCache:
     `fit` is asked before a request is given tokens, and `take` told when it is.
     """
 
-    def __init__(self, size: int, budget: int, whole: bool) -> None:
+    def __init__(self, limits: EncoderLimits) -> None:
+        size, budget, self.whole, self.most = limits
         self.size, self.budget = size, budget
-        self.whole = whole  # no chunk ends within an item that it begins
         self.left = budget  # of this step
         self.free = size
         self.reclaimable = size  # free, or of outputs that nobody refers to
@@ -46,9 +50,11 @@ class EncoderCache:
         self._left = budget  # and what is left of the budget then
 
     def fits(self, items: Sequence[Item]) -> bool:
-        """Say whether each of a prompt's items can ever be encoded."""
-        most = min(self.size, self.budget)
-        return all(item.end - item.start <= most for item in items)
+        """Say whether a prompt's items are few enough, and each can ever be encoded."""
+        most, counts = min(self.size, self.budget), Counter(item.media.modality for item in items)
+        return all(item.end - item.start <= most for item in items) and all(
+            counts[modality] <= limit for modality, limit in self.most
+        )
 
     def fit(self, request: Request, start: int, tokens: int) -> int:
         """Return how many of its next tokens a request may compute after the first `start`."""

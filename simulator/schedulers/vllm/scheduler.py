@@ -177,7 +177,7 @@ class Scheduler:
         self._active: set[str] = set()  # adapters of those who run, where there are some
         self._refused = 0  # by the last call of `schedule`, for their adapters
         self._deferred: set[Request] = set()  # who wait and were passed over for their adapters
-        self.encoder = EncoderCache(*encoder) if encoder else None
+        self.encoder = EncoderCache(encoder) if encoder else None
         self._annotates = bool(self.adapters or self.encoder)  # steps say what else costs time
         if max_loras and type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
             raise ValueError("enable_lora: goes with policies of a key alone: fcfs, priority, sjf")
@@ -248,6 +248,8 @@ class Scheduler:
     @property
     def room(self) -> str:
         """What `fits` compares a request with, in words."""
+        if self.encoder is not None:
+            return "the KV cache, or with images too large or too many for the encoder"
         return f"the {self.blocks.usable:,} KV blocks of {self.blocks.block_size} tokens"
 
     def output_limit(self, request: Request) -> int:

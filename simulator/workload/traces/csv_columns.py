@@ -1,6 +1,6 @@
 """Formats that are tables in CSV: a time and two counts of tokens, by the names of their columns.
 
-Each may have the columns `client`, `priority`, `max_tokens` and `model`, too.
+Each may have the columns `client`, `priority`, `max_tokens`, `model` and `images`, too.
 
 Some megabytes of lines at a time are taken apart by one regular expression. Where a line does not
 fit it, be it wrong or only unusual (blanks, quotes), these lines are read one by one, by the same
@@ -191,7 +191,9 @@ MAX_TOKENS = Column(
 """An empty cell says nothing."""
 MODEL = words("model")._replace(optional=True)
 """The adapter or model asked for; an empty cell is the engine's own."""
-OPTIONAL = {column.name: column for column in (CLIENT, PRIORITY, MAX_TOKENS, MODEL)}
+IMAGES = tokens("images", least=0)._replace(optional=True, empty="0")
+"""How many images a request has."""
+OPTIONAL = {column.name: column for column in (CLIENT, PRIORITY, MAX_TOKENS, MODEL, IMAGES)}
 """What any table in CSV may say besides, under these names."""
 TURN = Column("turn", r"[0-9]{1,9}(?:\.0*)?", "is not a whole number", _whole_numbers)
 PLAIN = {**OPTIONAL, "turn": TURN}

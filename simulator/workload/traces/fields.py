@@ -71,6 +71,7 @@ COUNTS = {
         "gen_ai_usage_completion_tokens",
     ),
     "max_tokens": ("max_tokens", "max_completion_tokens"),
+    "images": ("images", "num_images"),
     "turn": ("input_num_turns", "turn", "turn_index"),
 }
 WORDS = {
@@ -163,7 +164,17 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
         if field not in FIELDS:
             near = did_you_mean(field, FIELDS)
             known = ", ".join(
-                (*NEEDED, "client", "model", "priority", "max_tokens", "ttft", "tpot", "e2el")
+                (
+                    *NEEDED,
+                    "client",
+                    "model",
+                    "priority",
+                    "max_tokens",
+                    "images",
+                    "ttft",
+                    "tpot",
+                    "e2el",
+                )
             )
             raise HeadwayError(f"{option}: {field}: not a field{near}; there are {known}")
     for field in ("prompt", "output"):

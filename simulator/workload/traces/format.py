@@ -46,6 +46,7 @@ class Table:
     cancel_after: Floats | None = None  # s; NaN: never
     hint: Ints | None = None  # 0: none
     model: list[str] | None = None
+    images: Ints | None = None
     measured: "Measured | None" = None
     has_sessions: bool = False  # then a line says little without those before it
 

@@ -141,6 +141,7 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
         cancel_after=table.cancel_after,
         hint=table.hint,
         model=table.model,
+        images=table.images,
         source=f"{path.name} ({form})",
     )
     early = int((arrival[timed] < np.maximum.accumulate(arrival[timed])).sum())

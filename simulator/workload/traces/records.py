@@ -262,6 +262,7 @@ def make_table(
         priority=take("priority"),
         model=take("model"),
         max_tokens=most if most is not None and most.any() else None,
+        images=take("images"),
     )
     if np.isnan(table.time).any():
         k = int(np.isnan(table.time).argmax())

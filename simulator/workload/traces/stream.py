@@ -105,7 +105,16 @@ def _check_piece(path: Path, table: Table, units: float) -> None:
 
 
 def _requests(table: Table, source: str) -> Workload:
-    names = ("segments", "client", "priority", "max_tokens", "cancel_after", "hint", "model")
+    names = (
+        "segments",
+        "client",
+        "priority",
+        "max_tokens",
+        "cancel_after",
+        "hint",
+        "model",
+        "images",
+    )
     return Workload(
         np.zeros(len(table.time)),
         table.prompt.astype(np.int64),

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from simulator.core.request import Segments
+from simulator.core.request import Media, Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic
 from simulator.workload.describe import shared_prefix_tokens
@@ -34,6 +34,8 @@ def write_mooncake(workload: Workload, path: Path) -> None:
     the path cannot be written or a turn does not continue its session; nothing is left
     half-written.
     """
+    if any(isinstance(name, Media) for parts in workload.segments or () for name, _ in parts or ()):
+        raise HeadwayError(f"{path}: images and clips cannot be written as hash_ids")
     write_atomic(path, lambda file: _write(workload, path, file))
     if before := (shared_prefix_tokens(workload) or 0) / max(workload.total_input, 1):
         _warn_lost_sharing(path, before)

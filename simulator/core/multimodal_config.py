@@ -1,0 +1,58 @@
+"""The block `engine.multimodal_config`: images and clips in prompts, by vLLM's names."""
+
+from itertools import pairwise
+from typing import Annotated, Any
+
+from simulator.util.config import Config, Count, WholeNumber
+from simulator.util.from_mapping import Field, short_repr
+
+MODALITIES = ("image", "video", "audio")
+
+
+def _modalities(value: object) -> object:
+    """Let through a mapping whose keys are modalities."""
+    if isinstance(value, dict) and not {*value} <= {*MODALITIES}:
+        raise ValueError(f": the keys are of {', '.join(MODALITIES)}, not {short_repr(value)}")
+    return value
+
+
+def _ascending(value: Any) -> Any:
+    """Let through pairs of tokens and seconds, the tokens ascending."""
+    if value is None:
+        return None
+    good = isinstance(value, list) and bool(value) and all(map(_is_pair, value))
+    if not good or any(one[0] >= two[0] for one, two in pairwise(value)):
+        raise ValueError(": must be a list of [tokens, seconds], the tokens ascending")
+    return value
+
+
+def _is_pair(pair: object) -> bool:
+    if not isinstance(pair, list) or len(pair) != 2:
+        return False
+    tokens, seconds = pair
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return type(tokens) is int and tokens >= 1 and number and 0 < seconds <= 1e6
+
+
+class MultimodalConfig(Config):
+    """What an engine takes of images and clips, and what its encoder costs."""
+
+    limit_mm_per_prompt: Annotated[dict[str, WholeNumber], _modalities] = Field(
+        {}, description="images of a prompt at most, {image: 4}; one with more is refused"
+    )
+    max_num_encoder_input_tokens: Count | None = Field(
+        None,
+        description="encoder tokens of a step at most; null: max_num_batched_tokens, or the "
+        "model's largest image",
+    )
+    encoder_cache_size: Count | None = Field(
+        None, description="tokens whose encoder outputs are kept; null: likewise"
+    )
+    disable_chunked_mm_input: bool = Field(
+        False, description="no chunk of a prompt ends within an image that it begins"
+    )
+    encoder_seconds: Annotated[list[list[float]] | None, _ascending] = Field(
+        None,
+        description="what encoding one takes, a list of [tokens, seconds], straight between; null: "
+        "by roofline, from the model's vision_config",
+    )

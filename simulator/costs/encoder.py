@@ -1,0 +1,97 @@
+"""What encoding images and clips adds to a step, before the language model runs.
+
+By a table of one's own, [tokens, seconds] of one image, or by roofline from the `vision_config` of
+the model, which nobody has measured: products and attention at the shares of the FLOP/s that the
+language model's kernels reach, no less than reading the weights once, and a launch of each kernel
+in a step that encodes. Images encoded in one step are added up; their batch is no faster.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.core.engine_config import EngineConfig
+from simulator.core.request import Step
+from simulator.costs.cost_model import CostDecorator, CostModel
+from simulator.costs.roofline import LAUNCH, efficiency_of
+from simulator.models.gpus import Gpu
+from simulator.models.spec import HALF, ModelSpec
+
+KERNELS = 9
+"""Of a layer: two norms, rotary embedding, attention, activation, four products."""
+
+
+@dataclass(frozen=True)
+class EncoderCost(CostDecorator):
+    """A cost and what encoding adds; of it `tokens` and `seconds` are the table for one image."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+    launch: float = 0.0  # s, of a step that encodes
+    least: float = 0.0  # s, that the images of a step take together
+    measured: bool = True
+
+    @property
+    def reads_longest(self) -> bool:  # type: ignore[override]
+        return self.inner.reads_longest
+
+    @property
+    def unmeasured(self) -> str:
+        known = self.inner.unmeasured
+        if self.measured:
+            return known
+        return f"{known}; encoding" if known else "what encoding adds"
+
+    def image_seconds(self, tokens: int) -> float:
+        """Return what one image takes; beyond the table it goes on straight, through 0 if short."""
+        most, last = self.tokens[-1], self.seconds[-1]
+        if tokens <= most:
+            return float(np.interp(tokens, self.tokens, self.seconds))
+        before, less = ((0, *self.tokens)[-2], (0.0, *self.seconds)[-2])
+        return last + (tokens - most) * max(last - less, 0.0) / (most - before)
+
+    def _encoding(self, step: Step) -> float:
+        work = step.encoder
+        if work is None or not work.encoded:
+            return 0.0
+        together = sum(map(self.image_seconds, work.sizes()))
+        work.seconds = self.launch + max(together, self.least)
+        return work.seconds
+
+    def execute(self, step: Step) -> float:
+        """Return the seconds that a step takes, with what is encoded before it."""
+        return self.inner.execute(step) + self._encoding(step)
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        """Return the seconds of successive steps of decodes, which encode nothing."""
+        return self.inner.leap(step, repeats)
+
+
+def encoder_cost(inner: CostModel, model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> EncoderCost:
+    """Put what encoding adds on an engine's cost; ValueError where nobody says what it is."""
+    config, vision = engine.multimodal_config, model.vision
+    assert config is not None
+    if config.encoder_seconds is not None:
+        tokens, seconds = zip(*config.encoder_seconds, strict=True)
+        return EncoderCost(inner, tuple(map(int, tokens)), seconds)
+    if vision is None:
+        raise ValueError(
+            f"engine.multimodal_config.encoder_seconds: must be given: the config.json of "
+            f"{model.name} has no vision_config that is known"
+        )
+    share, gpus = efficiency_of(gpu), engine.tensor_parallel_size
+    rows = [2**n for n in range(18)]
+    times = []
+    for tokens_ in rows:
+        products, attention = vision.flops(tokens_)
+        seconds_ = products / share.compute + attention / share.attention
+        times.append(seconds_ / (gpu.bf16_flops * gpus))
+    weights = HALF * vision.parameters / gpus
+    return EncoderCost(
+        inner,
+        tuple(rows),
+        tuple(times),
+        launch=KERNELS * vision.layers * LAUNCH,
+        least=weights / (gpu.bandwidth * share.weights),
+        measured=False,
+    )

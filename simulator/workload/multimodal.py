@@ -1,0 +1,131 @@
+"""Images and clips in prompts: how many, of how many tokens, and how often one comes again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from simulator.core.multimodal_config import MODALITIES
+from simulator.core.request import Media, Segments
+from simulator.util.from_mapping import check_parses, from_mapping, prefix_keys, raise_if
+from simulator.workload.arrivals import Checks, check_count
+from simulator.workload.distributions import (
+    Spec,
+    TraceReader,
+    parse_distribution,
+    parse_lengths,
+    token_counts,
+    weighted_choice,
+)
+from simulator.workload.workload import Floats, Ints
+
+
+@dataclass(slots=True)
+class Multimodal:
+    """Images, or clips, of each request; their tokens come on top of the text's.
+
+    With `distinct` each is one of so many, the k-th in proportion to k ** -zipf; else all are new.
+    """
+
+    items: Spec | None = None  # of a request; None: one, or what the trace says
+    tokens: Spec = 1024  # that the encoder makes of each
+    distinct: int | None = None
+    zipf: float = 1.0
+
+    def __post_init__(self) -> None:
+        raise_if(
+            check_parses("items", parse_distribution, 1 if self.items is None else self.items),
+            check_parses("tokens", parse_lengths, self.tokens),
+            *(check_count("distinct", self.distinct) if self.distinct is not None else ()),
+            (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
+        )
+
+
+def check_multimodal(given: object) -> Checks:
+    """Check the key that says which images and clips prompts have."""
+    if given is None:
+        return []
+    if not isinstance(given, Mapping) or not given or not {*given} <= {*MODALITIES}:
+        known = ", ".join(f"{name}: {{...}}" for name in MODALITIES)
+        return [(True, f"multimodal: must be a mapping of {known}")]
+    return [check_parses("multimodal", _read, given)]
+
+
+def _read(given: Mapping[str, Mapping[str, object]]) -> list[tuple[str, Multimodal]]:
+    found = []
+    for name in MODALITIES:
+        if name in given:
+            try:
+                found.append((name, from_mapping(Multimodal, given[name] or {})))
+            except ValueError as error:
+                raise prefix_keys(name, error) from None
+    return found
+
+
+class MultimodalDraws:
+    """Draws the images and clips of one request after the other."""
+
+    def __init__(
+        self,
+        given: Mapping[str, Mapping[str, object]],
+        rng: np.random.Generator,
+        load: TraceReader | None,
+    ) -> None:
+        self._kinds = []
+        self._load = load
+        for name, spec in _read(given):
+            counts, items, sizes = rng.spawn(3)
+            pool = self._sizes(spec, sizes.random(spec.distinct)) if spec.distinct else None
+            self._kinds.append((name, spec, counts, items, pool))
+
+    def _sizes(self, spec: Multimodal, u: Floats) -> Ints:
+        return token_counts(parse_lengths(spec.tokens), u, self._load)
+
+    def draw(self, first: int, count: int, images: Ints | None) -> tuple[list[Segments], Ints]:
+        """Return what so many requests have, from number `first` on, and its tokens.
+
+        `images` says how many images each has, where a trace does.
+        """
+        parts: list[Segments] = [()] * count
+        for name, spec, counts, items, pool in self._kinds:
+            if images is not None and name == "image":
+                raise_if((spec.items is not None, f"{name}.items: the trace has a column of them"))
+                many = images
+            else:
+                law = parse_distribution(1 if spec.items is None else spec.items)
+                many = token_counts(law, counts.random(count), self._load)
+            u = items.random(int(many.sum()))
+            owners = np.repeat(np.arange(count), many)
+            if pool is None:
+                sizes = self._sizes(spec, u)
+                names: list[Any] = [*zip((owners + first).tolist(), _places(many), strict=True)]
+            else:
+                weights = np.arange(1.0, len(pool) + 1) ** -spec.zipf
+                chosen = weighted_choice(weights, u)
+                sizes, names = pool[chosen], chosen.tolist()
+            for owner, key, size in zip(owners.tolist(), names, sizes.tolist(), strict=True):
+                parts[owner] += ((Media(name, key), size),)
+        totals = [sum(size for _, size in one) for one in parts]
+        return parts, np.array(totals, np.int64)
+
+
+def _places(many: Ints) -> list[int]:
+    """Number the items of each request from 0 on."""
+    return [*chain.from_iterable(map(range, many.tolist()))]
+
+
+def insert(
+    segments: list[Segments | None] | None, texts: Ints, media: list[Segments]
+) -> list[Segments | None]:
+    """Put images and clips before the last run of each prompt, as vLLM's templates do before text.
+
+    `texts` are the tokens of the prompts without them.
+    """
+    found: list[Segments | None] = []
+    for i, (text, more) in enumerate(zip(texts.tolist(), media, strict=True)):
+        whole = (segments[i] if segments else None) or ((("in", i), text),)
+        found.append((*whole[:-1], *more, *whole[-1:]))
+    return found
