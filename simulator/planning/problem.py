@@ -24,8 +24,6 @@ from simulator.results.service_levels import Slo, parse_slos
 from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
-from simulator.util.from_mapping import from_mapping
-from simulator.workload.arrivals import Diurnal
 
 REPLICAS = "cluster.replicas"
 BURST = 400  # requests for each replica, by which it is seen how many it can serve
@@ -112,7 +110,7 @@ class PlanProblem:
         generator = scenario.workload.generator
         rate = generator.request_rate
         if generator.diurnal is not None:
-            rate *= from_mapping(Diurnal, generator.diurnal).peak
+            rate *= generator.diurnal.peak
         known = scenario.workload.trace is None and rate < inf
         if known and _has_fixed_replicas(scenario) and self.key == REPLICAS:
             found = yield from _served_per_second(few, few)

@@ -5,7 +5,7 @@ it says wrongly is refused, all mistakes at once, each with its line.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -336,7 +336,7 @@ class Scenario(Config):
 
     def _given(self, key: str, refused: bool = False, wrong: str = "") -> Any:
         """Return what `workload` has under a key, or None; HeadwayError where that is refused."""
-        value = self.workload.given.get(key)
+        value = getattr(self.workload.generator, key)
         if value is not None and refused:
             raise self._errors([(("workload", key), wrong)])
         return value
@@ -410,7 +410,7 @@ class Scenario(Config):
             frontend = {"frontend": values["workload"]["frontend"]}
             if latency := self.workload.client_latency:
                 frontend["client_latency"] = latency
-            values["workload"] = asdict(self.workload.generator) | frontend
+            values["workload"] = self.workload.generator_keys() | frontend
         return values
 
 

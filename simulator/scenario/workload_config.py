@@ -1,10 +1,11 @@
 """The block `workload` of a scenario: a trace or a generator, and the way to the scheduler."""
 
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal
 
 from simulator.util.config import Config, Count, NonNegativeFloat, PositiveFloat, WholeNumber
 from simulator.util.errors import FieldError, HeadwayError
-from simulator.util.from_mapping import Field, from_mapping, raise_if
+from simulator.util.from_mapping import Field, as_plain, from_mapping
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS, Frontend
 
@@ -132,6 +133,7 @@ class WorkloadConfig(Config):
     )
 
     _given: dict[str, Any]
+    _generator: Generator
 
     @property
     def given(self) -> dict[str, Any]:
@@ -145,30 +147,18 @@ class WorkloadConfig(Config):
     def _check(self) -> None:
         if self.frontend is not None and self.client_latency:
             raise ValueError("client_latency: give it as frontend.latency, in ms")
-        given = self.given
         if self.columns is not None:
             self._check_columns()
-        if self.trace is None:
-            self.generator  # noqa: B018
-        elif others := [key for key in given if key not in BESIDE_TRACE]:
+        others = [key for key in self.given if key not in BESIDE_TRACE]
+        if self.trace is not None and others:
             known = ", ".join([*type(self).model_fields, *BESIDE_TRACE][1:])
             raise ValueError(
                 "\n".join(
                     f"{key}: goes with a generator; beside trace there is {known}" for key in others
                 )
             )
-        elif given:
-            from simulator.workload.adapters import check_adapters, check_models
-            from simulator.workload.generate import check_clients, check_max_tokens
-            from simulator.workload.multimodal import check_multimodal
-
-            raise_if(
-                *check_clients(given.get("clients"), given.get("priorities")),
-                *check_max_tokens(given.get("max_tokens")),
-                *check_adapters(given.get("adapters")),
-                *check_models(given.get("models"), given.get("adapters")),
-                *check_multimodal(given.get("multimodal")),
-            )
+        keys = self.given | {"max_concurrency": self.max_concurrency}
+        self._generator = from_mapping(Generator, keys)
 
     def _check_columns(self) -> None:
         from simulator.workload.traces.fields import parse_columns
@@ -183,5 +173,11 @@ class WorkloadConfig(Config):
 
     @property
     def generator(self) -> Generator:
-        """The generator that the keys describe."""
-        return from_mapping(Generator, self.given | {"max_concurrency": self.max_concurrency})
+        """The generator that the keys describe; beside a trace, what `BESIDE_TRACE` says."""
+        return self._generator
+
+    def generator_keys(self) -> dict[str, Any]:
+        """Return all keys of the generator with their values, blocks as they were given."""
+        values = {field.name: getattr(self._generator, field.name) for field in fields(Generator)}
+        given = {name: self.given[name] for name, value in values.items() if is_dataclass(value)}
+        return {**values, **as_plain(given)}

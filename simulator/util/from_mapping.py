@@ -116,6 +116,8 @@ def read(kind: Any, value: Any, limits: Limits = NO_LIMITS) -> Any:
         return _read_literal(inner, value)
     plain = origin or kind
     if plain not in WORDS:
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            return value if isinstance(value, kind) else from_mapping(kind, value)
         return kind.model_validate(value) if hasattr(kind, "model_validate") else value
     given, value = value, _read_plain(plain, inner, value)
     for name, limit in limits.items():

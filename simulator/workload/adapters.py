@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Any
 
 import numpy as np
 
-from simulator.util.from_mapping import check_parses, from_mapping, raise_if
+from simulator.util.from_mapping import raise_if
 from simulator.workload.arrivals import Checks
 from simulator.workload.distributions import are_numbers, weighted_choice
 from simulator.workload.workload import Ints, Workload
@@ -16,7 +15,7 @@ from simulator.workload.workload import Ints, Workload
 MOST = 1_000_000
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Adapters:
     """Requests that ask for adapters (LoRA): the k-th most popular in proportion to k ** -zipf.
 
@@ -36,13 +35,6 @@ class Adapters:
             (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
             (not 0 <= self.base <= 1, f"base: {self.base} is not from 0 to 1"),
         )
-
-
-def check_adapters(adapters: Any) -> Checks:
-    """Check the key that says which adapters requests ask for."""
-    if adapters is None:
-        return []
-    return [check_parses("adapters", partial(from_mapping, Adapters), adapters)]
 
 
 def check_models(models: Any, adapters: Any) -> Checks:
@@ -67,11 +59,8 @@ def draw_models(
     ]
 
 
-def draw_adapters(
-    work: Workload, session: Ints, adapters: Mapping[str, object], rng: np.random.Generator
-) -> None:
+def draw_adapters(work: Workload, session: Ints, spec: Adapters, rng: np.random.Generator) -> None:
     """Let each session, numbered from 0 on, ask for an adapter: adapter-1 is the most popular."""
-    spec = from_mapping(Adapters, adapters)
     popularity = np.arange(1.0, spec.num_adapters + 1) ** -spec.zipf
     weights = np.concatenate(([spec.base], (1 - spec.base) * popularity / popularity.sum()))
     sessions = int(session.max(initial=-1)) + 1

@@ -1,12 +1,12 @@
 """When generated requests come: the arrival processes of `vllm bench serve`, and a diurnal load."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, pi
 
 import numpy as np
 
-from simulator.util.from_mapping import check_annotation, from_mapping, raise_if
+from simulator.util.from_mapping import check_annotation, raise_if
 from simulator.workload.workload import MAX_KEPT_REQUESTS, Floats
 
 POINTS_PER_PERIOD = 10_000  # of the table that inverts a diurnal load
@@ -26,7 +26,7 @@ def check_count(name: str, value: int, most: int = MAX_KEPT_REQUESTS) -> Checks:
     ]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Diurnal:
     """A load that swings about its mean: request_rate x (1 - amplitude cos(2 pi t / period)).
 
@@ -99,7 +99,7 @@ def _is_curve(rates: object) -> bool:
     return all(0 <= rate < inf for rate in rates) and 0 < sum(rates) < inf
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalProcess:
     """When requests (or sessions) come.
 
@@ -117,10 +117,10 @@ class ArrivalProcess:
     ramp_up_strategy: str | None = None  # linear or exponential
     ramp_up_start_rps: float | None = None
     ramp_up_end_rps: float | None = None
-    diurnal: Mapping[str, object] | None = None
+    diurnal: Diurnal | None = None
 
     def check_rates(self) -> Checks:
-        """Check what is said of the rates; `diurnal` checks itself."""
+        """Check what is said of the rates."""
         start, end, ramp = self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy
         checks = [
             (not self.request_rate > 0, f"request_rate: {self.request_rate} is not above 0"),
@@ -161,9 +161,7 @@ class ArrivalProcess:
         """
         whole = list(self._drawn(count, make_rng(), sizes)) if len(sizes) == 1 else None
         stretches = self.rescale and self.ramp_up_strategy is None
-        diurnal = None
-        if self.diurnal is not None and self.request_rate < inf:
-            diurnal = from_mapping(Diurnal, self.diurnal)
+        diurnal = self.diurnal if self.request_rate < inf else None
         last, stretch = 0.0, 1.0
         if stretches or diurnal:
             for times in whole or self._drawn(count, make_rng(), sizes):

@@ -15,19 +15,18 @@ import numpy as np
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import (
     check_parses,
-    from_mapping,
     parse_number,
     prefix_keys,
     raise_if,
     short_repr,
 )
 from simulator.workload.adapters import (
-    check_adapters,
+    Adapters,
     check_models,
     draw_adapters,
     draw_models,
 )
-from simulator.workload.arrivals import ArrivalProcess, Checks, Diurnal, check_count
+from simulator.workload.arrivals import ArrivalProcess, Checks, check_count
 from simulator.workload.distributions import (
     MAX_TOKENS,
     Distribution,
@@ -58,7 +57,7 @@ STREAMS = (
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TraceLengths:
     """The input and the output length of a trace's requests, drawn together."""
 
@@ -66,7 +65,7 @@ class TraceLengths:
     format: str | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generator(ArrivalProcess):
     """What is to be generated; the constructor raises ValueError, one line for each wrong key.
 
@@ -81,14 +80,14 @@ class Generator(ArrivalProcess):
     input_len: Spec | None = None  # tokens; 1024
     output_len: Spec | None = None  # tokens; 128
     range_ratio: float | Mapping[str, float] = 0.0
-    lengths: Mapping[str, object] | None = None  # TraceLengths, in place of the three above
+    lengths: TraceLengths | None = None  # in place of the three above
     prefix_len: int = 0  # tokens that all prompts begin with, before `input_len`
-    prefix_groups: Mapping[str, object] | None = None
-    sessions: Mapping[str, object] | None = None
+    prefix_groups: PrefixGroups | None = None
+    sessions: Sessions | None = None
     clients: int | Sequence[float] | None = None  # how many, or the weight of each
     priorities: Sequence[int] | None = None  # of each client
     max_tokens: Spec | None = None  # output tokens that each request's client allows
-    adapters: Mapping[str, object] | None = None  # Adapters
+    adapters: Adapters | None = None
     models: Mapping[str, float] | None = None  # the weight of each, by name
     multimodal: Mapping[str, Mapping[str, object]] | None = None  # Multimodal by modality
 
@@ -109,18 +108,8 @@ class Generator(ArrivalProcess):
                 concurrency is not None and concurrency < 1,
                 f"max_concurrency: {concurrency} is less than 1",
             ),
-            *(
-                check_parses(name, partial(from_mapping, cls), getattr(self, name))
-                for name, cls in (
-                    ("prefix_groups", PrefixGroups),
-                    ("sessions", Sessions),
-                    ("diurnal", Diurnal),
-                )
-                if getattr(self, name) is not None
-            ),
             *check_clients(self.clients, self.priorities),
             *check_max_tokens(self.max_tokens),
-            *check_adapters(self.adapters),
             *check_models(self.models, self.adapters),
             *check_multimodal(self.multimodal),
         )
@@ -136,7 +125,6 @@ class Generator(ArrivalProcess):
             ]
         given = {"input_len": self.input_len, "output_len": self.output_len}
         return [
-            check_parses("lengths", partial(from_mapping, TraceLengths), self.lengths),
             *((v is not None, f"{k}: cannot be given with lengths") for k, v in given.items()),
             (self.range_ratio != 0, "range_ratio: cannot be given with lengths"),
         ]
@@ -230,16 +218,12 @@ def _range_around(length: Spec, ratio: float, least: int) -> Distribution:
     return Uniform(low, high)
 
 
-def generate(
-    spec: Generator | Mapping[str, object], seed: int = 0, load: TraceReader | None = None
-) -> Workload:
-    """Make the workload that `spec`, or the mapping of its fields, asks for.
+def generate(spec: Generator, seed: int = 0, load: TraceReader | None = None) -> Workload:
+    """Make the workload that `spec` asks for.
 
     `load` reads the traces that lengths are drawn from. Raises ValueError, a line
     `field: what is wrong` for each fault.
     """
-    if isinstance(spec, Mapping):
-        spec = from_mapping(Generator, spec)
     many = f"num_prompts: {spec.num_prompts} requests do not fit into memory together, "
     many += f"{MAX_KEPT_REQUESTS:,} may; headway run --no-tables generates them as they come"
     raise_if((spec.num_prompts * spec.n > MAX_KEPT_REQUESTS, many))
@@ -374,8 +358,7 @@ def draw_lengths(
     name = "lengths"
     try:
         if spec.lengths is not None:
-            joint = from_mapping(TraceLengths, spec.lengths)
-            trace = read_lengths(joint.path, joint.format, load)
+            trace = read_lengths(spec.lengths.path, spec.lengths.format, load)
             row = (u * len(trace)).astype(np.int64)
             return trace.prompt_tokens[row], trace.output_tokens[row]
         name = "input_len"

@@ -1,6 +1,6 @@
 """Requests that belong together: turns of a session, and prompts that begin alike."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Segments
-from simulator.util.from_mapping import check_parses, from_mapping, raise_if
+from simulator.util.from_mapping import check_parses, raise_if
 from simulator.workload.arrivals import check_count
 from simulator.workload.distributions import (
     Spec,
@@ -24,7 +24,7 @@ SHUFFLED = 1 << 20
 """Sessions whose prefixes are put into random order together."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PrefixGroups:
     """Prompts that begin with one of a few prefixes: vLLM's dataset `prefix_repetition`.
 
@@ -45,7 +45,7 @@ class PrefixGroups:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sessions:
     """Conversations: a turn's prompt is the last one, its answer and `input_len` new tokens.
 
@@ -63,18 +63,17 @@ class Sessions:
 
 
 def session_parts(
-    spec: Mapping[str, object] | None, total: int, size: int, rng: np.random.Generator
+    sessions: Sessions | None, total: int, size: int, rng: np.random.Generator
 ) -> Iterator[tuple[Ints, Floats]]:
     """Yield whole sessions of `total` requests, some `size` requests at a time.
 
     Of each part: which of its requests begin a session, and the think time (s) before each request.
     """
-    if spec is None:
+    if sessions is None:
         for at in range(0, total, size):
             count = min(size, total - at)
             yield np.arange(count), np.zeros(count)
         return
-    sessions = from_mapping(Sessions, spec)
     lengths, think = parse_lengths(sessions.turns), parse_distribution(sessions.think_time)
     turns, pauses = rng.spawn(2)
     ends, left = np.zeros(1, np.int64), total
@@ -90,7 +89,7 @@ def session_parts(
 
 def prefix_parts(
     shared: int,
-    spec: Mapping[str, object] | None,
+    groups: PrefixGroups | None,
     counts: Sequence[int],
     rng: np.random.Generator,
 ) -> tuple[list[Segments], Iterator[Ints]]:
@@ -99,9 +98,8 @@ def prefix_parts(
     `shared` tokens come before every prefix.
     """
     first: Segments = ((("shared",), shared),) if shared else ()
-    if spec is None:
+    if groups is None:
         return [first], (np.zeros(count, np.int64) for count in counts)
-    groups = from_mapping(PrefixGroups, spec)
     sizes, order = rng.spawn(2)
     k = groups.num_prefixes
     length = token_counts(parse_lengths(groups.prefix_len), sizes.random(k)).tolist()

@@ -11,7 +11,7 @@ from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.planning.rollouts import rollouts
 from simulator.util.errors import HeadwayError
-from simulator.workload.generate import generate
+from tests.support.workloads import generate
 
 TOKEN = 0.01  # s
 SCENARIO = """
@@ -87,7 +87,7 @@ def test_the_verb_prices_generation_and_training(tmp_path: Path, capsys) -> None
     hourly = told["steps"][0]["dollars_per_hour"]
     priced = hourly / 3600 * (sum(seconds) + 12) / 128 * 1000
     assert total["dollars_per_1000_samples"] == pytest.approx(priced)
-    answers = np.sort(generate(load_scenario(path).workload.generator, 5).output_tokens)
+    answers = np.sort(load_scenario(path).make_workload().output_tokens)
     assert told["steps"][0]["tail"] == pytest.approx(TOKEN * (answers[-1] - answers[28]))
     assert main(["rollouts", path]) == 0
     assert "less than a tenth of the samples is left" not in capsys.readouterr().out

@@ -1,11 +1,23 @@
 """Workloads of given prompts, and what a generator says of a wrong one."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
 from simulator.core.request import Segments
-from simulator.workload.generate import generate
+from simulator.util.from_mapping import from_mapping
+from simulator.workload.distributions import TraceReader
+from simulator.workload.generate import Generator
+from simulator.workload.generate import generate as generate_of
 from simulator.workload.workload import Workload
+
+
+def generate(
+    spec: Mapping[str, object], seed: int = 0, load: TraceReader | None = None
+) -> Workload:
+    """Make the workload that the keys of a scenario ask for."""
+    return generate_of(from_mapping(Generator, spec), seed, load)
 
 
 def of_prompts(segments: list[Segments | None], lengths: list[int] | None = None) -> Workload:

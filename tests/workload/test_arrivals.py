@@ -7,7 +7,7 @@ import pytest
 
 from simulator.workload import arrivals
 from simulator.workload.arrivals import Diurnal
-from simulator.workload.generate import generate
+from tests.support.workloads import generate
 from tests.support.workloads import generator_errors as errors
 
 

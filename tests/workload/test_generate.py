@@ -8,9 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.workload.generate import Generator, generate
 from simulator.workload.workload import Workload
-from tests.support.workloads import generator_errors
+from tests.support.workloads import generate, generator_errors
 
 
 def columns(w: Workload) -> dict[str, object]:
@@ -250,12 +249,6 @@ def test_streams_are_apart(change, kept):
     assert set(kept.split()) <= same
 
 
-def test_generator_or_mapping():
-    """A Generator and the mapping of its fields are the same thing."""
-    spec = {"num_prompts": 5, "request_rate": 2.0}
-    assert columns(generate(spec)) == columns(generate(Generator(**spec)))
-
-
 def test_numbers_that_yaml_takes_for_texts():
     """YAML reads `inf` and `1e-3` as texts; they are taken for the numbers they look like."""
     spec = yaml.safe_load("{request_rate: inf, sessions: {turns: 2, think_time: 1e-3}}")
@@ -347,11 +340,11 @@ def test_all_refusals_at_once():
         request_rate=-1, num_prompts=0, output_len={"kind": "mixture", "parts": parts}, sessions=7
     )
     assert wrong == [
+        "sessions: must be a mapping of keys, not 7",
         "request_rate: -1 is not above 0",
         "output_len.parts.0.low: 5 is more than high, 2",
         "output_len.parts.1.weight: null is not a number above 0",
         "num_prompts: 0 is less than 1",
-        "sessions: must be a mapping of keys, not 7",
     ]
 
 
