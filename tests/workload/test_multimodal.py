@@ -7,9 +7,11 @@ import pytest
 
 from simulator.core.request import Media
 from simulator.util.errors import HeadwayError
-from simulator.workload.generate import Generator, generate, generate_parts, random_streams
+from simulator.util.from_mapping import from_mapping
+from simulator.workload.generate import Generator, generate_parts, random_streams
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.write import write_mooncake
+from tests.support.workloads import generate
 
 IMAGES = {
     "items": {"kind": "uniform", "low": 0, "high": 4},
@@ -64,11 +66,10 @@ def test_a_few_images_come_again_and_again() -> None:
 
 def test_parts_are_as_the_whole() -> None:
     """However many requests are made at a time."""
-    spec = Generator(
-        num_prompts=40, multimodal={"image": IMAGES, "video": IMAGES | {"distinct": 3}}
-    )
+    media = {"image": IMAGES, "video": IMAGES | {"distinct": 3}}
+    spec = {"num_prompts": 40, "multimodal": media}
     whole = generate(spec, seed=5)
-    parts = [*generate_parts(spec, 5, None, 7)]
+    parts = [*generate_parts(from_mapping(Generator, spec), 5, None, 7)]
     assert [one for part in parts for one in part.segments] == whole.segments
     assert [*np.concatenate([part.prompt_tokens for part in parts])] == [*whole.prompt_tokens]
     assert "multimodal" in random_streams(0)
