@@ -198,12 +198,15 @@ def run(
     """Simulate a scenario; print its report, write its files."""
     from simulator.results.service_levels import service_levels
     from simulator.scenario.load import load_scenario
-    from simulator.simulation.write import check_folder, write_run
+    from simulator.simulation.write import check_folder, check_parts, write_run
+    from simulator.util.files import lock_folder
     from simulator.views.report import run_table
 
     loaded = load_scenario(scenario, with_slo(settings.overrides, options.slo), settings.seed)
     service_levels(loaded)  # what is wrong with them is told before the run
     folder = check_folder(out or Path("out") / loaded.name, options.format)
+    if tables_in is None:
+        check_parts(folder)
     exports.check(folder)
     trim = options.trim()
     at_least_one(jobs=workers.jobs)
@@ -225,18 +228,19 @@ def run(
         from simulator.planning.sensitivity import changed_runs
 
         changed = changed_runs(loaded)  # what it is not for is told before the run
-    with run_progress(loaded.name, options.quiet) as progress:
-        simulate = partial(_spread_run, workers) if workers else _run
-        result = simulate(
-            loaded, stepwise=options.stepwise, progress=progress, workload=_requests(loaded)
-        )
-    result.warmup, result.cooldown = trim
-    if result.interrupted:
-        return print_interrupted_run(result)
-    _add_load(result)
-    if changed is not None:
-        _add_sensitivity(result, changed, options.quiet)
-    files = write_run(result, folder, options.format)
+    with lock_folder(folder):
+        with run_progress(loaded.name, options.quiet) as progress:
+            simulate = partial(_spread_run, workers) if workers else _run
+            result = simulate(
+                loaded, stepwise=options.stepwise, progress=progress, workload=_requests(loaded)
+            )
+        result.warmup, result.cooldown = trim
+        if result.interrupted:
+            return print_interrupted_run(result)
+        _add_load(result)
+        if changed is not None:
+            _add_sensitivity(result, changed, options.quiet)
+        files = write_run(result, folder, options.format)
     notes = exports.write(result)
     if options.json_:
         print_json(folder / "summary.json")
@@ -251,7 +255,8 @@ def _refuse_beside_no_tables(others: "Mapping[str, object]", options: RunOptions
     given = {"replications": options.replications, **others, "format": options.format != "csv"}
     given |= {"warmup": options.warmup, "cooldown": options.cooldown}
     if refused := [name for name, value in given.items() if value]:
-        raise HeadwayError(f"--no-tables: goes without --{refused[0]}")
+        hint = "; --tables-in writes Parquet" * (refused[0] == "format")
+        raise HeadwayError(f"--no-tables: goes without --{refused[0]}{hint}")
 
 
 def _requests(scenario: "Scenario") -> "Workload":
@@ -316,17 +321,16 @@ def _run_without_tables(
     tables: Path | None,
 ) -> int:
     """Run, however many requests there are; print the report, write it and the scenario."""
-    from simulator.results.table_parts import check_parts
     from simulator.simulation.partitions import FOLDER, forget_partitions
     from simulator.simulation.stream import run_streamed
-    from simulator.simulation.write import check_folder, write_scenario
+    from simulator.simulation.write import check_folder, check_parts, remove_tables, write_scenario
     from simulator.util.files import lock_folder, write_together
     from simulator.util.quantile_sketch import RELATIVE_ERROR
     from simulator.views.report import run_table
 
     simulate = partial(_run_apart, workers, folder) if workers else run_streamed
     if tables is not None and not (folder / FOLDER).exists():  # else some are of this run
-        check_parts(check_folder(tables, "parquet", "--tables-in"))
+        check_parts(check_folder(tables, "parquet", "--tables-in"), "--tables-in")
     with lock_folder(folder):
         try:
             with run_progress(scenario.name, options.quiet) as progress:
@@ -343,6 +347,7 @@ def _run_without_tables(
                 "scenario.yaml": partial(write_scenario, scenario),
             },
         )
+        remove_tables(folder, files)
         forget_partitions(folder)
     if options.json_:
         print_json(folder / "summary.json")

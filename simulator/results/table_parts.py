@@ -150,12 +150,6 @@ def _plain(column: Any) -> Any:
     return column.values if isinstance(column, Signed) else column
 
 
-def check_parts(folder: Path) -> None:
-    """Raise HeadwayError where a folder has such files: of two runs they would be one table."""
-    if any(True for name in TABLES for _ in (folder / name).glob("*.parquet")):
-        raise HeadwayError(f"--tables-in {folder}: has tables of another run; give another folder")
-
-
 def count_rows(folder: Path) -> int:
     """Count the rows of a table in parts; 0 where there is none."""
     return sum(file.metadata.num_rows for file in _files(folder)) if folder.is_dir() else 0

@@ -41,7 +41,7 @@ from simulator.simulation.independent import (
 )
 from simulator.simulation.stream import Progress, StreamedRun, first_chunk
 from simulator.util.errors import HeadwayError
-from simulator.util.files import write_atomic
+from simulator.util.files import READ_FILES, write_atomic
 from simulator.util.sums import add_sums, take_sums
 from simulator.util.version import __version__
 from simulator.util.workers import WorkerDied, parallel_map
@@ -64,12 +64,13 @@ class Partition:
     total: int  # requests of the whole run
     leap: bool
     tables: Path | None  # a folder for its requests and steps
+    inputs: tuple[tuple[str, int, int], ...] = ()  # files that were read, their size, their time
 
     @property
     def key(self) -> str:
-        """A short name: by version, whole scenario, and which part of it this is."""
+        """A short name: by version, whole scenario with its files, and which part of it this is."""
         what = [str(self.scenario.folder.resolve()), self.scenario.resolved()]
-        cut = [self.pods.start, self.pods.stop, self.size, self.leap, str(self.tables)]
+        cut = [self.pods.start, self.pods.stop, self.size, self.leap, str(self.tables), self.inputs]
         text = json.dumps([__version__, *what, cut], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -98,12 +99,23 @@ def run_partitions(
     cuts = cut(len(set(cluster.pod_numbers)), jobs)
     size = stream.CHUNK * min(len(cuts) - 1, MOST_PARTS)
     parts = [
-        Partition(scenario, range(a, b), size, total, not stepwise, tables)
+        Partition(scenario, range(a, b), size, total, not stepwise, tables, _inputs())
         for a, b in pairwise(cuts)
     ]
     paths = [folder / FOLDER / f"{part.key}.npz" for part in parts]
+    if others := {*(folder / FOLDER).glob("*.npz")} - {*paths}:
+        raise HeadwayError(
+            f"{folder / FOLDER}: has {len(others)} parts of another command, or of files that have "
+            "changed since; take that folder away, or give another --out"
+        )
     _run_missing(parts, paths, jobs, total, progress)
     return _summarize(scenario, first, total, paths)
+
+
+def _inputs() -> tuple[tuple[str, int, int], ...]:
+    """Return the files that were read for a run, each with its size and when it was changed, ns."""
+    found = [(path, path.stat()) for path in sorted(READ_FILES) if path.exists()]
+    return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in found)
 
 
 def forget_partitions(folder: Path) -> None:
@@ -120,21 +132,33 @@ def _run_missing(
 ) -> None:
     """Run the parts that have no file yet; one that fails stops no other."""
     left = [index for index, path in enumerate(paths) if not path.exists()]
-    now, failed = 0.0, list[str]()
+    now, failed = 0.0, dict[str, list[range]]()
     done = len(parts) - len(left)
     for at, outcome in parallel_map(run_partition, [parts[index] for index in left], jobs):
         part, path = parts[left[at]], paths[left[at]]
         if isinstance(outcome, WorkerDied | str):
             why = outcome.reason if isinstance(outcome, WorkerDied) else outcome
-            failed += part_failed(part.scenario, part.pods.start, part.pods.stop, why).messages
+            failed.setdefault(why, []).append(part.pods)
             continue
-        write_atomic(path, partial(_write, outcome))
+        try:
+            write_atomic(path, partial(_write, outcome))
+        except HeadwayError as error:
+            raise HeadwayError(f"{error}{_kept(done, parts)}") from error
         done, now = done + 1, max(now, float(outcome["/_end"]))
         if progress is not None:
             progress(now, total * done // len(parts), total)
     if failed:
-        kept = f"; {done} of {len(parts)} parts are kept, and the same command goes on from there"
-        raise HeadwayError([*failed[:-1], failed[-1] + kept * bool(done)])
+        lines = [
+            f"{part_failed(parts[0].scenario, pods[0].start, pods[0].stop, why)}"
+            + f" (and {len(pods) - 1} other parts)" * (len(pods) > 1)
+            for why, pods in failed.items()
+        ]
+        raise HeadwayError([*lines[:-1], lines[-1] + _kept(done, parts)])
+
+
+def _kept(done: int, parts: Sequence[Partition]) -> str:
+    kept = f"; {done} of {len(parts)} parts are kept, and the same command goes on from there"
+    return kept * bool(done)
 
 
 def _write(sums: Sums, file: BinaryIO) -> None:

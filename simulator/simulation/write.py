@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SLICE = 1 << 13  # rows encoded together: what they take stays in a core's cache
 FORMATS = ("csv", "parquet")
+TABLES = ("requests", "steps", "clients", "fairness", "replicas")
 
 
 def check_folder(folder: Path, format: str = "csv", option: str = "--out") -> Path:
@@ -48,6 +49,19 @@ def check_folder(folder: Path, format: str = "csv", option: str = "--out") -> Pa
     if not os.access(there, os.W_OK | os.X_OK):
         raise HeadwayError(f"{option} {folder}: no permission to write to {there}")
     return folder
+
+
+def check_parts(folder: Path, option: str = "--out") -> None:
+    """Raise HeadwayError where a folder has tables in parts: two runs' would be one table."""
+    if any(True for name in TABLES[:2] for _ in (folder / name).glob("*.parquet")):
+        raise HeadwayError(f"{option} {folder}: has tables of another run; give another folder")
+
+
+def remove_tables(folder: Path, written: Iterable[Path]) -> None:
+    """Take away the tables that a run before has left in a folder: they are of no summary there."""
+    kept = {path.name for path in written}
+    for name in {f"{table}.{format}" for table in TABLES for format in FORMATS} - kept:
+        (folder / name).unlink(missing_ok=True)
 
 
 def check_span(result: Result) -> None:
@@ -87,7 +101,9 @@ def write_run(
             else partial(_write_parquet, as_frame(columns))
         )
     writers["scenario.yaml"] = partial(write_scenario, result.scenario)
-    return write_together(out, writers | dict(more or {}))
+    written = write_together(out, writers | dict(more or {}))
+    remove_tables(out, written)
+    return written
 
 
 def _write_summary(result: Result, file: BinaryIO) -> None:

@@ -217,6 +217,7 @@ def test_an_interrupt_keeps_the_parts_that_are_done(
 ) -> None:
     path, out = tmp_path / "s.yaml", tmp_path / "out"
     path.write_text(SMALL + "cluster: {replicas: 8}\n")
+    when = path.stat().st_mtime_ns
     words = ["run", str(path), "--set", "workload.num_prompts=60000", "--no-tables", "--jobs", "2"]
     words += ["--out", str(out), "--quiet"]
     child = subprocess.Popen(
@@ -229,6 +230,8 @@ def test_an_interrupt_keeps_the_parts_that_are_done(
     os.kill(child.pid, signal.SIGSTOP)  # else it may be done before it is interrupted
     assert main(words) == 2  # while the other has the folder
     assert "another command is writing there" in capsys.readouterr().err
+    assert main(["run", str(path), "--set", "workload.num_prompts=5", "--out", str(out)]) == 2
+    assert "another command is writing there" in capsys.readouterr().err
     os.kill(child.pid, signal.SIGTERM)  # as Ctrl-C, which a job in the background ignores
     os.kill(child.pid, signal.SIGCONT)
     _, err = child.communicate(timeout=60)
@@ -236,6 +239,15 @@ def test_an_interrupt_keeps_the_parts_that_are_done(
     assert f"finished runs are in {kept}, and the same command goes on from there" in err
     before = {file.name: file.stat().st_mtime_ns for file in kept.iterdir()}
     assert 0 < len(before) < 8
+    assert main([*words, "--seed", "9"]) == 2
+    told = f"{kept}: has {len(before)} parts of another command, or of files that have changed"
+    assert told in capsys.readouterr().err
+    text = path.read_text()
+    path.write_text(f"{text}\n")
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+    path.write_text(text)
+    os.utime(path, ns=2 * (when,))
     assert main(words) == 0
     assert sorted(file.name for file in out.iterdir()) == ["scenario.yaml", "summary.json"]
 
@@ -263,3 +275,19 @@ def test_the_part_of_a_worker_that_dies_is_done_again(name: str, tmp_path: Path)
         found = run_partitions(what, tmp_path / "out", jobs=2)
     assert not armed.exists()
     assert found["completed"] == 300
+
+
+def test_a_run_leaves_no_tables_of_another_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "demo", "--set", "workload.num_prompts=5", "--out", str(tmp_path), "--quiet"]
+    assert main([*words, "--format", "parquet"]) == 0
+    assert main(words) == 0
+    tables = {"requests.csv", "steps.csv"}
+    files = {"scenario.yaml", "summary.json"}
+    assert {path.name for path in tmp_path.iterdir()} == tables | files
+    assert main([*words, "--no-tables"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == files
+    assert main([*words, "--no-tables", "--tables-in", str(tmp_path)]) == 0
+    assert main(words) == 2
+    assert f"--out {tmp_path}: has tables of another run" in capsys.readouterr().err
