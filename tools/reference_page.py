@@ -21,7 +21,7 @@ from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import Key
 from simulator.workload.adapters import Adapters
-from simulator.workload.distributions import KINDS
+from simulator.workload.distributions import KINDS, Distribution, Fixed
 from simulator.workload.generate import Generator
 from simulator.workload.multimodal import Multimodal
 from simulator.workload.sessions import PrefixGroups, Sessions
@@ -235,13 +235,15 @@ def _values(kind: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(kind))
     if get_origin(kind) in {Union, UnionType}:
         inner = (part for part in get_args(kind) if part is not type(None))
-        return " or ".join(_values(part) for part in inner)
+        both = " or ".join(_values(part) for part in inner)
+        return " or ".join(dict.fromkeys(both.split(" or ")))
     if get_origin(kind) in {Sequence, list, tuple}:
         return "list"
     if hasattr(kind, "__metadata__"):
         limits = (_bounds(note.limits) for note in kind.__metadata__ if hasattr(note, "limits"))
         return " ".join(filter(None, [_values(kind.__origin__), *limits]))
-    words = {int: "integer", float: "number", str: "text", bool: "boolean"}
+    words: dict[Any, str] = {int: "integer", float: "number", str: "text", bool: "boolean"}
+    words[Distribution] = "number or mapping"
     return words.get(kind, "mapping")
 
 
@@ -258,7 +260,8 @@ def _dataclass_keys(cls: type, meanings: dict[str, str]) -> Iterator[str]:
     """List the fields of a dataclass as keys."""
     for field in dataclasses.fields(cls):
         meaning = meanings[field.name]
-        yield _key(field.name, field.default, dataclasses.MISSING, _values(field.type), meaning)
+        default = field.default.value if isinstance(field.default, Fixed) else field.default
+        yield _key(field.name, default, dataclasses.MISSING, _values(field.type), meaning)
 
 
 def _policies() -> Iterator[str]:

@@ -7,10 +7,10 @@ there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite, log
-from typing import Protocol, TypeGuard, get_args
+from typing import Annotated, Protocol, TypeGuard, get_args
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def _clip(x: Floats, low: float, high: float) -> Floats:
     return np.clip(x, low, np.nextafter(high, low))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Fixed:
     """Always `value`."""
 
@@ -73,7 +73,7 @@ class Fixed:
         return np.full(len(u), float(self.value))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Uniform:
     """All values from `low` to `high` alike, both included."""
 
@@ -89,7 +89,7 @@ class Uniform:
         return _clip(low + u * (high - low), low, high)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Exponential:
     """Exponential, with this `mean` before any cut."""
 
@@ -107,7 +107,7 @@ class Exponential:
         return _clip(low - self.mean * np.log1p(-u * share), low, high)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Lognormal:
     """The exponential of a normal distribution, by its `median` or its `mean` before any cut."""
 
@@ -140,7 +140,7 @@ class Lognormal:
         return _clip(x, low, high)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Zipf:
     """Whole numbers k from `low` to `high`, each in proportion to k ** -alpha."""
 
@@ -169,7 +169,7 @@ def weighted_choice(weights: Floats, u: Floats) -> Ints:
     return last
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Quantiles:
     """Straight lines between `values`, which lie at the cumulative probabilities `at`."""
 
@@ -206,7 +206,7 @@ def are_numbers(values: object, least: int) -> TypeGuard[Sequence[float]]:
     return all(isinstance(n, int | float) and 0 <= n < inf for n in values)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Empirical:
     """The lengths of a trace's requests, drawn with replacement."""
 
@@ -233,7 +233,7 @@ def read_lengths(path: str, form: str | None, load: TraceReader | None) -> Workl
     return trace
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Cycle:
     """The `values` in turn, request by request, and the first again after the last: no chance."""
 
@@ -247,33 +247,12 @@ class Cycle:
         return np.resize(np.array(self.values, np.float64), len(u))
 
 
-@dataclass(slots=True)
-class Mixture:
-    """Distributions with a `weight` each: one of them is drawn, and then a value from it."""
-
-    parts: Sequence[Mapping[str, object]]
-    weights: Floats = field(init=False)
-    kinds: list[Distribution] = field(init=False)
-
-    def __post_init__(self) -> None:
-        raise_if((not isinstance(self.parts, Sequence) or not self.parts, "parts: not a list"))
-        raise_if(
-            *(check_parses(f"parts.{k}", _mixture_part, part) for k, part in enumerate(self.parts))
-        )
-        weights, kinds = zip(*map(_mixture_part, self.parts), strict=True)
-        self.weights, self.kinds = np.array(weights), list(kinds)
-
-    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
-        ends = np.cumsum(self.weights)
-        chosen = weighted_choice(self.weights, u)
-        # Where u fell within its part's share is a uniform number again.
-        again = (u * ends[-1] - (ends - self.weights)[chosen]) / self.weights[chosen]
-        again = _clip(again, 0.0, 1.0)
-        x = np.empty(len(u))
-        for k, kind in enumerate(self.kinds):
-            here = chosen == k
-            x[here] = kind.quantile(again[here], edge, load)
-        return x
+def _mixture_parts(parts: object) -> list[tuple[float, Distribution]]:
+    """Read the parts of a mixture."""
+    if not isinstance(parts, Sequence) or not parts:
+        raise ValueError(": not a list")
+    raise_if(*(check_parses(f"{k}", _mixture_part, part) for k, part in enumerate(parts)))
+    return [_mixture_part(part) for part in parts]
 
 
 def _mixture_part(part: object) -> tuple[float, Distribution]:
@@ -284,6 +263,26 @@ def _mixture_part(part: object) -> tuple[float, Distribution]:
     if not isinstance(weight, int | float) or not 0 < weight < inf:
         raise ValueError(f"weight: {short_repr(weight)} is not a number above 0")
     return float(weight), parse_distribution({key: part[key] for key in part if key != "weight"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Distributions with a `weight` each: one of them is drawn, and then a value from it."""
+
+    parts: Annotated[Sequence[tuple[float, Distribution]], _mixture_parts]
+
+    def quantile(self, u: Floats, edge: float, load: TraceReader | None) -> Floats:
+        weights = np.array([weight for weight, _ in self.parts])
+        ends = np.cumsum(weights)
+        chosen = weighted_choice(weights, u)
+        # Where u fell within its part's share is a uniform number again.
+        again = (u * ends[-1] - (ends - weights)[chosen]) / weights[chosen]
+        again = _clip(again, 0.0, 1.0)
+        x = np.empty(len(u))
+        for k, (_, kind) in enumerate(self.parts):
+            here = chosen == k
+            x[here] = kind.quantile(again[here], edge, load)
+        return x
 
 
 Kind = Fixed | Uniform | Exponential | Lognormal | Zipf | Quantiles | Empirical | Cycle | Mixture
@@ -321,12 +320,26 @@ def parse_lengths(spec: Spec) -> Distribution:
 def _shortest_length(kind: Distribution) -> float:
     """Return the shortest length that a distribution yields; no trace has one below 1."""
     if isinstance(kind, Mixture):
-        return min(map(_shortest_length, kind.kinds))
+        return min(_shortest_length(part) for _, part in kind.parts)
     if isinstance(kind, Empirical):
         return 1
     if isinstance(kind, Cycle):
         return float(np.floor(min(kind.values) + 0.5))
     return float(np.floor(kind.quantile(np.zeros(1), TOKENS, None) + 0.5)[0])
+
+
+def _parse_length(spec: Spec) -> float | Distribution:
+    """Read a length: a number, or a law."""
+    if isinstance(spec, Mapping):
+        return parse_lengths(spec)
+    parse_distribution(spec)
+    return parse_number(spec)
+
+
+Length = Annotated[float | Distribution, _parse_length]
+Lengths = Annotated[Distribution, parse_lengths]
+Durations = Annotated[Distribution, parse_distribution]
+"""The laws that a number, or a mapping with a `kind`, stands for."""
 
 
 def token_counts(kind: Distribution, u: Floats, load: TraceReader | None = None) -> Ints:

@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor, inf
-from typing import Any
 
 import numpy as np
 
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import (
     check_parses,
-    parse_number,
     prefix_keys,
     raise_if,
     short_repr,
@@ -30,12 +28,11 @@ from simulator.workload.arrivals import ArrivalProcess, Checks, check_count
 from simulator.workload.distributions import (
     MAX_TOKENS,
     Distribution,
-    Spec,
+    Length,
+    Lengths,
     TraceReader,
     Uniform,
     are_numbers,
-    parse_distribution,
-    parse_lengths,
     read_lengths,
     token_counts,
     weighted_choice,
@@ -77,8 +74,8 @@ class Generator(ArrivalProcess):
     num_prompts: int = 1000
     n: int = 1  # samples of each prompt, as in vLLM's SamplingParams
     max_concurrency: int | None = None
-    input_len: Spec | None = None  # tokens; 1024
-    output_len: Spec | None = None  # tokens; 128
+    input_len: Length | None = None  # tokens; 1024
+    output_len: Length | None = None  # tokens; 128
     range_ratio: float | Mapping[str, float] = 0.0
     lengths: TraceLengths | None = None  # in place of the three above
     prefix_len: int = 0  # tokens that all prompts begin with, before `input_len`
@@ -86,7 +83,7 @@ class Generator(ArrivalProcess):
     sessions: Sessions | None = None
     clients: int | Sequence[float] | None = None  # how many, or the weight of each
     priorities: Sequence[int] | None = None  # of each client
-    max_tokens: Spec | None = None  # output tokens that each request's client allows
+    max_tokens: Lengths | None = None  # output tokens that each request's client allows
     adapters: Adapters | None = None
     models: Mapping[str, float] | None = None  # the weight of each, by name
     multimodal: Mapping[str, Mapping[str, object]] | None = None  # Multimodal by modality
@@ -109,7 +106,6 @@ class Generator(ArrivalProcess):
                 f"max_concurrency: {concurrency} is less than 1",
             ),
             *check_clients(self.clients, self.priorities),
-            *check_max_tokens(self.max_tokens),
             *check_models(self.models, self.adapters),
             *check_multimodal(self.multimodal),
         )
@@ -148,11 +144,6 @@ def check_clients(clients: object, priorities: object) -> Checks:
             "each client",
         ),
     ]
-
-
-def check_max_tokens(max_tokens: Any) -> Checks:
-    """Check the key that says how long clients let an answer be."""
-    return [] if max_tokens is None else [check_parses("max_tokens", parse_lengths, max_tokens)]
 
 
 def _good_priorities(priorities: object, clients: object) -> bool:
@@ -200,16 +191,14 @@ def output_lengths(spec: Generator) -> Distribution:
     around = _range_around(length, range_ratios(spec.range_ratio)[1], 0)
     if isinstance(around, Uniform):
         raise_if((around.high < 1, f": {length} is less than 1 token"))
-        around.low = max(around.low, 1)
+        return Uniform(max(around.low, 1), around.high)
     return around
 
 
-def _range_around(length: Spec, ratio: float, least: int) -> Distribution:
-    if isinstance(length, Mapping):
+def _range_around(n: float | Distribution, ratio: float, least: int) -> Distribution:
+    if not isinstance(n, int | float):
         raise_if((ratio != 0, ": must be a number where there is a range_ratio"))
-        return parse_lengths(length)
-    parse_distribution(length)
-    n = parse_number(length)
+        return n
     low, high = floor(n * (1 - ratio)), ceil(n * (1 + ratio))
     raise_if(
         (n != int(n), f": {n} is not a whole number"),
@@ -333,11 +322,11 @@ def draw_clients(
 
 
 def draw_max_tokens(
-    spec: Spec, count: int, rng: np.random.Generator, load: TraceReader | None
+    spec: Distribution, count: int, rng: np.random.Generator, load: TraceReader | None
 ) -> Ints:
     """Draw the output tokens that the client of each of `count` requests allows."""
     try:
-        return token_counts(parse_lengths(spec), rng.random(count), load)
+        return token_counts(spec, rng.random(count), load)
     except HeadwayError:
         raise
     except ValueError as error:

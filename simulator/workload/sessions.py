@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Segments
-from simulator.util.from_mapping import check_parses, raise_if
+from simulator.util.from_mapping import raise_if
 from simulator.workload.arrivals import check_count
 from simulator.workload.distributions import (
-    Spec,
+    Durations,
+    Fixed,
+    Lengths,
     durations,
-    parse_distribution,
-    parse_lengths,
     token_counts,
     weighted_choice,
 )
@@ -22,6 +22,7 @@ from simulator.workload.workload import Floats, Ints
 
 SHUFFLED = 1 << 20
 """Sessions whose prefixes are put into random order together."""
+PREFIX_LEN, THINK_TIME = Fixed(256), Fixed(0.0)  # tokens; s
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,13 @@ class PrefixGroups:
     """
 
     num_prefixes: int = 10
-    prefix_len: Spec = 256  # tokens
+    prefix_len: Lengths = PREFIX_LEN
     zipf: float = 0.0
 
     def __post_init__(self) -> None:
         raise_if(
             *check_count("num_prefixes", self.num_prefixes),
             (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
-            check_parses("prefix_len", parse_lengths, self.prefix_len),
         )
 
 
@@ -52,14 +52,8 @@ class Sessions:
     A turn comes `think_time` after the answer to the one before it.
     """
 
-    turns: Spec
-    think_time: Spec = 0.0  # s
-
-    def __post_init__(self) -> None:
-        raise_if(
-            check_parses("turns", parse_lengths, self.turns),
-            check_parses("think_time", parse_distribution, self.think_time),
-        )
+    turns: Lengths
+    think_time: Durations = THINK_TIME
 
 
 def session_parts(
@@ -74,16 +68,15 @@ def session_parts(
             count = min(size, total - at)
             yield np.arange(count), np.zeros(count)
         return
-    lengths, think = parse_lengths(sessions.turns), parse_distribution(sessions.think_time)
     turns, pauses = rng.spawn(2)
     ends, left = np.zeros(1, np.int64), total
     while left:
         if len(ends) == 1:
-            ends = np.cumsum(np.append(0, token_counts(lengths, turns.random(size))))
+            ends = np.cumsum(np.append(0, token_counts(sessions.turns, turns.random(size))))
         upto = min(int(np.searchsorted(ends, size)), len(ends) - 1)
         count = min(int(ends[upto]), left)
         starts = ends[:upto]
-        yield starts[starts < count], durations(think, pauses.random(count))
+        yield starts[starts < count], durations(sessions.think_time, pauses.random(count))
         ends, left = ends[upto:] - ends[upto], left - count
 
 
@@ -102,7 +95,7 @@ def prefix_parts(
         return [first], (np.zeros(count, np.int64) for count in counts)
     sizes, order = rng.spawn(2)
     k = groups.num_prefixes
-    length = token_counts(parse_lengths(groups.prefix_len), sizes.random(k)).tolist()
+    length = token_counts(groups.prefix_len, sizes.random(k)).tolist()
     heads = [(*first, (("prefix", g), length[g])) for g in range(k)]
     if not groups.zipf:
         return heads, _shuffled(k, counts, order)

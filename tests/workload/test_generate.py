@@ -340,10 +340,10 @@ def test_all_refusals_at_once():
         request_rate=-1, num_prompts=0, output_len={"kind": "mixture", "parts": parts}, sessions=7
     )
     assert wrong == [
-        "sessions: must be a mapping of keys, not 7",
-        "request_rate: -1 is not above 0",
         "output_len.parts.0.low: 5 is more than high, 2",
         "output_len.parts.1.weight: null is not a number above 0",
+        "sessions: must be a mapping of keys, not 7",
+        "request_rate: -1 is not above 0",
         "num_prompts: 0 is less than 1",
     ]
 
