@@ -125,7 +125,7 @@ def _check(
     if scenario.engine.scheduler_cls and scenario.engine.scheduler != "vllm":
         found.append(("engine.scheduler_cls", "engine.scheduler", "goes with scheduler: vllm"))
     found += _check_trace(scenario)
-    asked = scenario.workload.given.get("multimodal")
+    asked = scenario.workload.generator.multimodal
     if asked is not None and scenario.engine.multimodal_config is None:
         what = "goes with engine.multimodal_config, which says what the encoder has"
         found.append(("workload.multimodal", "engine.multimodal_config", what))

@@ -1,6 +1,6 @@
 """The block `workload` of a scenario: a trace or a generator, and the way to the scheduler."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from simulator.util.config import Config, Count, NonNegativeFloat, PositiveFloat, WholeNumber
@@ -179,5 +179,5 @@ class WorkloadConfig(Config):
     def generator_keys(self) -> dict[str, Any]:
         """Return all keys of the generator with their values, blocks as they were given."""
         values = {field.name: getattr(self._generator, field.name) for field in fields(Generator)}
-        given = {name: self.given[name] for name, value in values.items() if is_dataclass(value)}
-        return {**values, **as_plain(given)}
+        words = {k: v for k, v in self.given.items() if not isinstance(values[k], int | float)}
+        return {**values, **as_plain(words)}

@@ -338,7 +338,7 @@ def _parse_length(spec: Spec) -> float | Distribution:
 
 Length = Annotated[float | Distribution, _parse_length]
 Lengths = Annotated[Distribution, parse_lengths]
-Durations = Annotated[Distribution, parse_distribution]
+Amounts = Annotated[Distribution, parse_distribution]
 """The laws that a number, or a mapping with a `kind`, stands for."""
 
 

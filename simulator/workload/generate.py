@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor, inf
+from typing import Annotated
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from simulator.workload.distributions import (
     token_counts,
     weighted_choice,
 )
-from simulator.workload.multimodal import MultimodalDraws, check_multimodal
+from simulator.workload.multimodal import Multimodal, MultimodalDraws, read_multimodal
 from simulator.workload.sessions import (
     PrefixGroups,
     Sessions,
@@ -86,7 +87,7 @@ class Generator(ArrivalProcess):
     max_tokens: Lengths | None = None  # output tokens that each request's client allows
     adapters: Adapters | None = None
     models: Mapping[str, float] | None = None  # the weight of each, by name
-    multimodal: Mapping[str, Mapping[str, object]] | None = None  # Multimodal by modality
+    multimodal: Annotated[Mapping[str, Multimodal], read_multimodal] | None = None  # by modality
 
     def __post_init__(self) -> None:
         concurrency = self.max_concurrency
@@ -107,7 +108,6 @@ class Generator(ArrivalProcess):
             ),
             *check_clients(self.clients, self.priorities),
             *check_models(self.models, self.adapters),
-            *check_multimodal(self.multimodal),
         )
 
     def _check_lengths(self) -> Checks:

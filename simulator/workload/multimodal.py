@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import Any
@@ -10,59 +11,49 @@ import numpy as np
 
 from simulator.core.multimodal_config import MODALITIES
 from simulator.core.request import Media, Segments
-from simulator.util.from_mapping import check_parses, from_mapping, prefix_keys, raise_if
-from simulator.workload.arrivals import Checks, check_count
+from simulator.util.from_mapping import check_parses, from_mapping, raise_if
+from simulator.workload.arrivals import check_count
 from simulator.workload.distributions import (
-    Spec,
+    Amounts,
+    Fixed,
+    Lengths,
     TraceReader,
-    parse_distribution,
-    parse_lengths,
     token_counts,
     weighted_choice,
 )
 from simulator.workload.workload import Floats, Ints
 
+ONE, TOKENS = Fixed(1), Fixed(1024)
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class Multimodal:
     """Images, or clips, of each request; their tokens come on top of the text's.
 
     With `distinct` each is one of so many, the k-th in proportion to k ** -zipf; else all are new.
     """
 
-    items: Spec | None = None  # of a request; None: one, or what the trace says
-    tokens: Spec = 1024  # that the encoder makes of each
+    items: Amounts | None = None  # of a request; None: one, or what the trace says
+    tokens: Lengths = TOKENS  # that the encoder makes of each
     distinct: int | None = None
     zipf: float = 1.0
 
     def __post_init__(self) -> None:
         raise_if(
-            check_parses("items", parse_distribution, 1 if self.items is None else self.items),
-            check_parses("tokens", parse_lengths, self.tokens),
             *(check_count("distinct", self.distinct) if self.distinct is not None else ()),
             (not 0 <= self.zipf < inf, f"zipf: {self.zipf} is not 0 or more"),
         )
 
 
-def check_multimodal(given: object) -> Checks:
-    """Check the key that says which images and clips prompts have."""
-    if given is None:
-        return []
+def read_multimodal(given: object) -> dict[str, Multimodal]:
+    """Read which images and clips prompts have, by their kind."""
     if not isinstance(given, Mapping) or not given or not {*given} <= {*MODALITIES}:
         known = ", ".join(f"{name}: {{...}}" for name in MODALITIES)
-        return [(True, f"multimodal: must be a mapping of {known}")]
-    return [check_parses("multimodal", _read, given)]
-
-
-def _read(given: Mapping[str, Mapping[str, object]]) -> list[tuple[str, Multimodal]]:
-    found = []
-    for name in MODALITIES:
-        if name in given:
-            try:
-                found.append((name, from_mapping(Multimodal, given[name] or {})))
-            except ValueError as error:
-                raise prefix_keys(name, error) from None
-    return found
+        raise ValueError(f": must be a mapping of {known}")
+    asked = {name: given[name] or {} for name in MODALITIES if name in given}
+    read = partial(from_mapping, Multimodal)
+    raise_if(*(check_parses(name, read, keys) for name, keys in asked.items()))
+    return {name: read(keys) for name, keys in asked.items()}
 
 
 class MultimodalDraws:
@@ -70,19 +61,19 @@ class MultimodalDraws:
 
     def __init__(
         self,
-        given: Mapping[str, Mapping[str, object]],
+        asked: Mapping[str, Multimodal],
         rng: np.random.Generator,
         load: TraceReader | None,
     ) -> None:
         self._kinds = []
         self._load = load
-        for name, spec in _read(given):
+        for name, spec in asked.items():
             counts, items, sizes = rng.spawn(3)
             pool = self._sizes(spec, sizes.random(spec.distinct)) if spec.distinct else None
             self._kinds.append((name, spec, counts, items, pool))
 
     def _sizes(self, spec: Multimodal, u: Floats) -> Ints:
-        return token_counts(parse_lengths(spec.tokens), u, self._load)
+        return token_counts(spec.tokens, u, self._load)
 
     def draw(self, first: int, count: int, images: Ints | None) -> tuple[list[Segments], Ints]:
         """Return what so many requests have, from number `first` on, and its tokens.
@@ -95,7 +86,7 @@ class MultimodalDraws:
                 raise_if((spec.items is not None, f"{name}.items: the trace has a column of them"))
                 many = images
             else:
-                law = parse_distribution(1 if spec.items is None else spec.items)
+                law = ONE if spec.items is None else spec.items
                 many = token_counts(law, counts.random(count), self._load)
             u = items.random(int(many.sum()))
             owners = np.repeat(np.arange(count), many)

@@ -11,7 +11,7 @@ from simulator.core.request import Segments
 from simulator.util.from_mapping import raise_if
 from simulator.workload.arrivals import check_count
 from simulator.workload.distributions import (
-    Durations,
+    Amounts,
     Fixed,
     Lengths,
     durations,
@@ -53,7 +53,7 @@ class Sessions:
     """
 
     turns: Lengths
-    think_time: Durations = THINK_TIME
+    think_time: Amounts = THINK_TIME
 
 
 def session_parts(
