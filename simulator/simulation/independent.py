@@ -73,9 +73,7 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
         "engine.data_parallel_size: the ranks of a server share its load balancer": any(
             own.engine.data_parallel_size > 1 for own in scenario.groups.values()
         ),
-        "workload: a session's turn waits for the one before": (
-            workload.after is not None
-        ),
+        "workload: a session's turn waits for the one before": (workload.after is not None),
         "workload: clients that hang up are followed one by one": (
             workload.cancel_after is not None
         ),
