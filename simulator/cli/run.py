@@ -198,7 +198,7 @@ def run(
     """Simulate a scenario; print its report, write its files."""
     from simulator.results.service_levels import service_levels
     from simulator.scenario.load import load_scenario
-    from simulator.simulation.write import check_folder, check_parts, write_run
+    from simulator.simulation.write import check_folder, check_parts, remove_tables, write_run
     from simulator.util.files import lock_folder
     from simulator.views.report import run_table
 
@@ -241,6 +241,7 @@ def run(
         if changed is not None:
             _add_sensitivity(result, changed, options.quiet)
         files = write_run(result, folder, options.format)
+        remove_tables(folder, files)
     notes = exports.write(result)
     if options.json_:
         print_json(folder / "summary.json")

@@ -113,8 +113,10 @@ def run_partitions(
 
 
 def _inputs() -> tuple[tuple[str, int, int], ...]:
-    """Return the files that were read for a run, each with its size and when it was changed, ns."""
-    found = [(path, path.stat()) for path in sorted(READ_FILES) if path.exists()]
+    """Return the user's files that a run reads, each with its size and when it was changed, ns."""
+    own = Path(stream.__file__).parents[1]
+    read = sorted(path for path in READ_FILES if not path.is_relative_to(own) and path.exists())
+    found = [(path, path.stat()) for path in read]
     return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in found)
 
 

@@ -101,9 +101,7 @@ def write_run(
             else partial(_write_parquet, as_frame(columns))
         )
     writers["scenario.yaml"] = partial(write_scenario, result.scenario)
-    written = write_together(out, writers | dict(more or {}))
-    remove_tables(out, written)
-    return written
+    return write_together(out, writers | dict(more or {}))
 
 
 def _write_summary(result: Result, file: BinaryIO) -> None:
