@@ -74,7 +74,7 @@ def calibrate_server(
         raise HeadwayError(
             f"--server: {server.url}: {drive.fault or 'stopped before a load ended'}"
         )
-    faults = _faults(drive)
+    faults = _faults(drive, loaded.engine.max_num_seqs)
     if drive.stopped:
         echo("stopped: what was measured so far is fitted (Ctrl-C again: it is only kept)")
     try:
@@ -82,6 +82,7 @@ def calibrate_server(
     except HeadwayError as error:
         kept = f"what was measured is in {out / LOADS}"
         raise HeadwayError([*faults, f"{error}; {kept}"]) from None
+    faults += outcome.doubts
     paths = write_together(out, _files(drive, loaded, given, outcome, faults))
     for line in _report(outcome):
         echo(line)
@@ -99,7 +100,7 @@ def _check(url: str, minutes: float, max_rate: float, steps: Path | None, out: P
     if not url.startswith(("http://", "https://")):
         raise HeadwayError(f"--server: {url!r} does not begin with http:// or https://")
     if not 0 < minutes <= MOST_MINUTES:
-        raise HeadwayError(f"--minutes: {minutes:g} is not between 0 and {MOST_MINUTES}")
+        raise HeadwayError(f"--minutes: {minutes:g} is not more than 0 and at most {MOST_MINUTES}")
     if not max_rate > 0:
         raise HeadwayError(f"--max-rate: {max_rate:g} is not more than 0")
     if steps is not None and not steps.is_file():
@@ -113,9 +114,14 @@ def _write_load(out: Path, number: int, sent: Sent) -> None:
     write_measured(sent.replayed, sent.load.workload, folder)
 
 
-def _faults(drive: Drive) -> list[str]:
+def _faults(drive: Drive, max_num_seqs: int) -> list[str]:
     """Say why the figures are not to be trusted."""
     faults = [drive.fault] if drive.fault else []
+    if (seats := drive.seats) is not None and seats < max_num_seqs:
+        faults.append(
+            f"never more than {seats} requests ran while others waited: is engine.max_num_seqs "
+            f"{seats}, not {max_num_seqs}?"
+        )
     drift = drive.drift
     if drift is not None and abs(drift) > DRIFT:
         faults.append(
@@ -151,8 +157,11 @@ def _files(
         "# Written by `headway calibrate --server`; errors: predicted / measured - 1 of means.\n"
     )
     profile += scenario_profile(scenario, fit.cost, fit.residuals, rounded_tree(about), sources)
+    if drive.stopped:
+        notes.insert(0, f"it was stopped half-way: {len(drive.sent)} loads were sent")
     text = yaml.safe_dump(_scenario(scenario, drive, fit.latency), sort_keys=False, width=98)
     head = "# A server as it runs, by `headway calibrate --server`; its workload is an example.\n"
+    head += "".join(f"# Do not trust its times: {fault}.\n" for fault in faults)
     figures = {
         "server": {"url": server.url, "version": server.version, "model": server.model},
         "knee_requests_per_s": rounded(drive.knee) if drive.knee else None,

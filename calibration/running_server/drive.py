@@ -37,6 +37,8 @@ LEAST = 12  # requests of a load
 LEAST_MODEL_LEN = 128  # tokens that prompt and answer of the probe need
 LONGEST = 4096  # tokens of a prompt
 DRIFT = 0.05  # relative difference of the probe's mean latency, from which it is told
+KV_FREE = 0.9  # of the KV cache in use, below which nobody waits for blocks
+FULL_POLLS = 5  # looks at the gauges, twice a second, that found all seats taken and others waiting
 SETTLE = 0.3  # s after a load until the server's counters are looked at
 PATIENCE = 120.0  # s for a request, beyond which the server hangs
 
@@ -94,6 +96,17 @@ class Drive:
             return None
         first, last = (float(np.nanmean(load.e2el)) for load in (probes[0], probes[-1]))
         return last / first - 1.0
+
+    @property
+    def seats(self) -> int | None:
+        """The most requests that ran, where that many often ran while others waited with KV free.
+
+        None: nobody had to wait for a seat.
+        """
+        polls = [poll for sent in self.sent for poll in sent.replayed.gauges]
+        most = max((running for _, running, _, _ in polls), default=0.0)
+        full = [1 for _, run, wait, used in polls if run == most and wait >= 1 and used < KV_FREE]
+        return int(most) if len(full) >= FULL_POLLS else None
 
     def _loads(self) -> Iterator[tuple[str, Workload, bool]]:
         """Yield name, requests, and whether they are held out; each when that before is sent."""

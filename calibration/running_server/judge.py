@@ -55,25 +55,29 @@ class Outcome:
 
     @property
     def notes(self) -> list[str]:
-        """Say what the fit left out, and whether it explains even what it was fitted to."""
-        found = []
-        if count := self.fit.left_out:
-            found.append(
-                f"{count} of the requests {'are' if count > 1 else 'is'} left out of the fit: all "
-                "tokens came at once: the client was stalled, or the server held text back"
-            )
+        """Say what the fit left out."""
+        if not (count := self.fit.left_out):
+            return []
+        return [
+            f"{count} of the requests {'are' if count > 1 else 'is'} left out of the fit: all "
+            "tokens came at once: the client was stalled, or the server held text back"
+        ]
+
+    @property
+    def doubts(self) -> list[str]:
+        """Say that the fit does not even explain what it was fitted to; nothing where it does."""
         off = [
             (abs(error), f"{error:+.0%} in {name.upper()} of {one.load.name}")
             for one in self.compared
             for name in METRICS
             if not one.load.held_out and abs(error := one.error(name)) > MAX_HELD_OUT_ERROR
         ]
-        if off:
-            found.append(
-                "the fit explains too little to be used: the means of what it was fitted to are "
-                f"off by up to {max(off)[1]}"
-            )
-        return found
+        if not off:
+            return []
+        return [
+            "the fit explains too little to be used: the means of what it was fitted to are "
+            f"off by up to {max(off)[1]}"
+        ]
 
 
 def fit_sent(scenario: Scenario, sent: Sequence[Sent], steps: Path | None) -> Outcome:

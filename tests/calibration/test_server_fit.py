@@ -11,7 +11,7 @@ pytest.importorskip("aiohttp")
 
 from calibration.engine_steps.steps_file import make_step, write_chunks
 from calibration.running_server.ask import Server
-from calibration.running_server.calibrate import _files
+from calibration.running_server.calibrate import _faults, _files
 from calibration.running_server.drive import Drive, Sent
 from calibration.running_server.judge import compare, fit_sent
 from calibration.server_logs.from_loads import fit_latency, fit_loads, play_load
@@ -100,11 +100,13 @@ def test_what_is_written_where_nothing_was_held_out(scenario: Scenario) -> None:
     drive.sent = [Sent(load, Replayed("m", "", []), 1.0) for load in measured]
     outcome = fit_sent(scenario, drive.sent, None)
     assert not outcome.notes
+    assert not outcome.doubts
     slow = replace(outcome.fit, cost=replace(outcome.fit.cost, overhead=0.02))
     outcome = replace(outcome, compared=compare(scenario, slow, measured))
-    [note] = outcome.notes
+    [note] = outcome.doubts
     assert "the means of what it was fitted to are off by up to +" in note
-    files = _files(drive, scenario, {"engine.dtype": "float32"}, outcome, ["stopped"])
+    files = _files(drive, scenario, {"engine.dtype": "float32"}, outcome, ["stopped", note])
+    assert files["scenario.yaml"].decode().splitlines()[1] == "# Do not trust its times: stopped."
     figures = json.loads(files["calibration.json"])
     assert figures["notes"] == ["stopped", note]
     assert figures["knee_requests_per_s"] is None
@@ -116,3 +118,24 @@ def test_what_is_written_where_nothing_was_held_out(scenario: Scenario) -> None:
     row = "<td>engine.dtype</td><td>auto</td><td>--set or --scenario</td>"
     assert row in page
     assert "<td>model</td><td>tiny-test</td><td>the server</td>" in page
+
+
+def test_fewer_seats_than_said_are_told(scenario: Scenario) -> None:
+    """Four of them, always taken; a KV cache that is full holds others up, too."""
+    drive = Drive(Server("http://x", "0.32.0", "m", "m", 1024, {}), 1000, 8, 60.0)
+    load = loads(scenario, noise=0.03)[0]
+
+    def polled(*gauges: tuple[float, ...]) -> None:
+        drive.sent = [Sent(load, Replayed("m", "", [], [*gauges]), 1.0)]
+
+    taken = [(at / 2, 4.0, 2.0, 0.3) for at in range(5)]
+    polled(*taken, (9.0, 3.0, 0.0, 0.2))
+    assert drive.seats == 4
+    [fault] = _faults(drive, 8)
+    assert fault.endswith("is engine.max_num_seqs 4, not 8?")
+    assert not _faults(drive, 4)
+    for others in ([*taken[:4]], [*taken, (9.0, 5.0, 0.0, 0.2)], [(1.0, 4.0, 2.0, 0.95)] * 9):
+        polled(*others)
+        assert drive.seats is None
+    polled()
+    assert drive.seats is None
