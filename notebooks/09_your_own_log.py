@@ -70,7 +70,7 @@ steady.head()
 # those on the blocks that the fit has not seen.
 
 
-# %%
+# %% tags=["fitted"]
 def calibrate(log, name):
     """Fit the terms from a log; give what calibration.json says."""
     path, out = folder / f"{name}.csv", folder / name
