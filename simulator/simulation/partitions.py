@@ -103,9 +103,9 @@ def run_partitions(
         for a, b in pairwise(cuts)
     ]
     paths = [folder / FOLDER / f"{part.key}.npz" for part in parts]
-    if others := {*(folder / FOLDER).glob("*.npz")} - {*paths}:
+    if {*(folder / FOLDER).glob("*.npz")} - {*paths}:
         raise HeadwayError(
-            f"{folder / FOLDER}: has {len(others)} parts of another command, or of files that have "
+            f"{folder / FOLDER}: has parts of another command, or of files that have "
             "changed since; take that folder away, or give another --out"
         )
     _run_missing(parts, paths, jobs, total, progress)
