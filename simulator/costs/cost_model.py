@@ -140,6 +140,14 @@ class CostDecorator(CostModel):
     def unmeasured(self) -> str:
         return self.inner.unmeasured
 
+    @property
+    def reads_longest(self) -> bool:  # type: ignore[override]
+        return self.inner.reads_longest
+
+    def unmeasured_and(self, what: str) -> str:
+        """Say what of `inner` nobody has measured, and what besides."""
+        return f"{self.inner.unmeasured}; {what}" if self.inner.unmeasured else what
+
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         return self.inner.decode_seconds(counts, contexts)
 

@@ -32,15 +32,10 @@ class EncoderCost(CostDecorator):
     measured: bool = True
 
     @property
-    def reads_longest(self) -> bool:  # type: ignore[override]
-        return self.inner.reads_longest
-
-    @property
     def unmeasured(self) -> str:
-        known = self.inner.unmeasured
         if self.measured:
-            return known
-        return f"{known}; encoding" if known else "what encoding adds"
+            return self.inner.unmeasured
+        return self.unmeasured_and("what encoding adds")
 
     def image_seconds(self, tokens: int) -> float:
         """Return what one image takes; beyond the table it goes on straight, through 0 if short."""

@@ -35,13 +35,8 @@ class LoraCost(CostDecorator):
     read: float  # s, of an adapter into host memory
 
     @property
-    def reads_longest(self) -> bool:  # type: ignore[override]
-        return self.inner.reads_longest
-
-    @property
     def unmeasured(self) -> str:
-        known = self.inner.unmeasured
-        return f"{known}; adapters" if known else "what adapters add"
+        return self.unmeasured_and("what adapters add")
 
     def _seconds(self, step: Step) -> float:
         work = step.adapters

@@ -10,7 +10,7 @@ Within a run nothing is random, and leaps stay exact.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from numbers import Real
 from typing import NamedTuple
@@ -72,15 +72,11 @@ class ScaledCost(CostDecorator):
     decode: float
     prompts: float
 
-    @property
-    def reads_longest(self) -> bool:  # type: ignore[override]
-        return self.inner.reads_longest
-
     def execute(self, step: Step) -> float:
         factor = self.prompts if step.prefills else self.decode
         if not step.copies:
             return self._scaled(step, step, factor)
-        bare = Step(step.prefills, step.decodes, step.context, longest=step.longest)
+        bare = replace(step, copies=None)
         return self.inner.with_copies(self._scaled(bare, step, factor), step)
 
     def _scaled(self, step: Step, noted: Step, factor: float) -> float:

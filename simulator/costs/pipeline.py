@@ -59,14 +59,9 @@ class PipelineCost(CostDecorator):
     send_per_token: float = 0.0
 
     @property
-    def reads_longest(self) -> bool:  # type: ignore[override]
-        return self.inner.reads_longest
-
-    @property
     def unmeasured(self) -> str:
         """What of its times nobody has measured: the split, whatever is known of all layers."""
-        split = f"the split into {len(self.stages)} stages"
-        return f"{self.inner.unmeasured}; {split}" if self.inner.unmeasured else split
+        return self.unmeasured_and(f"the split into {len(self.stages)} stages")
 
     def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
         """Say what a step takes, in s: of the host, of each stage, and from stage to stage."""

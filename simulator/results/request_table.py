@@ -18,7 +18,7 @@ Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.void]  # of one of the dtypes of core/log.py
 
 TIMES = ("first_scheduled", "first_token", "finish")  # of log.REQUEST: s, below 0 if never
-COUNTS = ("generated", "preemptions", "cached")
+COUNTS = {"generated": np.int64, "preemptions": np.int32, "cached": np.int64}
 COMPLETED = (STOP, LENGTH)
 TRANSFER_PARTS = ("decode_queue_time", "transfer_time")
 """Columns of requests.csv that are parts of `e2el` only where prefill and decode are apart."""
@@ -28,7 +28,7 @@ DELIVERY = "delivery_time"
 """A further part of `e2el`, where answers of a batch are given together."""
 
 
-NARROW = {"reason": np.int8, "replica": np.int32}  # a million of each: they take less room
+NUMBERS = {"reason": np.int8, "replica": np.int32}
 
 
 class Attempts(NamedTuple):
@@ -129,9 +129,8 @@ def gather_requests(
     size = len(workload)
     columns: dict[str, Any] = {name: np.full(size, np.nan) for name in TIMES}
     columns["given_up"] = np.broadcast_to(np.nan, size)
-    columns |= {name: np.zeros(size, np.int64) for name in COUNTS}
-    columns["preemptions"] = np.zeros(size, np.int32)
-    columns |= {name: np.full(size, -1, kind) for name, kind in NARROW.items()}
+    columns |= {name: np.zeros(size, kind) for name, kind in COUNTS.items()}
+    columns |= {name: np.full(size, -1, kind) for name, kind in NUMBERS.items()}
     table = RequestTable(workload, sent, sent, **columns)
     for number, log in enumerate(logs):
         rows = log.requests

@@ -16,21 +16,22 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
-def test_all_drawn_cases_agree_in_every_field(leap: bool) -> None:
-    """More than a tenth of them meet the sleep after the last request."""
-    outcomes = conform(HERE / "cases/drawn.jsonl.gz", leap=leap)
-    assert len(outcomes) == 80
+@pytest.mark.parametrize(
+    ("kind", "count", "steps"),
+    [
+        ("drawn", 80, 4000),  # more than a tenth meet the sleep after the last request
+        ("windows", 60, 3000),  # several KV cache groups: hits, evictions, what leaves a window
+        ("adapters", 60, 3000),  # one too many is passed over; no two share blocks
+        ("images", 120, 7000),  # vLLM 0.32: what is encoded when, whose outputs are evicted
+    ],
+)
+def test_all_drawn_cases_agree_in_every_field(
+    kind: str, count: int, steps: int, leap: bool
+) -> None:
+    outcomes = conform(HERE / f"cases/{kind}.jsonl.gz", leap=leap)
+    assert len(outcomes) == count
     assert not any(outcome.difference for outcome in outcomes), report(outcomes)
-    assert sum(outcome.steps for outcome in outcomes) > 4000
-
-
-@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
-def test_cases_with_windows_agree_in_every_field(leap: bool) -> None:
-    """Several KV cache groups: hits, evictions and what leaves a window when."""
-    outcomes = conform(HERE / "cases/windows.jsonl.gz", leap=leap)
-    assert len(outcomes) == 60
-    assert not any(outcome.difference for outcome in outcomes), report(outcomes)
-    assert sum(outcome.steps for outcome in outcomes) > 3000
+    assert sum(outcome.steps for outcome in outcomes) > steps
 
 
 def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
@@ -51,21 +52,3 @@ def test_fresh_cases_leap_as_they_step(tmp_path: Path) -> None:
     assert main([str(out), "--count", "60", "--seed", "7"]) == 0
     for case in read_cases(out):
         assert list(Replay(case).rows()) == list(Replay(case, leap=True).rows()), case.name
-
-
-@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
-def test_cases_with_adapters_agree_in_every_field(leap: bool) -> None:
-    """Requests whose adapter is one too many are passed over; no two adapters share blocks."""
-    outcomes = conform(HERE / "cases/adapters.jsonl.gz", leap=leap)
-    assert len(outcomes) == 60
-    assert not any(outcome.difference for outcome in outcomes), report(outcomes)
-    assert sum(outcome.steps for outcome in outcomes) > 3000
-
-
-@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
-def test_cases_with_images_agree_in_every_field(leap: bool) -> None:
-    """vLLM 0.32.0: which images are encoded when, and whose outputs leave the encoder's cache."""
-    outcomes = conform(HERE / "cases/images.jsonl.gz", leap=leap)
-    assert len(outcomes) == 120
-    assert not any(outcome.difference for outcome in outcomes), report(outcomes)
-    assert sum(outcome.steps for outcome in outcomes) > 7000
