@@ -129,14 +129,14 @@ def _rates(run: Run, edges: Floats) -> tuple[Floats, Floats, Floats]:
 def _imbalance(present: Floats, serving: Floats, names: Any) -> Floats:
     """Divide the most that a replica has by the mean of those of its group that serve.
 
-    Of several groups the least even one counts; one of which only one replica serves does not.
+    Of several groups the least even one counts; one of which one replica serves at a time does not.
     """
     found = np.full(present.shape[1], np.nan)
     for name in dict.fromkeys(names.tolist()):
         level, share = present[names == name], serving[names == name]
         there = np.nansum(share, axis=0)
         mean = np.nansum(level * share, axis=0) / np.where(there > 0, there, np.nan)
-        several = (np.isfinite(level).sum(axis=0) > 1) & (mean > NOTHING)
+        several = (there > 1.0) & (mean > NOTHING)
         most = np.nanmax(np.where(np.isnan(level), -inf, level), axis=0)
         found = np.fmax(found, np.where(several, most / np.where(several, mean, 1.0), np.nan))
     return found
@@ -186,8 +186,14 @@ def has_fleet(run: Run) -> bool:
 
 
 def has_imbalance(run: Run) -> bool:
-    """Say whether a group of a run has several replicas, so that one may have more than others."""
-    names = [name for name, _ in run.cores]
+    """Say whether several replicas of a group may serve, so that one may have more than others.
+
+    Models that share GPUs are awake on one set of them at a time.
+    """
+    cluster = run.scenario.get("cluster") or {}
+    mode = cluster.get("sleep_mode")
+    sharing = () if mode is None else mode.get("groups") or cluster["groups"]
+    names = [name for name, _ in run.cores if name not in sharing]
     return len({*names}) < len(names)
 
 
