@@ -110,6 +110,7 @@ def test_another_engine_is_told_and_its_sizes_are_left_out(
     path.write_text(ONE_A_SECOND)
     words = [word for option in [f"engine.name={name}", *policy] for word in ("--set", option)]
     words += ["--set", "engine.tensor_parallel_size=2", "--deploy", str(tmp_path / "deploy")]
+    words += ["--out", str(tmp_path / "out")]
     assert main(["run", str(path), *words]) == 0
     assert f"warning: vllm_serve.sh: engine {name} was simulated" in capsys.readouterr().err
     command = (tmp_path / "deploy" / "vllm_serve.sh").read_text()
