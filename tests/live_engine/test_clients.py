@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.live_engine.test_time import LIMITS
-from tests.support.live_calibration import KINDS, Calibrated, Means, spread
+from tests.support.live_calibration import KINDS, Calibrated, Means, noise_of_mean
 from tests.support.live_vllm import (
     CLIENT_CORE,
     SERVER_CORE,
@@ -108,7 +108,7 @@ def test_clients_measure_the_same_of_the_twin(
     tmp_path: Path,
     show: Callable[[str], None],
 ) -> None:
-    """To LIMITS, or to what repeats on the real server differ by."""
+    """To LIMITS, or to what the mean of repeats on the real server is known to."""
     client, model, rate = CLIENTS[name], models("llama"), SHARE * calibrated.limits["short"]
     scenario = calibrated.write(tmp_path)
     found: Mapping[str, list[Means]] = {"live": [], "twin": []}
@@ -121,7 +121,7 @@ def test_clients_measure_the_same_of_the_twin(
     lines, wrong = [f"{name:<22}{'twin':>22}{'live':>26}{'error':>8}{'floor':>8}"], []
     for metric, limit in LIMITS.items():
         twins, lives = ([one[metric] for one in found[kind]] for kind in ("twin", "live"))
-        error, floor = np.mean(twins) / np.mean(lives) - 1, spread(found["live"], metric)
+        error, floor = np.mean(twins) / np.mean(lives) - 1, noise_of_mean([lives])
         told = (", ".join(f"{value:.1f}" for value in values) for values in (twins, lives))
         lines.append("{:>10}{:>34}{:>26}{:>+8.1%}{:>8.1%}".format(metric, *told, error, floor))
         if abs(error) > max(limit, floor):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from scipy.stats import t
 
 from calibration.profile_yaml import scenario_profile
 from calibration.running_server.ask import ask, scenario_of
@@ -33,7 +34,7 @@ its flags and its log say (`vllm/platforms/cpu.py`)."""
 KINDS = {"short": (100, 40), "mixed": (250, 60), "long": (800, 20)}
 """Mean tokens of prompts and of answers; each is drawn between half and one and a half of it."""
 BLIND = (("mixed", 0.6), ("short", 0.4), ("long", 0.6))
-TIMES = 3  # that each blind load comes
+TIMES = 3  # that each blind load comes in a turn
 CALIBRATION = (
     *(("mixed", 0.5), ("short", 0.7), ("long", 0.5), ("mixed", 0.75), ("short", 0.3)),
     *(("long", 0.7), ("mixed", 0.3), ("short", 0.5), ("long", 0.6), ("mixed", 0.5)),
@@ -55,10 +56,13 @@ def drawn(kind: str, count: int, rate: float, random: np.random.Generator) -> Wo
 
 @dataclass
 class Interleaved(Drive):
-    """Sends calibration loads in turns with blind ones, each of which comes several times."""
+    """Sends calibration loads between blind ones, each of which comes TIMES times in a turn."""
+
+    turns: int = 1
 
     def _loads(self) -> Iterator[tuple[str, Workload, bool]]:
-        part = self.seconds / (2 + len(CALIBRATION) + TIMES * len(BLIND))  # s for a load
+        loads = 2 + self.turns * (len(CALIBRATION) + TIMES * len(BLIND))
+        part = self.seconds / loads  # s for a load
         yield "warm-up", replace(self._drawn("mixed", 1e6, 16), max_concurrency=4), False
         self.limits = {}
         for kind in KINDS:
@@ -70,7 +74,7 @@ class Interleaved(Drive):
             for kind, share in BLIND
         }
         unseen = [*(TIMES * [*blind.items()]), None]
-        for (kind, share), again in zip(CALIBRATION, unseen, strict=True):
+        for (kind, share), again in self.turns * [*zip(CALIBRATION, unseen, strict=True)]:
             yield f"open {kind}", self._drawn(kind, share * self.limits[kind], part), False
             if again is not None:
                 yield *again, True
@@ -135,13 +139,14 @@ class Calibrated:
         return path
 
 
-def calibrate(live: LiveServer, steps: Path, model: Path, seconds: float) -> Calibrated:
+def calibrate(live: LiveServer, steps: Path, model: Path, seconds: float, turns: int) -> Calibrated:
     """Send loads for so many seconds; fit a cost to the steps of those that are not blind."""
     server = ask(live.url)
     words = [f"engine.{key}={str(value).lower()}" for key, value in ENGINE.items()]
     words += ["gpu=CPU", f"model={model}", "predictor=oracle"]  # clients know how long answers are
     scenario = scenario_of(server, None, words)
-    drive = Interleaved(server, len(VOCABULARY), ENGINE["max_num_seqs"], seconds, steps=steps)
+    seats = ENGINE["max_num_seqs"]
+    drive = Interleaved(server, len(VOCABULARY), seats, seconds, steps=steps, turns=turns)
     drive.random = np.random.default_rng(1)
     drive.run()
     assert not drive.fault, drive.fault
@@ -161,7 +166,14 @@ def measure(live: LiveServer, load: Workload, asked: Chosen = None) -> Means:
     return {n: 1e3 * float(v.mean()) for n, v in zip(("ttft", "tpot", "e2el"), values, strict=True)}
 
 
-def spread(means: Sequence[Means], metric: str) -> float:
-    """Return by how much repeats of a load differ, relative to their mean: the noise floor."""
-    values = [one[metric] for one in means]
-    return (max(values) - min(values)) / float(np.mean(values))
+def noise_of_mean(repeats: Sequence[Sequence[float]]) -> float:
+    """Return the half-width, relative, of the 95 % interval of a mean of repeats: the noise floor.
+
+    `repeats` has the values of each load; how widely they lie about their mean is taken to be the
+    same for all loads, which come in turns on the same machine (a pooled standard deviation).
+    """
+    apart = [np.asarray(values) / float(np.mean(values)) - 1.0 for values in repeats]
+    degrees = sum(len(values) - 1 for values in apart)
+    deviation = float(np.sqrt(sum(float(values @ values) for values in apart) / degrees))
+    fewest = min(len(values) for values in apart)
+    return float(t.ppf(0.975, degrees)) * deviation / float(np.sqrt(fewest))
