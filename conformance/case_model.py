@@ -51,6 +51,13 @@ Windows = Annotated[
         "a list of windows in tokens, all alike, with 0 for full attention",
     ),
 ]
+Names = Annotated[
+    list[str],
+    _checked(
+        lambda v: isinstance(v, list) and all(isinstance(name, str) for name in v),
+        "a list of names",
+    ),
+]
 Policy = Annotated[
     Literal["fcfs", "priority"], _checked(lambda v: v in ("fcfs", "priority"), "fcfs or priority")
 ]
@@ -83,6 +90,8 @@ class VllmConfig(_Model):
     encoder_cache_size: Natural = 0
     max_num_encoder_input_tokens: Natural = 0
     disable_chunked_mm_input: Flag = False
+    ec_cache: Names = []
+    """Images, by their hashes, whose outputs an EC connector has; []: there is no connector."""
 
     @model_validator(mode="after")
     def _refuse_what_vllm_refuses(self) -> "VllmConfig":

@@ -20,12 +20,18 @@ Values = dict[str, Any]
 
 
 def draw_case(
-    seed: int, number: int, *, windows: bool = False, loras: bool = False, images: bool = False
+    seed: int,
+    number: int,
+    *,
+    windows: bool = False,
+    loras: bool = False,
+    images: bool = False,
+    connector: bool = False,
 ) -> Values:
     """Get a case of a seed, as a case file has it.
 
     With windows some groups of layers have one; with loras requests have adapters; with images
-    prompts have some.
+    prompts have some, with a connector some of these encoded elsewhere.
     """
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
@@ -41,8 +47,10 @@ def draw_case(
         config["max_loras"] = rng.randint(1, 3)
         for request in requests:
             request["adapter"] = rng.choice([0, 1, 2, 3, 4, 4])
-    if images:
+    if images or connector:
         _add_images(rng, config, requests)
+    if connector:
+        config["ec_cache"] = [str(image) for image in range(12) if rng.random() < 0.6]
     return {
         "schema": 1,
         "name": f"drawn-{seed}-{number}",
@@ -148,8 +156,12 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--loras", action="store_true", help="draw adapters, too")
     parser.add_argument("--images", action="store_true", help="draw images in prompts, too")
+    parser.add_argument(
+        "--connector", action="store_true", help="draw images, some of them encoded elsewhere"
+    )
     asked = parser.parse_args(arguments)
-    kind = {"windows": asked.windows, "loras": asked.loras, "images": asked.images}
+    names = "windows", "loras", "images", "connector"
+    kind = {name: getattr(asked, name) for name in names}
     cases = (draw_case(asked.seed, number, **kind) for number in range(asked.count))
     data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()
     write_atomic(asked.out, gzip.compress(data, mtime=0) if asked.out.suffix == ".gz" else data)

@@ -11,7 +11,7 @@ and sleeps where it does, on a clock of this module's. Nothing of Headway's deci
 import gzip
 import sys
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Container, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -119,6 +119,8 @@ class RecordedVllm:
         config = self.case.config
         self.vllm.max_num_encoder_input_tokens = config.max_num_encoder_input_tokens
         self.vllm.encoder_cache_manager = EncoderCacheManager(config.encoder_cache_size)
+        if config.ec_cache:
+            self.vllm.ec_connector = _connector(config.ec_cache)
 
     def _make_core(self) -> Any:
         """Put together what vLLM's engine loop looks at: an engine core without processes."""
@@ -280,6 +282,33 @@ def _images(prompt: Segments) -> list[Any]:
         for item in items_of(prompt)
         if (size := item.end - item.start)
     ]
+
+
+def _connector(names: Container[str]) -> Any:
+    """Make a consumer's EC connector that has some outputs; what it is to load is its metadata."""
+    from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase
+
+    class Connector(ECConnectorBase):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._loads: dict[str, list[int]] = {}
+
+        def has_cache_item(self, identifier: str) -> bool:
+            return identifier in names
+
+        def update_state_after_alloc(self, request: Any, index: int) -> None:
+            if self.has_cache_item(request.mm_features[index].identifier):
+                self._loads.setdefault(request.request_id, []).append(index)
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            loads, self._loads = self._loads, {}
+            return loads
+
+        def start_load_caches(self, encoder_cache: Any, **kwargs: Any) -> None:
+            raise NotImplementedError  # there is no worker
+
+        save_caches = start_load_caches
+
+    return Connector()
 
 
 def record(case: Case) -> list[str]:

@@ -101,7 +101,7 @@ class Recorder:
             running=len(scheduler.running),
             tokenless=self._tokenless(step),
             start=now,
-            encoder="" if scheduler.encoder is None else _encoder_fields(step.encoder),
+            encoder=self._encoder_fields(step.encoder),
         )
         self.pending.append(row)
         self.queue_changed()
@@ -203,10 +203,23 @@ class Recorder:
             f'"preempted":{_ids(row.preempted if not k else ())},"finished":{_ids(finished)},'
             f'"free":{free},"free_end":{free_end},"hashed":{hashed},"running":{row.running},'
             f'"waiting":{waiting},"head":{"null" if head is None else head}'
-            + (row.encoder if not k or not row.encoder else _encoder_fields(None))
+            + (row.encoder if not k or not row.encoder else self._encoder_fields(None))
             + (f',"start":{start}}}' if self.asynchronous else "}")
         )
         self._written += 1
+
+    def _encoder_fields(self, work: EncoderWork | None) -> str:
+        """Write which items are encoded, by request, which outputs are evicted, and loaded."""
+        if self.scheduler.encoder is None:
+            return ""
+        found: dict[str, Any] = {
+            "encoded": [[one.id, numbers] for one, numbers in work.encoded.items()] if work else [],
+            "evicted": [media.name for media in work.evicted] if work else [],
+        }
+        if self.scheduler.encoder.stored:
+            loaded = work.loaded.items() if work else ()
+            found["loaded"] = [[one.id, numbers] for one, numbers in loaded]
+        return f",{dump(found)[1:-1]}"
 
     def received(self, request: Request) -> int:
         """Count the tokens of an answer that have come out."""
@@ -256,14 +269,6 @@ class Recorder:
     def limits(self, request: Request) -> str:
         """Return the tokens at which an answer ends."""
         return str(request.output_limit)
-
-
-def _encoder_fields(work: EncoderWork | None) -> str:
-    """Write which items are encoded, by request, and which outputs are evicted."""
-    encoded = [[one.id, numbers] for one, numbers in work.encoded.items()] if work else []
-    evicted = [media.name for media in work.evicted] if work else []
-    text = json.dumps({"encoded": encoded, "evicted": evicted}, separators=(",", ":"))
-    return f",{text[1:-1]}"
 
 
 def _ids(ids: Iterable[int]) -> str:

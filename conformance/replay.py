@@ -14,7 +14,7 @@ from conformance.recorder import Recorder, StepLimit, dump
 from simulator.core.alarm import Alarm
 from simulator.core.decode_set import DecodeSet
 from simulator.core.executor import Executor
-from simulator.core.request import Request, Step
+from simulator.core.request import Media, Request, Step
 from simulator.engine.core import ScheduledStep
 from simulator.engine.loop import EngineLoop, InFlight
 from simulator.engine.replica import Replica
@@ -297,12 +297,15 @@ class Replay:
                 config.disable_chunked_mm_input,
             )
         release = self.release or NEWEST_RELEASE
-        return self.schedulers[config.async_scheduling](
+        made = self.schedulers[config.async_scheduling](
             blocks,
             policy=Priority() if config.policy == "priority" else None,
             rules=rules_of(release),
             **options | options_without_effect(release),
         )
+        if made.encoder is not None:
+            made.encoder.stored = {Media("image", name) for name in config.ec_cache}
+        return made
 
     def _arrive(self, alarm: simpy.Event) -> None:
         arrivals = self._arrivals

@@ -125,6 +125,9 @@ class VllmSteps:
             encoded = output.scheduled_encoder_inputs.items()
             found["encoded"] = [[self._number(name), numbers] for name, numbers in encoded]
             found["evicted"] = output.free_encoder_mm_hashes
+            if output.ec_connector_metadata is not None:
+                loaded = output.ec_connector_metadata.items()
+                found["loaded"] = [[self._number(name), numbers] for name, numbers in loaded]
         return found | ({"start": t} if self._asynchronous else {})
 
     def outcome_begins(self, output: Any) -> int:

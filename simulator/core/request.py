@@ -177,6 +177,8 @@ class EncoderWork:
     evicted: list[Media]  # outputs that have left the encoder's cache
     users: list[Request]  # who compute in it, and may refer to outputs
     cut: int  # requests that computed less, or waited, for the encoder's sake
+    loaded: dict[Request, list[int]] = field(default_factory=dict)
+    """Items whose outputs come from elsewhere."""
     seconds: float = field(default=0.0, compare=False)
     """By which encoding makes the step longer; a cost model that knows of it notes it."""
 

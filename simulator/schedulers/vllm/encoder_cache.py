@@ -6,10 +6,14 @@ That takes encoder tokens of the step's compute budget, and as many places in a 
 outputs; where either lacks, the request computes the tokens before the item and no more. An output
 is kept for the requests that refer to it until the item is in their KV caches, and then until its
 place is wanted, the longest unused going first: an item whose output is there is not encoded again.
+
+Outputs that were made elsewhere are `stored` (an ECConnector's has_cache_item). One that is wanted
+is loaded in place of being encoded. It takes its places in the cache, and none of the budget; but
+an item that is larger than what is left of the budget waits, stored or not.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import NamedTuple
 
 from simulator.core.request import EncoderWork, Item, Media, Request, Segments, Step, by_admission
@@ -38,14 +42,17 @@ class EncoderCache:
         self.left = budget  # of this step
         self.free = size
         self.reclaimable = size  # free, or of outputs that nobody refers to
+        self.stored: Container[Media] = ()  # outputs that need but be loaded
         self.held: dict[Request, set[int]] = {}
         """Items, by their numbers, to whose outputs a request refers."""
         self._users: dict[Media, set[Request]] = {}  # of each output in the cache
         self._unused: dict[Media, int] = {}  # tokens of those without one, the oldest first
         self._evicted: list[Media] = []  # in this step
         self._encoded: dict[Request, list[int]] = {}  # in this step
+        self._loaded: dict[Request, list[int]] = {}  # likewise
         self._cut = 0  # requests that got fewer tokens in this step
         self._wanted: list[int] = []  # of the request asked for last: items to be encoded,
+        self._there: list[int] = []  # those to be loaded,
         self._repeated: list[int] = []  # those that are another time in its prompt,
         self._left = budget  # and what is left of the budget then
 
@@ -59,6 +66,7 @@ class EncoderCache:
     def fit(self, request: Request, start: int, tokens: int) -> int:
         """Return how many of its next tokens a request may compute after the first `start`."""
         self._wanted, self._repeated = wanted, repeated = [], []
+        self._there = there = []
         asked: set[Media] = set()
         self._left, end, needed = self.left, start + tokens, 0
         for number, item in enumerate(request.items):
@@ -76,9 +84,12 @@ class EncoderCache:
                     self._cut += 1
                     return max(item.start - start, 0)
                 needed += size
-                self._left -= size
-                wanted.append(number)
                 asked.add(item.media)
+                if item.media in self.stored:
+                    there.append(number)
+                else:
+                    self._left -= size
+                    wanted.append(number)
         return tokens
 
     def _refer(self, request: Request, number: int) -> bool:
@@ -105,8 +116,8 @@ class EncoderCache:
         return True
 
     def take(self, request: Request) -> None:
-        """Encode what `fit` has found of a request (_allocate_encoder_inputs)."""
-        for number in self._wanted:
+        """Encode or load what `fit` has found of a request (_allocate_encoder_inputs)."""
+        for number in (*self._wanted, *self._there):
             item = request.items[number]
             size = item.end - item.start
             self._users.setdefault(item.media, set()).add(request)
@@ -116,6 +127,8 @@ class EncoderCache:
         if self._wanted:
             self._encoded[request] = self._wanted
             self.left = self._left  # as in vLLM, also where a victim's was given back meanwhile
+        if self._there:
+            self._loaded[request] = self._there
         for number in self._repeated:
             self._refer(request, number)
 
@@ -154,8 +167,9 @@ class EncoderCache:
         work = None
         if users or self._evicted or self._cut:
             evicted = [media for media in self._evicted if media not in self._users]
-            work = EncoderWork(self._encoded, evicted, users, self._cut)
-        self._encoded, self._evicted, self._cut, self.left = {}, [], 0, self.budget
+            work = EncoderWork(self._encoded, evicted, users, self._cut, self._loaded)
+        self._encoded, self._loaded, self._evicted = {}, {}, []
+        self._cut, self.left = 0, self.budget
         return work
 
     def settle(self, work: EncoderWork, ending: Collection[Request], *, overlaps: bool) -> None:
