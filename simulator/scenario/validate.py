@@ -1,16 +1,16 @@
 """What each key of a scenario says by itself: all that is wrong, and what may be meant."""
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, get_args
+
+from yaml.reader import Reader
 
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import Config
 from simulator.util.errors import FieldError, Key, field_errors
 
-UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\U0010ffff]")
 ROUNDS = 5  # of looking for errors that others hide
 PARTIAL = "no longer in vLLM; long_prefill_token_threshold limits the tokens of a long prompt"
 UNSUPPORTED_KEYS = {
@@ -63,7 +63,7 @@ def _unprintable(value: object, key: Key) -> Iterator[FieldError]:
     for name, one in value.items() if isinstance(value, dict) else items:
         yield from _unprintable(name, (*key, str(name)))
         yield from _unprintable(one, (*key, str(name)))
-    if isinstance(value, str) and (found := UNPRINTABLE.search(value)):
+    if isinstance(value, str) and (found := Reader.NON_PRINTABLE.search(value)):
         yield key, f"holds the control character {found[0]!r}"
 
 
