@@ -33,8 +33,6 @@ from calibration.measured.workload import (
 from calibration.text_files import read_json, read_rows
 from simulator.core.alarm import FastEnvironment
 from simulator.core.engine_config import EngineConfig
-from simulator.costs.load import with_overhead
-from simulator.costs.overhead import find_overhead
 from simulator.costs.profile import shipped_profiles
 from simulator.engine.pipeline import make_replica
 from simulator.models.gpus import Gpu
@@ -51,6 +49,7 @@ from simulator.scenario import make_scheduler, resolve
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import check_scenario
 from simulator.scenario.scenario import Scenario
+from simulator.scenario.settle_cost import version_overhead, with_overhead
 from simulator.simulation.cluster import run_cluster
 from simulator.simulation.result import Result
 from simulator.simulation.run import play
@@ -237,7 +236,7 @@ def with_terms(
     spec: EngineSpec, engine: EngineConfig, step: float, per_sequence: float
 ) -> EngineSpec:
     """Put other seconds to wait in each step, and for each sequence in it, on the kernels."""
-    usual = find_overhead(engine, spec.gpu)
+    usual = version_overhead(engine, spec.gpu)
     changed = spec.cost.with_waits(step - usual.step, per_sequence - usual.per_sequence)
     return replace(spec, cost=changed)
 

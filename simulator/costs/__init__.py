@@ -5,6 +5,5 @@ It may import `workload` and what lies below. Start with `cost_model.py`, then `
 
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import Fitted
-from simulator.costs.load import load_cost
 
-__all__ = ["CostModel", "Fitted", "load_cost"]
+__all__ = ["CostModel", "Fitted"]

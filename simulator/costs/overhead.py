@@ -28,19 +28,18 @@ Where `key_per_layer` is given, decodes wait for the longest sequence (`piecewis
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from simulator.core.engine_config import EngineConfig, HostConfig
 from simulator.costs.linear import Fitted, check_terms
 from simulator.costs.piecewise import HOST_TERMS
 from simulator.costs.tables import MAX_TABLE_TOKENS, check_interval
 from simulator.models.gpus import CPU, Gpu
 from simulator.models.spec import ModelSpec
-from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if
+from simulator.util.from_mapping import raise_if
 from simulator.util.yaml_lines import parse
 
 FILE = Path(__file__).parent / "overheads.yaml"
@@ -74,14 +73,6 @@ TRUNCATED = (
 """How the names of models begin whose generation_config.json gives top_p or top_k; Yi's by what its
 server's steps took."""
 
-HOST_KEYS = {
-    "per_step": "host",
-    "per_sequence": "host_per_sequence",
-    "launch_gap": "step",
-    "per_step_interval": "host_interval",
-}
-"""What the keys of a scenario's `host` are called among the terms."""
-
 Version = tuple[int, int, int]
 LAST_PATCH = 1 << 31
 NEWEST: Version = (1 << 31, 0, 0)
@@ -107,6 +98,15 @@ class Overhead:
     key_per_layer: float = 0.0  # per key of the longest sequence; 0: nobody waits for it
     multiprocessors: int = 1  # of the GPU
 
+    def __post_init__(self) -> None:
+        raise_if(
+            *check_terms(self, TERMS),
+            *check_interval(self.host_interval),
+            (self.captured < 0, f"captured: must be at least 0, not {self.captured}"),
+            (self.captured > MAX_TABLE_TOKENS, f"captured: must be at most {MAX_TABLE_TOKENS:,}"),
+            (self.multiprocessors < 1, "multiprocessors: must be at least 1"),
+        )
+
     @property
     def capture_sizes(self) -> tuple[int, ...]:
         """The batches of pure decodes that have a CUDA graph."""
@@ -117,18 +117,10 @@ class Overhead:
         """Return what sorting takes for each logit, s."""
         return self.sort_per_logit + self.sort_bytes / gpu.bandwidth
 
-    def with_host(self, host: HostConfig, *, overlapped: bool) -> "Overhead":
-        """Put a server's own host in place of the version's.
-
-        A synchronous engine's `step` and `per_sequence` are its host's work: nothing hides that.
-        """
-        known = self
-        if not overlapped:
-            work = self.step + self.host, self.per_sequence + self.host_per_sequence
-            known = replace(
-                self, step=0.0, per_sequence=0.0, host=work[0], host_per_sequence=work[1]
-            )
-        return replace(known, **host_terms(host))
+    def as_host_work(self) -> "Overhead":
+        """Take `step` and `per_sequence` for the host's work, as of a synchronous engine."""
+        work = self.step + self.host, self.per_sequence + self.host_per_sequence
+        return replace(self, step=0.0, per_sequence=0.0, host=work[0], host_per_sequence=work[1])
 
     def add_to(
         self,
@@ -174,12 +166,6 @@ class Overhead:
         )
 
 
-def host_terms(host: HostConfig) -> dict[str, Any]:
-    """Return the terms of an overhead that a scenario's `host` sets."""
-    terms = {HOST_KEYS[key]: value for key, value in host if value is not None}
-    return {"host_interval": ()} | terms if "host" in terms else terms
-
-
 def samples_truncated(model: ModelSpec, generation_config: str) -> bool:
     """Return whether requests that say nothing are sampled with top-p or top-k."""
     return generation_config == "auto" and model.name.startswith(TRUNCATED)
@@ -197,14 +183,13 @@ def read_version(text: str, patch: int = LAST_PATCH) -> Version | None:
     return int(major), int(minor), int(told) if told else patch
 
 
-def find_overhead(engine: EngineConfig, gpu: Gpu) -> Overhead:
-    """Return the overhead of an engine's vLLM version on a GPU."""
-    wanted = read_version(engine.version or "") or NEWEST
-    terms = max(((v, t) for v, t in _entries() if v <= wanted), key=lambda entry: entry[0])[1]
-    kind = terms["asynchronous" if engine.async_scheduling else "synchronous"]
+def find_overhead(version: Version, gpu: Gpu, cache_dtype: str, *, overlapped: bool) -> Overhead:
+    """Return the overhead of a vLLM version on a GPU; `overlapped`: it schedules asynchronously."""
+    terms = max(((v, t) for v, t in _entries() if v <= version), key=lambda entry: entry[0])[1]
+    kind = terms["asynchronous" if overlapped else "synchronous"]
     gpus = terms["gpus"]
     own = {"captured": 0} if gpu is CPU else gpus.get(gpu.name, {})
-    if engine.cache_dtype.startswith("fp8"):
+    if cache_dtype.startswith("fp8"):
         own = own | gpus.get(f"{gpu.name} fp8 cache", {})
     plain = {key: value for key, value in terms.items() if key not in BY_CASE}
     return Overhead(**plain | kind | own)
@@ -216,35 +201,6 @@ def _entries() -> list[tuple[Version, dict[str, Any]]]:
     raw, _ = parse(FILE.read_text(), str(FILE))
     assert isinstance(raw, dict)
     return [(read_version(since, 0) or (0, 0, 0), terms) for since, terms in raw.items()]
-
-
-def choose_overhead(given: object, own: str | None, standard: Overhead) -> Overhead | None:
-    """Find what `cost.overhead` stands for; None where neither it nor `own` names an engine.
-
-    `given` is a name, a mapping of terms that replace those of the engine `own` (without one: those
-    that are left out are 0), or None: `own` itself. `standard` is what the engine's version adds.
-    ValueError says which term is wrong.
-    """
-    base = standard if own is not None else None
-    if given is None:
-        return base
-    if isinstance(given, str):
-        if wrong := unknown_overhead(given):
-            raise ValueError(f"overhead: {wrong}")
-        return standard
-    try:
-        terms = from_mapping(Overhead, given)
-        raise_if(
-            *check_terms(terms, TERMS),
-            *check_interval(terms.host_interval),
-            (terms.captured < 0, f"captured: must be at least 0, not {terms.captured}"),
-            (terms.captured > MAX_TABLE_TOKENS, f"captured: must be at most {MAX_TABLE_TOKENS:,}"),
-            (terms.multiprocessors < 1, "multiprocessors: must be at least 1"),
-        )
-    except ValueError as error:
-        raise prefix_keys("overhead", error) from None
-    assert isinstance(given, Mapping)  # else `from_mapping` has refused it
-    return replace(base or Overhead(), **{key: getattr(terms, key) for key in given})
 
 
 def unknown_overhead(name: str) -> str:

@@ -149,8 +149,8 @@ def shipped_profiles() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
 
 
-def nearest_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[str, object] | None:
-    """Find the profile of this model on this GPU, else on the likest one that was measured."""
+def nearest_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> str | None:
+    """Find the name of the profile on this GPU, else on the likest one that was measured."""
     found = shipped_profile(model, gpu, engine)
     if found is None:
         from simulator.costs.roofline import SIMILAR_GPUS
@@ -160,8 +160,8 @@ def nearest_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[st
     return found
 
 
-def shipped_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[str, object] | None:
-    """Find the shipped profile of this model on this GPU, in the words of a scenario's `cost`.
+def shipped_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> str | None:
+    """Find the name of the shipped profile of this model on this GPU.
 
     Models of the same shape share a profile: Llama-3.1-8B runs like Llama-3-8B.
     """
@@ -171,7 +171,7 @@ def shipped_profile(model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> dict[st
         # The files need not be parsed for this, and few models' shapes be compared.
         alike = all(_cost_alike(hardware[key], value) for key, value in wanted.items())
         if alike and _same_shape(name.rsplit(".", 2)[0], model):
-            return {"profile": name}
+            return name
     return None
 
 

@@ -33,11 +33,12 @@ import numpy.typing as npt
 
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
-from simulator.costs.overhead import find_overhead, samples_truncated
+from simulator.costs.overhead import samples_truncated
 from simulator.planning.runs import MetricValues, metric_values, run_all, run_point
 from simulator.results.steady_state import measurement_window
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
+from simulator.scenario.settle_cost import version_overhead
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 
@@ -131,7 +132,7 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
 def unsorted_cost(spec: EngineSpec) -> dict[str, CostModel]:
     """Return the cost without sorting logits, where nobody told that requests ask for it."""
     engine, gpu = spec.engine, spec.gpu
-    terms = find_overhead(engine, gpu)
+    terms = version_overhead(engine, gpu)
     sampled = samples_truncated(spec.model, engine.generation_config)
     if not spec.cost.residuals or not sampled or not terms.sort:
         return {}

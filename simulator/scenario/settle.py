@@ -7,21 +7,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
-from simulator.core.engine_config import UNIFORM, EngineConfig
-from simulator.costs.cost_model import CostModel, DraftedCost
-from simulator.costs.load import SAME_HOST, load_cost
 from simulator.costs.overhead import VLLM, read_version
-from simulator.costs.profile import nearest_profile, settings_of, shipped_profiles
-from simulator.models.gpus import Gpu, find_gpu
+from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.models.power import gpu_power
-from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.engines import release_of
 from simulator.scenario.kv_room import MEMORY_KEYS, enough_memory, memory_budget
 from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
+from simulator.scenario.settle_cost import make_cost
 from simulator.schedulers.vllm.rules import rules_of
 from simulator.util.errors import HeadwayWarning
 
@@ -130,63 +125,3 @@ def _warnings(spec: EngineSpec) -> Iterator[str]:
             f"engine.version {engine.version}: its load balancer filled data-parallel ranks less "
             "evenly than vLLM 0.33's, which is simulated"
         )
-
-
-def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
-    """Make what an engine's steps cost: as their `cost` says, else by a profile or the roofline.
-
-    Profiles know of no experts that are spread over data-parallel ranks.
-    """
-    engine = own.engine
-    if not model.num_experts:
-        for key in ("expert_routing", "enable_expert_parallel"):
-            if getattr(engine, key) != EngineConfig.model_fields[key].default:
-                raise ValueError(f"engine.{key}: {model.name} has no experts")
-    parallel = engine.data_parallel_size > 1 and model.num_experts > 0
-    if parallel and engine.pipeline_parallel_size > 1:
-        raise ValueError(
-            "engine.pipeline_parallel_size: must be 1 where data-parallel ranks share experts"
-        )
-    shipped = None if parallel or own.cost else nearest_profile(model, gpu, engine)
-    if engine.expert_routing != UNIFORM and own.cost is None and shipped is None:
-        raise ValueError(_why_uniform(model, gpu, engine, parallel=parallel))
-    spec = own.cost or shipped or {"kind": "roofline"}
-    target: Any = {"model": model, "gpu": gpu, "engine": engine, "host": own.host or SAME_HOST}
-    cost: CostModel = load_cost(spec, own.folder, **target)
-    speculation = engine.speculative_config
-    if speculation is not None and speculation.draft is not None:
-        cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)
-    if engine.enable_lora:
-        from simulator.costs.lora import lora_cost
-
-        cost = lora_cost(cost, model, gpu, engine)
-    if engine.multimodal_config is not None:
-        from simulator.costs.encoder import encoder_cost
-
-        cost = encoder_cost(cost, model, gpu, engine)
-    if not parallel:
-        return cost
-    from simulator.costs.data_parallel import DataParallelCost, Experts
-
-    experts = None
-    if spec.get("kind") == "roofline":
-        sizes = engine.tensor_parallel_size, engine.data_parallel_size
-        experts = Experts(model, gpu, engine.weight_dtype, *sizes)
-    kernels = cost.without_host() if engine.async_scheduling else None
-    return DataParallelCost(cost, engine.data_parallel_size, experts, kernels)
-
-
-def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: bool) -> str:
-    """Say why experts can only be chosen evenly where no profile is taken."""
-    if parallel:
-        return (
-            f"engine.expert_routing: experts that data-parallel ranks share are by roofline, which "
-            f"knows {UNIFORM} routing alone"
-        )
-    others = any(name.startswith(f"{model.name}.") for name in shipped_profiles())
-    there = "; `headway profile list` has those of other layouts" if others else ""
-    words = [f"{key} {value}" for key, value in settings_of(model, engine).items()]
-    return (
-        f"engine.expert_routing: no profile is shipped of {model.name} on {gpu.name} with "
-        f"{', '.join(words)}, and the roofline that stands for it knows {UNIFORM} alone{there}"
-    )

@@ -9,12 +9,12 @@ import pytest
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.data_sheet import SCALED, scale_cost
-from simulator.costs.load import load_cost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import PROFILES, nearest_profile, read_profile
 from simulator.costs.roofline import roofline
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
+from simulator.scenario.settle_cost import load_cost
 
 NOBODY = Request(-1, 0.0, 1, 1)
 MODELS = {"llama-3-8b": "", "llama-3-70b": "-tp4", "gpt-oss-120b": "-tp2", "qwen3-32b": "-tp2"}
@@ -60,7 +60,7 @@ def test_a_gpu_that_nobody_measured_takes_the_likest() -> None:
     """A100 on PCIe: 2.039 / 1.935 as long where weights are read, no longer where it computes."""
     model, gpu, engine = load_model("llama-3-8b"), GPUS["A100-80GB-PCIe"], EngineConfig()
     found = nearest_profile(model, gpu, engine)
-    assert found == {"profile": "llama-3-8b.a100.bf16"}
+    assert found == "llama-3-8b.a100.bf16"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cost = load_cost(found, model=model, gpu=gpu, engine=engine)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from simulator.core.engine_config import EngineConfig
-from simulator.costs.load import load_cost
 from simulator.costs.piecewise import PiecewiseCost, add_tables
 from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
+from simulator.scenario.settle_cost import load_cost
 from simulator.util.errors import HeadwayError
 
 PROFILE = """\

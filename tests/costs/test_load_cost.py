@@ -9,7 +9,6 @@ import pytest
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
 from simulator.costs.linear import LinearCost
-from simulator.costs.load import load_cost
 from simulator.costs.overhead import Overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import (
@@ -23,6 +22,7 @@ from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
+from simulator.scenario.settle_cost import load_cost
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.costs import HAND, cost_of, mixed, overhead_of, with_overhead
 from tests.support.logs import logged
@@ -164,20 +164,20 @@ def test_the_shipped_profile_of_a_scenario() -> None:
     """Found by the model's shape, the GPU and the precision; else there is none."""
     engine = EngineConfig()
     found = shipped_profile(load_model("llama-3.1-8b"), GPUS["H100-80GB"], engine)
-    assert found == {"profile": "llama-3-8b.h100.bf16"}
+    assert found == "llama-3-8b.h100.bf16"
     assert shipped_profile(LLAMA, GPUS["L4"], engine) is None
     assert shipped_profile(load_model("qwen3-0.6b"), GPUS["H200"], engine) is None
     assert shipped_profile(LLAMA, GPUS["H200"], EngineConfig(kv_cache_dtype="fp8")) is None
     large = load_model("llama-3.1-70b")
     engine = EngineConfig(tensor_parallel_size=4, quantization="fp8", kv_cache_dtype="fp8_e4m3")
     found = shipped_profile(large, GPUS["H200"], engine)
-    assert found == {"profile": "llama-3-70b.h200-tp4.fp8-kvfp8"}
+    assert found == "llama-3-70b.h200-tp4.fp8-kvfp8"
     engine = EngineConfig(tensor_parallel_size=4, quantization="fp8")
     found = shipped_profile(large, GPUS["H200"], engine)
-    assert found == {"profile": "llama-3-70b.h200-tp4.fp8"}
+    assert found == "llama-3-70b.h200-tp4.fp8"
     engine = EngineConfig(tensor_parallel_size=2, dtype="float16")
     found = shipped_profile(load_model("codellama-34b"), GPUS["A100-80GB"], engine)
-    assert found == {"profile": "codellama-34b.a100-tp2.bf16"}
+    assert found == "codellama-34b.a100-tp2.bf16"
 
 
 @pytest.mark.medium

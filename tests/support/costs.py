@@ -6,11 +6,11 @@ from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.cost_model import CostModel
 from simulator.costs.linear import Fitted
-from simulator.costs.load import load_cost
-from simulator.costs.overhead import Overhead, find_overhead
+from simulator.costs.overhead import Overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
+from simulator.scenario.settle_cost import load_cost, version_overhead
 
 SOMEBODY = Request(0, 0.0, 100, 10)
 HAND = PiecewiseCost(
@@ -51,7 +51,7 @@ def overhead_of(
 ) -> Overhead:
     """Return what a release of vLLM adds to its kernels."""
     engine = EngineConfig(version=version, async_scheduling=asynchronous, **knobs)
-    return find_overhead(engine, find_gpu(gpu))
+    return version_overhead(engine, find_gpu(gpu))
 
 
 def with_overhead(terms: Overhead, kernels: Fitted, *, overlapped: bool, **told: Any) -> Any:
