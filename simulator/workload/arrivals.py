@@ -1,8 +1,9 @@
 """When generated requests come: the arrival processes of `vllm bench serve`, and a diurnal load."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, pi
+from typing import Annotated
 
 import numpy as np
 
@@ -34,22 +35,20 @@ class Diurnal:
     """
 
     period: float = 86400.0  # s
-    amplitude: float | None = None  # 0.5, unless there are rates
-    rates: Sequence[float] | None = None
+    amplitude: float = 0.5  # where there are no rates
+    rates: Sequence[float] | None = None  # None: there are none
 
     def __post_init__(self) -> None:
-        swing, rates = self.amplitude, self.rates
         raise_if(
             (
                 not SHORTEST_PERIOD <= self.period < inf,
                 f"period: {self.period} is not {SHORTEST_PERIOD} or more",
             ),
             (
-                swing is not None and not 0 <= swing <= 1,
-                f"amplitude: {swing} is not from 0 to 1",
+                not 0 <= self.amplitude <= 1,
+                f"amplitude: {self.amplitude} is not from 0 to 1",
             ),
-            (None not in (swing, rates), "rates: goes without amplitude"),
-            (rates is not None and not _is_curve(rates), f"rates: {CURVE}"),
+            (self.rates is not None and not _is_curve(self.rates), f"rates: {CURVE}"),
         )
 
     @property
@@ -57,11 +56,7 @@ class Diurnal:
         """The greatest rate, by the mean."""
         if self.rates is not None:
             return max(self.rates) / sum(self.rates) * len(self.rates)
-        return 1.0 + self._swing
-
-    @property
-    def _swing(self) -> float:
-        return 0.5 if self.amplitude is None else self.amplitude
+        return 1.0 + self.amplitude
 
     def warp(self, times: Floats, last: float) -> Floats:
         """Move times of a steady load, none after `last`, so that they come by the swinging one.
@@ -74,7 +69,7 @@ class Diurnal:
             come = np.append(0.0, np.cumsum(self.rates))
             inside: Floats = np.interp(times - whole, come / come[-1] * self.period, edges)
             return whole + inside
-        if not self._swing:
+        if not self.amplitude:
             return times
         if last / self.period > MOST_PERIODS:
             return whole + self.warp(times - whole, self.period)
@@ -82,7 +77,7 @@ class Diurnal:
         grid = np.linspace(
             0.0, last + self.period, POINTS_PER_PERIOD * (2 + int(last / self.period))
         )
-        integral = grid - self._swing / turn * np.sin(turn * grid)
+        integral = grid - self.amplitude / turn * np.sin(turn * grid)
         warped: Floats = np.interp(times, integral, grid)
         return warped
 
@@ -97,6 +92,15 @@ def _is_curve(rates: object) -> bool:
     ):
         return False
     return all(0 <= rate < inf for rate in rates) and 0 < sum(rates) < inf
+
+
+def _one_curve(given: object) -> object:
+    """Let through keys that say one curve, less those that are null."""
+    if not isinstance(given, Mapping):
+        return given
+    told = {key: value for key, value in given.items() if value is not None}
+    raise_if(({"rates", "amplitude"} <= {*told}, "rates: goes without amplitude"))
+    return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +121,7 @@ class ArrivalProcess:
     ramp_up_strategy: str | None = None  # linear or exponential
     ramp_up_start_rps: float | None = None
     ramp_up_end_rps: float | None = None
-    diurnal: Diurnal | None = None
+    diurnal: Annotated[Diurnal | None, _one_curve] = None
 
     def check_rates(self) -> Checks:
         """Check what is said of the rates."""

@@ -15,6 +15,7 @@ import numpy as np
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import (
     check_parses,
+    parse_number,
     prefix_keys,
     raise_if,
     short_repr,
@@ -56,6 +57,27 @@ INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
 
 
 @dataclass(frozen=True, slots=True)
+class RangeRatio:
+    """How far lengths range: n from floor(n (1 - r)) to ceil(n (1 + r))."""
+
+    input: float
+    output: float
+
+
+RATIOS = ("input", "output")
+
+
+def _range_ratio(given: float | Mapping[str, float]) -> float | RangeRatio:
+    """Read {input: r, output: r}, or one number for both."""
+    both = given if isinstance(given, Mapping) else dict.fromkeys(RATIOS, parse_number(given))
+    raise_if(({*both} != {*RATIOS}, ": give input and output, or one number"))
+    found = RangeRatio(**both)
+    good = all(isinstance(r, int | float) and 0 <= r < 1 for r in (found.input, found.output))
+    raise_if((not good, f": {short_repr(given)} is not from 0 on and below 1"))
+    return found if isinstance(given, Mapping) else found.input
+
+
+@dataclass(frozen=True, slots=True)
 class TraceLengths:
     """The input and the output length of a trace's requests, drawn together."""
 
@@ -77,7 +99,7 @@ class Generator(ArrivalProcess):
     max_concurrency: int | None = None
     input_len: Length | None = None  # tokens; 1024
     output_len: Length | None = None  # tokens; 128
-    range_ratio: float | Mapping[str, float] = 0.0
+    range_ratio: Annotated[float | RangeRatio, _range_ratio] = 0.0
     lengths: TraceLengths | None = None  # in place of the three above
     prefix_len: int = 0  # tokens that all prompts begin with, before `input_len`
     prefix_groups: PrefixGroups | None = None
@@ -110,11 +132,14 @@ class Generator(ArrivalProcess):
             *check_models(self.models, self.adapters),
         )
 
+    @property
+    def range_ratios(self) -> RangeRatio:
+        """The range ratio of inputs and that of outputs."""
+        given = self.range_ratio
+        return given if isinstance(given, RangeRatio) else RangeRatio(given, given)
+
     def _check_lengths(self) -> Checks:
         if self.lengths is None:
-            wrong, message = check_parses("range_ratio", range_ratios, self.range_ratio)
-            if wrong:
-                return [(wrong, message)]
             return [
                 check_parses("input_len", input_lengths, self),
                 check_parses("output_len", output_lengths, self),
@@ -165,30 +190,17 @@ def _good_clients(clients: object) -> bool:
     return clients is None or (are_numbers(clients, 1) and 0 < sum(clients) < inf)
 
 
-def range_ratios(range_ratio: float | Mapping[str, float]) -> tuple[float, float]:
-    """Return the range ratio of inputs and that of outputs."""
-    if isinstance(range_ratio, Mapping):
-        if set(range_ratio) != {"input", "output"}:
-            raise ValueError(": give input and output, or one number")
-        pair = range_ratio["input"], range_ratio["output"]
-    else:
-        pair = range_ratio, range_ratio
-    good = all(isinstance(r, int | float) and 0 <= r < 1 for r in pair)
-    raise_if((not good, f": {short_repr(range_ratio)} is not from 0 on and below 1"))
-    return pair
-
-
 def input_lengths(spec: Generator) -> Distribution:
     """Return the distribution of the new tokens of a prompt; 0 are enough where it has a prefix."""
     least = 0 if spec.prefix_len or spec.prefix_groups else 1
     length = INPUT_LEN if spec.input_len is None else spec.input_len
-    return _range_around(length, range_ratios(spec.range_ratio)[0], least)
+    return _range_around(length, spec.range_ratios.input, least)
 
 
 def output_lengths(spec: Generator) -> Distribution:
     """Return the distribution of the output lengths; as in vLLM, a range ends at 1 token."""
     length = OUTPUT_LEN if spec.output_len is None else spec.output_len
-    around = _range_around(length, range_ratios(spec.range_ratio)[1], 0)
+    around = _range_around(length, spec.range_ratios.output, 0)
     if isinstance(around, Uniform):
         raise_if((around.high < 1, f": {length} is less than 1 token"))
         return Uniform(max(around.low, 1), around.high)
