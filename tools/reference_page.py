@@ -19,7 +19,9 @@ from simulator.scenario.json_schema import GENERATOR_KEYS
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.config import Named
 from simulator.util.errors import Key
+from simulator.util.from_mapping import as_plain
 from simulator.workload.adapters import Adapters
 from simulator.workload.distributions import KINDS, Distribution, Fixed
 from simulator.workload.generate import Generator
@@ -225,7 +227,7 @@ def _block_keys(key: Key) -> Iterator[str]:
 
 def _key(name: str, default: object, missing: object, values: str, meaning: str) -> str:
     """Show a key as YAML has it, with its default, and what it takes and means."""
-    shown = f"{name}" if default is missing else f"{name}: {_yaml(default)}"
+    shown = f"{name}" if default is missing else f"{name}: {_yaml(as_plain(default))}"
     return f"- `{shown}` ({values}{', required' if default is missing else ''}): {meaning}"
 
 
@@ -243,7 +245,7 @@ def _values(kind: Any) -> str:
         limits = (_bounds(note.limits) for note in kind.__metadata__ if hasattr(note, "limits"))
         return " ".join(filter(None, [_values(kind.__origin__), *limits]))
     words: dict[Any, str] = {int: "integer", float: "number", str: "text", bool: "boolean"}
-    words[Distribution] = "number or mapping"
+    words |= {Distribution: "number or mapping", Named: "text or mapping"}
     return words.get(kind, "mapping")
 
 

@@ -1,16 +1,17 @@
 """What a scenario's `cluster` says of each part of a fleet, all but the replicas themselves."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from simulator.util.config import (
     Amount,
     Config,
+    Named,
     NonNegativeFloat,
     PositiveAmount,
     PositiveFloat,
     PositiveShare,
     Share,
-    check_name_under,
+    read_named,
 )
 from simulator.util.from_mapping import Field
 
@@ -18,7 +19,7 @@ MOST_REPLICAS = 100_000
 STATELESS_ROUTERS = ("round_robin", "random", "session_hash", "prefix_hash")
 """Routers that look at no replica."""
 
-RouterSpec = Annotated[str | dict[str, Any], check_name_under("router", "module:function")]
+RouterSpec = Annotated[Named, read_named("router", "module:function")]
 
 LEAST_S = 0.001  # s, of what comes again and again: less would hardly move the clock
 

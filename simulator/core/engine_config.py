@@ -1,7 +1,7 @@
 """The blocks `engine`, `gpu` and `host` of a scenario, with vLLM's names and meanings."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from simulator.core.multimodal_config import MultimodalConfig
 from simulator.core.speculative_config import SpeculativeConfig
@@ -10,11 +10,11 @@ from simulator.util.config import (
     Amount,
     Config,
     Count,
+    Named,
     PositiveAmount,
     PositiveShare,
     WholeNumber,
-    check_name_under,
-    split_spec,
+    read_named,
 )
 from simulator.util.from_mapping import Field, short_repr
 
@@ -177,10 +177,8 @@ class EngineConfig(Config):
         "top_k vLLM before 0.17, except 0.9 to 0.11.0, sorts the logits of each "
         "step); vllm: without top_p and top_k",
     )
-    scheduling_policy: Annotated[
-        str | dict[str, Any], check_name_under("policy", "module:Class")
-    ] = Field(
-        "fcfs",
+    scheduling_policy: Annotated[Named, read_named("policy", "module:Class")] = Field(
+        Named("fcfs"),
         description="a name listed below, or package.module:Class; with arguments: "
         "{policy: name, argument: value}",
     )
@@ -390,7 +388,7 @@ class EngineConfig(Config):
     @property
     def policy_name(self) -> str:
         """Name of `scheduling_policy`, which may have arguments."""
-        return str(split_spec(self.scheduling_policy, "policy")[0])
+        return str(self.scheduling_policy.name)
 
     @property
     def follows_vllm(self) -> bool:

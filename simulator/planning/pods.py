@@ -6,6 +6,7 @@ from math import isfinite
 from simulator.cluster.config import STATELESS_ROUTERS
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
+from simulator.util.from_mapping import as_plain
 
 
 def one_pod(scenario: Scenario) -> list[str]:
@@ -25,7 +26,7 @@ def one_pod(scenario: Scenario) -> list[str]:
     generator = load.generator
     given, turns = generator.burstiness, cluster.router_name == STATELESS_ROUTERS[0]
     burstiness = given * pods if turns else 1 / (1 + (1 / given - 1) / pods)
-    router = json.dumps(cluster.pod_router or "least_outstanding")
+    router = json.dumps(as_plain(cluster.pod_router or "least_outstanding"))
     counts = {f"groups.{name}.replicas": kind.replicas for name, kind in cluster.groups.items()}
     counts = counts or {"replicas": cluster.replicas or 1}
     changed = [f"cluster.{key}={count // pods}" for key, count in counts.items()]

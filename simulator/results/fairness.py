@@ -8,6 +8,7 @@ service counts divided by its weight. All of it is exact, from the log.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,12 +40,12 @@ def several_clients(workload: Workload) -> bool:
     return clients is not None and any(name != clients[0] for name in clients)
 
 
-def client_weights(policy: object, names: Iterable[str]) -> Floats:
-    """Return the weights that a scenario's `scheduling_policy` gives to clients; 1 if none.
+def client_weights(arguments: Mapping[str, Any], names: Iterable[str]) -> Floats:
+    """Return the weights that arguments of a policy give to clients; 1 if none.
 
     A policy of the user's own may mean something else by `weights`: then all are 1.
     """
-    given = policy.get("weights", {}) if isinstance(policy, Mapping) else {}
+    given = arguments.get("weights", {})
     try:
         check_shares(given)
     except ValueError:
@@ -65,7 +66,7 @@ class Clients:
     def of(cls, record: Record) -> "Clients":
         """Take the clients of a run, and the weights that its policy gives them."""
         words = client_column(record.workload)
-        weights = client_weights(record.scenario.engine.scheduling_policy, words.names)
+        weights = client_weights(record.scenario.engine.scheduling_policy.arguments, words.names)
         return cls(record.request_table(), record.logs, words, weights)
 
     @property

@@ -16,7 +16,7 @@ from simulator.cluster.routers import ROUTERS, ByModel, Pods, RoundRobin, Router
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.settle import Attempt, at_once
-from simulator.util.config import split_spec
+from simulator.util.config import Named
 from simulator.util.errors import did_you_mean, one_line
 from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import load_user_code
@@ -79,9 +79,9 @@ def settle_fleet(
     return FleetSpec(partial(ByModel, names), lambda _: front(), places, None, consumers)
 
 
-def _settle(own: EngineBlocks, key: str, spec: str | dict[str, Any]) -> Maker:
+def _settle(own: EngineBlocks, key: str, spec: Named) -> Maker:
     """Check the router at a key; give what makes it. ValueError says what is wrong."""
-    name, arguments = split_spec(spec, "router")
+    name, arguments = spec.name, spec.arguments
     if name not in ROUTERS:
         found = _load(name, arguments, own)
         return lambda _=0: _make_own(found, name, arguments, own, key)
@@ -98,7 +98,7 @@ def _settle(own: EngineBlocks, key: str, spec: str | dict[str, Any]) -> Maker:
 
     def make(number: int = 0) -> Router:
         draws = {"seed": own.seed + number} if "seed" in known else {}
-        router: Router = shipped(**draws | arguments)
+        router: Router = shipped(**{**draws, **arguments})
         return router
 
     make()

@@ -8,6 +8,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.engines import release_of
 from simulator.scenario.policy_table import (
+    FCFS,
     PLUGIN,
     POLICY_VARIABLE,
     VLLM_POLICIES,
@@ -22,6 +23,7 @@ from simulator.scenario.policy_table import (
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.rules import read_release
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.config import Named
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_code import search_in
 
@@ -37,7 +39,7 @@ def make_installed(spec: EngineSpec, options: dict[str, Any]) -> Scheduler:
     """Build the scheduler of the vLLM that is installed; ValueError by field."""
     engine = spec.engine
     environment = _plugin_policy(spec)
-    if not environment and engine.scheduling_policy not in VLLM_POLICIES:
+    if not environment and engine.scheduling_policy not in map(Named, VLLM_POLICIES):
         raise ValueError(
             "engine.scheduling_policy: vLLM's scheduler has fcfs and priority; with scheduler_cls: "
             f"{PLUGIN} it has the policies that order the waiting queue"
@@ -51,7 +53,7 @@ def make_installed(spec: EngineSpec, options: dict[str, Any]) -> Scheduler:
     return InstalledScheduler(
         InstalledBlocks(spec.num_gpu_blocks, engine.block_size),
         enable_prefix_caching=engine.enable_prefix_caching,
-        policy_name="fcfs" if environment else str(engine.scheduling_policy),
+        policy_name="fcfs" if environment else engine.policy_name,
         async_scheduling=engine.async_scheduling,
         scheduler_cls=engine.scheduler_cls,
         environment=environment,
@@ -91,7 +93,7 @@ def _plugin_policy(spec: EngineSpec) -> dict[str, str]:
             HeadwayWarning,
             stacklevel=4,
         )
-    if engine.scheduler_cls != PLUGIN or engine.scheduling_policy == "fcfs":
+    if engine.scheduler_cls != PLUGIN or engine.scheduling_policy == FCFS:
         return {}
     given = plugin_spec(engine.policy_name, spec.arguments)
     if told and told != given:

@@ -14,7 +14,7 @@ from simulator.cluster.config import (
     SleepModeConfig,
 )
 from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
-from simulator.util.config import Config, NonNegativeFloat, split_spec
+from simulator.util.config import Config, Named, NonNegativeFloat
 from simulator.util.from_mapping import Field
 
 
@@ -61,7 +61,7 @@ class ClusterConfig(Config):
         "by groups",
     )
     router: RouterSpec = Field(
-        "round_robin",
+        Named("round_robin"),
         description="a name listed below, or package.module:function (or Class); with arguments: "
         "{router: name, argument: value}",
     )
@@ -263,20 +263,20 @@ class ClusterConfig(Config):
         return sum(map(self.max_replicas, self.replica_groups))
 
     @property
-    def routers(self) -> dict[str, str | dict[str, Any]]:
+    def routers(self) -> dict[str, Named]:
         """The routers that there are, by their keys in the scenario."""
-        kv, within = self.kv_transfer, self.pod_router
+        kv, within = self.kv_transfer, self.pod_router or Named("least_outstanding")
         found = {
             "cluster.router": self.router,
             "cluster.kv_transfer.router": None if kv is None else kv.router,
-            "cluster.pod_router": None if self.pods is None else within or "least_outstanding",
+            "cluster.pod_router": None if self.pods is None else within,
         }
         return {key: spec for key, spec in found.items() if spec is not None}
 
     @property
     def router_name(self) -> str:
         """Name of `router`, which may have arguments."""
-        return str(split_spec(self.router, "router")[0])
+        return str(self.router.name)
 
     @property
     def replica_groups(self) -> dict[str, GroupConfig]:

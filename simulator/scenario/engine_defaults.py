@@ -25,6 +25,7 @@ from simulator.schedulers.vllm.rules import (
     write_release,
 )
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.from_mapping import as_plain
 
 ASYNC_SINCE = (0, 14, 0)
 """vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
@@ -221,11 +222,7 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
     is the system and its version. `not_simulated`, where there is any, has the values that vLLM's
     own defaults would give other keys.
     """
-    block = dict(engine)
-    for key in ("speculative_config", "multimodal_config"):
-        if block[key] is not None:
-            block[key] = block[key].model_dump()
-    block["secondary_tiers"] = [tier.model_dump() for tier in engine.secondary_tiers]
+    block = engine.model_dump()
     usual, given = {}, {}
     for key, field in EngineConfig.model_fields.items():
         if key in ("name", "version"):
@@ -233,9 +230,10 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
         rest = {name: value for name, value in block.items() if name != key}
         filled = with_defaults(rest, {"name": gpu}, model)
         assert isinstance(filled, dict)
-        if filled.get(key, field.default) != block[key]:
+        default = as_plain(field.default)
+        if filled.get(key, default) != block[key]:
             given[key] = block[key]
-        elif key in ENGINES[engine.name].defaults or block[key] != field.default:
+        elif key in ENGINES[engine.name].defaults or block[key] != default:
             usual[key] = block[key]
     told = {"name": engine.name, "follows": _followed(engine), "defaults": usual, "set": given}
     missing = {k: v for k, v in _not_simulated(engine, model).items() if k not in given}

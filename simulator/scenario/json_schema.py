@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from simulator.core.engine_config import DTYPES
 from simulator.scenario.scenario import Scenario
-from simulator.util.config import Config
+from simulator.util.config import Config, Named
 from simulator.util.from_mapping import FieldInfo, as_plain
 from simulator.workload.generate import Generator
 from simulator.workload.workload import FRONTENDS
@@ -91,6 +91,7 @@ def json_schema() -> dict[str, Any]:
 
 def _schema(kind: Any, limits: Mapping[str, Any], blocks: dict[str, Any]) -> dict[str, Any]:
     """Describe the values of a type, and put the blocks in it among the others."""
+    kind = str | dict[str, Any] if kind is Named else kind
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for note in kind.__metadata__:

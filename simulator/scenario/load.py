@@ -22,7 +22,6 @@ from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import SECTIONS, validate
-from simulator.util.config import split_spec
 from simulator.util.errors import HeadwayError, Key, did_you_mean
 from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import NOT_ALLOWED, REFUSED, own_code_refused
@@ -170,15 +169,15 @@ def named_code(scenario: Scenario) -> Iterator[tuple[Key, str]]:
         ]
     named: list[tuple[Key, object]] = []
     for block, engine in engines:
-        name, arguments = split_spec(engine.scheduling_policy, "policy")
-        named.append(((*block, "scheduling_policy"), name))
-        if isinstance(order := arguments.get("order"), dict):  # under sglang
+        policy = engine.scheduling_policy
+        named.append(((*block, "scheduling_policy"), policy.name))
+        if isinstance(order := policy.arguments.get("order"), dict):  # under sglang
             named.append(((*block, "scheduling_policy", "order"), order.get("policy")))
         if engine.scheduler_cls:
             yield (*block, "scheduler_cls"), engine.scheduler_cls
     if cluster is not None:
         for key, spec in cluster.routers.items():
-            named.append(((*key.split("."),), split_spec(spec, "router")[0]))
+            named.append(((*key.split("."),), spec.name))
     yield from ((key, name) for key, name in named if isinstance(name, str) and ":" in name)
 
 

@@ -14,7 +14,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.config import split_spec
+from simulator.util.config import Named
 from simulator.util.errors import HeadwayError, did_you_mean, one_line
 from simulator.util.from_mapping import check_annotation
 from simulator.util.imported import Imported
@@ -52,6 +52,7 @@ POLICIES: Imported[type] = Imported(
 Found = tuple[type, Mapping[str, Any]]  # a policy and its arguments
 FIELD = "engine.scheduling_policy"
 ORDER = f"{FIELD}.order"
+FCFS = Named("fcfs")
 VLLM_POLICIES = ("fcfs", "priority")
 """What vLLM's scheduler has by itself."""
 PLUGIN = "headway_vllm.HeadwayScheduler"
@@ -96,8 +97,8 @@ def find_policy(engine: EngineConfig, folder: Path) -> tuple[type, dict[str, Any
     the waiting queue of the Scheduler. Of SGLang's scheduler such a policy may be the `order`: it
     is found apart, with its own arguments. The user's own is looked for in `folder`.
     """
-    name, arguments = split_spec(engine.scheduling_policy, "policy")
-    cls, order = find_class(name, folder, FIELD), None
+    given, order = engine.scheduling_policy, None
+    cls, arguments = find_class(given.name, folder, FIELD), {**given.arguments}
     if policy_name(cls) == "sglang" and isinstance(arguments.get("order"), dict):
         order = find_order(arguments.pop("order"), folder, ORDER)
     return cls, arguments, order
@@ -144,7 +145,7 @@ def find_order(spec: Any, folder: Path, field: str) -> Found:
     name = spec.get("policy") if isinstance(spec, dict) else None
     if not isinstance(name, str):
         raise ValueError(f"{field}: must name a policy, as in {{policy: sjf}}, not {spec!r}")
-    cls, arguments = find_class(name, folder, field), split_spec(spec, "policy")[1]
+    cls, arguments = find_class(name, folder, field), {k: spec[k] for k in spec if k != "policy"}
     name = policy_name(cls)
     if issubclass(cls, Scheduler):
         raise ValueError(f"{field}: {name} is a scheduler of its own: it cannot run in SGLang's")
@@ -159,7 +160,7 @@ def find_order(spec: Any, folder: Path, field: str) -> Found:
 
 def takes_variable(engine: EngineConfig) -> bool:
     """Say whether the policy is the one that HEADWAY_POLICY names when the scheduler is made."""
-    return engine.scheduler_cls == PLUGIN and engine.scheduling_policy == "fcfs"
+    return engine.scheduler_cls == PLUGIN and engine.scheduling_policy == FCFS
 
 
 def plugin_spec(name: str, arguments: Mapping[str, Any]) -> str:

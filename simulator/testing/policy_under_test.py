@@ -22,6 +22,7 @@ from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.testing.cases import MAX_MODEL_LEN, Case
+from simulator.util.config import Named
 from simulator.util.errors import HeadwayWarning
 from simulator.util.yaml_lines import SourceMap
 
@@ -101,8 +102,8 @@ class PolicyUnderTest:
     """
 
     def __init__(self, policy: type | str, arguments: dict[str, Any]) -> None:
-        wanted = {"policy": policy, **arguments}
-        self._scenario = _with_engine(_bare(), {"scheduling_policy": wanted})
+        wanted = {"scheduling_policy": Named(policy, arguments)}
+        self._scenario = _with_engine(_bare(), wanted)
         self.policy: type = find_policy(self._scenario.engine, Path())[0]
         self._is_scheduler = issubclass(self.policy, Scheduler)
         self._modules = {cls.__module__ for cls in self.policy.__mro__} - MECHANISM

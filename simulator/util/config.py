@@ -5,7 +5,7 @@ A block has a class, whose annotated attributes are its keys: `size: Count = Fie
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import MISSING
+from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
 from simulator.util.errors import FieldError, MappingError
@@ -112,24 +112,33 @@ class Config:
         return {name: getattr(self, name) for name in names}
 
 
-def check_name_under(key: str, example: str) -> Callable[[object], object]:
-    """Make a check that lets through a name, or a mapping that has it under a key."""
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A policy or a router: its name, and arguments."""
 
-    def check(value: object) -> object:
-        if isinstance(value, dict):
-            if not isinstance(value.get(key), str):
-                raise ValueError(f": the mapping needs a key `{key}`: a name or {example}")
-        elif not isinstance(value, str):
+    name: Any  # text; from Python also a class
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    written: object = field(default=None, hash=False)  # as a file has it; None: the name alone
+
+    def model_dump(self, exclude_unset: bool = False) -> object:
+        """Return what a file would have."""
+        return self.name if self.written is None else self.written
+
+
+def read_named(key: str, example: str) -> Callable[[object], Named]:
+    """Make a reader of a name, or of a mapping that has it under a key, beside arguments."""
+
+    def read(value: object) -> Named:
+        if isinstance(value, Named):
+            return value
+        if isinstance(value, str):
+            return Named(value)
+        if not isinstance(value, dict):
             raise ValueError(
                 f": must be a name or a mapping with a key `{key}`, not {short_repr(value)}"
             )
-        return value
+        if not isinstance(name := value.get(key), str):
+            raise ValueError(f": the mapping needs a key `{key}`: a name or {example}")
+        return Named(name, {k: one for k, one in value.items() if k != key}, value)
 
-    return check
-
-
-def split_spec(spec: str | dict[str, Any], key: str) -> tuple[Any, dict[str, Any]]:
-    """Return the name of such a value, and the arguments that the mapping has beside it."""
-    if isinstance(spec, str):
-        return spec, {}
-    return spec[key], {name: value for name, value in spec.items() if name != key}
+    return read

@@ -20,7 +20,7 @@ from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.rules import options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.config import Config, split_spec
+from simulator.util.config import Config
 from simulator.util.errors import HeadwayWarning, printable
 
 VALUES = (
@@ -102,8 +102,8 @@ def environment(scenario: Scenario) -> dict[str, str]:
     Where a run's policy came by such a variable, it is that.
     """
     if _has_plugin(scenario):
-        name, arguments = split_spec(scenario.engine.scheduling_policy, "policy")
-        return {POLICY_VARIABLE: plugin_spec(name, arguments)}
+        policy = scenario.engine.scheduling_policy
+        return {POLICY_VARIABLE: plugin_spec(policy.name, policy.arguments)}
     told = os.environ.get(POLICY_VARIABLE, "")
     return {POLICY_VARIABLE: told} if told and takes_variable(scenario.engine) else {}
 

@@ -32,7 +32,7 @@ def test_points_are_all_combinations(path):
     assert len({point.folder for point in points}) == 4
     assert all(re.fullmatch(r"[\w.=+-]+", point.folder) for point in points)
     assert {point.scenario.seed for point in points} == {5}
-    assert points[0].scenario.engine.scheduling_policy == {"policy": "static", "timeout": 0}
+    assert points[0].scenario.engine.scheduling_policy.arguments == {"timeout": 0}
 
 
 def test_folders_of_points_never_coincide(path):
@@ -142,7 +142,7 @@ def test_variants_have_names_and_keys_of_their_own(path):
     assert [run.scenario.engine.max_num_seqs for run in runs] == [8, 2, 8]
     assert runs[0].varied == {}
     assert runs[1].varied["workload.output_len"] == "{kind: uniform, low: 1, high: 3}"
-    assert runs[2].scenario.engine.scheduling_policy["weights"] == {"a": 2}
+    assert runs[2].scenario.engine.scheduling_policy.arguments["weights"] == {"a": 2}
 
 
 @pytest.mark.parametrize(

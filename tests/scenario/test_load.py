@@ -32,7 +32,8 @@ def test_overrides_set_any_key(write):
     ]
     scenario = load_scenario(path, sets, 7)
     assert scenario.engine.max_num_seqs == 16
-    assert scenario.engine.scheduling_policy == {"policy": "static", "batch_size": 2}
+    policy = scenario.engine.scheduling_policy
+    assert (policy.name, policy.arguments) == ("static", {"batch_size": 2})
     assert (scenario.goodput.ttft, scenario.seed) == (1000, 7)
     assert len(scenario.make_workload()) == 20
 

@@ -15,6 +15,7 @@ from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run
+from simulator.util.config import Named
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.yaml_lines import SourceMap
 
@@ -155,14 +156,14 @@ def test_a_named_engine_sets_scheduler_and_sizes(
     """For Llama-3-8B on an A100; what it resolves to is the same engine again."""
     scenario = check(engine=name)
     engine = scenario.engine
-    assert engine.scheduling_policy == policy
+    assert engine.scheduling_policy == Named(policy)
     assert (engine.max_num_seqs, engine.max_num_batched_tokens, engine.block_size) == sizes
     assert others.items() <= engine.model_dump().items()
     assert engine.async_scheduling == (name == "sglang")
     again = check(**{k: v for k, v in scenario.resolved().items() if k != "cost"})
     assert again.engine == engine
     given = check(engine={"name": name, "max_num_seqs": 7, "scheduling_policy": "fcfs"}).engine
-    assert (given.max_num_seqs, given.scheduling_policy) == (7, "fcfs")
+    assert (given.max_num_seqs, given.scheduling_policy) == (7, Named("fcfs"))
 
 
 @pytest.mark.parametrize("name", [*ENGINES])

@@ -205,7 +205,7 @@ def test_a_policy_beside_the_scenario_is_found(write):
         "policy_beside.py",
     )
     text = "engine:\n  scheduling_policy: {policy: 'policy_beside:Mine', weight: %d}\n"
-    assert load_scenario(write(text % 2)).engine.scheduling_policy["weight"] == 2
+    assert load_scenario(write(text % 2)).engine.scheduling_policy.arguments["weight"] == 2
     path = write(text % -2)
     scenario = load_scenario(path)
     with pytest.raises(HeadwayError) as caught:

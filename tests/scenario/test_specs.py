@@ -23,7 +23,7 @@ def nothing_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("settled once more")
 
     monkeypatch.setattr(settle, "load_model", settled)
-    monkeypatch.setattr(assemble_fleet, "split_spec", settled)
+    monkeypatch.setattr(assemble_fleet, "_settle", settled)
 
 
 def loaded(**keys: object) -> Scenario:

@@ -22,6 +22,7 @@ from simulator.figures.film import record
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
+from simulator.util.config import Named
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.yaml_lines import dump_yaml
 from simulator.views.html.charts import distributions, over_time
@@ -194,7 +195,7 @@ def films(scenario: Scenario) -> Sequence[Any]:
     """
     alone = scenario.model_copy(update={"cluster": None})
     policy = alone.engine.scheduling_policy
-    other = "fcfs" if policy == "static" else "static"
-    engine = alone.engine.model_copy(update={"scheduling_policy": other})
+    other = "fcfs" if policy == Named("static") else "static"
+    engine = alone.engine.model_copy(update={"scheduling_policy": Named(other)})
     beside = alone.model_copy(update={"engine": engine})
-    return [asdict(record(str(policy), alone)), asdict(record(other, beside))]
+    return [asdict(record(str(policy.model_dump()), alone)), asdict(record(other, beside))]
