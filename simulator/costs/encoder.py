@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel
 from simulator.costs.roofline import LAUNCH, efficiency_of
@@ -62,25 +61,21 @@ class EncoderCost(CostDecorator):
         return self.inner.leap(step, repeats)
 
 
-def encoder_cost(inner: CostModel, model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> EncoderCost:
-    """Put what encoding adds on an engine's cost; ValueError where nobody says what it is."""
-    config, vision = engine.multimodal_config, model.vision
-    assert config is not None
-    if config.encoder_seconds is not None:
-        tokens, seconds = zip(*config.encoder_seconds, strict=True)
-        return EncoderCost(inner, tuple(map(int, tokens)), seconds)
+def encoder_cost(inner: CostModel, model: ModelSpec, gpu: Gpu, gpus: int) -> EncoderCost:
+    """Put what encoding takes by roofline on an engine's cost; ValueError of a model unknown."""
+    vision = model.vision
     if vision is None:
         raise ValueError(
             f"engine.multimodal_config.encoder_seconds: must be given: the config.json of "
             f"{model.name} has no vision_config that is known"
         )
-    share, gpus = efficiency_of(gpu), engine.tensor_parallel_size
+    share = efficiency_of(gpu)
     rows = [2**n for n in range(18)]
     times = []
-    for tokens_ in rows:
-        products, attention = vision.flops(tokens_)
-        seconds_ = products / share.compute + attention / share.attention
-        times.append(seconds_ / (gpu.bf16_flops * gpus))
+    for tokens in rows:
+        products, attention = vision.flops(tokens)
+        seconds = products / share.compute + attention / share.attention
+        times.append(seconds / (gpu.bf16_flops * gpus))
     weights = HALF * vision.parameters / gpus
     return EncoderCost(
         inner,

@@ -1,11 +1,12 @@
 """Policies by which an urgent request takes the place of one that runs."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
 
 from simulator.core.request import Request
 from simulator.policies.policy import RunningView, hint_of
-from simulator.util.from_mapping import check_range, raise_if
+from simulator.util.from_mapping import check_range, prefix_keys, raise_if, read
 
 
 class Preemptive:
@@ -38,6 +39,25 @@ class Preemptive:
         return max(running, key=self.key)
 
 
+@dataclass(frozen=True)
+class Due:
+    """How long a client waits for its first token, and for each further one, ms."""
+
+    ttft: float
+    tpot: float
+
+    def __post_init__(self) -> None:
+        each = (("ttft", self.ttft), ("tpot", self.tpot))
+        raise_if(
+            *((not 0 < ms < inf, f"{key}: must be more than 0 ms, not {ms}") for key, ms in each)
+        )
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """The same in seconds."""
+        return self.ttft / 1000, self.tpot / 1000
+
+
 class Deadline:
     """Earliest deadline first, where the deadlines are those of the next token.
 
@@ -56,18 +76,18 @@ class Deadline:
         slack: float = 1000.0,
         clients: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
-        self.default = _seconds("", {"ttft": ttft, "tpot": tpot})
+        self.default = Due(ttft, tpot).seconds
         raise_if((not 0 <= slack < inf, f"slack: must be 0 ms or more, not {slack}"))
         self.slack = slack / 1000
-        self.clients: dict[str, tuple[float, float]] = {}
-        if clients is not None and not isinstance(clients, Mapping):
-            raise ValueError(f"clients: must be a mapping of clients, not {clients!r}")
-        for client, due in (clients or {}).items():
-            if not isinstance(due, Mapping):
-                raise ValueError(f"clients.{client}: must be a mapping, not {due!r}")
-            self.clients[str(client)] = _seconds(
-                f"clients.{client}.", {"ttft": ttft, "tpot": tpot, **due}
+        usual = {"ttft": ttft, "tpot": tpot}
+        try:
+            own = read(dict[str, dict[str, object]], clients or {})
+            found: dict[str, Due] = read(
+                dict[str, Due], {str(name): usual | own[name] for name in own}
             )
+        except ValueError as error:
+            raise prefix_keys("clients", error) from None
+        self.clients = {name: due.seconds for name, due in found.items()}
 
     def due(self, request: Request, generated: int) -> float:
         """Say when the next token is due after so many, in seconds of the simulated clock."""
@@ -200,16 +220,3 @@ class MLFQ:
     def victim(self, running: Iterable[Request]) -> Request:
         # Of equals the last admitted: were it the first, two could throw each other out for ever.
         return max(running, key=lambda request: (self.key(request), request.admission))
-
-
-def _seconds(name: str, due: Mapping[str, object]) -> tuple[float, float]:
-    """Check a pair of service levels, in ms; give it in seconds."""
-    values = []
-    for key, value in due.items():
-        if key not in ("ttft", "tpot"):
-            raise ValueError(f"{name}{key}: unknown key; there are ttft and tpot")
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value < inf:  # type: ignore[operator]
-            raise ValueError(f"{name}{key}: must be more than 0 ms, not {value!r}")
-        values.append(float(value) / 1000)  # type: ignore[arg-type]
-    return values[0], values[1]

@@ -79,10 +79,14 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
         from simulator.costs.lora import lora_cost
 
         cost = lora_cost(cost, model, gpu, engine)
-    if engine.multimodal_config is not None:
-        from simulator.costs.encoder import encoder_cost
+    if (images := engine.multimodal_config) is not None:
+        from simulator.costs.encoder import EncoderCost, encoder_cost
 
-        cost = encoder_cost(cost, model, gpu, engine)
+        if images.encoder_seconds is None:
+            cost = encoder_cost(cost, model, gpu, engine.tensor_parallel_size)
+        else:
+            tokens, seconds = zip(*images.encoder_seconds, strict=True)
+            cost = EncoderCost(cost, tuple(map(int, tokens)), seconds)
     if not parallel:
         return cost
     from simulator.costs.data_parallel import DataParallelCost, Experts

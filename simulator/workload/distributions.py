@@ -94,8 +94,8 @@ class Exponential:
     """Exponential, with this `mean` before any cut."""
 
     mean: float
-    low: float | None = None  # 1 token or 0 s
-    high: float | None = None
+    low: float | None = None  # None: the least there is, 1 token or 0 s
+    high: float | None = None  # None: there is none
 
     def __post_init__(self) -> None:
         raise_if((not 0 < self.mean < inf, f"mean: {self.mean} is not above 0"))
@@ -114,8 +114,8 @@ class Lognormal:
     sigma: float  # of the logarithm
     median: float | None = None
     mean: float | None = None
-    low: float | None = None  # 1 token or 0 s
-    high: float | None = None
+    low: float | None = None  # None: the least there is, 1 token or 0 s
+    high: float | None = None  # None: there is none
 
     def __post_init__(self) -> None:
         raise_if(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor, inf
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -56,23 +56,20 @@ STREAMS = (
 INPUT_LEN, OUTPUT_LEN = 1024, 128  # tokens, vLLM's defaults
 
 
-@dataclass(frozen=True, slots=True)
-class RangeRatio:
+class RangeRatio(NamedTuple):
     """How far lengths range: n from floor(n (1 - r)) to ceil(n (1 + r))."""
 
     input: float
     output: float
 
 
-RATIOS = ("input", "output")
-
-
 def _range_ratio(given: float | Mapping[str, float]) -> float | RangeRatio:
     """Read {input: r, output: r}, or one number for both."""
-    both = given if isinstance(given, Mapping) else dict.fromkeys(RATIOS, parse_number(given))
-    raise_if(({*both} != {*RATIOS}, ": give input and output, or one number"))
+    known = RangeRatio._fields
+    both = given if isinstance(given, Mapping) else dict.fromkeys(known, parse_number(given))
+    raise_if(({*both} != {*known}, ": give input and output, or one number"))
     found = RangeRatio(**both)
-    good = all(isinstance(r, int | float) and 0 <= r < 1 for r in (found.input, found.output))
+    good = all(isinstance(r, int | float) and 0 <= r < 1 for r in found)
     raise_if((not good, f": {short_repr(given)} is not from 0 on and below 1"))
     return found if isinstance(given, Mapping) else found.input
 

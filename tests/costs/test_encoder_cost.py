@@ -14,6 +14,7 @@ from simulator.costs.roofline import LAUNCH, efficiency_of
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.scenario.kv_room import memory_budget
+from simulator.scenario.load import load_scenario
 
 QWEN, GPU = load_model("qwen2.5-vl-7b"), GPUS["H100-80GB"]
 
@@ -28,8 +29,7 @@ def step(*sizes: int) -> Step:
 
 
 def roofline() -> EncoderCost:
-    engine = EngineConfig(multimodal_config=MultimodalConfig())
-    return encoder_cost(LinearCost(0.1), QWEN, GPU, engine)
+    return encoder_cost(LinearCost(0.1), QWEN, GPU, 1)
 
 
 def test_the_published_model_is_language_model_and_encoder() -> None:
@@ -75,9 +75,9 @@ def test_a_tiny_image_takes_the_reading_of_the_weights() -> None:
 
 def test_a_table_of_ones_own() -> None:
     """Straight between its rows and beyond the last; images of a step are added up."""
-    config = MultimodalConfig(encoder_seconds=[[100, 0.01], [300, 0.05]])
-    engine = EngineConfig(multimodal_config=config)
-    cost = encoder_cost(LinearCost(0.1), load_model("llama-3-8b"), GPU, engine)
+    table = {"encoder_seconds": [[100, 0.01], [300, 0.05]]}
+    raw = {"engine": {"multimodal_config": table}, "cost": {"kind": "linear", "base": 0.1}}
+    cost = load_scenario(raw).specs[""].cost
     seconds = {50: 0.01, 100: 0.01, 200: 0.03, 300: 0.05, 400: 0.07}
     for tokens, expected in seconds.items():
         assert cost.execute(step(tokens)) == pytest.approx(0.1 + expected)

@@ -119,7 +119,9 @@ def test_boost_is_the_formula() -> None:
         (lambda: SRPT(margin=-1), "margin: must be 0 tokens or more, not -1"),
         (lambda: MLFQ(quantum=0), "quantum: must be 1 step or more, not 0"),
         (lambda: Deadline(tpot=0.0), "tpot: must be more than 0 ms, not 0.0"),
-        (lambda: Deadline(clients={"a": {"e2el": 1}}), "clients.a.e2el: unknown key; there are"),
+        (lambda: Deadline(clients={"a": {"e2el": 1}}), "clients.a.e2el: unknown key"),
+        (lambda: Deadline(clients={"a": {"ttft": 0}}), "clients.a.ttft: must be more than 0 ms"),
+        (lambda: Deadline(clients={"a": 3}), "clients.a: must be a mapping of keys, not 3"),
         (lambda: Preemptive(threshold=-2.0), "threshold: must be 0 or more, not -2.0"),
     ],
 )
