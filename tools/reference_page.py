@@ -184,7 +184,7 @@ def page() -> str:
         _section("workload.adapters", _dataclass_keys(Adapters, ADAPTER_KEYS)),
         _section("workload.multimodal.image", _dataclass_keys(Multimodal, MULTIMODAL_KEYS)),
         _blocks("cluster", "cluster.groups.NAME", "cluster.sleep_mode"),
-        _blocks("cluster.kv_transfer", "cluster.admission"),
+        _blocks("cluster.kv_transfer", "cluster.ec_transfer", "cluster.admission"),
         _blocks("cluster.client", "cluster.failures", "cluster.failures.outages"),
         _blocks("cluster.autoscaling"),
         _list(ROUTERS_HEAD, _routers()),

@@ -62,6 +62,20 @@ class KvTransferConfig(Config):
         return {"kv_producer": producers, "kv_consumer": replicas - producers}
 
 
+class EcTransferConfig(Config):
+    """How encoder outputs go from the replicas that encode images to those that take them."""
+
+    bandwidth: Annotated[float, Field(ge=1e-6, le=1_000_000)] = Field(
+        50.0, description="GB/s (10^9 bytes) at which an encoder sends"
+    )
+    latency: Amount = Field(0.0, description="ms of each output besides its bytes")
+    router: RouterSpec = Field(
+        Named("round_robin"),
+        description="the router of images to the encoders; cluster.router is that "
+        "of requests to the others",
+    )
+
+
 class SleepModeConfig(Config):
     """Groups of different models that share GPUs by vLLM's sleep mode: one is awake at a time."""
 

@@ -113,6 +113,14 @@ TRANSFER = np.dtype(
         ("found", "i4"),  # that the consumer's prefix cache had
     ]
 )
+ENCODING = np.dtype(
+    [
+        ("id", "i8"),
+        ("begin", "f8"),  # s, when its images went to the encoders
+        ("encoded", "f8"),  # s, when all were encoded
+        ("end", "f8"),  # s, when all outputs were there
+    ]
+)
 REASONS = ("stop", "length", "rejected", "unfinished", "shed", "timeout")
 """Ended by itself; cut at max_tokens or max_model_len; could never fit; still there when the run
 was stopped, or when its client hung up; of a cluster's clients: refused by its admission control,
@@ -132,6 +140,7 @@ pack_load = Struct("<dqqqqq").pack
 pack_draft = Struct("<dqqq").pack
 pack_seat = Struct("<dddqqq").pack
 pack_transfer = Struct("<qiidddddii").pack
+pack_encoding = Struct("<qddd").pack
 
 
 @dataclass(slots=True)

@@ -11,13 +11,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.core.request import Step
-from simulator.costs.cost_model import CostDecorator, CostModel
+from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
+from simulator.costs.linear import Fitted
 from simulator.costs.roofline import LAUNCH, efficiency_of
 from simulator.models.gpus import Gpu
 from simulator.models.spec import HALF, ModelSpec
 
 KERNELS = 9
 """Of a layer: two norms, rotary embedding, attention, activation, four products."""
+
+
+@dataclass(frozen=True)
+class NothingElse(Fitted):
+    """Of an engine that encodes for others: it runs no language model."""
+
+    name: str = "encoder"
+
+    def execute(self, step: Step) -> float:
+        return 0.0
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        return [0.0] * repeats
+
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
+        return np.zeros(len(counts))
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Advisor:
         if cluster is not None:
             groups = replicas_in(cluster.groups)
         each = run.waited if trouble is None else trouble
-        waited = {name: sum(each[k] for k in numbers) for name, numbers in groups.items()}
+        waited = {k: sum(each[i] for i in n) for k, n in groups.items() if run.serves(n[0])}
         self.group = max(waited, key=waited.__getitem__)
         numbers = groups[self.group]
         self.scenario: Scenario = scenario.of_group(self.group)

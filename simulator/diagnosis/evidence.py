@@ -65,6 +65,10 @@ class Evidence:
         kinds = {name: scenario.of_group(name).engine for name in set(cluster.groups)}
         return [kinds[name] for name in cluster.groups]
 
+    def serves(self, number: int) -> bool:
+        """Say whether a replica has requests of its own; one that encodes for others has none."""
+        return self.record.cores[number].role != "ec_producer"
+
     def limit(self, key: str) -> str:
         """Return a number of the engines in words: one, or from the least to the most."""
         values = [getattr(engine, key) for engine in self.engines]
@@ -119,8 +123,10 @@ class Evidence:
         if issubclass(self.scheduler, Static):
             spare = 0.0
         return [
-            blocked_time(log, engine, spare) if log.step_rows else (nothing, 0.0)
-            for log, engine in zip(self.record.logs, self.engines, strict=True)
+            blocked_time(log, self.engines[number], spare)
+            if log.step_rows and self.serves(number)
+            else (nothing, 0.0)
+            for number, log in enumerate(self.record.logs)
         ]
 
     @cached_property
@@ -135,12 +141,13 @@ class Evidence:
             return 0.0
         admitted = np.where(np.isnan(table.queue_time), table.left, table.first_scheduled)
         looks = np.linspace(0.0, float(table.finish[self.done].max()), LOOKS)
+        entered = table.entered + table.encoding
         missed = total = 0.0
         order, left = np.argsort(table.replica, kind="stable"), table.left
         bounds = np.searchsorted(table.replica[order], np.arange(len(cluster.groups) + 1))
         for numbers in replicas_in(cluster.groups).values():
             here = [order[bounds[number] : bounds[number + 1]] for number in numbers]
-            waiting = np.array([count_at(table.entered[one], admitted[one], looks) for one in here])
+            waiting = np.array([count_at(entered[one], admitted[one], looks) for one in here])
             running = np.array([count_at(admitted[one], left[one], looks) for one in here])
             free = (waiting == 0) & (running <= self.engines[numbers[0]].max_num_seqs / 2)
             free &= np.array(

@@ -19,7 +19,7 @@ from simulator.results.read import (
     read_rows,
     read_yaml,
 )
-from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
+from simulator.results.request_table import DELIVERY, ENCODER_PARTS, RETRY, TRANSFER_PARTS
 from simulator.util.errors import HeadwayError, printable
 
 ENDINGS = {
@@ -33,6 +33,8 @@ ENDINGS = {
 }
 WORDS = {
     RETRY: "tries that were refused, given up or lost with a replica",
+    "encoder_time": "encoding of its images at other replicas, and waiting for it",
+    "ec_transfer_time": "transfer of what the encoders made of them",
     "queue_time": "waiting in the engine's queue",
     "prefill_time": "prefill",
     "decode_queue_time": "waiting for blocks and a seat where it decodes",
@@ -50,7 +52,14 @@ COLUMNS = (
     *("preemptions", "cached_tokens", "replica", "finish_reason"),
 )
 SEAT_COLUMNS = ("seat_idle_time", "seat_idle_steps", "batch_steps")
-OPTIONAL_COLUMNS = (RETRY, *TRANSFER_PARTS, "prefill_replica", DELIVERY, *SEAT_COLUMNS)
+OPTIONAL_COLUMNS = (
+    *ENCODER_PARTS,
+    RETRY,
+    *TRANSFER_PARTS,
+    "prefill_replica",
+    DELIVERY,
+    *SEAT_COLUMNS,
+)
 """Columns that are there only in clusters that try again, or prefill and decode apart, and where
 requests keep their seats beyond their end."""
 TIMES = ("ttft", "tpot", "e2el")
@@ -198,6 +207,9 @@ def _events(row: Row, scenario: Mapping[str, Any], activity: EngineActivity | No
     if again := row.get(RETRY):
         events.append((sent, "sent for the first time"))
     last = sent + (again or 0.0)
+    if row.get("encoder_time"):
+        events.append((last, "its images sent to the encoders"))
+        last += row["encoder_time"] + row["ec_transfer_time"]
     events.append((last, f"sent to the engine{there}"))
     if row["queue_time"] is not None:
         where = "" if row.get("prefill_replica") is None else f" by {_replica(row, 'prefill_')}"

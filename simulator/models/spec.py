@@ -192,6 +192,11 @@ class ModelSpec:
         bytes_of(self.quantization or self.dtype)
 
     @property
+    def output_bytes(self) -> int:
+        """Bytes of an encoder token."""
+        return int(HALF * self.hidden_size)
+
+    @property
     def largest_image(self) -> int:
         """Tokens of an image at most; 0: nobody knows."""
         return self.vision.most_tokens if self.vision else 0

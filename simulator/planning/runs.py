@@ -142,6 +142,7 @@ def metric_values(summary: Mapping[str, Any]) -> dict[str, int | float]:
     own = summary["headway"]
     cluster = own.get("cluster", {})
     links = {f"kv_transfer_{key}": value for key, value in cluster.get("kv_transfer", {}).items()}
+    links |= {f"ec_transfer_{key}": value for key, value in cluster.get("ec_transfer", {}).items()}
     values = {**summary, **own, **cluster, **links}
     return {key: value for key, value in values.items() if isinstance(value, int | float)}
 

@@ -138,6 +138,10 @@ class ClusterMetrics:
         if transfers is not None:
             paid = sum(self._record.paid_seconds(number, *span) for number in transfers.producers)
             links = link_summary(transfers, paid)
+        encodings = self._record.encodings
+        if encodings is not None:
+            paid = sum(self._record.paid_seconds(number, *span) for number in encodings.links)
+            size = self._cores[0].model.output_bytes
         apart = [group for name, group in groups.items() if self._cluster.paid_replicas(name)]
         price, gpus = (_total([one[key] for one in apart]) for key in ("dollars_per_hour", "gpus"))
         dollars, hours, tokens = (
@@ -163,6 +167,7 @@ class ClusterMetrics:
                 **self._record.counters,
                 **self._paid_times(),
                 **({} if links is None else {"kv_transfer": links}),
+                **({} if encodings is None else {"ec_transfer": encodings.summary(size, paid)}),
                 **({"sleep_mode": self._sleep_mode()} if self._cluster.sleepers else {}),
                 "groups": groups,
             },
@@ -201,7 +206,7 @@ class ClusterMetrics:
             "dollars_per_hour": None if price is None else price * len(servers),
             "dollars": None if price is None else price * paid / 3600.0,
             **describe_cost(spec.cost),
-            **({} if role is None else {"kv_role": role}),
+            **({} if role is None else {f"{role[:2]}_role": role}),
             "completed": metrics.requests.completed,
             "output_tokens": tokens,
             "output_throughput": share(tokens, duration),
@@ -218,10 +223,12 @@ class ClusterMetrics:
 
         Of the requests, the most that a replica ended, over the mean. Replicas that never were on,
         as an autoscaler may leave some, do not count. Where prefill and decode are apart, the less
-        even of the two counts.
+        even of the two counts. Encoders for others have no requests, and do not count.
         """
         record, ended = self._record, self._ended
         on = np.array([bool(record.paid[server]) for server in record.servers])
+        if record.encodings is not None:
+            on &= ~np.isin(np.arange(len(ended)), [*record.encodings.links])
         stages = [on]
         if record.transfers is not None:
             prompts = np.isin(np.arange(len(ended)), [*record.transfers.producers])

@@ -258,8 +258,9 @@ class EngineMetrics:
         if self.kv_role == "kv_consumer":  # it computes what comes after the prompt's last token
             done = table.completed
             table.cached[done] = table.workload.prompt_tokens[done] - 1
-        self._flops += needed_flops(self.spec.model, table)
-        self._read += read_bytes(self.spec, logs, sums.steps, sums.context)
+        if self.kv_role != "ec_producer":  # no language model runs there
+            self._flops += needed_flops(self.spec.model, table)
+            self._read += read_bytes(self.spec, logs, sums.steps, sums.context)
 
     def gauges(self, duration: float) -> Values:
         """Return the gauges of a run of so many s; means are over time and over replicas."""

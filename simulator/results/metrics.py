@@ -30,6 +30,7 @@ from simulator.results.fairness import (
 )
 from simulator.results.record import ClusterRecord, PartialRecord, Record
 from simulator.results.request_table import (
+    ENCODER_PARTS,
     RETRY,
     TRANSFER_PARTS,
     Flags,
@@ -73,7 +74,7 @@ LATENCIES = (
     *("client_queue_time", "e2el_including_client_queue"),
 )
 """In the order of the summary; the last two stand only behind `max_concurrency`."""
-CLUSTER_LATENCIES = (RETRY, *TRANSFER_PARTS)
+CLUSTER_LATENCIES = (RETRY, *ENCODER_PARTS, *TRANSFER_PARTS)
 """Parts of the requests' time that some clusters have."""
 DRAFTED = ("decodes", "drafts", "accepted")  # columns of log.DRAFT
 
@@ -400,9 +401,9 @@ def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES)
     run = (record.scenario, record.workload, record.cores)
     metrics = RunMetrics(*run, cluster=cluster, within=within)
     part = PartialRecord(record.workload, record.sent, record.logs, record.tries)
-    if cluster is not None and cluster.transfers is not None:
+    if cluster is not None and (cluster.transfers or cluster.encodings):
         time_parts = record.time_parts()
-        part.latencies = {name: time_parts[name] for name in TRANSFER_PARTS}
+        part.latencies = {k: time_parts[k] for k in CLUSTER_LATENCIES[1:] if k in time_parts}
         part.engine_logs = cluster.engine_logs(record)
     metrics.add(part)
     info = run_info(record.scenario, record.spec, record.specs, record.warnings) | {

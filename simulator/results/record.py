@@ -18,6 +18,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.breakdown import break_down
+from simulator.results.encodings import Encodings
 from simulator.results.kv_transfers import Transfers, time_parts
 from simulator.results.request_table import (
     RETRY,
@@ -49,6 +50,7 @@ class ClusterRecord:
     changes: Sequence[tuple[float, int, str]] = ()
     """When (s) a server, by its number, came to a state; none where all are always up."""
     transfers: Transfers | None = None  # where prefill and decode are apart
+    encodings: Encodings | None = None  # where encoders are
 
     def engine_logs(self, record: "Record") -> list[Log]:
         """Return what each engine wrote down; as clients see it, the record has it."""
@@ -93,8 +95,8 @@ class Record:
 
     @property
     def spec(self) -> EngineSpec:
-        """What the first engine core is."""
-        return self.specs[self.cluster.groups[0] if self.cluster else ""]
+        """What the first engine core is; one that encodes for others is none."""
+        return next(spec for spec in self.cores if spec.role != "ec_producer")
 
     @property
     def model(self) -> ModelSpec:
@@ -133,6 +135,8 @@ class Record:
                 parts = time_parts(*columns, self.costs, self.transfers)
             else:
                 parts = break_down(gather_requests(*columns, self.logs), self.logs, self.costs)
+            if self.cluster is not None and self.cluster.encodings is not None:
+                parts = self.cluster.encodings.time_parts(parts["prefill_time"]) | parts
             cluster = self.scenario.cluster
             if cluster is not None and cluster.may_retry:
                 parts = {RETRY: self.request_table().retry_time} | parts

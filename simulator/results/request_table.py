@@ -22,6 +22,8 @@ COUNTS = {"generated": np.int64, "preemptions": np.int32, "cached": np.int64}
 COMPLETED = (STOP, LENGTH)
 TRANSFER_PARTS = ("decode_queue_time", "transfer_time")
 """Columns of requests.csv that are parts of `e2el` only where prefill and decode are apart."""
+ENCODER_PARTS = ("encoder_time", "ec_transfer_time")
+"""Columns of requests.csv that are parts of `e2el` only where encoders are apart."""
 RETRY = "retry_time"
 """A further part of `e2el`, where a cluster's clients try again or its replicas fail."""
 DELIVERY = "delivery_time"
@@ -36,6 +38,7 @@ class Attempts(NamedTuple):
 
     again: Mapping[int, float]  # s, when a request was last sent once more, by id
     given_up: Log | None = None  # a row for each request that no replica ended
+    encoded: Rows | None = None  # of log.ENCODING: whose images others encoded
 
 
 @dataclass(slots=True)
@@ -54,6 +57,7 @@ class RequestTable:
     cached: Ints
     reason: Ints  # index into REASONS; -1: never sent
     replica: Ints  # -1: never sent
+    encoding: Floats  # s from sent until its images were encoded by others, and the outputs there
 
     def part(self, rows: slice) -> "RequestTable":
         """Return some of the requests, in order; each knows when it was due."""
@@ -97,8 +101,8 @@ class RequestTable:
 
     @property
     def queue_time(self) -> Floats:
-        """The seconds from sent, of several tries the last, to first scheduled."""
-        return self.first_scheduled - self.entered
+        """The seconds from sent, of several tries the last, to first scheduled, less `encoding`."""
+        return self.first_scheduled - self.entered - self.encoding
 
     @property
     def retry_time(self) -> Floats:
@@ -129,6 +133,7 @@ def gather_requests(
     size = len(workload)
     columns: dict[str, Any] = {name: np.full(size, np.nan) for name in TIMES}
     columns["given_up"] = np.broadcast_to(np.nan, size)
+    columns["encoding"] = np.broadcast_to(0.0, size)
     columns |= {name: np.zeros(size, kind) for name, kind in COUNTS.items()}
     columns |= {name: np.full(size, -1, kind) for name, kind in NUMBERS.items()}
     table = RequestTable(workload, sent, sent, **columns)
@@ -144,6 +149,9 @@ def gather_requests(
     if tries is not None and tries.again:
         table.entered = sent.copy()
         table.entered[[*tries.again]] = [*tries.again.values()]
+    if tries is not None and tries.encoded is not None:
+        rows, table.encoding = tries.encoded, np.zeros(size)
+        table.encoding[rows["id"]] = rows["end"] - rows["begin"]
     if tries is not None and tries.given_up is not None:
         rows, table.given_up = tries.given_up.requests, np.full(size, np.nan)
         table.reason[rows["id"]] = rows["reason"]

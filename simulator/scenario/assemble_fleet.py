@@ -8,8 +8,9 @@ from typing import Any
 
 import simpy
 
-from simulator.cluster.config import KvTransferConfig
+from simulator.cluster.config import EcTransferConfig, KvTransferConfig
 from simulator.cluster.disaggregation import DisaggregatedFleet
+from simulator.cluster.encoders import EncoderFleet
 from simulator.cluster.fleet import Fleet, Sessions
 from simulator.cluster.own_router import Own
 from simulator.cluster.routers import ROUTERS, ByModel, Pods, RoundRobin, Router, StatelessRouter
@@ -37,6 +38,8 @@ class FleetSpec:
     pods: Sequence[int]  # of each replica that there may be; without any each is one by itself
     kv_transfer: KvTransferConfig | None  # None: each replica prefills and decodes
     consumers: Maker  # to those who decode
+    ec_transfer: EcTransferConfig | None = None  # None: each replica encodes its own images
+    encoders: Maker | None = None  # to those who encode for others
 
     def make_router(self) -> Router:
         """Make the router, with those of all pods."""
@@ -72,7 +75,9 @@ def settle_fleet(
     front, within = makers["cluster.router"], makers.get("cluster.pod_router")
     consumers = makers.get("cluster.kv_transfer.router", front)
     if not models:
-        return FleetSpec(front, within, cluster.pod_numbers, cluster.kv_transfer, consumers)
+        links, encoders = cluster.ec_transfer, makers.get("cluster.ec_transfer.router")
+        apart = cluster.kv_transfer, consumers, links, encoders
+        return FleetSpec(front, within, cluster.pod_numbers, *apart)
     counts, names = map(cluster.max_replicas, cluster.groups), [*dict.fromkeys(models)]
     each = zip(models, counts, strict=True)
     places = [names.index(name) for name, count in each for _ in range(count)]
@@ -143,8 +148,22 @@ def make_fleet(
     specs: Mapping[str, EngineSpec],
     sessions: Sessions | None,
 ) -> Fleet:
-    """Make the fleet, one that prefills and decodes apart if its groups have roles."""
+    """Make the fleet, one whose replicas do a part each if its groups have roles."""
     kv, router = fleet.kv_transfer, fleet.make_router()
+    if (ec := fleet.ec_transfer) is not None:
+        assert fleet.encoders is not None
+        encoders = {name: spec for name, spec in specs.items() if spec.role == "ec_producer"}
+        return EncoderFleet(
+            env,
+            router,
+            sessions,
+            to_encoders=fleet.encoders(1),
+            token_seconds={
+                name: spec.model.output_bytes / (ec.bandwidth * 1e9)
+                for name, spec in encoders.items()
+            },
+            latency=ec.latency * 1e-3,
+        )
     if kv is None:
         return Fleet(env, router, sessions)
     rate = kv.bandwidth * 1e9  # of each GPU

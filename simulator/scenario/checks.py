@@ -11,6 +11,7 @@ from simulator.models.spec import ModelSpec
 from simulator.scenario.assemble_scheduler import check_scheduler
 from simulator.scenario.choose_scheduler import choose_scheduler, differing_keys
 from simulator.scenario.cluster_config import ClusterConfig
+from simulator.scenario.encoder_checks import check_encoders
 from simulator.scenario.engine_spec import EngineSpec, Role
 from simulator.scenario.engines import ENGINES, release_of
 from simulator.scenario.policy_table import FIELD
@@ -314,7 +315,7 @@ def _check_cluster(
     `specs` gets what each group is; it has what the scenario's own engine is, which all replicas
     have where there are no groups.
     """
-    roles = list(_check_roles(cluster))[:1]
+    roles = [*_check_roles(cluster), *check_encoders(scenario, cluster)][:1]
     yield from roles
     # What the scenario itself gets wrong is told already.
     for name, group in cluster.groups.items():

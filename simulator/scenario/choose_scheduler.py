@@ -64,7 +64,8 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
 
     ValueError says, by field, what the scheduler does not do.
     """
-    engine, role, name = spec.engine, spec.role, policy_name(spec.policy)
+    engine, name = spec.engine, policy_name(spec.policy)
+    role = None if spec.role == "ec_producer" else spec.role
     chosen = of_policy(spec.policy)
 
     def need(required: Mapping[str, object], differs: str, otherwise: str) -> None:

@@ -8,6 +8,7 @@ from simulator.cluster.config import (
     AdmissionConfig,
     AutoscalingConfig,
     ClientConfig,
+    EcTransferConfig,
     FailuresConfig,
     KvTransferConfig,
     RouterSpec,
@@ -44,6 +45,11 @@ class GroupConfig(Config):
         description="kv_producer: computes prompts; kv_consumer: decodes them; all groups have a "
         "role or none; null: both",
     )
+    ec_role: Literal["ec_producer", "ec_consumer"] | None = Field(
+        None,
+        description="ec_producer: encodes images; ec_consumer: computes and decodes prompts; all "
+        "groups have a role or none; null: both",
+    )
     autoscaling: AutoscalingConfig | None = Field(
         None, description="as `cluster.autoscaling`, of this group; null: as that says"
     )
@@ -79,6 +85,9 @@ class ClusterConfig(Config):
 
     kv_transfer: KvTransferConfig | None = Field(
         None, description="the links between groups that have a kv_role"
+    )
+    ec_transfer: EcTransferConfig | None = Field(
+        None, description="the links of groups that have the ec_role ec_producer"
     )
     sleep_mode: SleepModeConfig | None = Field(
         None, description="groups that share GPUs, one awake at a time; null: each has its own"
@@ -221,6 +230,11 @@ class ClusterConfig(Config):
         return [number % self.pods for count in counts for number in range(count)]
 
     @property
+    def encoders(self) -> list[str]:
+        """The groups that encode images for the others."""
+        return [name for name, group in self.groups.items() if group.ec_role == "ec_producer"]
+
+    @property
     def may_retry(self) -> bool:
         """Whether a request may be sent to replicas more than once."""
         patient = self.client is not None and self.client.max_retries > 0
@@ -266,9 +280,11 @@ class ClusterConfig(Config):
     def routers(self) -> dict[str, Named]:
         """The routers that there are, by their keys in the scenario."""
         kv, within = self.kv_transfer, self.pod_router or Named("least_outstanding")
+        ec = self.ec_transfer
         found = {
             "cluster.router": self.router,
             "cluster.kv_transfer.router": None if kv is None else kv.router,
+            "cluster.ec_transfer.router": None if ec is None else ec.router,
             "cluster.pod_router": None if self.pods is None else within,
         }
         return {key: spec for key, spec in found.items() if spec is not None}

@@ -15,7 +15,7 @@ from simulator.models.spec import ModelSpec
 from simulator.schedulers.vllm.rules import Release, Rules
 from simulator.util.errors import HeadwayError
 
-Role = Literal["kv_producer", "kv_consumer"]
+Role = Literal["kv_producer", "kv_consumer", "ec_producer"]
 
 
 class EngineBlocks(Protocol):
@@ -38,6 +38,9 @@ class EngineBlocks(Protocol):
 
     @property
     def predictor(self) -> object: ...
+
+    @property
+    def encodes_only(self) -> bool: ...
 
     @property
     def seed(self) -> int: ...

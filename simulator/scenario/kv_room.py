@@ -45,9 +45,9 @@ def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBud
         extras = int(engine.max_loras * size.slot_bytes)
     if (images := engine.multimodal_config) is not None:
         outputs = max(engine.max_num_batched_tokens, model.largest_image)
-        outputs = (images.encoder_cache_size or outputs) * model.hidden_size
+        outputs = (images.encoder_cache_size or outputs) * model.output_bytes
         weights = model.vision.parameters // engine.tensor_parallel_size if model.vision else 0
-        extras += int(HALF * (outputs + weights))
+        extras += outputs + int(HALF * weights)
     return kv_budget(
         model,
         gpu,

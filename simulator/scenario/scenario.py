@@ -13,7 +13,7 @@ from simulator.core.engine_config import EngineConfig, GpuConfig, HostConfig
 from simulator.models.load import FineTune
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.engine_defaults import fill_in_defaults
-from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.engine_spec import EngineSpec, Role
 from simulator.scenario.planning_config import PlanConfig, RolloutsConfig, SweepConfig
 from simulator.scenario.settle import settle
 from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
@@ -127,6 +127,7 @@ class Scenario(Config):
     _source_map: SourceMap | None = None
     _specs: Mapping[str, EngineSpec] | None = None  # None: not settled yet
     _fleet: "FleetSpec | None" = None  # likewise
+    _encodes_only: bool = False
 
     def _open(self, value: Any) -> Any:
         return fill_in_defaults(value) if isinstance(value, dict) else super()._open(value)
@@ -135,6 +136,11 @@ class Scenario(Config):
     def folder(self) -> Path:
         """Where relative paths are looked up first: the folder of the scenario's file."""
         return self._folder
+
+    @property
+    def encodes_only(self) -> bool:
+        """Whether it is that of a replica that encodes images for others."""
+        return self._encodes_only
 
     @property
     def known_model(self) -> str:
@@ -174,8 +180,9 @@ class Scenario(Config):
         """Keep what the engines of each group are by themselves, with what the cluster adds."""
         if (cluster := self.cluster) is not None:
             retries = cluster.client is not None and cluster.client.max_retries > 0
+            roles: dict[str, Role] = dict.fromkeys(cluster.encoders, "ec_producer")
             specs = {
-                name: replace(specs[name], role=group.kv_role, retries=retries)
+                name: replace(specs[name], role=group.kv_role or roles.get(name), retries=retries)
                 for name, group in cluster.replica_groups.items()
             }
         self._specs, self._fleet = specs, fleet or self._fleet
@@ -203,7 +210,12 @@ class Scenario(Config):
             "host": group.host or (None if group.gpu else self.host),
             "cluster": None,
         }
+        if encodes := name in self.cluster.encoders:  # as vLLM of an ec_producer
+            off = {"enable_prefix_caching": False, "async_scheduling": False}
+            engine = group.engine or self.engine
+            changed |= {"cost": None, "engine": engine.model_copy(update=off)}
         own = self.model_copy(update=changed)
+        own._encodes_only = encodes
         if self._specs is not None:
             own.keep_specs({"": self._specs[name]})
         return own

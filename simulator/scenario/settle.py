@@ -39,7 +39,7 @@ def settle(own: EngineBlocks) -> EngineSpec:
 def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
     """Settle what an engine is, each part in an attempt; None where one has failed."""
     engine, folder = own.engine, own.folder
-    policy = gpu = model = budget = cost = None
+    policy = gpu = model = blocks = cost = None
     with attempt(FIELD, ""):
         policy, arguments, order = find_policy(engine, folder)
     with attempt("gpu", "gpu.name"):
@@ -64,13 +64,17 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
     with attempt("gpu.power", "gpu.name"):
         power = gpu_power(given.idle, given.max, gpu.max_power)
     with attempt("gpu", " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])):
-        budget = enough_memory(own, model, gpu)
+        if own.encodes_only:  # it has no KV cache: enough is never too little
+            blocks = engine.max_num_seqs * -(-longest // engine.block_size) + 1
+        else:
+            budget = enough_memory(own, model, gpu)
+            blocks = engine.num_gpu_blocks_override or budget.num_gpu_blocks
     with (
         attempt("cost", "cost host model gpu engine"),
         warnings.catch_warnings(record=True, action="always", category=HeadwayWarning) as notes,
     ):
         cost = make_cost(own, model, gpu)
-    if policy is None or budget is None or cost is None or not holds_longest:
+    if policy is None or blocks is None or cost is None or not holds_longest:
         return None
     release = release_of(engine)
     spec = EngineSpec(
@@ -82,7 +86,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
         cost=cost,
         release=release,
         rules=rules_of(release),
-        num_gpu_blocks=engine.num_gpu_blocks_override or budget.num_gpu_blocks,
+        num_gpu_blocks=blocks,
         max_model_len=longest,
         policy=policy,
         arguments=arguments,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.core.engine_config import UNIFORM, EngineConfig, HostConfig
+from simulator.core.multimodal_config import MultimodalConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.linear import Fitted
 from simulator.costs.noise import check_residuals
@@ -58,6 +59,10 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
     Profiles know of no experts that are spread over data-parallel ranks.
     """
     engine = own.engine
+    if own.encodes_only and engine.multimodal_config is not None:
+        from simulator.costs.encoder import NothingElse
+
+        return _with_encoder(NothingElse(), engine.multimodal_config, own, model, gpu)
     if not model.num_experts:
         for key in ("expert_routing", "enable_expert_parallel"):
             if getattr(engine, key) != EngineConfig.model_fields[key].default:
@@ -79,14 +84,8 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
         from simulator.costs.lora import lora_cost
 
         cost = lora_cost(cost, model, gpu, engine)
-    if (images := engine.multimodal_config) is not None:
-        from simulator.costs.encoder import EncoderCost, encoder_cost
-
-        if images.encoder_seconds is None:
-            cost = encoder_cost(cost, model, gpu, engine.tensor_parallel_size)
-        else:
-            tokens, seconds = zip(*images.encoder_seconds, strict=True)
-            cost = EncoderCost(cost, tuple(map(int, tokens)), seconds)
+    if engine.multimodal_config is not None:
+        cost = _with_encoder(cost, engine.multimodal_config, own, model, gpu)
     if not parallel:
         return cost
     from simulator.costs.data_parallel import DataParallelCost, Experts
@@ -97,6 +96,18 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
         experts = Experts(model, gpu, engine.weight_dtype, *sizes)
     kernels = cost.without_host() if engine.async_scheduling else None
     return DataParallelCost(cost, engine.data_parallel_size, experts, kernels)
+
+
+def _with_encoder(
+    cost: CostModel, images: MultimodalConfig, own: EngineBlocks, model: ModelSpec, gpu: Gpu
+) -> CostModel:
+    """Put what encoding takes on a cost: by a table of the user's, else by roofline."""
+    from simulator.costs.encoder import EncoderCost, encoder_cost
+
+    if images.encoder_seconds is None:
+        return encoder_cost(cost, model, gpu, own.engine.tensor_parallel_size)
+    tokens, seconds = zip(*images.encoder_seconds, strict=True)
+    return EncoderCost(cost, tuple(map(int, tokens)), seconds)
 
 
 def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: bool) -> str:

@@ -25,13 +25,15 @@ UNSUPPORTED_KEYS = {
     "lora_modules": "any name but the model's that requests ask for is an adapter",
     "cpu_offload_gb": "not simulated: weights stay on the GPU",
     "kv_transfer_config": "give cluster.kv_transfer, and each group a kv_role",
+    "ec_transfer_config": "give cluster.ec_transfer, and each group an ec_role",
     "kv_cache_memory_bytes": "not simulated: give num_gpu_blocks_override",
     "disable_sliding_window": "not simulated: give max_model_len",
 }
 """Keys that vLLM has or had under `engine`, and why they are not here."""
 
 _NAMES = """gpu engine goodput workload workload.trace plan cluster cluster.kv_transfer
-cluster.admission cluster.client cluster.failures cluster.autoscaling sweep sweep.random rollouts"""
+cluster.ec_transfer cluster.admission cluster.client cluster.failures cluster.autoscaling sweep
+sweep.random rollouts"""
 SECTIONS: list[Key] = [(), *(tuple(name.split(".")) for name in _NAMES.split())]
 """Blocks in which a key may be meant that is found elsewhere."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.disaggregation import DisaggregatedFleet
+from simulator.cluster.encoders import EncoderFleet
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, GpuBudget, Lifecycle
@@ -25,6 +26,7 @@ from simulator.engine.client import Client, StreamClient
 from simulator.engine.drive import drive
 from simulator.kv_cache.tiers import SecondaryTier
 from simulator.policies.predictor import make_predictor
+from simulator.results.encodings import Encodings
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
@@ -94,7 +96,7 @@ def run_cluster(
         *(fleet, scenario, record, life),
         lambda submit, cancel: Client(env, workload, submit, predictor, cancel),
     )
-    ends, apart = None, isinstance(fleet, DisaggregatedFleet)
+    ends, apart = None, isinstance(fleet, DisaggregatedFleet | EncoderFleet)
     assert scenario.cluster is not None
     rewritten = apart or bool(scenario.cluster.scalers or scenario.cluster.sleepers)
     rewritten = rewritten or bool(scenario.cluster.model_fields_set & REWRITING)
@@ -115,6 +117,12 @@ def run_cluster(
     if isinstance(fleet, DisaggregatedFleet):
         record.transfers = _transfers(fleet, specs)
         logs = record.transfers.seen()
+    if isinstance(fleet, EncoderFleet):
+        fleet.forget_jobs()
+        links = fleet.links.items()
+        outputs = {number: (link.transfers, link.blocks, link.busy) for number, link in links}
+        record.encodings = Encodings.of(bytes(fleet.encodings), outputs)
+        record.tries = record.tries._replace(encoded=record.encodings.rows)
     result = Result(scenario, workload, sent, logs, specs, interrupted)
     result.cluster = record
     if client.hints is not None:

@@ -182,9 +182,9 @@ def refuse(scenario: Scenario) -> None:
             "workload.n: must be 1": load.n > 1,
             "workload.adapters, models: what each felt needs all requests": _serves(scenario),
             "predictor: its errors are drawn for all requests together": scenario.predictor,
-            "cluster.groups: with kv_role a request is at two replicas": (
+            "cluster.groups: with kv_role or ec_role a request is at several replicas": (
                 scenario.cluster is not None
-                and any(group.kv_role for group in scenario.cluster.replica_groups.values())
+                and any(g.kv_role or g.ec_role for g in scenario.cluster.replica_groups.values())
             ),
             "engine.data_parallel_size: must be 1": any(
                 own.engine.data_parallel_size > 1 for own in scenario.groups.values()

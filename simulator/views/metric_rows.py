@@ -113,6 +113,8 @@ METRICS = (
     Metric("p99_e2el_ms", "P99 E2EL (ms)", -1),
     Metric("mean_queue_time_ms", "Mean queue time (ms)", -1),
     Metric("mean_retry_time_ms", "Mean time of earlier tries (ms)", -1),
+    Metric("mean_encoder_time_ms", "Mean time at the encoders (ms)", -1),
+    Metric("mean_ec_transfer_time_ms", "Mean transfer of encoder outputs (ms)", -1),
     Metric("mean_transfer_time_ms", "Mean KV transfer (ms)", -1),
     Metric("p99_transfer_time_ms", "P99 KV transfer (ms)", -1),
     Metric("mean_decode_queue_time_ms", "Mean decode queue time (ms)", -1),

@@ -42,10 +42,12 @@ SECTIONS = (
     ),
     ("queue_time", "Queue Time", "Queueing in the Engine"),
     ("retry_time", "Retry Time", "Tries before the Last"),
+    ("encoder_time", "Encoder Time", "Time at the Encoders"),
+    ("ec_transfer_time", "EC Transfer", "Encoder Output Transfer"),
     ("transfer_time", "KV Transfer", "KV Cache Transfer"),
     ("decode_queue_time", "Decode Queue Time", "Queueing to Decode"),
 )
-"""Key, name and title; all but the last four as vLLM has them."""
+"""Key, name and title; all but the last six as vLLM has them."""
 PRINTED = ("mean", "median", "p99")  # vLLM's default; the summary has more
 
 
@@ -362,6 +364,9 @@ def _cluster(cluster: Summary) -> list[str]:
     if links := cluster.get("kv_transfer"):
         lines += [_line("KV caches moved (GB)", links["bytes"] / 1e9)]
         lines += [_line("Links of the producers busy (%)", 100 * links["link_utilization"])]
+    if links := cluster.get("ec_transfer"):
+        lines += [_line("Encoder outputs moved (GB)", links["bytes"] / 1e9)]
+        lines += [_line("Links of the encoders busy (%)", 100 * links["link_utilization"])]
     if sleep := cluster.get("sleep_mode"):
         lines += [_line("TTFT that waits for a wake-up (%)", 100 * sleep["share_of_ttft"])]
         lines += [_line("Weights in host memory, at most (GB)", sleep["host_memory_gb"])]
@@ -379,9 +384,10 @@ def _group(name: str, group: Summary) -> str:
     what = f"requests, {group['output_throughput']:.0f} tok/s"
     if group.get("kv_role") == "kv_producer":
         what = "prompts"
+    served = f", {group['completed']} {what}" if group.get("ec_role") is None else ""
     return (
-        f"{name}: {group['replicas']}{each} on {group['gpus']} {group['gpu']}, busy {busy:.0f} %, "
-        f"{group['completed']} {what}"
+        f"{name}: {group['replicas']}{each} on {group['gpus']} {group['gpu']}, busy {busy:.0f} %"
+        f"{served}"
     )
 
 

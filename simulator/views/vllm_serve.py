@@ -79,6 +79,9 @@ def serve_command(scenario: Scenario) -> str:
             count = f"{kind.replicas}" if most == kind.replicas else f"up to {most}"
             lines.append(comment(f"{name}: {count}, each on {group.gpu.count} {group.gpu.name}"))
         lines += _command(group, kind.kv_role)
+        if kind.ec_role is not None:
+            config = {"ec_connector": "ECExampleConnector", "ec_role": kind.ec_role}
+            lines[-1] += f" --ec-transfer-config {shlex.quote(json.dumps(config))}"
         if name in cluster.sleepers:
             lines[-1] += " --enable-sleep-mode"
     return "\n".join([*lines, ""])

@@ -26,6 +26,7 @@ CHECKS = int(os.environ.get("HEADWAY_CHECKS", "60" if FULL else "20"))
 BATCH = 10  # scenarios of a test: few names, and workers share them out
 PARTS = ("queue_time", "prefill_time", "decode_alone_time", "decode_slowed_time", "preempted_time")
 PARTS += ("recompute_time", "swap_time", "retry_time", "decode_queue_time", "transfer_time")
+PARTS += ("encoder_time", "ec_transfer_time")
 PARTS += ("delivery_time",)
 
 

@@ -52,5 +52,5 @@ def test_packed_runs_write_the_same(
         return
     assert plain[0] is False
     cluster = draw_scenario(seed).get("cluster", {})
-    assert small[0] or (REWRITING | {"kv_transfer"}) & cluster.keys()
+    assert small[0] or (REWRITING | {"kv_transfer", "ec_transfer"}) & cluster.keys()
     assert plain[1] == small[1]

@@ -38,7 +38,50 @@ def draw_scenario(seed: int) -> Values:
         "cluster": _cluster(rng) if rng.random() < 0.4 else None,
         "slo": rng.choice([None, ["p99_ttft_ms<=150", "p90_e2el_ms<=900"], ["mean_tpot_ms<=20"]]),
     }
-    return found | {key: value for key, value in optional.items() if value is not None}
+    found |= {key: value for key, value in optional.items() if value is not None}
+    return _with_encoders(seed, found) if seed % 9 == 4 else found
+
+
+def _with_encoders(seed: int, found: Values) -> Values:
+    """Give prompts images, and encode them apart, or not."""
+    rng = Random(f"encoders {seed}")
+    kept = ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override")
+    sizes = rng.choice([5, {"kind": "uniform", "low": 1, "high": 30}])
+    images = {"tokens": sizes, "distinct": rng.choice([None, 3, 40]), "items": rng.choice([1, 2])}
+    engine = {key: found["engine"][key] for key in kept} | {
+        "name": "vllm",
+        "max_model_len": 400,
+        "scheduling_policy": rng.choice(["fcfs", "priority", "sjf"]),
+        "async_scheduling": rng.random() < 0.5,
+        "enable_prefix_caching": rng.random() < 0.5,
+        "multimodal_config": {
+            "encoder_seconds": [[1, 0.004], [30, rng.choice([0.01, 0.2])]],
+            "encoder_cache_size": rng.choice([None, 40]),
+        },
+    }
+    many = -(-400 // engine["block_size"]) * rng.choice([1, 3])
+    engine["num_gpu_blocks_override"] = many + 2
+    cluster: Values = {
+        "router": rng.choice(ROUTERS),
+        "ec_transfer": {"bandwidth": rng.choice([0.001, 50.0]), "router": rng.choice(ROUTERS)},
+        "groups": {
+            "language": {"replicas": rng.randint(1, 2), "ec_role": "ec_consumer"},
+            "encode": {"replicas": rng.randint(1, 3), "ec_role": "ec_producer"},
+        },
+    }
+    extras: tuple[Values, ...] = (
+        {"client": {"timeout": 4.0, "max_retries": 1, "jitter": 0.1}},
+        {"admission": {"max_outstanding": 6}},
+    )
+    if rng.random() < 0.4:
+        cluster |= rng.choice(extras)
+    workload = found["workload"] | {"multimodal": {"image": images}}
+    kept_keys = {
+        key: found[key]
+        for key in ("name", "model", "gpu", "seed", "goodput", "slo", "cost")
+        if key in found
+    }
+    return kept_keys | {"engine": engine, "workload": workload, "cluster": cluster}
 
 
 def _linear(rng: Random) -> Values:

@@ -242,7 +242,13 @@ def _latencies(run: Run) -> Values:
         pools["client_queue_time"] = done.client_queue_time
         if load["request_rate"] != inf:
             pools["e2el_including_client_queue"] = done.e2el + done.client_queue_time
-    for name in ("retry_time", "transfer_time", "decode_queue_time"):
+    for name in (
+        "retry_time",
+        "encoder_time",
+        "ec_transfer_time",
+        "transfer_time",
+        "decode_queue_time",
+    ):
         if name in done:
             pools[name] = done[name].dropna()
     times = token_times(run)

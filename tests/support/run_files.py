@@ -110,6 +110,7 @@ def not_in_files(run: Run) -> dict[str, str]:
     shared = preempted or bool(requests.cached_tokens.sum())
     groups = (cluster.get("groups") or {}).values()
     apart = any(group.get("kv_role") for group in groups)
+    encoders = any(group.get("ec_role") for group in groups)
     others = any(group.get("gpu") for group in groups)  # whose steps cost by a profile
     given_up = requests.finish_reason.isin(["shed", "timeout"]).any()
     tried = given_up or requests.get("retry_time", pd.Series([0.0])).any()
@@ -140,7 +141,11 @@ def not_in_files(run: Run) -> dict[str, str]:
         ("delivery_time" in requests, share_of_clients, "when each token was computed"),
         (cut, share_of_clients, "tokens of requests that did not complete"),
         (run.leapt, r"headway\..*kv_cache_usage.*", "blocks at the first step of a row only"),
-        (run.leapt or shared or apart or changes, stored, "tokens stored, of leaps or shared ones"),
+        (
+            run.leapt or shared or apart or encoders or changes,
+            stored,
+            "tokens stored, of leaps or shared ones",
+        ),
         (ahead, stored, "a step counts who was there as it was decided"),
         (engine["speculative_config"], r"spec_decode_.*", "drafts are in no table"),
         (
@@ -165,6 +170,8 @@ def not_in_files(run: Run) -> dict[str, str]:
         (given_up, r"headway\.(stationary|trend.*|suggested_warmup_s)", "when clients gave up"),
         (tried, waiting, "tries before the last waited, too"),
         (changes, f"{of_cluster}|{waiting}", "which replicas there were, and when"),
+        (engine["multimodal_config"], r"headway\.encod.*", "what a step encodes"),
+        (encoders, f"{of_cluster}|{waiting}", "what encoders did and sent"),
         (apart, f"{of_cluster}|{waiting}", "the producer of a request, and what it did there"),
     )
     return {pattern: reason for holds, pattern, reason in limits if holds}

@@ -8,7 +8,7 @@ from typing import Any
 from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
-from simulator.results.request_table import DELIVERY, RETRY, TRANSFER_PARTS
+from simulator.results.request_table import DELIVERY, ENCODER_PARTS, RETRY, TRANSFER_PARTS
 from simulator.util.yaml_lines import dump_yaml
 from simulator.views.metric_rows import BY_KEY, metric_rows
 from simulator.views.report import sensitivity_lines, slo_lines, step_errors
@@ -26,9 +26,13 @@ LATENCIES = (
 )
 NOT_LOOKED = "Nobody has looked: the run forgot its requests (--no-tables)."
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
-TIME_COLUMNS = (RETRY, "queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:], DELIVERY)
+TIME_COLUMNS = (
+    *(RETRY, *ENCODER_PARTS, "queue_time", PARTS[0], *TRANSFER_PARTS, *PARTS[1:], DELIVERY),
+)
 TIME_LABELS = {
     RETRY: "earlier tries",
+    "encoder_time": "encoders",
+    "ec_transfer_time": "encoder outputs sent",
     "queue_time": "queue",
     "prefill_time": "prefill",
     "decode_queue_time": "waiting to decode",
