@@ -92,11 +92,18 @@ class VllmConfig(_Model):
     disable_chunked_mm_input: Flag = False
     ec_cache: Names = []
     """Images, by their hashes, whose outputs an EC connector has; []: there is no connector."""
+    kv_offloading_blocks: Natural = 0
+    store_threshold: Natural = 0
 
     @model_validator(mode="after")
     def _refuse_what_vllm_refuses(self) -> "VllmConfig":
         tokens = self.max_num_batched_tokens
         wrong = []
+        if self.kv_offloading_blocks and (
+            not self.enable_prefix_caching or any(self.kv_cache_groups) or self.encoder_cache_size
+        ):
+            what = "goes with enable_prefix_caching, without windows and encoder"
+            raise ValueError(f"kv_offloading_blocks: {what}")
         if tokens < self.max_num_seqs:
             wrong.append(f"must be >= max_num_seqs ({self.max_num_seqs}), not {tokens}")
         if not self.enable_chunked_prefill and tokens < self.max_model_len:
@@ -107,12 +114,18 @@ class VllmConfig(_Model):
 
 
 class StepTime(_Model):
-    """A step takes base + per_token * tokens + per_context_token * context, an empty one empty."""
+    """A step takes base + per_token * tokens + per_context_token * context, an empty one empty.
+
+    With `kv_offloading_blocks` copies of blocks from the host and to it take their turns, each way
+    on a link of its own, beside the steps.
+    """
 
     base_ns: Natural = 6_000_000
     per_token_ns: Natural = 40_000
     per_context_token_ns: Natural = 40
     empty_ns: Natural = 1_000_000
+    load_block_ns: Natural = 0
+    store_block_ns: Natural = 0
 
 
 class CaseRequest(_Model):

@@ -27,11 +27,13 @@ def draw_case(
     loras: bool = False,
     images: bool = False,
     connector: bool = False,
+    offloading: bool = False,
 ) -> Values:
     """Get a case of a seed, as a case file has it.
 
     With windows some groups of layers have one; with loras requests have adapters; with images
-    prompts have some, with a connector some of these encoded elsewhere.
+    prompts have some, with a connector some of these encoded elsewhere; with offloading there is
+    host memory for the prefix cache.
     """
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
@@ -51,16 +53,22 @@ def draw_case(
         _add_images(rng, config, requests)
     if connector:
         config["ec_cache"] = [str(image) for image in range(12) if rng.random() < 0.6]
+    if offloading:
+        _add_offloading(rng, config, requests)
+    times = {
+        "base_ns": rng.choice([100_000, 1_000_000, 6_000_000]),
+        "per_token_ns": rng.choice([0, 1_000, 40_000]),
+        "per_context_token_ns": rng.choice([0, 40]),
+        "empty_ns": 1_000_000,
+    }
+    if offloading:
+        for way in ("load", "store"):
+            times[f"{way}_block_ns"] = rng.choice([1, 70_000, 900_000, 5_000_000])
     return {
         "schema": 1,
         "name": f"drawn-{seed}-{number}",
         "config": config,
-        "step_time": {
-            "base_ns": rng.choice([100_000, 1_000_000, 6_000_000]),
-            "per_token_ns": rng.choice([0, 1_000, 40_000]),
-            "per_context_token_ns": rng.choice([0, 40]),
-            "empty_ns": 1_000_000,
-        },
+        "step_time": times,
         "max_steps": 2000,
         "requests": requests,
     }
@@ -127,6 +135,22 @@ def _add_images(rng: Random, config: Values, requests: list[Values]) -> None:
             request["segments"] = parts + [[f"in:{request['id']}", left]] * (left > 0)
 
 
+def _add_offloading(rng: Random, config: Values, requests: list[Values]) -> None:
+    """Draw host memory, a small pool beside it, and long prompts that begin as one of five do."""
+    longest, size = config["max_model_len"], config["block_size"]
+    config["enable_prefix_caching"] = True
+    config["num_gpu_blocks"] = longest // size + rng.choice([1, 2, 5, 20]) + 1
+    config["kv_offloading_blocks"] = rng.choice([3, 10, 40, 200, 1000])
+    config["store_threshold"] = rng.choice([0, 0, 0, 2])
+    for request in requests:
+        request["prompt_len"] = prompt = rng.randint(longest // 4, longest - 1)
+        shared = rng.randint(prompt // 2, prompt)
+        request["segments"] = [[rng.choice(["a", "b", "c", "d", "e"]), shared]]
+        if prompt > shared:
+            request["segments"].append([f"in:{request['id']}", prompt - shared])
+        request["max_tokens"] = request["output_len"] + rng.choice([0, 0, 0, 3])
+
+
 def _request(rng: Random, config: Values, before: list[Values], index: int, now: int) -> Values:
     longest = config["max_model_len"]
     prompt = rng.randint(1, rng.choice([4, longest // 2, longest - 1]))
@@ -159,8 +183,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--connector", action="store_true", help="draw images, some of them encoded elsewhere"
     )
+    parser.add_argument("--offloading", action="store_true", help="draw host memory, too")
     asked = parser.parse_args(arguments)
-    names = "windows", "loras", "images", "connector"
+    names = "windows", "loras", "images", "connector", "offloading"
     kind = {name: getattr(asked, name) for name in names}
     cases = (draw_case(asked.seed, number, **kind) for number in range(asked.count))
     data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from conformance.case_model import Case, CaseRequest
+from conformance.case_model import Case, CaseRequest, StepTime
 from conformance.cases import read_cases
 from conformance.recorder import dump
 from conformance.step_recorder import RequestSeen, Row, StepRecorder
@@ -42,6 +42,40 @@ OPTIONS = (
 
 class StepLimitError(Exception):
     """The case has had its `max_steps`."""
+
+
+class Transfers:
+    """The connector's worker: it copies nothing, and says when it would have done.
+
+    One link each way, jobs in turn. A load begins when it is decided, a store at the end of its
+    step. Each outcome of a step tells of what is done by then. Where blocks are handed on while
+    they are being stored the worker waits for the store; here nobody does.
+    """
+
+    def __init__(self, times: StepTime) -> None:
+        self._times = times
+        self._free = {"load": 0, "store": 0}  # ns, when each link is
+        self._jobs: dict[int, tuple[int, str]] = {}  # ns, when each ends, and who waits for it
+
+    def send(self, way: str, jobs: Any, now: int) -> None:
+        """Begin jobs."""
+        for number, job in jobs.items():
+            gpu = job.dst_spec if way == "load" else job.src_spec
+            took = len(gpu.block_ids) * getattr(self._times, f"{way}_block_ns")
+            self._free[way] = max(self._free[way], now) + took
+            self._jobs[number] = self._free[way], job.req_id if way == "load" else ""
+
+    def report(self, now: int) -> Any:
+        """Tell of the jobs that are done."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+            OffloadingWorkerMetadata,
+        )
+        from vllm.v1.outputs import KVConnectorOutput
+
+        done = [number for number, (end, _) in self._jobs.items() if end <= now]
+        loaded = {self._jobs.pop(number)[1] for number in done} - {""}
+        told = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(done, 1))
+        return KVConnectorOutput(finished_recving=loaded, kv_connector_worker_meta=told)
 
 
 @dataclass
@@ -79,7 +113,8 @@ class _CaseSteps(VllmSteps):
     def outcome_begins(self, output: Any) -> int:
         engine = self._engine
         getting = engine.batches.pop(id(output)).getting
-        self.recorder.count_tokens(engine.now, map(int, getting))
+        live = [name for name in getting if name in self.vllm.requests]  # others have ended before
+        self.recorder.count_tokens(engine.now, map(int, live))
         return engine.now
 
 
@@ -98,10 +133,14 @@ class RecordedVllm:
         blocks = BlockCounter(config.num_gpu_blocks, config.block_size)
         self.vllm, self._new_request = start_vllm(
             *(options, blocks, config.enable_prefix_caching, config.kv_cache_groups),
-            config.max_loras,
+            max_loras=config.max_loras,
+            offloading=self._offloading(),
         )
         if config.encoder_cache_size:
             self._add_encoder()
+        self._transfers = Transfers(self.case.step_time) if config.kv_offloading_blocks else None
+        if self._transfers is not None:
+            _order_ends(self.vllm.connector)
         self._recorder = StepRecorder(self.rows.append)
         self._recorder.requests = {request.id: RequestSeen() for request in self.case.requests}
         self._numbers: dict[Hashable, int] = {}
@@ -111,6 +150,14 @@ class RecordedVllm:
         self._last: Batch | None = None
         _CaseSteps(self, self._recorder)
         self.core = self._make_core()
+
+    def _offloading(self) -> dict[str, int]:
+        """Make the settings of vLLM's connector: a block, of few bytes, takes 4 KiB there."""
+        config = self.case.config
+        if not config.kv_offloading_blocks:
+            return {}
+        room = config.kv_offloading_blocks << 12
+        return {"cpu_bytes_to_use": room, "store_threshold": config.store_threshold}
 
     def _add_encoder(self) -> None:
         """Give vLLM's scheduler an encoder: its model is one of text alone."""
@@ -171,6 +218,8 @@ class RecordedVllm:
             if asynchronous:
                 row["start"] = start
         self._last = self.batches[id(output)] = Batch(self, output, getting, end)
+        if self._transfers is not None:
+            self._transfers.send("load", output.kv_connector_metadata.load_jobs, self.now)
 
     def _execute(self, output: Any, non_block: bool = False) -> Batch:
         return self.batches[id(output)]
@@ -187,7 +236,12 @@ class RecordedVllm:
                 continue
             place = self.vllm.requests[name].num_output_tokens
             tokens.append([self._token(("out", int(name)), place)] if name in batch.getting else [])
+        told = None
+        if self._transfers is not None:
+            self._transfers.send("store", batch.output.kv_connector_metadata.store_jobs, self.now)
+            told = self._transfers.report(self.now)
         return ModelRunnerOutput(
+            kv_connector_output=told,
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled(check_vllm("record_vllm"), tokens),
@@ -257,6 +311,17 @@ class RecordedVllm:
             "cached": seen.cached,
             "preemptions": seen.thrown_out,
         }
+
+
+def _order_ends(connector: Any) -> None:
+    """Tell vLLM's connector of those who end at once by their numbers: vLLM has them in a set."""
+    build = connector.build_connector_meta
+
+    def build_ordered(output: Any) -> Any:
+        output.finished_req_ids = dict.fromkeys(sorted(output.finished_req_ids))
+        return build(output)
+
+    connector.build_connector_meta = build_ordered
 
 
 def _name(request: CaseRequest) -> str:

@@ -15,6 +15,7 @@ import simpy
 
 from simulator.core.request import EncoderWork, Request, Step
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.offloading import HoldersFirst
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 
@@ -147,7 +148,8 @@ class Recorder:
         """Take in how many wait from now on."""
         if self.pending:
             waiting = self.scheduler.waiting
-            head = waiting.head().id if waiting else None
+            line = waiting.others if isinstance(waiting, HoldersFirst) else waiting
+            head = line.head().id if line else None
             self.pending[-1].queue.append((int(self.env.now), len(waiting), head))
 
     def add_leap(self, row: StepRow, more: int) -> None:

@@ -20,10 +20,12 @@ from simulator.engine.loop import EngineLoop, InFlight
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.hybrid_manager import HybridManager
+from simulator.kv_cache.tiers import HostTier
 from simulator.policies.orders import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.encoder_cache import EncoderLimits
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
+from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
     Release,
@@ -90,6 +92,14 @@ class RecordedAsyncScheduler(RecordedScheduler, AsyncScheduler):
     """The same, asynchronous."""
 
 
+class RecordedOffloading(RecordedScheduler, Offloading):
+    """With blocks in host memory."""
+
+
+class RecordedAsyncOffloading(RecordedAsyncScheduler, AsyncOffloading):
+    """The same, asynchronous."""
+
+
 class RecordedInstalledScheduler(RecordedScheduler, InstalledScheduler):
     """The installed vLLM's."""
 
@@ -129,11 +139,16 @@ class RecordedReplica(Replica):
 
     def _rest(self, now: float) -> float:
         """Wait for the next arrival; tell of a step that only preempted."""
-        if not self.scheduler.preempted:
+        if self.scheduler.preempted:
+            self.recorder.add_step(Step([]))
+            self.recorder.write_outcome([int(now + self.empty_step_seconds)])
+        elif not self._polls():
             return -1.0
-        self.recorder.add_step(Step([]))
-        self.recorder.write_outcome([int(now + self.empty_step_seconds)])
         return super()._rest(now)
+
+    def _polls(self) -> bool:
+        """Say whether the engine looks again though nothing runs."""
+        return self.scheduler.polls and bool(self.scheduler.copies or self.scheduler.waiting)
 
     def commit(
         self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
@@ -160,7 +175,7 @@ class RecordedAsyncReplica(RecordedReplica):
             recorder.empty = recorder.pending.pop()
             if queue:
                 recorder.empty.start = int(queue[-1].ends[-1])
-        if queue or self.scheduler.preempted:
+        if queue or self.scheduler.preempted or self._polls():
             return EngineLoop._rest(self, now)
         return -1.0
 
@@ -297,7 +312,16 @@ class Replay:
                 config.disable_chunked_mm_input,
             )
         release = self.release or NEWEST_RELEASE
-        made = self.schedulers[config.async_scheduling](
+        kinds = self.schedulers
+        if config.kv_offloading_blocks:
+            times = self.case.step_time
+            threshold = config.store_threshold
+            host = HostTier(config.kv_offloading_blocks, write_through=True, threshold=threshold)
+            blocks.tier = host
+            options["load_time"] = lambda count: count * times.load_block_ns
+            options["store_time"] = lambda count: count * times.store_block_ns
+            kinds = RecordedOffloading, RecordedAsyncOffloading
+        made = kinds[config.async_scheduling](
             blocks,
             policy=Priority() if config.policy == "priority" else None,
             rules=rules_of(release),

@@ -127,12 +127,16 @@ class Swap:
 
 @dataclass(slots=True)
 class Load:
-    """Blocks of a prompt's prefix that a step copies from the host tier before it computes."""
+    """Blocks of a prompt's prefix that a step copies from the host tier before it computes.
+
+    Or that have been copied beside the steps before it.
+    """
 
     request: Request
     count: int  # blocks
     fresh: bool  # at the request's first admission
     fetched: tuple[int, int] = (0, 0)  # of these, from each tier behind it
+    beside: bool = False
 
 
 @dataclass(slots=True)

@@ -115,7 +115,8 @@ class Fitted(CostModel):
             return seconds
         copies = swaps = self.swap_seconds(step)
         for load in step.copies.loads:
-            copies += self.load + self.load_per_block * load.count
+            if not load.beside:
+                copies += self.load + self.load_per_block * load.count
         step.copies.swap_seconds = swaps
         if not self.swap_overlap:
             return seconds + copies

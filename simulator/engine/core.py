@@ -191,7 +191,7 @@ class EngineCore:
 
     def final_log(self) -> Log:
         """Return the log of a run that is over, with what only the scheduler knows."""
-        if (tier := self.scheduler.blocks.tier) is not None:
+        if (tier := self.scheduler.tier) is not None:
             self.log.offloaded = tier.stored
         return self.log
 

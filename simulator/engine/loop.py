@@ -121,6 +121,7 @@ class EngineLoop(ABC):
         self._leaping = False  # repeats of the last step in flight may still be called off
         self._pausing = False
         self._starved = False  # the last step was empty
+        self._kept = False  # though some waited
         self.cancels = False  # requests of some core leave when the step in flight ends
         for core in cores:
             core.loop = self
@@ -249,9 +250,11 @@ class EngineLoop(ABC):
         if self._leaping:
             self._end_leap()
         if self._starved:
-            # Also where nobody is left: those who have just ended are told of by the next step.
             self._starved = False
-            return self._pause(now)
+            # Who has come meanwhile does not count; of those who have ended the next step tells.
+            left = [core.scheduler for core in self.cores]
+            if self._kept or any(one.running or one.ended or one.copies for one in left):
+                return self._pause(now)
         queue, size = self.batch_queue, self.batch_queue_size
         start = queue[-1].ends[-1] if queue else now
         while len(queue) < size:
@@ -282,10 +285,11 @@ class EngineLoop(ABC):
         due = [when for one in schedulers if (when := one.next_wakeup()) is not None]
         if self.batch_queue:
             self._starved = schedulers[0].pauses
+            self._kept = any(one.waiting for one in schedulers)
             return self._next()
         if due:
             return max(min(due), now)
-        if any(one.preempted for one in schedulers):
+        if any(one.preempted or one.copies or (one.polls and one.waiting) for one in schedulers):
             return self._pause(now)
         if any(one.waiting and not one.awaits_transfer for one in schedulers):
             raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")

@@ -40,6 +40,8 @@ class HostTier:
         self._offers: OrderedDict[int, int] = OrderedDict()
         self._keys: OrderedDict[int, None] = OrderedDict()
         self._coming: dict[int, float] = {}  # s, when what is being fetched will be here
+        self.writing: set[int] = set()  # what is being copied here
+        self.reading: set[int] = set()  # and from here
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -72,22 +74,29 @@ class HostTier:
     def offer(self, keys: Sequence[int]) -> list[int]:
         """Copy what is computed of a prompt here and to all secondary tiers, if it is not here.
 
-        All new ones or none: with fewer blocks than that, but for those offered, none is kept.
         Return those that count as used, all but what was offered too seldom.
         """
+        used, new = self.take(keys)
+        for tier in self.secondary:
+            tier.store(new or (), self.now)
+        return used
+
+    def take(self, keys: Sequence[int]) -> tuple[list[int], list[int] | None]:
+        """Keep what is offered and not here: all of it or, without room beside it, none.
+
+        Return those that count as used, and the new ones; None: there is no room.
+        """
         new = [key for key in keys if key not in self._keys]
-        used = [*keys]
+        used = [key for key in keys if key not in self.writing]
         if self._threshold > 1:
             self._count(keys)
             new = [key for key in new if self._offers.get(key, 0) >= self._threshold]
-            used = [key for key in keys if key in self._keys or key in new]
-        if not new or not self._make_room(len(new), set(keys)):
-            return used
+            used = [key for key in used if key in self._keys or key in new]
+        if new and not self._make_room(len(new), set(keys)):
+            return used, None
         self._insert(new)
         self.stored += len(new)
-        for tier in self.secondary:
-            tier.store(new, self.now)
-        return used
+        return used, new
 
     def _count(self, keys: Iterable[int]) -> None:
         for key in keys:
@@ -100,9 +109,9 @@ class HostTier:
         lacking = count - (self.num_blocks - len(self._keys))
         if lacking <= 0:
             return True
-        now, gone = self.now, []
+        now, gone, busy = self.now, [], protected | self.writing | self.reading
         for key in self._keys:
-            if key not in protected and self._coming.get(key, 0.0) <= now:
+            if key not in busy and self._coming.get(key, 0.0) <= now:
                 gone.append(key)
                 if len(gone) == lacking:
                     break

@@ -127,6 +127,9 @@ def tier_columns(
         parts = loads["blocks"] - loads["first"] - loads["second"], loads["first"], loads["second"]
         for name, blocks in zip(names, parts, strict=False):
             columns[name][loads["id"]] = blocks * log.block_size  # type: ignore[index]
+        # Where all of a prompt is there its last token is computed all the same.
+        here, host = log.requests["id"], np.asarray(columns[names[0]])
+        host[here] = np.minimum(host[here], log.requests["cached"])
     return columns
 
 

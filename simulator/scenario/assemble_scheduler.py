@@ -4,7 +4,7 @@ import warnings
 from functools import cache
 from typing import Any
 
-from simulator.core.request import Chunk, Copies, Request, Step, Swap
+from simulator.core.request import Chunk, Copies, Load, Request, Step, Swap
 from simulator.kv_cache.host_memory import Prices
 from simulator.scenario.assemble_blocks import make_blocks
 from simulator.scenario.choose_scheduler import choose_scheduler
@@ -22,6 +22,7 @@ from simulator.scenario.policy_table import (
     policy_name,
 )
 from simulator.schedulers.vllm.encoder_cache import EncoderLimits
+from simulator.schedulers.vllm.offloading import Offloading
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
@@ -77,7 +78,8 @@ def _make(
         order, given = spec.order
         unmade = check_only and is_own(order)
         options["policy"] = None if unmade else make_policy(spec, order, given, ORDER)
-    tiers = scheduler_class.has_host_tier and scheduler_class.admit is Scheduler.admit
+    admits = scheduler_class.admit is Scheduler.admit or issubclass(scheduler_class, Offloading)
+    tiers = scheduler_class.has_host_tier and admits
     if engine.kv_offloading_size and not tiers:
         told = policy_name(policy_class) if sglang else name
         raise ValueError(f"engine.kv_offloading_size: {told} has no host tier")
@@ -110,6 +112,8 @@ def _options(spec: EngineSpec, scheduler_class: type[Scheduler]) -> dict[str, An
         options["swap_blocks"] = spec.swap_blocks
     if engine.preemption_mode == "auto":
         options["swap_prices"] = swap_prices(spec)
+    if issubclass(scheduler_class, Offloading):
+        options |= _offloading_times(spec)
     if scheduler_class is PipelineScheduler:
         options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])
     if engine.enable_lora:
@@ -131,6 +135,19 @@ def vllm_options(spec: EngineSpec) -> dict[str, Any]:
     """Return the arguments that vLLM's scheduler takes, too."""
     names = ("max_num_seqs", "max_num_batched_tokens", *VLLM_OPTIONS)
     return spec.engine.values_of(names) | {"max_model_len": spec.max_model_len}
+
+
+def _offloading_times(spec: EngineSpec) -> dict[str, Any]:
+    """Say how long blocks take from host memory, and to it, beside the steps."""
+    nobody, cost = Request(-1, 0.0, 1, 1), spec.cost
+    return {
+        "load_time": lambda blocks: cost.with_copies(
+            0.0, Step([], copies=Copies(loads=[Load(nobody, blocks, fresh=True)]))
+        ),
+        "store_time": lambda blocks: cost.swap_seconds(
+            Step([], copies=Copies([Swap(nobody, blocks)]))
+        ),
+    }
 
 
 def swap_prices(spec: EngineSpec) -> Prices:

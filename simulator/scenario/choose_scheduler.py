@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
+from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -126,6 +127,8 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
         from simulator.schedulers.vllm.speculative import Speculative
 
         return Speculative
+    if _loads_beside(engine) and chosen is Scheduler and role is None:
+        return AsyncOffloading if engine.async_scheduling else Offloading
     overlapped = _overlapped(chosen) if engine.async_scheduling else chosen
     if overlapped is None:
         raise ValueError(
@@ -135,6 +138,16 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
     if role is not None:
         return ROLES[f"asynchronous {role}" if engine.async_scheduling else role]
     return overlapped
+
+
+def _loads_beside(engine: EngineConfig) -> bool:
+    """Say whether blocks come from host memory as by vLLM's connector, while others compute."""
+    return (
+        engine.kv_offloading_size is not None
+        and engine.hicache_write_policy == "write_through"
+        and not engine.secondary_tiers
+        and engine.enable_prefix_caching
+    )
 
 
 def differing_keys(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterator[tuple[str, str]]:

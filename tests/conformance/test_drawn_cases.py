@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
         ("drawn", 80, 4000),  # more than a tenth meet the sleep after the last request
         ("windows", 60, 3000),  # several KV cache groups: hits, evictions, what leaves a window
         ("adapters", 60, 3000),  # one too many is passed over; no two share blocks
+        ("offloading", 60, 4000),  # vLLM 0.32: its OffloadingConnector, with loads and stores
         ("images", 120, 7000),  # vLLM 0.32: what is encoded when, whose outputs are evicted
         ("connector", 120, 7000),  # vLLM 0.32: likewise, and what its EC connector loads
     ],
@@ -43,6 +44,7 @@ def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
     assert draw_case(2, 0) != draw_case(1, 0)
     kinds = {"windows": ("--windows", 60), "adapters": ("--loras", 60)}
     kinds |= {"images": ("--images", 120), "connector": ("--connector", 120)}
+    kinds["offloading"] = "--offloading", 60
     for kind, (option, count) in kinds.items():
         assert main([str(out), "--count", str(count), "--seed", "1", option]) == 0
         assert out.read_bytes() == (HERE / f"cases/{kind}.jsonl.gz").read_bytes()

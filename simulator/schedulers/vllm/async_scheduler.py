@@ -209,6 +209,7 @@ class AsyncScheduler(Scheduler):
         ending = sorted(batch.ending, key=by_admission) if batch.ending else []
         for request in ending:
             self.finish(request, now)
+        self.ended = bool(ending)
         return ending
 
     def cancel(self, request: Request) -> None:

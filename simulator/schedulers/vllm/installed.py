@@ -3,7 +3,7 @@
 `engine: {scheduler: vllm}` puts it under Headway's workload, clock, cost model and metrics: slow
 (some 2,000 steps a second, and 10 s to start), but the real thing, or whatever `scheduler_cls`
 names. No GPU and no weights are touched. vLLM is imported here alone; what differs between its
-releases is in `interface.py`.
+releases is in `interface.py`. It is one file, in which all of vLLM's pieces are put together.
 """
 
 import json
@@ -294,12 +294,14 @@ def start_vllm(
     blocks: BlockCounter,
     enable_prefix_caching: bool,
     windows: Sequence[int] = (0,),
+    *,
     max_loras: int = 0,
+    offloading: Mapping[str, int] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
     """Start vLLM's scheduler; return it and what makes a request for it.
 
     `windows` has one for each of its KV cache groups, in tokens; 0: full attention. `max_loras`
-    is vLLM's; 0: no adapters.
+    is vLLM's; 0: no adapters. `offloading` is the extra configuration of an OffloadingConnector.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -334,6 +336,14 @@ def start_vllm(
         from vllm.config.lora import LoRAConfig
 
         config.lora_config = LoRAConfig(max_loras=max_loras)
+    if offloading:
+        from vllm.config import KVTransferConfig
+
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config=dict(offloading),
+        )
     size = {"block_size": blocks.block_size} if has(release, "block_size") else {}
     scheduler = _scheduler_class(config.scheduler_config)(
         vllm_config=config,

@@ -99,6 +99,12 @@ class Scheduler:
     """A waiting request may take the place of one that runs."""
     awaits_transfer = False
     """Something comes from outside that lets waiting requests go on."""
+    ended = True
+    """The last outcome may have ended somebody."""
+    polls = False
+    """While somebody waits the engine looks every so often, though nothing runs."""
+    copies = False
+    """And as long as blocks are on their way."""
     delivers_together = False
     """Answers are given when a batch is over, not each when it ends."""
     seat_rows: bytearray | None = None
@@ -131,6 +137,7 @@ class Scheduler:
         rules: Rules = NEWEST_RULES,
     ) -> None:
         self.blocks = blocks
+        self.tier = blocks.tier
         blocks.splits_free_list = rules.splits_free_list
         self.rules = rules
         self.running = self.running_type(
@@ -398,7 +405,7 @@ class Scheduler:
             self.swap_out(victim)
             self.preempt(victim)
 
-    def _walk(self, step: Step, cap: int) -> int:
+    def _walk(self, step: Step, cap: int) -> int:  # noqa: PLR0912  it is vLLM's one loop
         """Go through the running list one by one, as vLLM does; return the tokens left."""
         running, interval = self.running, self.prefill_interval
         running.dissolve()
@@ -422,6 +429,8 @@ class Scheduler:
             self.blocks.recycle(request)
             need = self.blocks.growth(request, request.computed + tokens)
             while need > self.blocks.free and request in running:
+                if self.spares_victim():
+                    return budget
                 victim, given = self._make_room(step)
                 budget += given
                 if not self.rules.goes_back_after_victim and not given:
@@ -608,6 +617,10 @@ class Scheduler:
 
     # Running requests make way.
 
+    def spares_victim(self) -> bool:
+        """Say whether the one to be preempted next may not be, so that nobody is in this step."""
+        return False
+
     def _make_room(self, step: Step) -> tuple[Request, int]:
         """Preempt one request; return it, and the tokens that it had been given in this step."""
         victim = self.running.last() if self.victim is None else self.victim(self.running)
@@ -720,9 +733,13 @@ class Scheduler:
         request.finish = now
         if self.encoder is not None:
             self.encoder.drop(request)
-        self.blocks.release(request)
+        self.free_blocks(request)
         if self.blocks.tier is not None:
             self.blocks.finished(request)
+
+    def free_blocks(self, request: Request) -> None:
+        """Take back the blocks of a request that has ended."""
+        self.blocks.release(request)
 
     def close(self, request: Request) -> None:
         """Bring a running request up to date, when the run is stopped before its end."""

@@ -1,0 +1,81 @@
+"""Blocks that come from the host while others compute: by hand, and the laws.
+
+That vLLM decides the same is held by `tests/conformance/test_drawn_cases.py`.
+"""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import load_scenario, run
+from simulator.kv_cache.block_manager import BlockManager
+from simulator.kv_cache.tiers import HostTier
+from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
+from tests.engine.test_laws import _unroll
+from tests.support.engines import Clock, play, workload
+
+
+def engine(kind: type[Offloading] = Offloading, blocks: int = 8, **options) -> Offloading:
+    """Blocks of 4 tokens: few on the GPU; the host gives one in 2 s and takes one in 0.25 s."""
+    tier = HostTier(20, write_through=True)
+    manager = BlockManager(blocks, 4, True, tier)
+    return kind(manager, load_time=lambda n: 2.0 * n, store_time=lambda n: 0.25 * n, **options)
+
+
+def test_others_compute_while_blocks_come() -> None:
+    """The third begins as the first, whose two blocks the second has driven out of the GPU.
+
+    It comes at 20.0 and has them at 24.0; meanwhile the fourth is computed, which came after it.
+    Without it the engine looks every millisecond, and sees them with the outcome of a step.
+    """
+    load = workload((0.0, 9, 1), (9.0, 25, 1), (20.0, 9, 1), (20.0, 3, 9))
+    load.segments = [(("a", 9),), (("b", 25),), (("a", 9),), (("c", 3),)]
+    log, _ = play(load, engine(), Clock())
+    rows = {row["id"]: row for row in log.requests}
+    assert rows[2]["cached"] == 8
+    assert rows[3]["first_scheduled"] == 20.0
+    assert rows[2]["first_scheduled"] >= 24.0
+    assert [tuple(row)[1:] for row in log.loads.tolist()] == [(2, 2, 1, 0, 0)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 8), st.integers(0, 30)), max_size=12),
+    *(st.integers(6, 14), st.sampled_from([Offloading, AsyncOffloading]), st.integers(1, 5)),
+)
+@settings(max_examples=60, deadline=None)
+def test_leaps_change_nothing_and_nothing_is_left(drawn, blocks, kind, seats) -> None:
+    """Prompts begin as one of four do and go on by themselves."""
+    rows = [(float(when), 8 + 3 * more, 1 + k % 7) for k, (_, more, when) in enumerate(drawn)]
+    order = sorted(range(len(rows)), key=lambda k: rows[k][0])
+    load = workload(*(rows[k] for k in order)) if rows else workload((0.0, 4, 1))
+    if rows:
+        load.segments = [((("same", drawn[k][0]), 8), (k, 3 * drawn[k][1])) for k in order]
+    logs = []
+    for leap in (True, False):
+        one = engine(kind, blocks + 8, max_num_seqs=seats)
+        log, _ = play(load, one, Clock(), leap=leap)
+        logs.append(log)
+        assert one.blocks.free == one.blocks.usable
+        assert one.kept_tokens == 0
+        assert not one.waiting.holding
+        assert not one.tier.reading
+    assert logs[0].request_rows == logs[1].request_rows
+    assert logs[0].load_rows == logs[1].load_rows
+    assert _unroll(logs[0]) == _unroll(logs[1])
+    assert len(logs[0].requests) == len(load)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority"])
+def test_a_run_loads_beside_its_steps(policy: str) -> None:
+    """Loads make no step longer; what came from the host is no more than what was found."""
+    keys = [
+        *("cluster=null", "workload.num_prompts=300", "engine.num_gpu_blocks_override=4000"),
+        *("engine.secondary_tiers=[]", f"engine.scheduling_policy={policy}"),
+    ]
+    scenario = load_scenario("what-if/kv-tiers", keys)
+    leapt, stepped = (run(scenario, stepwise=stepwise) for stepwise in (False, True))
+    assert leapt.requests.equals(stepped.requests)
+    told = leapt.summary()["headway"]
+    assert told["external_prefix_cache_hits"] > 0
+    requests = leapt.requests
+    assert (requests["cached_tokens_host"] <= requests["cached_tokens"]).all()
