@@ -7,31 +7,29 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Where a change is judged (CI=true), every test that takes less than ten seconds or so, and all
-# examples, the same ones every time; every week (CI=full) the slow tests, too. Elsewhere no test
-# that takes two seconds, a fifth of the cases of a test that has many, and a fifth of the examples,
-# new ones each time, which find bugs.
-FULL = bool(os.environ.get("CI"))
-SLOW = os.environ.get("CI") == "full"
-SHARE, LEAST = 5, 10
+# Where a change is judged (CI=true), every test that takes less than ten seconds or so, half of the
+# cases of a test that has many, and half of the examples, the same ones every time; every week
+# (CI=full) the slow tests, all cases and all examples. Elsewhere no test that takes two seconds, a
+# fifth of the cases and of the examples, new ones each time, which find bugs.
+JUDGED = bool(os.environ.get("CI"))
+FULL = os.environ.get("CI") == "full"
+SHARE, LEAST = 1 if FULL else 2 if JUDGED else 5, 10
 settings.register_profile("ci", derandomize=True)
-if FULL:
+if JUDGED:
     settings.load_profile("ci")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests and cases out and draw fewer examples where nothing is judged.
+    """Leave slow tests and cases out and draw fewer examples but where all are wanted.
 
     What is left out is counted as deselected: to skip 3,000 tests, each in a line, takes longer.
     """
     cases: Counter[str] = Counter()
     out = set()
     for item in items:
-        if item.get_closest_marker("slow") and not SLOW:
+        if item.get_closest_marker("slow") and not FULL:
             out.add(item)
-        if FULL:
-            continue
-        if item.get_closest_marker("medium"):
+        if item.get_closest_marker("medium") and not JUDGED:
             out.add(item)
         if item.get_closest_marker("many"):
             kind = item.nodeid.partition("[")[0]
@@ -40,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cases[kind] += 1
         test = getattr(item, "obj", None)
         asked = getattr(test, "_hypothesis_internal_use_settings", None)
-        if asked is not None:
+        if asked is not None and asked.max_examples > LEAST:
             few = max(asked.max_examples // SHARE, LEAST)
             test._hypothesis_internal_use_settings = settings(asked, max_examples=few)
     if out:

@@ -114,6 +114,7 @@ import os, signal
 class Terminated:
     def key(self, request):
         if request.id == 20:
+            os.close(os.open("sent", os.O_CREAT | os.O_EXCL))  # a second signal ends at once
             os.kill({pid}, signal.SIGTERM)
         return request.arrival
 """

@@ -16,11 +16,11 @@ from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import check_scenario, with_keys
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap
-from tests.conftest import FULL
+from tests.conftest import SHARE
 from tests.support.scenarios import ONE_A_SECOND
 from tests.support.troubled_scenarios import TROUBLES, draw_troubled
 
-DRAWN = range(int(os.environ.get("HEADWAY_CHECKS", "100" if FULL else "20")))
+DRAWN = range(int(os.environ.get("HEADWAY_CHECKS", 100 // SHARE)))
 HELPS = 0.9  # of the first advice
 WORSE = 0.02  # of the greater value: as much is chance
 NO_KEY = "No single key makes room for them"

@@ -17,12 +17,12 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from tests.conftest import FULL
+from tests.conftest import SHARE
 from tests.support.random_scenarios import draw_scenario
 from tests.support.recompute import recompute
 from tests.support.run_files import flatten, not_in_files, read_run
 
-CHECKS = int(os.environ.get("HEADWAY_CHECKS", "60" if FULL else "20"))
+CHECKS = int(os.environ.get("HEADWAY_CHECKS", 60 // SHARE))
 BATCH = 10  # scenarios of a test: few names, and workers share them out
 PARTS = ("queue_time", "prefill_time", "decode_alone_time", "decode_slowed_time", "preempted_time")
 PARTS += ("recompute_time", "swap_time", "retry_time", "decode_queue_time", "transfer_time")

@@ -13,11 +13,11 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.simulation.stream import run_streamed
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from tests.conftest import FULL
+from tests.conftest import SHARE
 from tests.support.random_scenarios import draw_scenario
 from tests.support.run_files import flatten
 
-CHECKS = int(os.environ.get("HEADWAY_CHECKS", "60" if FULL else "20"))
+CHECKS = int(os.environ.get("HEADWAY_CHECKS", 60 // SHARE))
 BATCH = 10  # scenarios of a test: few names, and workers share them out
 GAUGES = ("kv_cache_usage_mean", "kv_cache_usage_max", "memory_efficiency", "mean_waiting")
 

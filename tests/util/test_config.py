@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 import pytest
 
-from simulator.util.config import Config, Count, PositiveFloat, check_name_under, split_spec
+from simulator.util.config import Config, Count, Named, PositiveFloat, read_named
 from simulator.util.from_mapping import Field
 
 
@@ -37,9 +37,16 @@ def test_nothing_is_guessed(values: object, message: str) -> None:
         Block.model_validate(values)
 
 
-@pytest.mark.parametrize("value", ["fcfs", {"policy": "fcfs", "weight": 2}])
-def test_a_name_or_a_mapping_with_one(value: object) -> None:
-    assert check_name_under("policy", "module:Class")(value) == value
+@pytest.mark.parametrize(
+    ("value", "arguments"), [("fcfs", {}), ({"weight": 2, "policy": "fcfs"}, {"weight": 2})]
+)
+def test_a_name_comes_with_its_arguments(value: object, arguments: dict[str, int]) -> None:
+    """And is written as it was read; what was read once is taken as it is."""
+    read = read_named("policy", "module:Class")
+    found = read(value)
+    assert (found.name, found.arguments, found.model_dump()) == ("fcfs", arguments, value)
+    assert read(found) is found
+    assert Named("fcfs").model_dump() == "fcfs"
 
 
 @pytest.mark.parametrize(
@@ -52,12 +59,7 @@ def test_a_name_or_a_mapping_with_one(value: object) -> None:
 )
 def test_what_has_no_name_is_refused(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=f"^: {message}$"):
-        check_name_under("policy", "module:Class")(value)
-
-
-def test_a_name_comes_with_its_arguments() -> None:
-    assert split_spec("fcfs", "policy") == ("fcfs", {})
-    assert split_spec({"weight": 2, "policy": "fcfs"}, "policy") == ("fcfs", {"weight": 2})
+        read_named("policy", "module:Class")(value)
 
 
 class Shelf(Config):

@@ -234,8 +234,9 @@ class Studio:
         self._plans += 1
         told = command(self.scenario, asked.told, asked.question)
         words = command(self.scenario, asked.settings, asked.question)
+        response = _lines_of_json()
         try:
-            response = await _start(request)
+            await response.prepare(request)
             async with aclosing(plan(words, self.folder / f"plan-{self._plans}")) as lines:
                 async for line in lines:
                     text = asked.elsewhere(json.dumps(line | {"command": ["headway", *told]}))
@@ -251,9 +252,10 @@ class Studio:
         asked = await self._asked(request)
         ticket = self._submit(asked.settings, asked.trace, kind)
         queue = self._answers[ticket]
-        response = await _start(request)
+        response = _lines_of_json()
         last = False
         try:
+            await response.prepare(request)
             while not last:
                 answer = await queue.get()
                 last = bool(answer.get("last"))
@@ -343,11 +345,8 @@ def _check_unpacked(path: Path) -> None:
                 raise HeadwayError(f"{path}: has more than {MOST_UNPACKED // 2**20} MiB, unpacked")
 
 
-async def _start(request: web.Request) -> web.StreamResponse:
-    """Begin an answer of lines of JSON."""
-    response = web.StreamResponse(headers=HEADERS | {"Content-Type": "application/x-ndjson"})
-    await response.prepare(request)
-    return response
+def _lines_of_json() -> web.StreamResponse:
+    return web.StreamResponse(headers=HEADERS | {"Content-Type": "application/x-ndjson"})
 
 
 def _errors(messages: list[str], status: int) -> web.Response:
