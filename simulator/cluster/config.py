@@ -71,8 +71,7 @@ class EcTransferConfig(Config):
     latency: Amount = Field(0.0, description="ms of each output besides its bytes")
     router: RouterSpec = Field(
         Named("round_robin"),
-        description="the router of images to the encoders; cluster.router is that "
-        "of requests to the others",
+        description="the router of images to the encoders",
     )
 
 

@@ -47,8 +47,8 @@ class GroupConfig(Config):
     )
     ec_role: Literal["ec_producer", "ec_consumer"] | None = Field(
         None,
-        description="ec_producer: encodes images; ec_consumer: computes and decodes prompts; all "
-        "groups have a role or none; null: both",
+        description="ec_producer: encodes images; ec_consumer: takes the outputs; all groups have "
+        "a role or none",
     )
     autoscaling: AutoscalingConfig | None = Field(
         None, description="as `cluster.autoscaling`, of this group; null: as that says"
@@ -86,9 +86,7 @@ class ClusterConfig(Config):
     kv_transfer: KvTransferConfig | None = Field(
         None, description="the links between groups that have a kv_role"
     )
-    ec_transfer: EcTransferConfig | None = Field(
-        None, description="the links of groups that have the ec_role ec_producer"
-    )
+    ec_transfer: EcTransferConfig | None = Field(None, description="the links of ec_producers")
     sleep_mode: SleepModeConfig | None = Field(
         None, description="groups that share GPUs, one awake at a time; null: each has its own"
     )
