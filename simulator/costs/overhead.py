@@ -98,7 +98,8 @@ class Overhead:
     key_per_layer: float = 0.0  # per key of the longest sequence; 0: nobody waits for it
     multiprocessors: int = 1  # of the GPU
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError, a line for each term that cannot be."""
         raise_if(
             *check_terms(self, TERMS),
             *check_interval(self.host_interval),

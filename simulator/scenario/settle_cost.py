@@ -273,6 +273,7 @@ def _read_overhead(given: object, target: _Target) -> tuple[Overhead, Overhead |
         return standard, standard
     try:
         read = from_mapping(Overhead, given)
+        read.check()
     except ValueError as error:
         raise prefix_keys("overhead", error) from None
     assert isinstance(given, Mapping)  # else `from_mapping` has refused it

@@ -34,6 +34,7 @@ def test_overrides_set_any_key(write):
     assert scenario.engine.max_num_seqs == 16
     policy = scenario.engine.scheduling_policy
     assert (policy.name, policy.arguments) == ("static", {"batch_size": 2})
+    assert scenario.resolved()["engine"]["scheduling_policy"] == policy.written
     assert (scenario.goodput.ttft, scenario.seed) == (1000, 7)
     assert len(scenario.make_workload()) == 20
 

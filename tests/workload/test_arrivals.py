@@ -141,6 +141,11 @@ def test_a_diurnal_load_refuses_rates_that_cannot_be(rates):
 def test_a_diurnal_load_has_one_curve():
     with pytest.raises(ValueError, match=r"diurnal\.rates: goes without amplitude"):
         generate({"request_rate": 1, "diurnal": {"rates": [1, 2], "amplitude": 0.5}})
+    both = {"rates": [1, 2], "amplitude": None}
+    times = [
+        generate({"request_rate": 1, "diurnal": one}).arrival for one in (both, {"rates": [1, 2]})
+    ]
+    assert times[0].tolist() == times[1].tolist()
 
 
 def test_a_load_of_many_periods_swings_as_one_of_few(monkeypatch):
