@@ -288,6 +288,11 @@ def test_a_scenario_names_its_host() -> None:
     assert told.host_interval == (0.25, 1.0)
 
 
+def test_what_a_synchronous_engine_waits_for_is_its_hosts_work() -> None:
+    told = Overhead(step=1.0, per_sequence=2.0, host=4.0, host_per_sequence=8.0, sort=3.0)
+    assert told.as_host_work() == Overhead(host=5.0, host_per_sequence=10.0, sort=3.0)
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
