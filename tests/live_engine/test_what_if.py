@@ -23,7 +23,7 @@ from tests.support.live_vllm import LiveServer, live_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.engine_all]
 
-ROUNDS, SECONDS, FEWEST = 8, 10.0, 40
+ROUNDS, SECONDS, FEWEST = 4, 10.0, 40
 BURST = inf
 LIMIT = 0.05
 """Of the ratio, where its mean is known to less."""
