@@ -131,10 +131,16 @@ class HostConfig(Config):
     )
 
 
+def _not_host(value: object) -> object:
+    if value == "host":
+        raise ValueError(": is the name of the memory before these tiers")
+    return value
+
+
 class SecondaryTierConfig(Config):
     """A disk, or a store that replicas share, behind the host's memory."""
 
-    type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")] = Field(
+    type: Annotated[str, _not_host, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")] = Field(
         "fs", description="a name, which requests.csv has"
     )
     size: PositiveAmount = Field(description="GiB for KV blocks")

@@ -8,15 +8,16 @@ SHARE = 0.05  # of the busy time, or of the requests' time
 KEYS = ("max_num_encoder_input_tokens", "encoder_cache_size")
 MORE = 4  # times as much as there is
 FULL, EMPTY = 0.5, 0.05  # of the time that encoders are paid for
+WAITING = 2  # times as long at the encoders as these compute: most is a queue
 
 
 def encoder(run: AdvisedEvidence) -> Finding | None:
     """Encoding takes long, or requests compute less for want of encoder budget or cache."""
     config, cluster = run.engine.multimodal_config, run.record.cluster
-    if config is None or "encoded_items" not in run.gauges:
-        return None
     if cluster is not None and cluster.encodings is not None:
         return _apart(run)
+    if config is None or "encoded_items" not in run.gauges:
+        return None
     gauges, items = run.gauges, run.gauges["encoded_items"]
     busy = gauges["gpu_busy_fraction"] * run.summary["duration"] * gauges["replicas"]
     encoding = gauges["encoding_time"] / busy if busy else 0.0
@@ -51,7 +52,8 @@ def _apart(run: AdvisedEvidence) -> Finding | None:
     busy, now = groups[name]["gpu_busy_fraction"], groups[name]["replicas"]
     share, key = run.share("encoder_time"), f"cluster.groups.{name}.replicas"
     evidence = {"share_of_e2el": share, "encoders_busy": busy}
-    if share >= SHARE and busy >= FULL:
+    encoding = busy * now * run.summary["duration"]
+    if share >= SHARE and (busy >= FULL or share * run.total >= WAITING * encoding):
         return Finding(
             share,
             f"Images are at the encoders for {share:.0%} of the requests' time; these are busy "

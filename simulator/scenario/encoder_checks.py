@@ -33,7 +33,7 @@ def check_encoders(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Confl
         if not any(group.replicas for group in groups.values() if group.ec_role == role):
             yield "cluster.groups", "cluster", f"there is no replica of ec_role {role}"
     if cluster.ec_transfer is None:
-        what = "groups with ec_role need it: {bandwidth: GB/s, latency: ms}"
+        what = "groups with ec_role need it: {bandwidth: GB/s, latency: ms}, or {} for the defaults"
         yield "cluster.ec_transfer", "cluster.groups", what
 
 

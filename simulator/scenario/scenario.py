@@ -4,6 +4,7 @@ vLLM's spelling for every knob it has. What the file leaves out has the default 
 it says wrongly is refused, all mistakes at once, each with its line.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,16 @@ else:
     PredictorSpec = Any  # to be imported where a scenario has one
 
 TRACE_OPTION = "--set workload.columns="  # by which columns of a trace are given
+
+
+NAME = r"^\w[\w .,+=-]*$"
+
+
+def _name(value: object) -> object:
+    if isinstance(value, str) and value and not re.fullmatch(NAME, value):
+        what = "must begin with a letter or digit and have only these, blanks and _ . , + = -"
+        raise ValueError(f": {what}, not {short_repr(value)}")
+    return value
 
 
 def _model(value: object) -> object:
@@ -74,7 +85,7 @@ class GoodputConfig(Config):
 class Scenario(Config):
     """One run: a model on a GPU under a workload."""
 
-    name: Annotated[str, Field(pattern=r"^\w[\w .,+=-]*$", max_length=100)] = Field(
+    name: Annotated[str, _name, Field(pattern=NAME, max_length=100)] = Field(
         "scenario", description="name of the output folder; left out, the file's name"
     )
     description: str = Field("", description="a line for reports")

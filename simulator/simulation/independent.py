@@ -58,9 +58,6 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
         return "cluster: there is none"
     name = cluster.router_name
     couplings = {
-        f"cluster.router: {name} looks at the replicas; {' and '.join(STATELESS_ROUTERS)} do not": (
-            name not in STATELESS_ROUTERS
-        ),
         **{
             f"cluster.{key}: acts on several replicas together": getattr(cluster, key) is not None
             for key in sorted(cluster.model_fields_set - SPLIT_KEYS)
@@ -82,6 +79,9 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
         ),
         "predictor: learns from the answers of all replicas": (
             scenario.predictor is not None and scenario.predictor.kind == "percentile"
+        ),
+        f"cluster.router: {name} looks at the replicas; {' and '.join(STATELESS_ROUTERS)} do not": (
+            name not in STATELESS_ROUTERS
         ),
     }
     return next((why for why, holds in couplings.items() if holds), None)

@@ -89,7 +89,7 @@ LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "le": (operator.le, "must be at most {}, not {}"),
     "pattern": (
         lambda value, pattern: re.fullmatch(pattern, value) is not None,
-        "must begin with a letter or digit and have only these, blanks and _ . , + = -, not {1}",
+        "must match {}, not {}",
     ),
     "min_length": (lambda value, least: len(value) >= least, "must not be empty"),
     "max_length": (lambda value, most: len(value) <= most, "is longer than {}"),

@@ -48,7 +48,7 @@ COPIES = (
     Metric("swapped_in_blocks", "KV blocks swapped in"),
     Metric("swapped_bytes", "KV bytes swapped, both ways (GB)", -1, 1e-9),
     Metric("swap_time", "Time of these copies (s)", -1),
-    Metric("external_prefix_cache_hit_rate", "Host tier hit rate (% of other tokens)", 1, 100.0),
+    Metric("external_prefix_cache_hit_rate", "External hit rate (% of other tokens)", 1, 100.0),
     Metric("offloaded_blocks", "KV blocks stored in the host tier"),
     Metric("loaded_blocks", "KV blocks loaded from the host tier"),
     Metric("offloading_bytes", "KV bytes to and from the host tier (GB)", 0, 1e-9),

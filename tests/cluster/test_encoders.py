@@ -1,6 +1,7 @@
 """Encoders apart (EPD): closed forms, what is stored, and what is refused."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -158,12 +159,20 @@ def test_what_explains_a_request_and_starts_the_servers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "gap", "says", "to"),
-    [(1, 0.9, "Images are at the encoders for", 2), (2, 10, "Encoders apart save next to", 1)],
+    ("count", "row", "says", "to"),
+    [
+        (1, lambda k: f"{k * 0.9},10,2,3", "Images are at the encoders for", 2),
+        (1, lambda k: f"{k // 10 * 20},10,2,1", "Images are at the encoders for", 2),
+        (2, lambda k: f"{k * 10},10,2,1", "Encoders apart save next to", 1),
+        (2, lambda k: f"{k * 10},10,2,0", "Encoders apart save next to", 1),
+    ],
+    ids=["busy", "in bursts", "idle", "no images"],
 )
-def test_a_finding_for_encoders(tmp_path: Path, count: int, gap: float, says: str, to: int) -> None:
-    """Those that all wait for, and those that have nothing to do."""
-    rows = [f"{k * gap},10,2,{3 if gap < 1 else 1}" for k in range(40)]
+def test_a_finding_for_encoders(
+    tmp_path: Path, count: int, row: Callable[[int], str], says: str, to: int
+) -> None:
+    """Those that all wait for, also in bursts, and those that have nothing to do."""
+    rows = [row(k) for k in range(40)]
     result = made(tmp_path, rows, f"cluster.groups.encode.replicas={count}")
     found = result.summary()["headway"]["diagnosis"]
     (finding,) = [one for one in found if one["rule"] == "encoder"]

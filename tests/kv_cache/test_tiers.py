@@ -161,6 +161,8 @@ def test_leaps_change_nothing_where_replicas_share_a_store() -> None:
         ("engine.enable_lora=true", "secondary_tiers: goes without enable_lora"),
         ("engine.scheduling_policy=fair", "secondary_tiers: goes with fcfs, priority and sjf"),
         ("engine.secondary_tiers=[{size: 1, bandwidth: 0}]", "bandwidth: must be more than 0"),
+        ("engine.secondary_tiers=[{type: host, size: 1, bandwidth: 1}]", "type: is the name of"),
+        ("engine.secondary_tiers=[{type: a-b, size: 1, bandwidth: 1}]", "type: must match"),
         (
             "engine.secondary_tiers=[{size: 1, bandwidth: 1}, {size: 1, bandwidth: 2}]",
             "two have the type fs",
