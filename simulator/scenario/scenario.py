@@ -4,7 +4,6 @@ vLLM's spelling for every knob it has. What the file leaves out has the default 
 it says wrongly is refused, all mistakes at once, each with its line.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from simulator.scenario.engine_spec import EngineSpec, Role
 from simulator.scenario.planning_config import PlanConfig, RolloutsConfig, SweepConfig
 from simulator.scenario.settle import settle
 from simulator.scenario.workload_config import READ_OPTIONS, WorkloadConfig
-from simulator.util.config import Config, PositiveFloat
+from simulator.util.config import Config, FileName, PositiveFloat
 from simulator.util.errors import FieldError, HeadwayError, field_errors
 from simulator.util.files import resolve
 from simulator.util.from_mapping import Field, short_repr
@@ -35,16 +34,6 @@ else:
     PredictorSpec = Any  # to be imported where a scenario has one
 
 TRACE_OPTION = "--set workload.columns="  # by which columns of a trace are given
-
-
-NAME = r"^\w[\w .,+=-]*$"
-
-
-def _name(value: object) -> object:
-    if isinstance(value, str) and value and not re.fullmatch(NAME, value):
-        what = "must begin with a letter or digit and have only these, blanks and _ . , + = -"
-        raise ValueError(f": {what}, not {short_repr(value)}")
-    return value
 
 
 def _model(value: object) -> object:
@@ -85,7 +74,7 @@ class GoodputConfig(Config):
 class Scenario(Config):
     """One run: a model on a GPU under a workload."""
 
-    name: Annotated[str, _name, Field(pattern=NAME, max_length=100)] = Field(
+    name: FileName = Field(
         "scenario", description="name of the output folder; left out, the file's name"
     )
     description: str = Field("", description="a line for reports")

@@ -4,6 +4,7 @@ A block has a class, whose annotated attributes are its keys: `size: Count = Fie
 "...")`. It is checked where it is made, and frozen.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, ClassVar, Self
@@ -20,6 +21,17 @@ Amount = Annotated[float, Field(ge=0, le=1_000_000)]
 PositiveAmount = Annotated[float, Field(gt=0, le=1_000_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
+FILE_NAME = r"^\w[\w .,+=-]*$"
+
+
+def _check_file_name(value: object) -> object:
+    if isinstance(value, str) and value and not re.fullmatch(FILE_NAME, value):
+        what = "must begin with a letter or digit and have only these, blanks and _ . , + = -"
+        raise ValueError(f": {what}, not {short_repr(value)}")
+    return value
+
+
+FileName = Annotated[str, _check_file_name, Field(pattern=FILE_NAME, max_length=100)]
 
 
 class Config:

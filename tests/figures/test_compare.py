@@ -29,7 +29,7 @@ class Ran(Record):
 
     def __init__(self, log: Log, sent: np.ndarray, load: Workload = LOAD) -> None:
         names = {name: SimpleNamespace(name=name) for name in ("model", "GPU")}
-        parts = SimpleNamespace(model=names["model"], gpu=names["GPU"])
+        parts = SimpleNamespace(model=names["model"], gpu=names["GPU"], role=None)
         super().__init__(SimpleNamespace(name="tiny"), load, sent, [log], {"": parts})
 
     def summary(self) -> dict:

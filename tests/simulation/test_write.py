@@ -45,7 +45,7 @@ class Ran(Record):
     """As much of a Result as the files need."""
 
     def __init__(self, load: Workload, sent: np.ndarray, logs: list[Log]) -> None:
-        engine = SimpleNamespace(scheduling_policy="fcfs")
+        engine = EngineConfig()
         told = {"name": "näme", "seed": 0}
         scenario = SimpleNamespace(resolved=lambda: told, engine=engine, cluster=None)
         specs = {"": SimpleNamespace(cost=LinearCost(base=1.0), engine=EngineConfig())}

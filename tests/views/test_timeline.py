@@ -29,7 +29,9 @@ from tests.support.scenarios import SMALL
 
 def record_of(load, sent: np.ndarray, logs: list[Log]) -> Record:
     """As much of a record as the two files need."""
-    spec = SimpleNamespace(model=SimpleNamespace(name='a "b"'), max_model_len=40, cost=None)
+    spec = SimpleNamespace(
+        model=SimpleNamespace(name='a "b"'), max_model_len=40, cost=None, role=None
+    )
     return Record(SimpleNamespace(name="tiny", seed=0), load, sent, logs, {"": spec})
 
 
