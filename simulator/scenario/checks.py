@@ -11,7 +11,7 @@ from simulator.models.spec import ModelSpec
 from simulator.scenario.assemble_scheduler import check_scheduler
 from simulator.scenario.choose_scheduler import choose_scheduler, differing_keys
 from simulator.scenario.cluster_config import ClusterConfig
-from simulator.scenario.encoder_checks import check_encoders
+from simulator.scenario.encoder_checks import check_encoders, check_roles
 from simulator.scenario.engine_spec import EngineSpec, Role
 from simulator.scenario.engines import ENGINES, release_of
 from simulator.scenario.policy_table import FIELD
@@ -315,7 +315,7 @@ def _check_cluster(
     `specs` gets what each group is; it has what the scenario's own engine is, which all replicas
     have where there are no groups.
     """
-    roles = [*_check_roles(cluster), *check_encoders(scenario, cluster)][:1]
+    roles = [*check_roles(cluster, "kv"), *check_encoders(scenario, cluster)][:1]
     yield from roles
     # What the scenario itself gets wrong is told already.
     for name, group in cluster.groups.items():
@@ -383,26 +383,6 @@ def _check_resilience(
                 what = "timeouts: the scheduler cannot let a request go before its end"
                 yield "cluster.client", "engine", what
                 return
-
-
-def _check_roles(cluster: ClusterConfig) -> Iterator[Conflict]:
-    """Find roles of groups that do not make a whole."""
-    groups = cluster.groups
-    if not any(group.kv_role for group in groups.values()):
-        if cluster.kv_transfer is not None:
-            what = "goes with groups of kv_role kv_producer and kv_consumer"
-            yield "cluster.kv_transfer", "cluster.groups", what
-        return
-    for name, group in groups.items():
-        if group.kv_role is None:
-            what = "kv_producer or kv_consumer, as other groups have"
-            yield f"cluster.groups.{name}.kv_role", "cluster.groups", what
-    for role in ("kv_producer", "kv_consumer"):
-        if not any(group.replicas for group in groups.values() if group.kv_role == role):
-            yield "cluster.groups", "cluster", f"there is no replica of kv_role {role}"
-    if cluster.kv_transfer is None:
-        what = "groups with kv_role need it: {bandwidth: GB/s, latency: ms}"
-        yield "cluster.kv_transfer", "cluster.groups", what
 
 
 def _check_transfers(

@@ -1,4 +1,4 @@
-"""What a cluster must be whose images are encoded by replicas of their own."""
+"""What a cluster must be whose groups have roles: prefill and decode, or encoders, apart."""
 
 from collections.abc import Iterator
 
@@ -18,30 +18,44 @@ WITHOUT = {
 
 def check_encoders(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Conflict]:
     """Find what is wrong with groups that have an ec_role."""
-    groups = cluster.groups
-    if not any(group.ec_role for group in groups.values()):
-        if cluster.ec_transfer is not None:
-            what = "goes with groups of ec_role ec_producer and ec_consumer"
-            yield "cluster.ec_transfer", "cluster.groups", what
+    if not any(group.ec_role for group in cluster.groups.values()):
+        yield from check_roles(cluster, "ec")
         return
     for key, why in WITHOUT.items():
         if getattr(cluster, key) is not None:
             yield f"cluster.{key}", "cluster.groups", f"goes without ec_role: {why}"
-    for name, group in groups.items():
+    yield from check_roles(cluster, "ec")
+    for name, group in cluster.groups.items():
         yield from _check_group(f"cluster.groups.{name}", group, scenario.of_group(name).engine)
-    for role in ("ec_producer", "ec_consumer"):
-        if not any(group.replicas for group in groups.values() if group.ec_role == role):
-            yield "cluster.groups", "cluster", f"there is no replica of ec_role {role}"
-    if cluster.ec_transfer is None:
-        what = "groups with ec_role need it: {bandwidth: GB/s, latency: ms}, or {} for the defaults"
-        yield "cluster.ec_transfer", "cluster.groups", what
+
+
+def check_roles(cluster: ClusterConfig, kind: str) -> Iterator[Conflict]:
+    """Find roles of groups, kv or ec, that do not make a whole."""
+    key, transfer = f"{kind}_role", f"{kind}_transfer"
+    groups, roles = cluster.groups, (f"{kind}_producer", f"{kind}_consumer")
+    given = {name: getattr(group, key) for name, group in groups.items()}
+    at = "cluster.groups"
+    if not any(given.values()):
+        if getattr(cluster, transfer) is not None:
+            what = f"goes with groups of {key} {roles[0]} and {roles[1]}"
+            yield f"cluster.{transfer}", at, what
+        return
+    for name, role in given.items():
+        if role is None:
+            what = f"{roles[0]} or {roles[1]}, as other groups have"
+            yield f"cluster.groups.{name}.{key}", at, what
+    for role in roles:
+        if not any(group.replicas for name, group in groups.items() if given[name] == role):
+            yield at, "cluster", f"there is no replica of {key} {role}"
+    if getattr(cluster, transfer) is None:
+        what = (
+            f"groups with {key} need it: {{bandwidth: GB/s, latency: ms}}, or {{}} for the defaults"
+        )
+        yield f"cluster.{transfer}", at, what
 
 
 def _check_group(at: str, group: GroupConfig, engine: EngineConfig) -> Iterator[Conflict]:
     """Find what is wrong with one group, whose key is `at`."""
-    if group.ec_role is None:
-        what = "ec_producer or ec_consumer, as other groups have"
-        yield f"{at}.ec_role", "cluster.groups", what
     if engine.multimodal_config is None:
         what = "goes with engine.multimodal_config: of text there is nothing to encode"
         yield f"{at}.ec_role", "engine.multimodal_config", what

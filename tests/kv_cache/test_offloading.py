@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
+from simulator.core.request import Request
+from simulator.kv_cache.block_hashes import known_hashes
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.tiers import HostTier
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from tests.engine.test_laws import _unroll
-from tests.support.engines import Clock, play, workload
+from tests.support.engines import Clock, play, shared_beginnings, workload
 
 
 def engine(kind: type[Offloading] = Offloading, blocks: int = 8, **options) -> Offloading:
@@ -38,18 +40,30 @@ def test_others_compute_while_blocks_come() -> None:
     assert [tuple(row)[1:] for row in log.loads.tolist()] == [(2, 2, 1, 0, 0)]
 
 
+def test_who_leaves_while_blocks_come_frees_them_as_they_are_there() -> None:
+    """Two blocks each, at 4.0 and at 8.0, whoever is the first to leave."""
+    one = engine(blocks=12)
+    requests = [Request(k, 0.0, 9, 1, segments=((k, 9),)) for k in range(2)]
+    for request in requests:
+        one.tier.take(known_hashes(request, 2, 4))
+        one.add(request)
+    one.schedule(0.0)
+    for request in reversed(requests):
+        one.cancel(request)
+    held = []
+    for now in (3.0, 5.0, 9.0):
+        for when in (now, now + 0.001):  # it is heard of with the outcome of a step
+            one.schedule(when)
+        held.append(one.blocks.usable - one.blocks.free)
+    assert held == [4, 2, 0]
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 8), st.integers(0, 30)), max_size=12),
+    shared_beginnings(),
     *(st.integers(6, 14), st.sampled_from([Offloading, AsyncOffloading]), st.integers(1, 5)),
 )
 @settings(max_examples=60, deadline=None)
-def test_leaps_change_nothing_and_nothing_is_left(drawn, blocks, kind, seats) -> None:
-    """Prompts begin as one of four do and go on by themselves."""
-    rows = [(float(when), 8 + 3 * more, 1 + k % 7) for k, (_, more, when) in enumerate(drawn)]
-    order = sorted(range(len(rows)), key=lambda k: rows[k][0])
-    load = workload(*(rows[k] for k in order)) if rows else workload((0.0, 4, 1))
-    if rows:
-        load.segments = [((("same", drawn[k][0]), 8), (k, 3 * drawn[k][1])) for k in order]
+def test_leaps_change_nothing_and_nothing_is_left(load, blocks, kind, seats) -> None:
     logs = []
     for leap in (True, False):
         one = engine(kind, blocks + 8, max_num_seqs=seats)

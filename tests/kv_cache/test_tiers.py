@@ -15,7 +15,7 @@ from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.engine.test_laws import _unroll
-from tests.support.engines import Clock, play, workload
+from tests.support.engines import Clock, play, shared_beginnings, workload
 
 RECORDED = Path(__file__).parent / "offloading.jsonl.gz"
 """By `record_offloading.py`, of vLLM 0.32.0."""
@@ -112,17 +112,11 @@ def test_a_request_waits_for_its_prefix_and_another_goes_before_it() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 8), st.integers(0, 30)), max_size=12),
+    shared_beginnings(),
     *(st.integers(6, 14), st.sampled_from([Scheduler, AsyncScheduler]), st.integers(1, 5)),
 )
 @settings(max_examples=60, deadline=None)
-def test_leaps_change_nothing_and_nothing_is_left(drawn, blocks, kind, seats) -> None:
-    """Prompts begin as one of four do and go on by themselves."""
-    rows = [(float(when), 8 + 3 * more, 1 + k % 7) for k, (_, more, when) in enumerate(drawn)]
-    order = sorted(range(len(rows)), key=lambda k: rows[k][0])
-    load = workload(*(rows[k] for k in order)) if rows else workload((0.0, 4, 1))
-    if rows:
-        load.segments = [((("same", drawn[k][0]), 8), (k, 3 * drawn[k][1])) for k in order]
+def test_leaps_change_nothing_and_nothing_is_left(load, blocks, kind, seats) -> None:
     logs = []
     for leap in (True, False):
         one = engine(kind, blocks + 8, max_num_seqs=seats)

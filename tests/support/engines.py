@@ -5,6 +5,7 @@ from math import nan
 
 import numpy as np
 import simpy
+from hypothesis import strategies as st
 
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import Log
@@ -69,6 +70,19 @@ def workload(*requests: tuple[float, int, int], **more: object) -> Workload:
         np.array(columns[2], dtype=np.int64),
         **more,  # type: ignore[arg-type]
     )
+
+
+@st.composite
+def shared_beginnings(draw: st.DrawFn) -> Workload:
+    """A few requests whose prompts begin as one of four do and go on by themselves."""
+    one = st.tuples(st.integers(0, 30), st.integers(0, 3), st.integers(0, 8))
+    drawn = sorted(draw(st.lists(one, max_size=12)), key=lambda each: each[0])
+    rows = [(float(when), 8 + 3 * more, 1 + k % 7) for k, (when, _, more) in enumerate(drawn)]
+    load = workload(*rows or [(0.0, 4, 1)])
+    if drawn:
+        own = enumerate(drawn)
+        load.segments = [((("same", first), 8), (k, 3 * more)) for k, (_, first, more) in own]
+    return load
 
 
 def play(

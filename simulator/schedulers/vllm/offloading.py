@@ -75,8 +75,8 @@ class Offloading(Scheduler):
         store_time: Callable[[int], float],
         **options: Any,
     ) -> None:
-        assert blocks.tier is not None
-        self.tier = tier = blocks.tier
+        tier = blocks.tier
+        assert tier is not None
         blocks.tier = None  # here the scheduler deals with it
         super().__init__(blocks, **options)
         self.tier = tier
@@ -151,8 +151,9 @@ class Offloading(Scheduler):
                 del self._storing[request]
         while self._loads and self._loads[0][0] <= heard:
             tier.reading.difference_update(self._loads.popleft()[1])
-        while self._orphans and self._orphans[0][0] <= heard:
-            self._let_go(self._orphans.pop(0)[1])
+        for orphan in [one for one in self._orphans if one[0] <= heard]:
+            self._orphans.remove(orphan)
+            self._let_go(orphan[1])
 
     # Waiting requests.
 
