@@ -54,8 +54,6 @@ STALLED = 0.2  # share of the decoding time that prompts add
 WASTED = 0.1  # share of the token slots that nobody needs
 UNFAIR = 0.25  # share of a client's waiting in which another gets more than a fair policy gives
 LOW_LOAD = 2.0  # requests that run at once
-KNOWN = 0.1  # share of the prompt tokens that a prefix cache could know
-REUSE = 0.02  # share of the requests' time that goes to computing these again
 HOST = 0.25  # share of the steps' time that the GPU spends waiting for the host
 
 

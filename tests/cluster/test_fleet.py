@@ -362,6 +362,15 @@ def test_power_of_two_compares_two_that_differ() -> None:
         assert {*chosen} == {*loads} - {never}
 
 
+def test_a_users_router_sees_the_open_replicas_by_number() -> None:
+    """Whatever the order in which they open."""
+    router = Own("last", lambda _request, targets: len(targets) - 1)
+    targets = [Target(k, "all", 16, 1000) for k in range(3)]
+    for k in (2, 0, 1):
+        router.open(targets[k])
+    assert router.choose(Request(0, 0.0, 1, 1), -1) is targets[2]
+
+
 def test_an_adapter_goes_where_it_is_or_has_room() -> None:
     """Two slots each. a stays where it is though the other is idle; c goes where it has room."""
     router = LoraAffinity()
@@ -379,5 +388,8 @@ def test_an_adapter_goes_where_it_is_or_has_room() -> None:
     assert [send(model) for model in ("a", "b", "b", "c", "d", "")] == [0, 1, 1, 0, 1, 0]
     assert LoraAffinity._affinity("c", Target(0, "all", 16, 1000, max_loras=2)) == 0.8
     assert LoraAffinity._affinity("e", targets[0]) == 0.0  # a and c have both slots
+    assert LoraAffinity._affinity("e", targets[1]) == 0.0  # and b and d, beside no base model
+    del targets[0].models["c"]
+    assert LoraAffinity._affinity("e", targets[0]) == 0.8  # the base model takes no slot
     targets[0].outstanding += 50  # so busy that the way to the other is worth a load
     assert send("a") == 1

@@ -3,11 +3,14 @@
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from simulator import load_scenario, run
 from simulator.cluster.config import FailuresConfig, KvTransferConfig, OutageConfig
+from simulator.cluster.kv_links import Link
+from simulator.core.alarm import FastEnvironment
 from simulator.schedulers.vllm.kv_roles import Producer
 from simulator.util.errors import HeadwayError
 from tests.cluster.test_disaggregation import ended, half, moved, world
@@ -45,6 +48,17 @@ def test_a_transfer_by_layer_takes_what_a_pipeline_of_two_takes(layers: int, blo
     assert (ready, asked, count) == (pytest.approx(1.0), pytest.approx(1.0), blocks)
     assert end == scheduled == pytest.approx(there)
     assert ended(seen) == [(pytest.approx(there + 1.0), pytest.approx(there + 3.0))]
+
+
+def test_a_short_prompt_is_there_as_soon_as_a_long_one_would_be() -> None:
+    """Computed from 0 to 0.5 s, 2 blocks of 0.1 s in two layers: the last leaves by 0.6 s."""
+    env, seen = FastEnvironment(), []
+    link = Link(env, 0.1, 0.25, seen.append, layers=2)
+    job = SimpleNamespace(first_scheduled=0.0)
+    handoff = SimpleNamespace(blocks=2, ready=0.5, job=job)
+    env.run(0.5)
+    link.put(handoff)  # type: ignore[arg-type]
+    assert handoff.end == pytest.approx(0.6 + 0.25)
 
 
 @pytest.mark.parametrize("blocks", [1, 4])

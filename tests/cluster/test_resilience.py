@@ -323,6 +323,18 @@ def test_a_replica_that_drains_is_taken_back_before_another_is_ordered() -> None
     assert seen.life.paid[2][0] == 10.0
 
 
+def test_where_the_one_that_drains_is_enough_none_is_ordered() -> None:
+    """As above, but four wait at 10 s, which calls for two."""
+    load = workload((0.0, 4, 60), (0.0, 4, 60), *[(7.0, 4, 4)] * 4)
+    scaling = AutoscalingConfig(
+        target=2.0, max_replicas=3, interval=5.0, cooldown=0.0, startup_delay=7.0
+    )
+    seen = world(load, 3, make=seat, first=2, scaling=scaling)
+    changes = [(when, state) for when, index, state in seen.life.changes if index == 1]
+    assert changes[1:3] == [(5.0, "draining"), (10.0, "up")]
+    assert seen.life.paid[2] == []
+
+
 def test_failures_come_by_chance_again_and_again() -> None:
     """Each after a time of its own: up 10 s in the mean, away 1 s."""
     load = workload(*[(float(k), 4, 1) for k in range(100)])

@@ -194,3 +194,13 @@ def test_a_leap_and_a_table_of_decodes_are_their_steps(
         counts = np.full(repeats, count)
         contexts = np.array([one.context for one in each])
         assert cost.decode_seconds(counts, contexts) == pytest.approx(np.array(seconds), rel=1e-12)
+
+
+@pytest.mark.parametrize(("drafts", "launched"), [(4, False), (5, True)])
+def test_the_largest_graph_has_room_for_as_many_as_its_size(drafts: int, launched: bool) -> None:
+    """Of 8 tokens; with a ninth each kernel is launched, which takes a second."""
+    cost = PiecewiseCost(dense=[[1, 1e-3]], cudagraph_capture_sizes=[8], launch=1.0)
+    step = Step([], 4, 40)
+    step.drafts = drafts
+    assert (cost.execute(step) >= 1.0) is launched
+    assert cost.execute(step) == pytest.approx(formula(cost, step))

@@ -1,12 +1,15 @@
 """By how much a key is to be raised or lowered, worked out by hand."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from simulator import load_scenario, run
 from simulator.diagnosis.advice import turn, words
 from simulator.diagnosis.evidence import known_share
+from simulator.diagnosis.prefixes import prefix_reuse
 from simulator.workload.workload import Workload
 
 # One request at a time, a second each. 11 come every half second: 5 s of arrivals, 11 s of work.
@@ -157,11 +160,25 @@ def test_words() -> None:
 
 def test_prompt_tokens_that_a_prefix_cache_would_know() -> None:
     """Of 32 + 32 + 20 tokens: the second's first 20, of which one block of 16; the third's 16."""
-    import numpy as np
-
     parts = [(("a", 20), ("b", 12)), (("a", 20), ("c", 12)), (("a", 20),)]
     counts = np.array([32, 32, 20])
     work = Workload(np.zeros(3), counts, np.ones(3, np.int64), segments=parts)
     assert known_share(work, 16) == 32 / 84
     assert known_share(work, 1) == (20 + 19) / 84  # the last token of a prompt is computed
     assert known_share(Workload(np.zeros(3), counts, counts), 16) == 0.0
+
+
+def test_a_tenth_that_is_known_is_worth_a_prefix_cache() -> None:
+    """16 of 160 tokens."""
+    lengths = np.full(2, 80)
+    work = Workload(np.zeros(2), lengths, lengths)
+    work.segments = [(("s", 16), (name, 64)) for name in "ab"]
+    evidence = SimpleNamespace(
+        engine=SimpleNamespace(enable_prefix_caching=False, block_size=16),
+        record=SimpleNamespace(workload=work),
+        share=lambda *_: 1.0,
+        advisor=SimpleNamespace(prefix_caching=lambda: None),
+    )
+    found = prefix_reuse(evidence)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.figures["share_of_prompt_tokens"] == 0.1

@@ -159,6 +159,27 @@ def test_what_failures_cost_by_hand(write) -> None:
     assert found.excess == pytest.approx(48 - 22)
 
 
+def test_a_failure_that_nobody_feels_costs_nothing(write) -> None:
+    """A request each 10 s, of 2 s; the one of 30 s comes while the idle replica is away."""
+    away = "failures: {outages: [{replica: 1, start: 25, duration: 10}]}"
+    sets = [f"cluster={{replicas: 2, router: least_outstanding, {away}}}"]
+    result = run(load_scenario(write(ONE_BY_ONE), [*sets, "workload.request_rate=0.1"]))
+    found = find_outages(Evidence(result, result.summary()))
+    assert found is not None
+    assert (found.mean_affected, found.excess) == (pytest.approx(2.0), pytest.approx(0.0))
+
+
+def test_where_the_target_is_high_all_wait_for_it(write) -> None:
+    """Of 50 in flight there never are so many: no replica is ordered."""
+    block = "autoscaling: {target: 50, max_replicas: 2, interval: 3, startup_delay: 2}"
+    result = run(load_scenario(write(ONE_BY_ONE), [f"cluster={{replicas: 1, {block}}}"]))
+    found = autoscaler_waits(Evidence(result, result.summary()))
+    assert found is not None
+    waited = float(result.request_table().queue_time.sum())
+    assert found.seconds["target"] == pytest.approx(waited, abs=0.02)
+    assert sum(found.seconds.values()) == found.seconds["target"]
+
+
 def test_an_autoscalers_waits_by_hand(write) -> None:
     """At 3 s it sees a queue and orders a replica, which starts at 5 s: at most two there may be.
 

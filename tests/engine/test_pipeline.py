@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.core.alarm import FastEnvironment
 from simulator.core.log import Log
-from simulator.core.request import Request
+from simulator.core.request import Request, Step
 from simulator.engine.client import Client
 from simulator.engine.pipeline import make_replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
@@ -38,6 +38,18 @@ def token_times(log: Log) -> dict[int, list[float]]:
         first, ticks = int(run["first_tick"]), int(run["ticks"])
         found[int(run["id"])] += [float(run["start"]), *log.tick_ends[first : first + ticks]]
     return dict(found)
+
+
+def test_a_scheduler_that_does_nothing_though_somebody_waits_is_an_error():
+    """Rather than a loop without an end."""
+
+    class Lazy(PipelineScheduler):
+        def schedule(self, now):
+            return Step([])
+
+    lazy = Lazy(BlockCounter(9, 4), pipeline_parallel_size=2, async_scheduling=False)
+    with pytest.raises(RuntimeError, match="does nothing though requests wait"):
+        play(workload((0.5, 4, 1)), lazy, Stages(Clock(1.0), (1.0, 1.0)))
 
 
 def rows(log: Log) -> list[tuple[float, float]]:

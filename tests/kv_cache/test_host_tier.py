@@ -12,6 +12,7 @@ from simulator.core.request import Copies, Load, Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.tiers import HostTier
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 from tests.support.engines import Clock, play, workload
@@ -146,6 +147,16 @@ def scenario(tmp_path: Path, *settings: str):
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO)
     return load_scenario(path, list(settings))
+
+
+def test_who_ends_while_it_waits_again_has_ended_for_the_host_as_well() -> None:
+    """A preempted request, whose last token was on its way."""
+    blocks, request = BlockManager(5, 4, True, HostTier(10)), ask(0, ("a", 9))
+    one, told = AsyncScheduler(blocks), list[Request]()
+    blocks.finished = told.append  # type: ignore[method-assign]
+    one.add(request)
+    one.finish(request, 1.0)
+    assert (told, len(one.waiting)) == ([request], 0)
 
 
 def test_a_run_tells_the_hit_rates_of_both_tiers(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_who_leaves_while_blocks_come_frees_them_as_they_are_there() -> None:
     for request in reversed(requests):
         one.cancel(request)
     held = []
-    for now in (3.0, 5.0, 9.0):
+    for now in (3.0, 4.5, 8.5):
         for when in (now, now + 0.001):  # it is heard of with the outcome of a step
             one.schedule(when)
         held.append(one.blocks.usable - one.blocks.free)

@@ -9,6 +9,7 @@ import pytest
 
 from simulator import load_scenario, run
 from simulator.cli.main import main
+from simulator.planning.candidate import Candidate
 from simulator.planning.plan_report import _abscissa
 from simulator.planning.runs import read_metric_values
 from simulator.planning.verdict import Trial
@@ -27,7 +28,10 @@ def test_the_fewest_seats_and_the_files(scenario: Path, capsys: pytest.CaptureFi
     (row,) = report["candidates"]
     seats = int(row["at"])
     assert 1 < seats < 16
-    assert f"* the scenario  {seats:>19}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"* the scenario  {seats:>19}" in printed
+    for note in ("is simulated", "no price is known"):  # of no pods, of a GPU of the list
+        assert note not in printed
     again = load_scenario(out / "best.yaml")
     assert again.engine.max_num_seqs == seats
     result = run(again)
@@ -62,11 +66,21 @@ def test_the_table_has_the_headroom_of_those_that_hold(
     args = ["--slo", "p99_ttft_ms<=60000", "--jobs", "1", "--out", str(out)]
     assert main(["plan", str(scenario), *args]) == 0
     (row,) = json.loads((out / "plan.json").read_text())["candidates"]
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out
+    assert f"headroom {100 * row['headroom']:.0f} %" in printed
+    lines = printed.splitlines()
     (head,) = [line for line in lines if line.startswith("candidate ")]
     (cells,) = [line for line in lines if line.startswith("* the scenario  ")]
     end = head.index("headroom %") + len("headroom %")
     assert cells[:end].split()[-1] == f"{100 * row['headroom']:.0f}"
+
+
+def test_a_candidates_speeds_are_a_users_and_a_gpus() -> None:
+    """10 ms a token and 50 tokens/s, on two GPUs at $7."""
+    trial = Trial(1.0, runs=[{"mean_tpot_ms": 10.0, "output_throughput": 50.0}])
+    result = SimpleNamespace(trials=[trial], best=None)
+    candidate = SimpleNamespace(result=result, lower_loads=[], resources_at=lambda _: (2, 7.0))
+    assert [*Candidate.speeds(candidate, of_best=False)] == [(trial, 100.0, 25.0)]  # type: ignore[arg-type]
 
 
 def test_what_costs_nothing_is_drawn_at_nothing() -> None:

@@ -1,6 +1,7 @@
 """What a plan is asked: by options, by the block `plan`, and what cannot be asked."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from simulator import load_scenario, plan, run
 from simulator.cli.main import main
 from simulator.planning.candidate import Candidate
 from simulator.planning.design import load_point
+from simulator.planning.measure import Change
 from simulator.planning.problem import PlanOptions, is_random, make_problem
 from simulator.planning.runs import read_metric_values
 from simulator.planning.search import PlannedRun
@@ -116,6 +118,18 @@ def test_a_run_has_all_the_requests_that_come_in_its_time(
     candidate = load_point(scenario, {}, [f"workload.sessions={sessions}"], None, Candidate)
     keys = dict(problem.settings(candidate, PlannedRun(2.0, seconds=100.0)))
     assert keys["workload.num_prompts"] == str(requests)
+
+
+def test_more_load_is_a_higher_rate_and_more_requests(scenario: Path):
+    """A tenth more of two a second, for 100 s."""
+    problem = replace(
+        make_problem(scenario, PlanOptions(["p99_ttft_ms<=9000"])), change=Change(load=1.1)
+    )
+    sets = ["workload.request_rate=2"]
+    candidate = load_point(scenario, {}, sets, None, Candidate)
+    keys = dict(problem.settings(candidate, PlannedRun(2.0, seconds=100.0)))
+    assert float(keys["workload.request_rate"]) == pytest.approx(2.2)
+    assert keys["workload.num_prompts"] == "220"
 
 
 def test_any_percentile_can_be_bounded(scenario: Path):

@@ -76,6 +76,12 @@ def test_a_step_ends_with_its_slowest_group(
     assert any(step.stale for step in steps) == (oversampling > 0 and partial)
 
 
+def test_a_step_of_one_prompt(tmp_path: Path) -> None:
+    """It is drawn, as any other number."""
+    steps = rollouts(load_scenario(write(tmp_path), ["workload.num_prompts=1"]))
+    assert [step.samples for step in steps] == [4] * 4
+
+
 def test_the_verb_prices_generation_and_training(tmp_path: Path, capsys) -> None:
     """The A100's price for all the time; of 32 samples three are left in the tail."""
     path = str(write(tmp_path))

@@ -1,11 +1,14 @@
 """Policies of the user's: orders by columns, nonsense, and circles of preemptions."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.policies.waiting_queues import PromotingQueue
 from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
@@ -53,6 +56,24 @@ def test_the_example_of_the_documentation() -> None:
     exec(example, names)
     load = workload((0, 4, 9), (0.5, 4, 9), (2.5, 4, 2), client=["a", "b", "gold-1"])
     assert spans(load, names["Gold"](), seats=2) == {2: (3, 4, 5), 1: (1, 2, 10), 0: (0, 1, 11)}
+
+
+def test_who_has_waited_long_enough_is_ranked_anew() -> None:
+    """The newest goes first, but after 2 s the one that came at 0 s."""
+    promoted: set[int] = set()
+    policy = SimpleNamespace(
+        patience=2.0,
+        promote=lambda request: promoted.add(request.id),
+        key=lambda request: (request.id not in promoted, -request.arrival),
+    )
+    queue = PromotingQueue(policy, SimpleNamespace(now=0.0))
+    requests = [Request(k, float(k), 4, 4) for k in range(2)]
+    for request in requests:
+        queue.add(request)
+    for now, first in ((1.9, 1), (2.0, 0)):
+        queue.refresh(now)
+        assert queue.head() is requests[first]
+    assert [queue.take() for _ in requests] == requests
 
 
 def test_an_order_by_columns() -> None:

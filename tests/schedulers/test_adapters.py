@@ -53,6 +53,17 @@ def test_an_adapter_too_many_is_passed_over_and_keeps_its_place() -> None:
     assert started(one.schedule(0.0)) == [1, 4]
 
 
+def test_who_was_passed_over_and_leaves_is_forgotten() -> None:
+    """b leaves; a's second request is tried, though as many wait as were passed over."""
+    one, asked = scheduler(1), [ask(0, "a"), ask(1, "b"), ask(2, "a")]
+    for request in asked[:2]:
+        one.add(request)
+    assert started(one.schedule(0.0)) == [0]
+    one.cancel(asked[1])
+    one.add(asked[2])
+    assert started(one.schedule(1.0)) == [2]
+
+
 def test_a_request_that_comes_ends_a_leap_though_it_is_not_the_head() -> None:
     one = scheduler(1)
     one.add(ask(0, "a", 50))
@@ -81,6 +92,7 @@ def test_the_adapters_used_longest_ago_leave_gpu_and_host() -> None:
     assert work(slots, "a", "d") == (0, 0)
     assert work(slots, "b") == (1, 1)  # c leaves the host
     assert work(slots, "c") == (1, 1)
+    assert [work(slots, name)[1] for name in "bdb"] == [0, 1, 0]  # it is use that counts
 
 
 def test_no_two_adapters_share_kv_blocks() -> None:

@@ -270,3 +270,16 @@ def test_who_comes_back_to_a_whole_prompt_in_the_tree_goes_first_under_hrrn() ->
         scheduler.queue.add(request)
     scheduler.queue_order.sort(scheduler.queue, 0, 0.0)
     assert list(scheduler.queue) == [back, fresh]
+
+
+def test_who_hangs_up_makes_room_in_a_full_batch() -> None:
+    """Two seats: the third is tried again when one of those who run has left."""
+    one = SgLang(counter(100, 1), max_num_seqs=2, max_new_tokens=20, max_model_len=100)
+    asked = [Request(k, 0.0, 10, 20) for k in range(3)]
+    for request in asked:
+        one.add(request)
+    for now in (0.0, 1.0):
+        one.commit(one.schedule(now), [now + 1.0])
+    assert one.full
+    one.cancel(asked[0])
+    assert [chunk.request.id for chunk in one.schedule(2.0).prefills] == [2]

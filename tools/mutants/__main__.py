@@ -50,7 +50,8 @@ def main() -> int:
     asked = parser.parse_args()
     packages = [p.rstrip("/") for p in asked.package or [f"simulator/{w}" for w in WINGS]]
     folders = sorted(
-        {f"tests/{p.split('/')[1]}" for p in packages if "/" in p} | {"tests/simulation"}
+        {f"tests/{p.split('/')[1]}" for p in packages if "/" in p}
+        | {"tests/simulation", "tests/conformance"}
     )
     result: list[int] = []
 

@@ -49,7 +49,6 @@ class DynamicScheduler(Scheduler):
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""
         displaced: list[Request] = []
-        self.now = now
         if self.waiting and (len(self.running) < self.max_num_seqs or self.displacing):
             state = (self.running.admissions, len(self.running), self._arrivals)
             news = state != self._seen or not self._steady
