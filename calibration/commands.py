@@ -342,6 +342,10 @@ def validate(
         list[str] | None,
         Parameter(negative="", help="with --measured: this run alone (repeatable)"),
     ] = None,
+    cells: Annotated[
+        list[str] | None,
+        silent("with --measured: COLUMN=VALUE where a run's cell is empty (repeatable)", "--set"),
+    ] = None,
     json: Annotated[
         Path | None,
         Parameter(help="with --measured: write every metric of every run here; --json=-: print it"),
@@ -351,10 +355,7 @@ def validate(
         Parameter(help="with --measured: names of the columns in the files of requests"),
     ] = None,
     sensitivity: Annotated[
-        bool,
-        Parameter(
-            negative="", help="with --measured: how far each prediction moves with its step times"
-        ),
+        bool, silent("with --measured: how far each prediction moves with its step times")
     ] = False,
     profile: Annotated[
         str | None, Parameter(help="cost profile, in place of the run's: name or path")
@@ -372,11 +373,12 @@ def validate(
     if measured is not None:
         return _validate_measured(
             *(measured, run or [], json, out, columns),
+            cells=cells or [],
             profile=profile,
             sensitivity=sensitivity,
             quiet=quiet,
         )
-    given = {"--run": run, "--columns": columns is not None}
+    given = {"--run": run, "--columns": columns is not None, "--set": cells}
     given["--sensitivity"] = sensitivity
     if alone := [name for name, value in given.items() if value]:
         raise HeadwayError(f"{alone[0]}: goes with --measured")
@@ -402,6 +404,7 @@ def _validate_measured(
     out: Path | None,
     columns: str | None,
     *,
+    cells: list[str],
     profile: str | None,
     sensitivity: bool,
     quiet: bool,
@@ -429,6 +432,7 @@ def _validate_measured(
             sensitivity=sensitivity,
             columns=columns,
             profile=profile,
+            cells=cells,
             done=lambda done, total, outcome: told(done, total, outcome_line(outcome)),
         )
     if not quiet:

@@ -40,19 +40,23 @@ def write_measured(
     if not good:
         first = next((one.error for one in found.requests), "the workload is empty")
         raise HeadwayError(f"--url: no request was answered, no file is written: {first}")
-    start = min(found.requests[number].sent for number in good)
+    sent = [number for number, one in enumerate(found.requests) if one.sent == one.sent]
+    start = min(found.requests[number].sent for number in sent)
     rows: list[dict[str, object]] = []
-    for number in good:
+    for number in sent:
         one = found.requests[number]
         row: dict[str, object] = {
             "arrival_s": f"{one.sent - start:.6f}",
             "prompt_tokens": int(workload.prompt_tokens[number]),
             "output_tokens": one.tokens,
-            "ttft_s": f"{one.first - one.sent:.6f}",
+            "ttft_s": "" if one.error else f"{one.first - one.sent:.6f}",
             "e2e_s": f"{one.end - one.sent:.6f}",
         }
         if workload.client is not None:
             row["client_id"] = workload.client[number]
+        if len(good) < len(sent):
+            asked = int(workload.output_tokens[number])
+            row |= {"max_tokens": asked if one.error else "", "error": " ".join(one.error.split())}
         rows.append(row)
     rows.sort(key=lambda row: float(str(row["arrival_s"])))
     files = {"requests.csv": encode_csv(rows)}

@@ -149,7 +149,7 @@ class _Replay:
             found.stopped = True
             for answer, ended in zip(self.answers, self.ended, strict=True):
                 if not ended.is_set():
-                    answer.error = STOPPED
+                    answer.error, answer.end = STOPPED, self.loop.time() - self.start
         watch.cancel()
         with suppress(*self.failures):
             await self._look(found)
@@ -222,6 +222,8 @@ class _Replay:
                 answer.error = f"{what} after {self.loop.time() - begin:.3f} s"
             except Exception as error:  # whatever it was: the request failed, the others go on
                 answer.error = _plain(error)
+            if answer.error:
+                answer.end = self.loop.time() - self.start
         self.ended[number].set()
 
     def _patience(self, number: int) -> float | None:

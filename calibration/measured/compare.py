@@ -104,11 +104,12 @@ def compare(outcome: Outcome, result: Result, requests: Requests | None, before:
 
     The first `before` requests are no part of the run: they filled its prefix cache. Where a
     per-request file has times, both are computed over the same requests: those that both completed,
-    without the first, which met a cold engine. What it has no times of are the row's numbers.
+    without the first, which met a cold engine. What it has no times of are the row's numbers. Where
+    requests failed, how many did is compared, too.
     """
     table = gather_requests(result.workload, result.sent, result.logs)
     keep = table.completed.copy()
-    lost = int((~keep).sum())
+    lost = int((~keep[before:]).sum())
     keep[:before] = False
     if not keep.any():
         raise ValueError("; ".join(result.warnings) or "no request was completed in simulation")
@@ -119,19 +120,24 @@ def compare(outcome: Outcome, result: Result, requests: Requests | None, before:
         predicted = _statistics(simulated, result.workload.output_tokens, keep)
         predicted |= _throughput(result.sent, table.finish, result.workload.output_tokens, keep)
         measured = dict(outcome.run.measured)
+        failed = outcome.run.number("n_failed")
     else:
+        given_up = np.isfinite(requests.patience if requests.patience is not None else np.nan)
+        keep &= ~given_up
+        failed = float(np.sum(given_up))
         recorded = {"ttft": requests.ttft, "tpot": requests.tpot, "e2el": requests.e2el}
         if len(keep) > 1 and requests.timed:
             keep[0] = False
         predicted = _statistics(simulated, requests.output, keep)
         predicted |= _throughput(result.sent, table.finish, requests.output, keep)
         measured = dict(outcome.run.measured) | _statistics(recorded, requests.output, keep)
-        ends = requests.arrival + requests.e2el
-        measured |= _throughput(requests.arrival, ends, requests.output, keep)
+        measured |= _throughput(requests.arrival, requests.ends, requests.output, keep)
         for name, column in recorded.items():
             both = keep & ~np.isnan(column) & ~np.isnan(simulated[name])
             if both.any():
                 outcome.samples[name] = simulated[name][both] * 1e3, column[both] * 1e3
+    if failed:
+        measured["failed_requests"], predicted["failed_requests"] = failed, float(lost)
     outcome.rows = [
         MetricComparison(name, predicted[name], value)
         for name, value in measured.items()

@@ -125,6 +125,8 @@ def assumptions(run: Run) -> list[str]:
         found.append(f"tp: {each}: the network between servers is not modelled")
     if (replicas := run.count("dp") or 1) > 1:
         found.append(f"dp: {replicas} engine cores behind vLLM's internal load balancer")
+    if run.number("n_failed") and not (run.number("timeout_s") or run.word("per_request_file")):
+        found.append("n_failed: timeout_s is empty, so that nobody gives up in simulation")
     gpus, used = run.count("n_gpus"), each * replicas * (run.count("replicas") or 1)
     if gpus is not None and gpus > used:
         found.append(f"n_gpus: {gpus} are more than tp x dp x replicas, {used}: the rest is idle")
@@ -202,14 +204,11 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
 
 
 def cluster_block(run: Run) -> dict[str, Any]:
-    """Return the keys of a scenario's `cluster`: replicas behind a router, clients that give up."""
-    block: dict[str, Any] = {}
-    replicas, patience = run.count("replicas") or 1, run.number("timeout_s")
-    if replicas > 1:
-        block = {"replicas": replicas, "router": run.word("router") or "round_robin"}
-    if patience is not None:
-        block["client"] = {"timeout": patience}
-    return block
+    """Return the keys of a scenario's `cluster`: replicas behind a router."""
+    replicas = run.count("replicas") or 1
+    if replicas == 1:
+        return {}
+    return {"replicas": replicas, "router": run.word("router") or "round_robin"}
 
 
 def _sizes(run: Run, gpu: str, engine: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from math import isfinite, nan, prod
 from pathlib import Path
+from typing import Any
 
 from calibration.measured.compare import Outcome, compare, compare_gauges, completed_means
 from calibration.measured.engine import (
@@ -20,13 +21,14 @@ from calibration.measured.engine import (
     model_name,
 )
 from calibration.measured.requests import read_requests
-from calibration.measured.runs import Run, read_runs, select_runs
+from calibration.measured.runs import Run, parse_cells, read_runs, select_runs
 from calibration.measured.workload import (
     ROUNDS,
     UNTOLD_RATIO,
     draw_from_pool,
     frontend,
     generate,
+    limit_patience,
     read_config,
     replay,
 )
@@ -74,20 +76,22 @@ def validate_measured(
     sensitivity: bool = False,
     columns: str | None = None,
     profile: str | None = None,
+    cells: Sequence[str] = (),
     done: Callable[[int, int, Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Predict the runs of DIR/runs.csv, or those that are named; in the order of the file.
 
     `sensitivity` asks how far each moves with what is not known of it, up to ten more simulations;
     `columns` names those of the files of requests, as `read_trace` takes it. `profile`, a shipped
-    one's name or a path, is the cost of all of them, in place of their own.
+    one's name or a path, is the cost of all of them, in place of their own; `cells`, as
+    `prompt_pool=100`, stand in runs.csv where a row's own is empty.
     `done(runs done, runs in all, outcome)` is called as they get done. HeadwayError
     where runs.csv is at fault or does not have a run; what is wrong with one run alone is told in
     its `reason`.
     """
     if columns is not None:
         parse_columns(columns, "--columns")
-    runs = select_runs(read_runs(folder), list(wanted), folder)
+    runs = select_runs(read_runs(folder, parse_cells(cells)), list(wanted), folder)
     if profile is not None and profile not in shipped_profiles():
         if not Path(profile).is_file():
             raise HeadwayError(f"--profile {profile}: no such file and no shipped profile")
@@ -148,7 +152,10 @@ def _predict(
     check_supported(run)
     outcome.notes += assumptions(run)
     path = find_requests_file(folder, run.word("per_request_file"))
-    requests = None if path is None else read_requests(path, columns)
+    patience = run.number("timeout_s")
+    requests = None
+    if path is not None:
+        requests = read_requests(path, columns, failed=True, timeout=patience)
     before = 0
     if requests is None:
         workload, before = draw_from_pool(run, generate(run))
@@ -162,6 +169,7 @@ def _predict(
     if terms is not None:
         spec = with_terms(spec, scenario.engine, *terms)
     workload.frontend = _fitted_frontend(profile) or frontend(run)
+    limit_patience(workload, patience)
     outcome.profile = spec.cost.name or "?"
     outcome.engine = _describe_rules(scenario, spec)
     result = _simulate(scenario, spec, workload)
@@ -181,21 +189,12 @@ def _predict(
         output=means["output"],
     )
     if sensitivity and not _in_lock_step(scenario, spec):
-        specs = {
-            name: replace(spec, cost=cost)
-            for name, cost in (changed_costs(spec.cost) | unsorted_cost(spec)).items()
-        }
-        if run.count("kv_capacity_tokens") is None:
-            blocks = max(int(LESS_CACHE * spec.num_gpu_blocks), 1)
-            specs["KV low"] = replace(spec, num_gpu_blocks=blocks)
-        changed = {
-            name: completed_means(_simulate(scenario, one, workload), before)
-            for name, one in specs.items()
-        }
+        other = None
         if requests is None:
-            other, warm = draw_from_pool(run, generate(run, seed=1, spread=UNTOLD_RATIO))
-            other.frontend = workload.frontend
-            changed["requests drawn"] = completed_means(_simulate(scenario, spec, other), warm)
+            other = draw_from_pool(run, generate(run, seed=1, spread=UNTOLD_RATIO))
+            other[0].frontend = workload.frontend
+            limit_patience(other[0], patience)
+        changed = _changed(run, scenario, spec, (workload, before), other)
         drawn = requests is None and workload.max_concurrency is not None
         told = run.count("max_num_batched_tokens") is not None
         more = unexplained(means, drawn=drawn, told=told)
@@ -205,6 +204,34 @@ def _predict(
     polls = next((found for name in POLLS if (found := sibling_file(path, name))), None)
     if polls is not None:
         compare_gauges(outcome, result, polls, same_clock=polls.name.endswith(POLLS[-1]))
+
+
+def _changed(
+    run: Run,
+    scenario: Scenario,
+    spec: EngineSpec,
+    load: tuple[Workload, int],
+    other: tuple[Workload, int] | None,
+) -> dict[str, dict[str, Any]]:
+    """Return what a run's means become by each change of what is not known; see `sensitivities`.
+
+    A load is a workload, and how many of its first requests are no part of the run; `other` is
+    drawn anew.
+    """
+    specs = {
+        name: replace(spec, cost=cost)
+        for name, cost in (changed_costs(spec.cost) | unsorted_cost(spec)).items()
+    }
+    if run.count("kv_capacity_tokens") is None:
+        blocks = max(int(LESS_CACHE * spec.num_gpu_blocks), 1)
+        specs["KV low"] = replace(spec, num_gpu_blocks=blocks)
+    cases = {name: (one, *load) for name, one in specs.items()}
+    if other is not None:
+        cases["requests drawn"] = spec, *other
+    return {
+        name: completed_means(_simulate(scenario, one, workload), before)
+        for name, (one, workload, before) in cases.items()
+    }
 
 
 def with_tables(spec: EngineSpec, engine: EngineConfig) -> EngineSpec:

@@ -3,19 +3,23 @@
 Their files are read as every other trace is (`simulator/workload/traces/`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.util.errors import HeadwayError
-from simulator.workload.traces.format import Measured
+from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.workload.traces.format import Measured, Table, no_times
 from simulator.workload.traces.read import read_table, warn_of_failed
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+MEASURED = tuple(each.name for each in fields(Measured))
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Requests:
     conversation: list[str] | None = None  # whose next turn it is
     turn: Ints | None = None
     prompt_id: list[str] | None = None  # requests of one id have the same prompt
+    patience: Floats | None = None  # s after which its client let go of it; NaN: it was answered
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -44,32 +49,75 @@ class Requests:
         """Whether any time of a request was taken."""
         return not all(np.isnan(column).all() for column in (self.ttft, self.tpot, self.e2el))
 
+    @property
+    def ends(self) -> Floats:
+        """When each was over for its client."""
+        lasted = self.e2el if self.patience is None else np.fmax(self.e2el, self.patience)
+        return self.arrival + lasted
 
-def read_requests(path: Path, columns: str | Mapping[str, str] | None = None) -> Requests:
-    """Read a file of any format of traces; HeadwayError names it, the line and what is wrong."""
+
+def read_requests(
+    path: Path,
+    columns: str | Mapping[str, str] | None = None,
+    *,
+    failed: bool = False,
+    timeout: float | None = None,
+) -> Requests:
+    """Read a file of any format of traces; HeadwayError names it, the line and what is wrong.
+
+    With `failed` those that failed are there, too, where it is told when they were sent and when
+    they failed, else after `timeout` s.
+    """
     table, _ = read_table(path, None, {} if columns is None else {"columns": columns})
-    warn_of_failed(table, path)
-    if not len(table.time):
+    parts, patience = [table], np.full(len(table.time), np.nan)
+    if failed and table.lost is not None and len(table.time):
+        parts.append(_asked(table.lost, table))
+        patience = np.append(patience, _waited(table.lost, timeout))
+    answered = len(table.time)
+    kept = np.flatnonzero((np.arange(len(patience)) < answered) | ~np.isnan(patience))
+    replayed = len(kept) - answered
+    warn_of_failed(replace(table, failed=table.failed - replayed), path)
+    if not answered:
         raise HeadwayError(f"{path}: has no requests")
-    arrival = table.time / table.per_second
-    if np.isnan(arrival).any():
+    if np.isnan(table.time).any():
         raise HeadwayError(f"{path}: some requests wait for others, so it is no record of a run")
-    order = np.argsort(arrival, kind="stable")
-    nothing = np.full(len(arrival), np.nan)
-    measured = table.measured or Measured(nothing, nothing, nothing)
+    if replayed:
+        text = f"{path}: failed requests that are replayed until their clients let go: {replayed}"
+        warnings.warn(text, HeadwayWarning, stacklevel=2)
+    arrival = np.concatenate([part.time / part.per_second for part in parts])
+    order = kept[np.argsort(arrival[kept], kind="stable")]
 
-    def sort(column: list[str] | None) -> list[str] | None:
-        return None if column is None else [column[k] for k in order.tolist()]
+    def column(name: str, of: Sequence[Any]) -> Any:
+        found = [values for part in of if (values := getattr(part, name)) is not None]
+        if len(found) < len(of):
+            return None
+        if isinstance(found[0], list):
+            whole = [value for values in found for value in values]
+            return [whole[k] for k in order.tolist()]
+        return np.concatenate(found)[order]
 
+    measured = [part.measured or no_times(len(part.time)) for part in parts]
     return Requests(
-        arrival=arrival[order] - arrival.min(),
-        prompt=table.prompt[order],
-        output=table.output[order],
-        ttft=measured.ttft[order],
-        tpot=measured.tpot[order],
-        e2el=measured.e2el[order],
-        client=sort(table.client),
-        conversation=sort(measured.conversation),
-        turn=None if measured.turn is None else measured.turn[order],
-        prompt_id=sort(measured.prompt_id),
+        arrival=arrival[order] - arrival[kept].min(),
+        **{name: column(name, parts) for name in ("prompt", "output", "client")},
+        **{name: column(name, measured) for name in MEASURED},
+        patience=patience[order] if replayed else None,
     )
+
+
+def _asked(lost: Table, table: Table) -> Table:
+    """Say how long failed requests were: what is not told is the mean of those answered.
+
+    An answer that broke off would have been longer by a token at least.
+    """
+    asked = np.zeros(len(lost.time)) if lost.max_tokens is None else lost.max_tokens
+    asked = np.where(asked < 1, round(float(table.output.mean())), asked)
+    prompt = np.where(lost.prompt < 1, round(float(table.prompt.mean())), lost.prompt)
+    return replace(lost, prompt=prompt, output=np.maximum(asked, lost.output + 1).astype(np.int64))
+
+
+def _waited(lost: Table, timeout: float | None) -> Floats:
+    """Return after how many s the clients of failed requests let go; NaN: nobody knows."""
+    assert lost.cancel_after is not None
+    waited = np.maximum(lost.cancel_after, 0.0)
+    return waited if timeout is None else np.where(np.isnan(waited), timeout, waited)

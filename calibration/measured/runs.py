@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from math import inf, isfinite
 from pathlib import Path
 
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning, did_you_mean
 from simulator.util.files import check_regular
 
 RUNS = "runs.csv"
@@ -37,7 +37,7 @@ POSITIVE = (
     "burstiness",
     "timeout_s",
 )
-NUMBERS = (*POSITIVE, "duration_s", "prefix_hit_frac")
+NUMBERS = (*POSITIVE, "duration_s", "prefix_hit_frac", "n_failed")
 SHARES = ("gpu_mem_util", "prefix_hit_frac")
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 """Our word for a latency, and that of the columns."""
@@ -120,10 +120,11 @@ class Run:
         return True if word in YES else False if word in NO else None
 
 
-def read_runs(folder: Path) -> list[Run]:
+def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]:
     """Read DIR/runs.csv; HeadwayError where it is no such table, or no row of it is good.
 
-    What is wrong with some rows is told in their `faults`, with line and column.
+    What is wrong with some rows is told in their `faults`, with line and column. `cells` stand
+    where a row's own, by their columns, are empty.
     """
     path = folder / RUNS
     check_regular(path)
@@ -146,6 +147,9 @@ def read_runs(folder: Path) -> list[Run]:
     runs: list[Run] = []
     seen: set[str] = set()
     for line, row in rows:
+        for column, value in (cells or {}).items():
+            if str(row.get(column) or "").strip().lower() in BLANK:
+                row[column] = value
         run = _run(f"{path}:{line}", row)
         if run.run_id in seen:
             told = f"{path}:{line}: run_id: {run.run_id!r} is there twice"
@@ -157,10 +161,27 @@ def read_runs(folder: Path) -> list[Run]:
     return runs
 
 
+def parse_cells(given: Sequence[str]) -> dict[str, str]:
+    """Read `COLUMN=VALUE`s of `--set`; HeadwayError where one is none."""
+    pairs = [(one, *one.partition("=")) for one in given]
+    for one, column, equals, value in pairs:
+        if not equals or not value.strip():
+            raise HeadwayError(f"--set {one}: is not COLUMN=VALUE")
+        if column not in _columns():
+            near = did_you_mean(column, _columns())
+            raise HeadwayError(f"--set {one}: {column}: no column of runs.csv{near}")
+    return {column: value for _, column, _, value in pairs}
+
+
+def _columns() -> list[str]:
+    """Return the columns that are read."""
+    return [*REQUIRED, *COUNTS, *NUMBERS, *WORDS, *FLAGS, *dict(_metric_columns()).values()]
+
+
 def _check_columns(path: Path, given: Sequence[str]) -> None:
     """Refuse columns that are misspelt, or of vLLM's words; warn of others that nobody reads."""
     there = [name.strip() for name in given if name and name.strip()]
-    known = [*REQUIRED, *COUNTS, *NUMBERS, *WORDS, *FLAGS, *dict(_metric_columns()).values()]
+    known = _columns()
     free = [name for name in known if name not in there]
     unread, wrong = [name for name in there if name not in known], []
     for name in [*unread]:

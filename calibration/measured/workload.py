@@ -50,6 +50,7 @@ def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Worklo
         segments=segments,
         after=after,
         delay=delay,
+        cancel_after=requests.patience,
         source=run.run_id,
     )
 
@@ -64,7 +65,7 @@ def _arrivals_and_delays(requests: Requests) -> tuple[Floats, Ints | None, Float
     chained = _count_sequential(requests)
     if chained < 2:
         return arrival, None, None
-    ends = arrival + requests.e2el
+    ends = requests.ends
     before = np.minimum(np.arange(len(arrival)) - 1, chained - 1)
     delay = arrival - ends[before]
     if (delay[chained:] < 0).any():  # still at work when others came
@@ -76,7 +77,7 @@ def _arrivals_and_delays(requests: Requests) -> tuple[Floats, Ints | None, Float
 
 def _count_sequential(requests: Requests) -> int:
     """Count the first requests that were sent one after the other, each upon the last answer."""
-    ends = requests.arrival + requests.e2el
+    ends = requests.ends
     idle = requests.arrival[1:] - ends[:-1]
     breaks = np.flatnonzero(~((idle >= 0) & (idle < MAX_IDLE)))
     return 1 + int(breaks[0]) if breaks.size else len(requests)
@@ -114,7 +115,7 @@ def _stages(requests: Requests, config: Mapping[str, object]) -> Ints | None:
     workload = config.get("workload")
     if not isinstance(workload, Mapping) or "guidellm" not in str(workload.get("tool")).lower():
         return None
-    done = np.maximum.accumulate(requests.arrival + requests.e2el)
+    done = np.maximum.accumulate(requests.ends)
     return np.append(0, np.cumsum(requests.arrival[1:] - done[:-1] > STAGE_GAP))
 
 
@@ -140,7 +141,7 @@ def _conversations(requests: Requests) -> Workload:
     total = len(requests)
     assert requests.client is not None
     assert requests.conversation is not None
-    ends = requests.arrival + requests.e2el
+    ends = requests.ends
     after, delay = np.full(total, -1), np.zeros(total)
     arrival = requests.arrival.copy()
     sent: dict[str, int] = {}  # the last request of each client
@@ -162,6 +163,7 @@ def _conversations(requests: Requests) -> Workload:
         segments=segments,
         after=after,
         delay=delay,
+        cancel_after=requests.patience,
         source="conversations",
     )
 
@@ -230,6 +232,13 @@ def draw_from_pool(run: Run, load: Workload) -> tuple[Workload, int]:
         max_concurrency=load.max_concurrency,
         source=load.source,
     ), len(warm)
+
+
+def limit_patience(load: Workload, seconds: float | None) -> None:
+    """Let each client give up so long after sending, if it has not before; None: none does."""
+    if seconds is not None:
+        told = load.cancel_after
+        load.cancel_after = np.fmin(np.nan if told is None else told, np.full(len(load), seconds))
 
 
 def _cold_prompts(run: Run, pool: int, prompts: Ints) -> int:

@@ -114,7 +114,10 @@ def test_a_request_that_fails_is_told_beside_the_others(
     write_measured(found, load, tmp_path, (scenario, resolve(scenario)))
     (wrong,) = pd.read_csv(tmp_path / "errors.csv").error
     assert wrong.startswith("400: ")
-    assert len(pd.read_csv(tmp_path / "requests.csv")) == 11
+    rows = pd.read_csv(tmp_path / "requests.csv")
+    (failed,) = rows[rows.error.notna()].itertuples()
+    assert (len(rows), failed.prompt_tokens, failed.output_tokens) == (12, 5000, 0)
+    assert failed.max_tokens == load.output_tokens[3]
 
 
 def test_turns_wait_for_the_turn_before(served: tuple[Server, str], tmp_path: Path) -> None:
@@ -171,7 +174,9 @@ def test_a_replay_that_is_stopped_keeps_what_was_answered(
     told, _ = program.communicate(timeout=30)
     assert program.returncode == 130
     assert "1 of 3 requests answered" in told
-    assert len(pd.read_csv(out / "requests.csv")) == 1
+    rows = pd.read_csv(out / "requests.csv")
+    assert [*rows.error.isna()] == [True, False]
+    assert rows.e2e_s[1] > 0.1
     wrong = pd.read_csv(out / "errors.csv")
     assert [*wrong.error] == ["not answered when the replay was stopped"] * 2
     assert [*np.isnan(wrong.sent_s)] == [False, True]
@@ -329,7 +334,8 @@ def test_what_a_measurement_says_of_its_own_faults_is_noted(
     found.server_late, found.requests[0].late = 0.25, 3.0
     write_measured(found, load, tmp_path, (scenario, resolve(scenario)))
     (outcome,) = validate_measured(tmp_path)
-    failed, sent, answered = outcome.notes[-3:]
+    failed, sent, answered, *_, replayed = outcome.notes[1:]
+    assert replayed.endswith("failed requests that are replayed until their clients let go: 1")
     assert failed == f"1 requests failed and are not compared: {tmp_path / 'errors.csv'}"
     assert sent.startswith("the client sent requests ")
     assert answered.startswith("the simulated server answered 250.0 ms late (P99)")

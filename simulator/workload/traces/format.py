@@ -48,6 +48,9 @@ class Table:
     model: list[str] | None = None
     images: Ints | None = None
     measured: "Measured | None" = None
+    lost: "Table | None" = None
+    """Of the failed ones, those whose arrival is told; lengths of 0 are not told, `cancel_after` is
+    when each failed, s after its arrival, NaN: not told."""
     has_sessions: bool = False  # then a line says little without those before it
 
 
@@ -61,6 +64,11 @@ class Measured:
     conversation: list[str] | None = None  # whose next turn it is
     turn: Ints | None = None
     prompt_id: list[str] | None = None  # requests of one id have the same prompt
+
+
+def no_times(size: int) -> Measured:
+    """Return what was measured where nothing was."""
+    return Measured(np.full(size, np.nan), np.full(size, np.nan), np.full(size, np.nan))
 
 
 @dataclass(frozen=True, slots=True)

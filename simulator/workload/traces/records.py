@@ -6,7 +6,8 @@ columns, from a CSV, goes to `make_table` at once.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isfinite, nan
+from functools import partial
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from simulator.workload.traces.fields import (
     units_in,
 )
 from simulator.workload.traces.format import (
-    Measured,
     Numbers,
     Problems,
     Table,
     name_problem,
+    no_times,
 )
 from simulator.workload.workload import Floats, Ints
 
@@ -68,9 +69,12 @@ class Records:
             self.values[field].append(next((v for v in values if v is not None and v != ""), None))
 
     def table(self) -> Table:
-        """Make the table; HeadwayError with all that is wrong."""
+        """Make the table; HeadwayError with all that is wrong.
+
+        What is told of failed requests may be anything; those whose arrival is told are `lost`.
+        """
         failed = self._failed()
-        kept = np.flatnonzero(~failed).tolist()
+        kept = [k for k in range(len(failed)) if not failed[k] or self._clear(k)]
         self.lines = [self.lines[k] for k in kept]
         self.labels = [self.labels[k] for k in kept]
         self.values = {name: [values[k] for k in kept] for name, values in self.values.items()}
@@ -88,7 +92,19 @@ class Records:
                 columns[field] = [self._word(field, k, value) for k, value in enumerate(values)]
         self.problems.stop()
         place = self.lines.__getitem__
-        return make_table(self.problems.path, columns, units, place, failed=int(failed.sum()))
+        unread = int(failed.sum()) - int(failed[kept].sum())
+        return make_table(
+            self.problems.path, columns, units, place, failed=failed[kept], unread=unread
+        )
+
+    def _clear(self, k: int) -> bool:
+        """Return whether the arrival of a failed request is told; keep no more than can be read."""
+        for field, values in self.values.items():
+            if field in CLOCKS or field in SPANS or field in COUNTS or field in PRIORITY:
+                whole = field in COUNTS or field in PRIORITY
+                if parse_if_date(values[k]) is None and not _is_plain(values[k], whole):
+                    values[k] = 0 if whole else None
+        return "arrival" in self.values and self.values["arrival"][k] is not None
 
     def _failed(self) -> npt.NDArray[np.bool_]:
         words: dict[str, Sequence[str]] = {
@@ -201,6 +217,15 @@ def parse_if_date(value: object) -> float | None:
         return None
 
 
+def _is_plain(value: object, whole: bool) -> bool:
+    """Tell a finite number, 0 or more; where it is to be whole, one that is."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return False
+    return 0 <= number < inf and (not whole or (number < LARGEST and number.is_integer()))
+
+
 def _is_http_error(word: str) -> bool:
     """Tell a status such as 429 or 503."""
     return len(word) == 3 and word.isdigit() and word >= "400"
@@ -226,75 +251,93 @@ def make_table(
     columns: Columns,
     units: Mapping[str, float],
     place: Callable[[int], int],
-    failed: int = 0,
+    *,
+    failed: npt.NDArray[np.bool_] | None = None,
+    unread: int = 0,
 ) -> Table:
     """Make a table of whole columns, by field; clocks in their units, the rest in s and tokens.
 
-    A request without output tokens, or that is said to have failed, is left out and counted.
-    HeadwayError where times contradict each other; `place` gives a request's line.
+    A request without output tokens, or that is said to have failed, is left out and counted, as
+    are `unread` others; the latter is one of `lost`, where its arrival is told. HeadwayError where
+    times contradict each other; `place` gives a request's line.
     """
     output: Any = columns["output"]
     words: Any = {name: columns[name] for name in ("error", "success", "finish") if name in columns}
-    lost = failures(words)
-    fine = output > 0 if lost is None else (output > 0) & ~lost
-    kept = np.flatnonzero(fine)
-
-    def take(name: str) -> Any:
-        column = columns.get(name)
-        if isinstance(column, list):
-            return [column[k] for k in kept.tolist()]
-        return None if column is None else column[kept]
-
-    prompt, output = take("prompt"), take("output")
-    if empty := int((prompt < 1).sum()):
+    if failed is None and (failed := failures(words)) is None:
+        failed = np.zeros(len(output), np.bool_)
+    kept = np.flatnonzero((output > 0) & ~failed)
+    table = _rows(columns, units, kept)
+    if empty := int((table.prompt < 1).sum()):
         text = f"{path}: {empty} prompts of no tokens are taken as of one"
         warnings.warn(text, HeadwayWarning, stacklevel=4)
-        prompt = np.maximum(prompt, 1)
-    most, turn, client = take("max_tokens"), take("turn"), take("client")
-    arrival = take("arrival")
+        table.prompt = np.maximum(table.prompt, 1)
+    table.failed = unread + len(output) - len(kept)
+    if np.isnan(table.time).any():
+        k = int(np.isnan(table.time).argmax())
+        raise HeadwayError(f"{path}:{place(int(kept[k]))}: arrival: is empty")
+    if table.measured is not None:
+        for k, problem in _measure(table, columns, kept, units):
+            raise HeadwayError(f"{path}:{place(int(kept[k]))}: {problem}")
+    if "arrival" in columns and failed.any():
+        gone = np.flatnonzero(failed & ~np.isnan(columns["arrival"]))
+        table.lost = _rows(columns, units, gone)
+        ended = _since("end", table.lost, columns, gone, units)
+        table.lost.cancel_after = np.fmax(_span_of("e2el", columns, gone), ended)
+    return table
+
+
+def _take(columns: Columns, name: str, kept: Ints) -> Any:
+    """Return some rows of a column; None: there is none."""
+    column = columns.get(name)
+    if isinstance(column, list):
+        return [column[k] for k in kept.tolist()]
+    return None if column is None else column[kept]
+
+
+def _rows(columns: Columns, units: Mapping[str, float], kept: Ints) -> Table:
+    """Make a table of some rows, as they stand; the times that each took are not worked out."""
+    take = partial(_take, columns, kept=kept)
+    most, arrival = take("max_tokens"), take("arrival")
     table = Table(
-        np.zeros(len(prompt)) if arrival is None else arrival,
+        np.zeros(len(kept)) if arrival is None else arrival,
         units.get("arrival", 1.0),
-        prompt,
-        output,
-        failed=failed + len(fine) - len(kept),
-        client=client,
+        take("prompt"),
+        take("output"),
+        client=take("client"),
         priority=take("priority"),
         model=take("model"),
         max_tokens=most if most is not None and most.any() else None,
         images=take("images"),
     )
-    if np.isnan(table.time).any():
-        k = int(np.isnan(table.time).argmax())
-        raise HeadwayError(f"{path}:{place(int(kept[k]))}: arrival: is empty")
     if {*SPANS, "first", "end"} & columns.keys():
-        times = {name: take(name) for name in (*SPANS, "first", "end")}
-        for name, problem in _measure(table, times, units):
-            raise HeadwayError(f"{path}:{place(int(kept[name]))}: {problem}")
-        assert table.measured is not None
+        table.measured = no_times(len(kept))
         table.measured.conversation = take("conversation")
-        table.measured.turn = turn
+        table.measured.turn = take("turn")
         table.measured.prompt_id = take("prompt_id")
     return table
 
 
+def _since(
+    name: str, table: Table, columns: Columns, kept: Ints, units: Mapping[str, float]
+) -> Floats:
+    """Return how long after each arrival a clock was read, s."""
+    values = _take(columns, name, kept)
+    if values is None:
+        return np.full(len(kept), nan)
+    return np.asarray(values / units[name] - table.time / table.per_second, np.float64)
+
+
+def _span_of(name: str, columns: Columns, kept: Ints) -> Floats:
+    values = _take(columns, name, kept)
+    return np.full(len(kept), nan) if values is None else values
+
+
 def _measure(
-    table: Table, times: dict[str, Floats | None], units: Mapping[str, float]
+    table: Table, columns: Columns, kept: Ints, units: Mapping[str, float]
 ) -> Iterator[tuple[int, str]]:
     """Work out what a layout leaves to be worked out; yield what is impossible, and of which."""
-    nothing = np.full(len(table.prompt), nan)
-    start = table.time / table.per_second
-
-    def since(name: str) -> Floats:
-        values = times[name]
-        if values is None:
-            return nothing
-        return np.asarray(values / units[name] - start, np.float64)
-
-    def told(name: str) -> Floats:
-        values = times[name]
-        return nothing if values is None else values
-
+    since = partial(_since, table=table, columns=columns, kept=kept, units=units)
+    told = partial(_span_of, columns=columns, kept=kept)
     gaps = table.output - 1
     several = gaps > 0
     ttft, tpot, e2el = (told(name) for name in ("ttft", "tpot", "e2el"))
@@ -316,4 +359,5 @@ def _measure(
             f"the last token comes {e2el[bad[0]]:g} s after the arrival, the first one "
             f"{ttft[bad[0]]:g} s: impossible",
         )
-    table.measured = Measured(ttft, tpot, e2el)
+    assert table.measured is not None
+    table.measured.ttft, table.measured.tpot, table.measured.e2el = ttft, tpot, e2el

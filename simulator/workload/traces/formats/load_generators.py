@@ -59,6 +59,7 @@ AIPERF = _format(
     _aiperf,
     {
         "arrival": source("metadata.request_start_ns", unit="ns"),
+        "end": source("metadata.request_end_ns", unit="ns"),
         "prompt": source(
             METRICS.format("input_sequence_length"), METRICS.format("usage_prompt_tokens")
         ),
@@ -95,6 +96,7 @@ GUIDELLM = _format(
     _guidellm,
     {
         "arrival": source("request_start_time", "start_time", unit="s"),
+        "end": source("request_end_time", "end_time", unit="s"),
         "prompt": source("prompt_tokens"),
         "output": source("output_tokens"),
         "ttft": source("time_to_first_token_ms", unit="ms"),
