@@ -183,7 +183,6 @@ class UnsharedRadixCache(TreeCounter):
                 nodes[number] -= rest
                 nodes.insert(number + 1, rest)
                 stamps.insert(number + 1, self._clock)
-                self._clock += 1
                 if number < chain.locked:
                     chain.locked += 1
             stamps[number] = self._clock

@@ -200,6 +200,16 @@ def test_trtllm_holds_back_who_will_find_it_cached() -> None:
     assert run(scheduler, *load, segments=segments)[0] == [prompts(0, 1, 2, tokens=9), ({}, 2)]
 
 
+def test_trtllm_computes_as_many_tokens_as_a_step_may_have() -> None:
+    """Request 1 waits as above; its 19 tokens and five decodes are the 24 of a step."""
+    segments = [(("a", 4), ("x", 1)), (("a", 4), ("y", 19)), *[None] * 4]
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 24, "max_model_len": 24}
+    blocks = BlockManager(91, 4, prefix_caching=True)
+    scheduler = TrtLlm(blocks, capacity_scheduler_policy="MAX_UTILIZATION", **options)
+    seen, _ = run(scheduler, (0, 5, 9), (0, 23, 1), *[(0, 1, 9)] * 4, segments=segments)
+    assert seen[1] == ({1: (4, 19)}, 5)
+
+
 def test_trtllm_computes_no_prompt_of_a_static_batch_beside_decodes() -> None:
     """8 tokens a step: 4 of request 1's 8 are left over, and wait until request 0 has ended."""
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 8, "max_model_len": 24}

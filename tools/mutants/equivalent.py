@@ -31,6 +31,16 @@ KV_CACHE = {
         "self._clock += 1",
         "self._clock += 2",
     ): "the order of stamps counts",
+    (
+        "unshared_radix_cache.py",
+        "if 0 < prompt < blocks:",
+        "if 0 <= prompt < blocks:",
+    ): "to follow a chain for no blocks does nothing",
+    (
+        "block_manager.py",
+        "return known_hashes(request, count + 1, self.block_size)[count]",
+        "return known_hashes(request, count + 2, self.block_size)[count]",
+    ): "the hashes before the last are the same, however many are asked for",
 }
 OTHERS = {
     (
@@ -93,6 +103,38 @@ OTHERS = {
         "account.entry = -1",
         "account.entry = -2",
     ): "any number below 0 says that no entry holds",
+    (
+        "schedulers/sglang/scheduler.py",
+        "self._resets_full = False",
+        "self._resets_full = True",
+    ): "no batch is full before the first pass",
+    (
+        "engine/pipeline.py",
+        "self._due = -1.0",
+        "self._due = -2.0",
+    ): "any time below 0 says that there is nothing to wait for",
+    (
+        "schedulers/vllm/scheduler.py",
+        "if left < 0:",
+        "if left <= 0:",
+    ): "a walk finds the same, more slowly",
+    (
+        "schedulers/trtllm.py",
+        "if need > free or self._is_overtaken():",
+        "if need >= free or self._is_overtaken():",
+    ): "where blocks just suffice sharing out finds that all fit, and has none for prompts either",
+    (
+        "cluster/disaggregation.py",
+        "if request is not wanted and request.finish >= 0:",
+        "if request is not wanted and request.finish > 0:",
+    ): "to compute a prompt takes time, so none is done at 0 s",
+    (
+        "costs/piecewise.py",
+        "table = np.array([self._decode_seconds(n) for n in "
+        "range(int(counts.max(initial=0)) + 1)])",
+        "table = np.array([self._decode_seconds(n) for n in "
+        "range(int(counts.max(initial=1)) + 1)])",
+    ): "a table may have a row that nobody reads",
 }
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (f"simulator/{folder}{file}", old, new): reason
