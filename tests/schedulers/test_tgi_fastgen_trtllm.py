@@ -30,11 +30,12 @@ def test_tgi_waits_for_enough_or_for_long_enough() -> None:
 
 
 def test_tgi_takes_as_many_as_its_tokens_are_for() -> None:
-    """8 tokens a step: the two that must be taken together are 8."""
+    """24 tokens a step: the two that must be taken together are 24."""
     options = {"max_new_tokens": "exact", "waiting_served_ratio": 1.0, "max_waiting_tokens": 99}
-    scheduler = Tgi(counter(90), max_num_batched_tokens=8, **options)
-    seen, _ = run(scheduler, (0, 4, 20), (0, 4, 20), (0.5, 4, 1), (2.5, 4, 1))
-    assert seen[:4] == [prompts(0, 1, tokens=4), ({}, 2), ({}, 2), prompts(2, 3, tokens=4)]
+    options |= {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 24}
+    scheduler = Tgi(counter(90), **options)
+    seen, _ = run(scheduler, (0, 4, 20), (0, 4, 20), (0.5, 12, 1), (2.5, 12, 1))
+    assert seen[:4] == [prompts(0, 1, tokens=4), ({}, 2), ({}, 2), prompts(2, 3, tokens=12)]
 
 
 def test_tgi_decodes_between_two_steps_of_prompts_but_for_the_first() -> None:
