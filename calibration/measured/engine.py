@@ -108,8 +108,12 @@ def check_supported(run: Run) -> None:
 
 def assumptions(run: Run) -> list[str]:
     """Tell what a prediction takes for granted: cells that are empty, notes that it ignores."""
+    written = [name for name in _generated_sizes(run) if run.word(name).lower() in BLANK]
     empty = [name for name in DEFAULTED_COLUMNS if run.word(name).lower() in BLANK]
+    empty = [name for name in empty if name not in written]
     found = [f"not recorded, so vLLM's defaults: {', '.join(empty)}"] if empty else []
+    if written:
+        found.append(f"not recorded, so by AIConfigurator's rules: {', '.join(written)}")
     told = run.word("engine_version")
     if told and rules.read_release(told) is None:
         found.append(f"engine_version: {told!r} names no version: the latest is taken")
@@ -225,6 +229,7 @@ def _sizes(run: Run, gpu: str, engine: dict[str, Any]) -> dict[str, Any]:
     assert isinstance(defaults, dict)
     if whole and longest is not None:
         defaults["max_num_batched_tokens"] = max(longest, defaults["max_num_batched_tokens"])
+    defaults |= _generated_sizes(run)
     sizes = {
         key: run.count(key) or defaults[key]
         for key in ("max_num_seqs", "max_num_batched_tokens", "block_size")
@@ -233,6 +238,18 @@ def _sizes(run: Run, gpu: str, engine: dict[str, Any]) -> dict[str, Any]:
     if longest := run.count("max_model_len"):
         sizes["max_model_len"] = longest
     return sizes
+
+
+def _generated_sizes(run: Run) -> dict[str, int]:
+    """Return the sizes of a batch that AIConfigurator's generator writes for a server of its own.
+
+    Its rules of an aggregated vLLM (generator/rule_plugin/benchmark/vllm.rule): as many sequences
+    as there are clients, and tokens for these, one prompt and 1,500 more.
+    """
+    clients, prompt = run.count("concurrency"), run.count("mean_input_tokens")
+    if "aiconfigurator" not in run.source.lower() or clients is None or prompt is None:
+        return {}
+    return {"max_num_seqs": clients, "max_num_batched_tokens": clients + prompt + 1500}
 
 
 # Other people's names of GPUs, models and dtypes, in ours.

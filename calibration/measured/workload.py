@@ -21,9 +21,9 @@ ROUNDS = 10  # requests per client of a closed loop whose number is not recorded
 DEFAULT_REQUESTS = 1000  # of an open one
 INFERENCEMAX_RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of InferenceMAX
 DEFAULT_RATIO = (0.98, 1.02)
-"""Of the mean, where the spread of lengths is not recorded: load generators ask for one length, and
-texts come within a few tokens of it. Requests of exactly one length in a closed loop would march in
-step for ever, all prompts of a wave at once."""
+"""Of the mean, where the spread of lengths is not recorded: texts come within a few tokens of what
+a load generator asks for. Requests of exactly one length in a closed loop march in step for ever,
+all prompts of a wave at once: so did AIConfigurator's, whose TTFT is the same for any answers."""
 UNTOLD_RATIO = (0.8, 1.2)  # likewise, for what an untold spread of lengths may change
 WARM_GAP = 0.5  # s between requests that fill the prefix cache before a run
 
@@ -304,10 +304,15 @@ def _lengths(
     *,
     spread: tuple[float, float],
 ) -> Ints:
-    """Return lengths: uniform near the nominal where the mean says so, else near the mean."""
+    """Return lengths: uniform near the nominal where the mean says so, else near the mean.
+
+    Where the mean is the nominal one itself, each is: a load generator was told no spread.
+    """
     middle = mean or nominal
     if not middle:
         raise ValueError(f"mean_{what}_tokens: is not recorded, nor nominal lengths in notes")
+    if nominal == mean:
+        return np.full(count, round(middle))
     if nominal and mean and abs(mean / nominal - sum(INFERENCEMAX_RATIO) / 2) < 0.02:
         low, high = (round(part * nominal) for part in INFERENCEMAX_RATIO)
         return draw.integers(low, high + 1, count)

@@ -169,6 +169,21 @@ def test_a_closed_loop_is_made_of_its_numbers():
         generate(run_of(mean_input_tokens="5"))
 
 
+def test_a_load_generator_that_was_told_no_spread_sends_one_length():
+    """Then requests of a closed loop march in step, and what the engine takes at once decides."""
+    told = {"concurrency": "8", "mean_input_tokens": "1024", "mean_output_tokens": "128"}
+    work = generate(run_of(**told, n_requests="80", notes="nominal isl/osl 1024/128"))
+    assert {*work.prompt_tokens.tolist()} == {1024}
+    assert {*work.output_tokens.tolist()} == {128}
+    run = run_of(**told, source="AIConfigurator's points", max_num_seqs="64")
+    block = engine_block(run, "H100-80GB")
+    assert (block["max_num_seqs"], block["max_num_batched_tokens"]) == (64, 8 + 1024 + 1500)
+    notes = assumptions(run)
+    assert "not recorded, so by AIConfigurator's rules: max_num_batched_tokens" in notes
+    assert not any("defaults" in note and "max_num_batched_tokens" in note for note in notes)
+    assert engine_block(run_of(**told), "H100-80GB")["max_num_batched_tokens"] != 2532
+
+
 def test_versions_decide_what_is_not_recorded():
     assert version("latest@2025-05-01 (~0.8.5)") == (0, 8, 5)
     assert version("v0.19.0") == (0, 19, 0)
