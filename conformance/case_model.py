@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from simulator.core.request import Media, Segments
+from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES
 from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
 
@@ -116,8 +117,9 @@ class VllmConfig(_Model):
 class StepTime(_Model):
     """A step takes base + per_token * tokens + per_context_token * context, an empty one empty.
 
-    With `kv_offloading_blocks` copies of blocks from the host and to it take their turns, each way
-    on a link of its own, beside the steps.
+    With `kv_offloading_blocks`, and SGLang's `enable_hierarchical_cache`, copies of blocks from the
+    host and to it take their turns, each way on a link of its own, beside the steps. A step of
+    SGLang's ends no sooner than its loads.
     """
 
     base_ns: Natural = 6_000_000
@@ -267,6 +269,10 @@ Retraction = Annotated[
     Literal["length", "priority"],
     _checked(lambda v: v in ("length", "priority"), "length or priority"),
 ]
+WritePolicy = Annotated[
+    Literal["write_back", "write_through", "write_through_selective"],
+    _checked(lambda v: v in WRITE_POLICIES, f"one of {', '.join(WRITE_POLICIES)}"),
+]
 PrefillSize = Annotated[
     int, _checked(lambda v: _is_whole(v, 1) or v == -1, "a whole number >= 1, or -1")
 ]
@@ -312,12 +318,23 @@ class SglangConfig(_Model):
     min_new_token_ratio_factor: Ratio = 0.14
     new_token_ratio_decay_steps: Positive = 600
     retract_decode_steps: Natural = 20
+    enable_hierarchical_cache: Flag = False
+    hicache_ratio: Annotated[float, _checked(lambda v: _is_number(v, 0.01, 1000), "a number")] = 2.0
+    hicache_write_policy: WritePolicy = "write_through"
     hash_id_tokens: Positive = 512
     scheduling_policy: Ordering = None
+
+    @property
+    def host_blocks(self) -> int:
+        """Pages of host memory: SGLang adds one to what the ratio says."""
+        usable = self.max_total_tokens // self.page_size * self.page_size
+        return int(usable * self.hicache_ratio) // self.page_size + 1
 
     @model_validator(mode="after")
     def _refuse_what_sglang_refuses(self) -> "SglangConfig":
         wrong = []
+        if self.enable_hierarchical_cache and self.disable_radix_cache:
+            wrong.append("enable_hierarchical_cache: goes with a radix cache")
         if self.max_total_tokens < self.page_size:
             wrong.append(f"max_total_tokens: must be >= page_size ({self.page_size})")
         if self.enable_priority_scheduling and self.schedule_policy not in WITH_PRIORITIES:

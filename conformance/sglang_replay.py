@@ -17,6 +17,7 @@ from simulator.engine.core import ScheduledStep
 from simulator.engine.loop import InFlight
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.scenario.policy_table import find_order
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
@@ -26,6 +27,8 @@ from simulator.util.errors import HeadwayError, one_line
 
 _QUEUE_SHOWN = 8  # requests
 _UNURGENT = 2**53  # the priority of who has none
+Memory = tuple[int, int, float, int]
+"""Tokens free and evictable, the new-token ratio, and the tokens free on the host."""
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class _Row:
     facts: dict[str, Any]  # what only its first step has to tell
     full: bool
     running: int
-    memory: list[tuple[int, int, float]]  # free, evictable, ratio: after each choice
+    memory: list[Memory]  # after each choice
     queue: list[tuple[int, int, list[int]]] = field(default_factory=list)
     """From when on how many waited, and the first of them."""
 
@@ -63,12 +66,13 @@ class SglangRecorder(Recorder):
         self.aborted: list[int] = []
         self.first_scheduled: dict[int, int] = {}  # by request
 
-    def memory(self) -> tuple[int, int, float]:
+    def memory(self) -> Memory:
         """Count the free tokens and the evictable ones; give the new-token ratio."""
-        blocks = self.scheduler.blocks
+        blocks, host = self.scheduler.blocks, self.scheduler.host
         size = blocks.block_size
         evictable = blocks.evictable if isinstance(blocks, RadixCache) else 0
-        return (blocks.free - evictable) * size, evictable * size, self.scheduler.ratio
+        on_host = 0 if host is None else host.host_free * size
+        return (blocks.free - evictable) * size, evictable * size, self.scheduler.ratio, on_host
 
     def add_step(self, step: Step) -> _Row:  # type: ignore[override]
         """Take in what has just been chosen."""
@@ -90,6 +94,10 @@ class SglangRecorder(Recorder):
             "aborted": self.aborted,
             "spins": self.spins,
         }
+        if scheduler.host is not None:
+            loads = step.copies.loads if step.copies is not None else []
+            size = scheduler.blocks.block_size
+            facts["loaded"] = [[load.request.id, load.count * size] for load in loads]
         row = _Row(
             t=now,
             start=now,
@@ -156,7 +164,7 @@ class SglangRecorder(Recorder):
         row: _Row,
         k: int,
         times: tuple[int, int, int],
-        after: tuple[int, int, float],
+        after: Memory,
         finished: list[int],
     ) -> None:
         t, start, end = times
@@ -164,7 +172,7 @@ class SglangRecorder(Recorder):
         if k:
             empty: list[int] = []
             facts = dict.fromkeys(facts, empty) | {"chunked": None, "spins": 0}
-        free, evictable, ratio = row.memory[k]
+        free, evictable, ratio, on_host = row.memory[k]
         waiting, shown = next((n, ids) for since, n, ids in reversed(row.queue) if since <= t)
         line = {
             "type": "step",
@@ -191,9 +199,13 @@ class SglangRecorder(Recorder):
             "waiting": waiting,
             "queue": shown,
             "spins": facts["spins"],
-            "free_end": after[0],
-            "evictable_end": after[1],
         }
+        hosted = self.scheduler.host is not None
+        if hosted:
+            line |= {"loaded": facts["loaded"], "host_free": on_host}
+        line |= {"free_end": after[0], "evictable_end": after[1]}
+        if hosted:
+            line["host_free_end"] = after[3]
         self.lines.append(dump(line))
         self._written += 1
 
@@ -256,9 +268,9 @@ class RecordedSgLang(SgLang):
         self.decoded = [(r.id, 1, computed(r)) for r in self.running_batch()]
         super()._decode_all(step)
 
-    def lock_hits(self, request: Request, hits: Sequence[int]) -> None:
+    def lock_hits(self, request: Request, hits: Sequence[int], loads: int = 0) -> None:
         self.recorder.admitted.append(request)
-        super().lock_hits(request, hits)
+        super().lock_hits(request, hits, loads)
 
     def send_away(self, request: Request, left: int) -> None:
         self.recorder.sent_away.append(request)
@@ -299,13 +311,23 @@ class RecordedSglangReplica(RecordedReplica):
 
     def _rest(self, now: float) -> float:
         """Wait for whatever comes next, also where somebody waits in vain: SGLang does."""
-        return Replica._rest(self, now) if self.batch_queue else -1.0
+        if self.batch_queue or self.scheduler.next_wakeup() is not None:
+            return Replica._rest(self, now)
+        return -1.0
 
     def commit(
         self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
     ) -> None:
         Replica.commit(self, scheduled, decided, start, ends)
         self.recorder.write_outcome(ends)
+
+
+class SglangClock(RecordedClock):
+    """The step-time model; a step waits for what it loads, layer by layer."""
+
+    def execute(self, step: Step) -> int:
+        loads = sum(load.count for load in step.copies.loads) if step.copies is not None else 0
+        return max(super().execute(step), loads * self.times.load_block_ns)
 
 
 class SglangReplay(Replay):
@@ -334,12 +356,22 @@ class SglangReplay(Replay):
         self._recorder = recorder
         scheduler = self._make_sglang(overlaps)
         scheduler.recorder, recorder.scheduler = recorder, scheduler
-        clock = RecordedClock(recorder, case.step_time)
+        clock = SglangClock(recorder, case.step_time)
         self._engine = RecordedSglangReplica(self._env, scheduler, clock, leap=leap)
         self._engine.recorder = recorder
         self._await_arrivals()
         scheduler.coming = self._arrivals
         scheduler.says = [one.output_len for one in case.requests]
+
+    def _make_blocks(self) -> BlockCounter:
+        config, times = self.case.config, self.case.step_time
+        pool = config.max_total_tokens // config.page_size + 1, config.page_size
+        if config.enable_hierarchical_cache:
+            each = times.store_block_ns
+            return HierarchicalCache(
+                *pool, config.host_blocks, config.hicache_write_policy, lambda count: count * each
+            )
+        return (BlockCounter if config.disable_radix_cache else RadixCache)(*pool)
 
     def _make_sglang(self, overlaps: bool) -> RecordedSgLang:
         config = self.case.config
@@ -348,10 +380,10 @@ class SglangReplay(Replay):
                 *("schedule_policy", "chunked_prefill_size", "max_running_requests"),
                 *("max_total_tokens", "page_size", "context_length", "disable_radix_cache"),
                 *("disable_overlap_schedule", "hash_id_tokens", "scheduling_policy"),
+                *("enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy"),
             }
         )
-        size, chunks = config.page_size, config.chunked_prefill_size > 0
-        make = BlockCounter if config.disable_radix_cache else RadixCache
+        chunks = config.chunked_prefill_size > 0
         kind = RecordedOverlappedSgLang if overlaps else RecordedSgLang
         policy = None
         if config.scheduling_policy is not None:
@@ -362,7 +394,7 @@ class SglangReplay(Replay):
             except ValueError as error:
                 raise HeadwayError(one_line(error)) from error
         return kind(
-            make(config.max_total_tokens // size + 1, size),
+            self._make_blocks(),
             order=config.schedule_policy,
             max_num_seqs=config.max_running_requests,
             max_num_batched_tokens=config.chunked_prefill_size if chunks else 1,

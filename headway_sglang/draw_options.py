@@ -3,6 +3,7 @@
 from random import Random
 from typing import Any
 
+from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES
 from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
 
@@ -30,6 +31,35 @@ def draw_case(seed: int, number: int) -> Values:
         },
         "max_steps": 1500,
         "requests": _requests(rng, config, longest),
+    }
+
+
+def draw_with_host(seed: int, number: int) -> Values:
+    """Return a case of a seed with HiCache on; write policies and the overlap take turns."""
+    rng = Random(f"hicache {seed} {number}")
+    longest = rng.choice([60, 120, 250])
+    config = _config(rng, longest, caching=True, overlap=number % 2 == 0)
+    _add_order(rng, config)
+    page, store = config["page_size"], rng.choice([0, 0, 1000, 40_000, 2_000_000])
+    if store:  # else nobody knows how often SGLang looks until a copy is done
+        config["prefill_decode_interval"] = 0
+    config |= {
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": rng.choice([0.125, 0.5, 1.0, 2.0, 2.0, 4.0]),
+        "hicache_write_policy": list(WRITE_POLICIES)[number // 2 % 3],
+    }
+    return {
+        "schema": 1,
+        "name": f"hicache-{seed}-{number}",
+        "config": config,
+        "step_time": {
+            "base_ns": rng.choice([1_000_000, 6_000_000]),
+            "per_token_ns": rng.choice([0, 40_000]),
+            "load_block_ns": page * rng.choice([1000, 40_000, 400_000]),
+            "store_block_ns": page * store,
+        },
+        "max_steps": 1500,
+        "requests": _requests(rng, config, longest, hosted=True),
     }
 
 
@@ -74,7 +104,7 @@ def _add_order(rng: Random, config: Values) -> None:
     config["schedule_policy"] = rng.choice(["fcfs", "lpm", *orders])
 
 
-def _requests(rng: Random, config: Values, longest: int) -> list[Values]:
+def _requests(rng: Random, config: Values, longest: int, *, hosted: bool = False) -> list[Values]:
     gap = rng.choice([0, 1e6, 4e6, 8e6, 2e7])
     whole = rng.choice([1, 1, 1_000_000])  # arrivals also at the very end of a step
     chats = rng.random() < 0.5  # short questions: memory runs out while they are answered
@@ -84,8 +114,10 @@ def _requests(rng: Random, config: Values, longest: int) -> list[Values]:
         rng.choice([1, 2, 6]),
     )
     shares = 0 if config["disable_radix_cache"] else rng.choice([0, 0.6, 0.9])
+    documents = [rng.randint(longest // 4, longest) for _ in range(8)] if hosted else []
     arrival, found = 0.0, list[Values]()
-    for number in range(rng.randint(3, 30) if rng.random() < 0.97 else 150):
+    numbers = (20, 60) if hosted else (3, 30)
+    for number in range(rng.randint(*numbers) if rng.random() < 0.97 else 150):
         arrival += 0.0 if not gap or rng.random() < 0.2 else rng.expovariate(1 / gap)
         prompt = rng.randint(1, longest // 3 if chats else longest)
         answer = rng.randint(longest // 3, longest) if chats else rng.randint(1, longest // 2)
@@ -104,8 +136,19 @@ def _requests(rng: Random, config: Values, longest: int) -> list[Values]:
             request["priority"] = rng.choice([0, 1, 2, 5, 15, 30])
         if rng.random() < shares:
             _share(rng, request, found, 2 * longest)
+        if hosted and rng.random() < 0.7:
+            _reread(rng, request, documents)
         found.append(request)
     return found
+
+
+def _reread(rng: Random, request: Values, documents: list[int]) -> None:
+    """Let a prompt be a document, of which there are more than memory holds, and a question."""
+    number, name = request["id"], rng.randrange(len(documents))
+    question = rng.randint(1, 12)
+    request["segments"] = [[f"doc {name}", documents[name]], [f"in:{number}", question]]
+    request["prompt_len"] = documents[name] + question
+    request["output_len"] = rng.randint(1, min(request["output_len"], 20))
 
 
 def _share(rng: Random, request: Values, before: list[Values], most: int) -> None:

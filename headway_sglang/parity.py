@@ -1,12 +1,12 @@
 """Is what was simulated what the installed SGLang decides? Random cases, under both.
 
-    python -m headway_sglang.parity [--options] [--count N] [--seed SEED] [--record FOLDER]
+    python -m headway_sglang.parity [--options | --hicache] [--count N] [--seed S] [--record FOLDER]
 
 Each case is decided by SGLang's scheduler with a policy of Headway's in it, on a CPU, and by
 Headway's own with the same policy: every step must be the same in every field. With --options the
-cases have SGLang's own orders and options, and no policy. With --record the cases and what SGLang
-did are kept, as `headway conform` reads them. On the clock of a case a second of a policy is a
-nanosecond.
+cases have SGLang's own orders and options, and no policy; with --hicache a host tier, too. With
+--record the cases and what SGLang did are kept, as `headway conform` reads them. On the clock of a
+case a second of a policy is a nanosecond.
 """
 
 import argparse
@@ -124,6 +124,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--options", action="store_true", help="draw SGLang's own orders and options"
     )
+    parser.add_argument("--hicache", action="store_true", help="draw these with HiCache on")
     parser.add_argument("--record", type=Path, help="folder for cases and what SGLang did")
     options = parser.parse_args(arguments)
     if options.count < 1 or options.first < 0:
@@ -132,6 +133,8 @@ def main(arguments: list[str]) -> int:
         with TemporaryDirectory() as scratch:
             numbers = range(options.first, options.first + options.count)
             draw = draw_options.draw_case if options.options else draw_case
+            if options.hicache:
+                draw = draw_options.draw_with_host
             cases = [draw(options.seed, number) for number in numbers]
             return _compare(cases, options.record or Path(scratch))
     except HeadwayError as error:

@@ -34,6 +34,7 @@ from unittest.mock import MagicMock
 
 from conformance.case_model import SglangCase, SglangRequest
 from conformance.step_recorder import RequestSeen, Row, StepRecorder
+from headway_sglang.host_copies import Links
 from headway_sglang.plugin import hook
 from headway_sglang.policy import check_sglang
 from headway_vllm.policy import VARIABLE
@@ -314,6 +315,13 @@ class _Recording:
         for name in ENVIRONMENT:
             os.environ[f"SGLANG_{name.upper()}"] = str(getattr(config, name))
         given = config.model_dump(exclude={*NOT_ARGUMENTS}, exclude_none=True)
+        self._clock = self._busy_until = 0
+        self._links: Links | None = None
+        if config.enable_hierarchical_cache:
+            self._links = Links(case, lambda: self._clock, lambda: self._busy_until)
+            given |= {"hicache_io_backend": "direct", "hicache_mem_layout": "layer_first"}
+        else:
+            del given["hicache_ratio"], given["hicache_write_policy"]
         arguments = ServerArgs(
             **given,
             model_path=str(folder),
@@ -339,8 +347,6 @@ class _Recording:
         self._requests = case.requests
         self._prompts = [self._prompt(request) for request in case.requests]
         self._coming = deque(sorted(case.requests, key=lambda one: one.arrival_ns))
-        self._clock = 0
-        self._busy_until = 0
         self._news: Row = {}
         self._forget_news()
         self._entries: dict[int, int] = {}  # by request, when it queued up last, as a number
@@ -352,6 +358,20 @@ class _Recording:
         self._here: dict[int, Any] = {}  # SGLang's requests, by id
         self.sglang: Any = _recorded_scheduler(self, arguments)(arguments, ports)
         self.sglang.load_publisher = MagicMock()
+        self._loaded: dict[str, int] = {}  # tokens from the host, of who was just admitted
+        if self._links is not None:
+            self._watch_loads(self.sglang.tree_cache)
+
+    def _watch_loads(self, cache: Any) -> None:
+        load = cache.init_load_back
+
+        def watched(params: Any) -> Any:
+            told = load(params)
+            if told[0]:
+                self._loaded[params.req.rid] = told[0]
+            return told
+
+        cache.init_load_back = watched
 
     def play(self) -> list[str]:
         """Play the case; return the lines of the recording."""
@@ -467,11 +487,13 @@ class _Recording:
         self._idle += 1
         if self._idle > IDLE_PASSES:
             raise HeadwayError("somebody waits for ever")
-        if self.sglang.waiting_queue:
-            self._news["spins"] += 1
-        elif self._coming:
-            self._clock = max(self._clock, self._coming[0].arrival_ns)
-        elif self.sglang.is_fully_idle():
+        store = None if self._links is None else self._links.next_store()
+        due = [one.arrival_ns for one in [*self._coming][:1]]
+        waits = bool(self.sglang.waiting_queue)
+        self._news["spins"] += waits
+        if store is not None or (due and not waits):
+            self._clock = max(self._clock, min(due if store is None else [store, *due]))
+        elif not waits and self.sglang.is_fully_idle():
             raise _Over
 
     def _memory(self) -> tuple[int, int]:
@@ -493,6 +515,8 @@ class _Recording:
             times.base_ns + times.per_token_ns * tokens + times.per_context_token_ns * context
         )
         start = max(self._clock, self._busy_until)
+        if self._links is not None:
+            duration = max(duration, self._links.begin_batch(start))
         self._busy_until = start + duration
         decodes = batch.forward_mode.is_decode()
         mixed = batch.forward_mode.is_mixed()
@@ -528,11 +552,23 @@ class _Recording:
                 "waiting": len(waiting),
                 "queue": [int(req.rid) for req in waiting[:QUEUE_SHOWN]],
                 "spins": self._news["spins"],
+                **self._of_host(batch),
             }
         )
         self._forget_news()
         if self.sglang.enable_overlap and self._recorder.in_flight == 1:
             self._clock = start
+
+    def _of_host(self, batch: Any) -> Row:
+        """Tell what those who are new in a batch have loaded, and what is free on the host."""
+        if self._links is None:
+            return {}
+        loaded = [[int(req.rid), self._loaded.pop(req.rid)] for req in batch.reqs
+                  if req.rid in self._loaded]  # fmt: skip
+        return {"loaded": loaded, "host_free": self._host_free()}
+
+    def _host_free(self) -> int:
+        return int(self.sglang.tree_cache.cache_controller.mem_pool_host.available_size())
 
     def _rows(self, batch: Any) -> list[list[int]]:
         """List [id, tokens, tokens before] of those in a batch."""
@@ -576,7 +612,10 @@ class _Recording:
         self._recorder.count_tokens(self._clock, tokens)
         self._recorder.finish(self._clock, finished)
         free, evictable = self._memory()
-        self._recorder.outcome({"finished": finished, "free_end": free, "evictable_end": evictable})
+        outcome = {"finished": finished, "free_end": free, "evictable_end": evictable}
+        if self._links is not None:
+            outcome["host_free_end"] = self._host_free()
+        self._recorder.outcome(outcome)
         most = self.case.max_steps
         if most is not None and self._recorder.steps > most:
             raise _Over

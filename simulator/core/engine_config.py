@@ -235,11 +235,11 @@ class EngineConfig(Config):
     kv_offloading_latency: Amount = Field(
         0.0, description="ms until the first of a prompt's blocks comes back"
     )
-    hicache_write_policy: Literal["write_back", "write_through"] = Field(
+    hicache_write_policy: Literal["write_back", "write_through", "write_through_selective"] = Field(
         "write_back",
-        description="when blocks are copied to the host; write_back: as the GPU evicts them; "
-        "write_through: prompts' as they are computed, as vLLM's connector does always "
-        "(the name is SGLang's)",
+        description="when blocks are copied to the host (SGLang's name); write_back: as the GPU "
+        "evicts them; write_through: as they are computed, as vLLM's connector does, and SGLang by "
+        "default; write_through_selective, in SGLang: as a second request has them",
     )
     store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0, description="with write_through: copy a block when it is offered for so many-th time"

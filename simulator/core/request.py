@@ -129,7 +129,7 @@ class Swap:
 class Load:
     """Blocks of a prompt's prefix that a step copies from the host tier before it computes.
 
-    Or that have been copied beside the steps before it.
+    Or that have been copied beside the steps before it, or are while it computes, layer by layer.
     """
 
     request: Request
@@ -137,6 +137,7 @@ class Load:
     fresh: bool  # at the request's first admission
     fetched: tuple[int, int] = (0, 0)  # of these, from each tier behind it
     beside: bool = False
+    layerwise: bool = False
 
 
 @dataclass(slots=True)

@@ -114,9 +114,13 @@ class Fitted(CostModel):
         if step.copies is None:
             return seconds
         copies = swaps = self.swap_seconds(step)
+        layerwise = 0.0
         for load in step.copies.loads:
-            if not load.beside:
+            if load.layerwise:
+                layerwise += self.load + self.load_per_block * load.count
+            elif not load.beside:
                 copies += self.load + self.load_per_block * load.count
+        seconds = max(seconds, layerwise)
         step.copies.swap_seconds = swaps
         if not self.swap_overlap:
             return seconds + copies

@@ -29,8 +29,10 @@ def prefix_reuse(run: AdvisedEvidence) -> Finding | None:
 def forgotten_prefixes(run: AdvisedEvidence) -> Finding | None:
     """Prompts begin alike, and the prefix cache has evicted what they have in common."""
     engine, scenario = run.engine, run.record.scenario
-    if not engine.enable_prefix_caching or engine.prefix_cache != "hash" or run.record.transfers:
+    if not engine.enable_prefix_caching or run.record.transfers:
         return None
+    if engine.prefix_cache != "hash" and engine.policy_name != "sglang":
+        return None  # such a tree has no host tier
     hits = run.gauges["prefix_cache_hit_rate"]
     if hits is None:
         return None

@@ -191,8 +191,8 @@ class EngineCore:
 
     def final_log(self) -> Log:
         """Return the log of a run that is over, with what only the scheduler knows."""
-        if (tier := self.scheduler.tier) is not None:
-            self.log.offloaded = tier.stored
+        tier = self.scheduler.tier
+        self.log.offloaded = self.scheduler.blocks.offloaded if tier is None else tier.stored
         return self.log
 
     def cancel(self, request: Request) -> None:

@@ -50,6 +50,7 @@ class BlockCounter:
         self.free = self.usable
         self.num_groups = 1  # block tables of a request; a new token may take a block in each
         self.tier: HostTier | None = None  # where evicted blocks of the prefix cache go
+        self.offloaded = 0  # blocks that went to a host of its own
         # What every step asks is found faster as an attribute of the object itself.
         self.names_blocks, self.caches_chunks = self.names_blocks, self.caches_chunks
         self.shared = 0  # table entries beyond the first of each block in use

@@ -54,7 +54,7 @@ EVICTION_POLICIES: dict[str, EvictionKey] = {
 
 
 @dataclass(slots=True)
-class _Path:
+class Path:
     """What a running request has in the tree."""
 
     end: Node
@@ -70,13 +70,17 @@ class RadixCache(TreeCounter):
     a key of EVICTION_POLICIES, may be set while the tree is empty.
     """
 
+    _node = Node
+    """What an edge ends in."""
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
         self.eviction_policy = "lru"
-        self._root = Node(None, [], 0, locks=1)
-        self._held: dict[Request, _Path] = {}
+        self._root = self._node(None, [], 0, locks=1)
+        self._held: dict[Request, Path] = {}
         self._found = self._root  # the end of the path of the last hits
         self._idle = 0  # of the last hits, those that nobody has locked
+        self.host_hits = 0  # blocks that come after them in host memory
         self._leaves: list[tuple[tuple[int, int], int, Node]] = []  # (key, number, leaf), a heap
         self._pushed = 0
 
@@ -113,7 +117,7 @@ class RadixCache(TreeCounter):
         """Lock the path of the hits and take blocks for the rest of `tokens` tokens."""
         node = self._found if hits else self._root
         self._lock(node)
-        self._held[request] = _Path(node, len(hits))
+        self._held[request] = Path(node, len(hits))
         request.computed = tokens
         self.take(-(-tokens // self.block_size) - len(hits))
 
@@ -140,7 +144,7 @@ class RadixCache(TreeCounter):
         path.inserted = max(path.inserted, blocks)
         prompt = request.prompt_tokens // size
         if 0 < prompt < blocks:  # so that the answer can be evicted without the prompt
-            from_ = path if path.blocks <= prompt else _Path(self._root, 0)
+            from_ = path if path.blocks <= prompt else Path(self._root, 0)
             if from_.blocks == prompt:
                 self._use_path(from_, request.priority + 1, prompt)
             else:
@@ -214,7 +218,7 @@ class RadixCache(TreeCounter):
     def _use(self, node: Node) -> None:
         self._clock += 1
         node.stamp = self._clock
-        if self.eviction_policy == "mru" and not node.children:  # it may go earlier than it was due
+        if self.eviction_policy == "mru":  # it may go earlier than it was due
             node.offered = False
             self._offer(node)
 
@@ -247,7 +251,7 @@ class RadixCache(TreeCounter):
                     self._offer(node)
             node = node.parent
 
-    def _use_path(self, path: _Path, priority: int, inserted: int) -> None:
+    def _use_path(self, path: Path, priority: int, inserted: int) -> None:
         """Use a path, of which a request has put `inserted` blocks there before."""
         there = path.blocks
         self._clock += there  # a node has a block at least: stamps enough for all
@@ -283,7 +287,7 @@ class RadixCache(TreeCounter):
             node = child
 
     def _insert(
-        self, request: Request, blocks: int, path: _Path, inserted: int, above: int = 0
+        self, request: Request, blocks: int, path: Path, inserted: int, above: int = 0
     ) -> tuple[Node, int]:
         """Use the path of a request's first blocks and add what is not there.
 
@@ -309,7 +313,7 @@ class RadixCache(TreeCounter):
             content = _rest(content, cursor)
             key = self._key(content, (0, 0))
         self._clock += 1
-        new = Node(node, content, blocks - there, key, stamp=self._clock, created=self._clock)
+        new = self._node(node, content, blocks - there, key, stamp=self._clock, created=self._clock)
         new.priority, new.inserts = priority, int(blocks > inserted)
         # It consists of blocks that the request has taken: as long as nobody locks it, it is free.
         self.free += new.blocks
@@ -327,7 +331,7 @@ class RadixCache(TreeCounter):
         cursor = _advance(node.pieces, (0, 0), blocks * self.block_size)
         lower = _rest(node.pieces, cursor)
         first = _first(node.pieces, cursor)
-        upper = Node(parent, first, blocks, node.key, node.locks, node.stamp)
+        upper = self._node(parent, first, blocks, node.key, node.locks, node.stamp)
         upper.created, upper.inserts, upper.priority = node.created, node.inserts, node.priority
         parent.children[upper.key] = upper
         node.parent, node.pieces, node.blocks = upper, lower, node.blocks - blocks

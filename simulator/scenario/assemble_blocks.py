@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from simulator.core.engine_config import EngineConfig
+from simulator.core.request import Copies, Request, Step, Swap
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.tiers import HostTier, SecondaryTier
 from simulator.models.gpus import GIB
@@ -14,6 +14,7 @@ BLOCKS: Imported[Callable[..., BlockCounter]] = Imported(
     {
         "radix": "simulator.kv_cache.radix_cache:RadixCache",
         "unshared radix": "simulator.kv_cache.unshared_radix_cache:UnsharedRadixCache",
+        "hierarchical": "simulator.kv_cache.hierarchical_cache:HierarchicalCache",
         "unshared": "simulator.kv_cache.unshared_prefix_cache:UnsharedPrefixCache",
         "hybrid": "simulator.kv_cache.hybrid_manager:HybridManager",
         "slots": "simulator.kv_cache.slot_counter:SlotCounter",
@@ -52,7 +53,7 @@ def make_blocks(
     if tree and caching:
         if named:
             raise ValueError("engine.prefix_cache: radix counts blocks, a live engine names them")
-        return BLOCKS["unshared radix" if counts and not shares else "radix"](*pool)
+        return _make_tree(spec, counts=counts and not shares)
     if engine.kv_offloading_size is not None and (named or not caching):
         why = "a live engine has no host tier" if caching else "there is no prefix cache"
         raise ValueError(f"engine.kv_offloading_size: {why}")
@@ -60,15 +61,38 @@ def make_blocks(
         return _make_counter(spec, *pool)
     host = None
     if engine.kv_offloading_size is not None:
-        host = _make_tiers(engine, spec.block_bytes * engine.tensor_parallel_size)
+        host = _make_tiers(spec)
     elif not shares and not named:
         return BLOCKS["unshared"](*pool)
     return BlockManager(*pool, caching, host)
 
 
-def _make_tiers(engine: EngineConfig, size: float) -> HostTier:
-    """Make the host tier and those behind it; a block has `size` bytes on all GPUs."""
+def _make_tree(spec: EngineSpec, *, counts: bool) -> BlockCounter:
+    """Make a radix tree, with a part in host memory where there is some."""
+    engine, pool = spec.engine, (spec.num_gpu_blocks, spec.engine.block_size)
+    if engine.kv_offloading_size is None:
+        return BLOCKS["unshared radix" if counts else "radix"](*pool)
+    policy = engine.hicache_write_policy
+    return BLOCKS["hierarchical"](*pool, host_blocks(spec), policy, store_time(spec))
+
+
+def host_blocks(spec: EngineSpec) -> int:
+    """Count the blocks that the host's memory has room for."""
+    engine = spec.engine
     assert engine.kv_offloading_size is not None
+    size = spec.block_bytes * engine.tensor_parallel_size  # on all GPUs
+    return int(engine.kv_offloading_size * GIB // size)
+
+
+def store_time(spec: EngineSpec) -> Callable[[int], float]:
+    """Say how long so many blocks take to host memory, beside the steps."""
+    nobody, cost = Request(-1, 0.0, 1, 1), spec.cost
+    return lambda blocks: cost.swap_seconds(Step([], copies=Copies([Swap(nobody, blocks)])))
+
+
+def _make_tiers(spec: EngineSpec) -> HostTier:
+    """Make the host tier and those behind it."""
+    engine, size = spec.engine, spec.block_bytes * spec.engine.tensor_parallel_size
     behind = [
         SecondaryTier(
             tier.type,
@@ -80,7 +104,7 @@ def _make_tiers(engine: EngineConfig, size: float) -> HostTier:
         for tier in engine.secondary_tiers
     ]
     return HostTier(
-        int(engine.kv_offloading_size * GIB // size),
+        host_blocks(spec),
         write_through=engine.hicache_write_policy == "write_through",
         threshold=engine.store_threshold,
         secondary=behind,

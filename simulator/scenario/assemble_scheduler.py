@@ -6,7 +6,7 @@ from typing import Any
 
 from simulator.core.request import Chunk, Copies, Load, Request, Step, Swap
 from simulator.kv_cache.host_memory import Prices
-from simulator.scenario.assemble_blocks import make_blocks
+from simulator.scenario.assemble_blocks import make_blocks, store_time
 from simulator.scenario.choose_scheduler import choose_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import (
@@ -144,9 +144,7 @@ def _offloading_times(spec: EngineSpec) -> dict[str, Any]:
         "load_time": lambda blocks: cost.with_copies(
             0.0, Step([], copies=Copies(loads=[Load(nobody, blocks, fresh=True)]))
         ),
-        "store_time": lambda blocks: cost.swap_seconds(
-            Step([], copies=Copies([Swap(nobody, blocks)]))
-        ),
+        "store_time": store_time(spec),
     }
 
 

@@ -253,19 +253,31 @@ def _is_given(block: object, key: str) -> bool:
     return bool(getattr(block, key) != type(block).model_fields[key].default)  # type: ignore[attr-defined]
 
 
+def _check_host_tier(engine: EngineConfig, sglang: bool) -> Iterator[Conflict]:
+    """See whether there is a host tier, and whether the engine has what it wants."""
+    size, policy = "engine.kv_offloading_size", "engine.hicache_write_policy"
+    if engine.kv_offloading_size is None:
+        keys = OF_HOST_TIER if engine.name == "sglang" else (*OF_HOST_TIER, "hicache_write_policy")
+        for key in keys:
+            if _is_given(engine, key):
+                yield f"engine.{key}", size, "goes with kv_offloading_size"
+        return
+    for key, word in differing_keys(engine, REQUIRED_FOR_HOST_TIER):
+        if key != "prefix_cache" or not sglang:
+            yield size, f"engine.{key}", f"goes with {key}: {word}"
+    for key in ("store_threshold", "secondary_tiers"):
+        if getattr(engine, key) and sglang:
+            yield f"engine.{key}", "engine.scheduling_policy", "does not go with the policy sglang"
+        elif getattr(engine, key) and engine.hicache_write_policy != "write_through":
+            yield f"engine.{key}", policy, "goes with hicache_write_policy: write_through"
+    if engine.hicache_write_policy == "write_through_selective" and not sglang:
+        what = "write_through_selective goes with the policy sglang; store_threshold: 2 is like it"
+        yield policy, "engine.scheduling_policy", what
+
+
 def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
     """See whether a radix tree and a host tier go with what else the engine is to do."""
-    if engine.kv_offloading_size is None:
-        for key in (*OF_HOST_TIER, "hicache_write_policy"):
-            if _is_given(engine, key):
-                yield f"engine.{key}", "engine.kv_offloading_size", "goes with kv_offloading_size"
-    else:
-        for key, word in differing_keys(engine, REQUIRED_FOR_HOST_TIER):
-            yield "engine.kv_offloading_size", f"engine.{key}", f"goes with {key}: {word}"
-        for key in ("store_threshold", "secondary_tiers"):
-            if getattr(engine, key) and engine.hicache_write_policy != "write_through":
-                what = "goes with hicache_write_policy: write_through"
-                yield f"engine.{key}", "engine.hicache_write_policy", what
+    yield from _check_host_tier(engine, sglang := engine.policy_name == "sglang")
     if engine.secondary_tiers and (engine.enable_lora or not engine.enable_chunked_prefill):
         what = "goes without enable_lora, and with enable_chunked_prefill"
         yield "engine.secondary_tiers", "engine.enable_lora engine.enable_chunked_prefill", what
@@ -274,7 +286,6 @@ def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
         yield "engine.secondary_tiers", "", f"two have the type {names[0]}: tell them apart"
     if engine.prefix_cache == "hash":
         return
-    sglang = engine.policy_name == "sglang"
     overlaps = engine.async_scheduling and sglang
     for key, good, why in (
         ("enable_prefix_caching", True, "goes with enable_prefix_caching: true"),

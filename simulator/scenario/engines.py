@@ -108,8 +108,8 @@ ENGINES = {
         "SGLang 0.5.23: managers/scheduler.py, schedule_policy.py, schedule_batch.py, "
         "mem_cache/unified_radix_cache.py",
         "every decision of the scheduler, checked by `headway conform`; overlap of scheduling; "
-        "radix tree of pages; weights and cache in mem_fraction_static; chunks by GPU",
-        f"LoRA, host tier of the tree, speculation, order by routing key; {SAME_COST}",
+        "radix tree of pages, HiCache; weights and cache in mem_fraction_static; chunks by GPU",
+        f"LoRA, storage behind the host, speculation, order by routing key; {SAME_COST}",
         {
             "scheduling_policy": "sglang",
             "max_num_seqs": 2048,
@@ -118,6 +118,7 @@ ENGINES = {
             "gpu_memory_utilization": 0.88,
             "enable_prefix_caching": True,
             "prefix_cache": "radix",
+            "hicache_write_policy": "write_through",
             "async_scheduling": True,
         },
         "static",

@@ -59,7 +59,8 @@ def test_cases_of_options_are_drawn_alike_and_have_them_all() -> None:
     evictions = {config["radix_eviction_policy"] for config in configs}
     assert evictions == EVICTION_POLICIES.keys() - {"tlru"}
     left = SglangConfig.model_fields.keys() - {key for config in configs for key in config}
-    assert left == {"hash_id_tokens", "scheduling_policy"}
+    host = {"enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy"}
+    assert left == {"hash_id_tokens", "scheduling_policy", *host}
 
 
 def test_a_split_prompt_without_memory_waits() -> None:

@@ -206,7 +206,6 @@ def test_evictions_in_leaps_are_those_of_single_steps(tmp_path: Path, asynchrono
         ("prefix_cache=radix", "goes with prefix_cache: hash"),
         ("allocation=contiguous", "goes with allocation: paged"),
         ("scheduling_policy=static", "there is no prefix cache"),
-        ("scheduling_policy=sglang", "sglang has no host tier"),
         ("kv_offloading_size=0", "kv_offloading_size"),
     ],
 )

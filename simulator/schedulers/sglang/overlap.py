@@ -150,7 +150,7 @@ class OverlappedSgLang(SgLang):
         A prompt goes into the tree then. Of one that shares nothing and was never retracted,
         nothing is there yet, so that no block is given back for it.
         """
-        if batch.ending:
+        if batch.ending or (batch.prompts and self.host is not None):
             return True
         if self.tree is not None:
             for request, _, _ in batch.prompts:
@@ -230,9 +230,14 @@ class OverlappedSgLang(SgLang):
         if batch.leap_blocks is not None and len(ends) <= len(batch.leap_blocks):
             batch.ending = ()  # a failure broke the leap off: last tokens come with its end
         over: list[Request] = []
-        if not batch.prompts and not batch.ending and not self.aborted:
-            return over
-        now, ending, tree = ends[-1], batch.ending, self.tree
+        if batch.prompts or batch.ending or self.aborted:
+            self._deliver(batch, ends[-1], over)
+        self._end_copies(step, ends[-1])
+        return over
+
+    def _deliver(self, batch: BatchInFlight, now: float, over: list[Request]) -> None:
+        """Take in what a batch has brought; add who finished to `over`."""
+        ending, tree = batch.ending, self.tree
         for request, run, tokens in batch.prompts:
             run.start = now
             if request.first_token < 0:
@@ -251,7 +256,6 @@ class OverlappedSgLang(SgLang):
         if self.aborted:
             over += self.aborted
             self.aborted.clear()
-        return over
 
     def finish(self, request: Request, now: float) -> None:
         running = self.running

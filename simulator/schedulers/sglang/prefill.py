@@ -7,6 +7,7 @@ from typing import Protocol
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.schedulers.sglang.queue_order import PolicyQueue, Queue
@@ -18,6 +19,7 @@ class Admitting(Protocol):
 
     blocks: BlockCounter
     tree: RadixCache | UnsharedRadixCache | None
+    host: HierarchicalCache | None
     queue: Queue | PolicyQueue
     order: str
     ratio: float
@@ -30,7 +32,7 @@ class Admitting(Protocol):
     def urgency(self, request: Request) -> int: ...
     def running_batch(self) -> list[Request]: ...
     def idle_hits(self, request: Request, hits: Sequence[int]) -> int: ...
-    def lock_hits(self, request: Request, hits: Sequence[int]) -> None: ...
+    def lock_hits(self, request: Request, hits: Sequence[int], loads: int = 0) -> None: ...
     def send_away(self, request: Request, left: int) -> None: ...
 
 
@@ -136,21 +138,31 @@ class PrefillBudget:
             need = extend + left + page + scheduler.idle_hits(request, hits) * page
         if need >= blocks.free * page - self.total_offset:
             return NO_TOKEN
-        tokens, pages = extend, -(-extend // page) * page
-        if self.rem_chunk is None:
-            if self.batch and pages >= self.rem_input:
-                return OTHER
-        elif pages > self.rem_chunk:
-            if scheduler.chunked is not None and scheduler.order == "shortest-prefill-first":
-                return OTHER
-            tokens = self.rem_chunk // page * page  # what is cached are whole pages
-            if tokens <= 0:
-                return OTHER
-        scheduler.lock_hits(request, hits)
+        loads = scheduler.host.host_hits if scheduler.host is not None else 0
+        tokens = self._fit(extend - loads * page)
+        if loads and tokens and not scheduler.host.load_back():  # type: ignore[union-attr]
+            loads, tokens = 0, self._fit(extend)
+        if not tokens:
+            return OTHER
+        extend -= loads * page
+        scheduler.lock_hits(request, hits, loads)
         if tokens < extend:
             self.chunked = request
         self._add(request, tokens, 0 if tokens < extend else min(allowed, CLIP_MAX_NEW_TOKENS))
         return self.state()
+
+    def _fit(self, extend: int) -> int:
+        """Return the tokens of so many that this pass computes of a prompt; 0: none."""
+        scheduler = self.scheduler
+        page = scheduler.blocks.block_size
+        pages = -(-extend // page) * page
+        if self.rem_chunk is None:
+            return 0 if self.batch and pages >= self.rem_input else extend
+        if pages <= self.rem_chunk:
+            return extend
+        if scheduler.chunked is not None and scheduler.order == "shortest-prefill-first":
+            return 0
+        return max(self.rem_chunk // page * page, 0)  # what is cached are whole pages
 
     def _add_ignoring_eos(self, request: Request) -> Verdict:
         """Admit a request whose length is known, where nothing is cached: by simulation.

@@ -224,7 +224,8 @@ class QueueOrder:
             blocks, end = tree.find(request, request.known)
             ends.append(end)
             tokens = blocks * tree.block_size
-            self.cached[request] = min(tokens, request.known - 1)
+            loads = tree.host_hits * tree.block_size
+            self.cached[request] = min(tokens + loads, request.known - 1)
             if tokens <= IN_BATCH_PREFIX_TOKENS <= request.known:
                 start = tuple(pieces_of(request, IN_BATCH_PREFIX_TOKENS))
                 if start in seen:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from simulator.core.decode_set import DecodeSet
-from simulator.core.request import Chunk, Request, Step
+from simulator.core.request import Chunk, Load, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.kv_cache.hierarchical_cache import HierarchicalCache
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.policies.policy import EngineView
@@ -64,6 +65,7 @@ class SgLang(ContinuousBatching):
 
     caches_prefixes = True
     prefix_tree = True
+    has_host_tier = True
     pauses = False
     decodes: RunningBatch
 
@@ -166,6 +168,8 @@ class SgLang(ContinuousBatching):
         self._stale_tokens = 0  # of the prefill that the running batch began as
         self.aborted: list[Request] = []  # since the last commit
         self.in_flight: deque[Any] = deque()  # batches, where they overlap: see overlap.py
+        self.host = self.blocks if isinstance(self.blocks, HierarchicalCache) else None
+        self._loads: list[Load] = []  # from the host, of the pass at hand
 
     def _check_names(
         self,
@@ -313,6 +317,8 @@ class SgLang(ContinuousBatching):
 
     def _pass(self, step: Step) -> bool:
         """Choose what runs; False: nothing does."""
+        if self.host is not None:
+            self.host.begin_pass(self.now, in_flight=not self._is_idle())
         if self._resets_full:
             self._resets_full = self.full = False
         if self.chunked is not None and self._stashes:
@@ -328,9 +334,14 @@ class SgLang(ContinuousBatching):
             self.full = False
         if self.batch.count:
             return self._decode(step)
-        if not self.waiting and not self.running and self._is_idle():
+        busy = self.waiting or self.running or (self.host is not None and self.host.copying)
+        if not busy and self._is_idle():
             self.ratio = self._init_ratio
         return False
+
+    def next_wakeup(self) -> float | None:
+        """Look again, where nothing runs, when a copy to the host is there."""
+        return None if self.host is None else self.host.next_store
 
     def received(self, request: Request) -> int:
         """Count the tokens of a request that the scheduler knows of."""
@@ -430,8 +441,11 @@ class SgLang(ContinuousBatching):
         size, known = self.blocks.block_size, request.known
         return self.blocks.missing(known, hits) - -(-known // size) + len(hits)
 
-    def lock_hits(self, request: Request, hits: Sequence[int]) -> None:
-        """Let a request keep what is cached of it, and join the running list."""
+    def lock_hits(self, request: Request, hits: Sequence[int], loads: int = 0) -> None:
+        """Let a request keep what is cached of it, or loaded, and join the running list."""
+        if loads:
+            hits = range(len(hits) + loads)
+            self._loads.append(Load(request, loads, request.preemptions == 0, layerwise=True))
         self.running.admit(request, self.now)
         start = len(hits) * self.blocks.block_size
         self.blocks.admit(request, hits, start)
@@ -451,6 +465,9 @@ class SgLang(ContinuousBatching):
             tokens += count
         if self.tree is not None:
             self.tree.make_room(tokens if size == 1 else -(-tokens // size) + len(batch))
+        if self.host is not None and self._loads:
+            step.add_copies().loads, self._loads = self._loads, []
+            self.host.take_loads()
         for request, count in batch:
             step.prefills.append(Chunk(request, request.computed, count))
             blocks.extend(request, request.computed + count)
@@ -588,7 +605,13 @@ class SgLang(ContinuousBatching):
             self.finish(request, now)
         over += ended + self.aborted
         self.aborted.clear()
+        self._end_copies(step, now)
         return over
+
+    def _end_copies(self, step: Step, now: float) -> None:
+        """Tell the host that a step is over."""
+        if self.host is not None:
+            self.host.end_step(now, loads=step.copies is not None, in_flight=not self._is_idle())
 
     def take_ticks(self, ticks: int, skip: int) -> None:
         """Let `ticks` more steps of decodes be taken, beginning `skip` ticks from now."""
@@ -636,6 +659,8 @@ class SgLang(ContinuousBatching):
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
         decodes = self.batch
         if step.prefills or self.preempted or not decodes.count or self.chunked is not None:
+            return 1
+        if self.host is not None and self.host.copying:
             return 1
         if self._preempts if self.full else self.waiting:
             return 1  # the next pass looks at the queue
