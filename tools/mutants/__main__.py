@@ -36,6 +36,8 @@ WINGS = (
     "diagnosis",
     "simulation",
 )
+RECORDED = ("conformance", "headway_sglang", "headway_vllm")
+"""Tests that hold decisions against recordings."""
 
 
 def main() -> int:
@@ -51,7 +53,7 @@ def main() -> int:
     packages = [p.rstrip("/") for p in asked.package or [f"simulator/{w}" for w in WINGS]]
     folders = sorted(
         {f"tests/{p.split('/')[1]}" for p in packages if "/" in p}
-        | {"tests/simulation", "tests/conformance"}
+        | {f"tests/{name}" for name in ("simulation", *RECORDED)}
     )
     result: list[int] = []
 
