@@ -190,6 +190,8 @@ def test_runs_are_those_with_the_tree_to_the_last_bit(load, make, clock, leap) -
     assert_same_steps(counted, tree)
     for rows in ROWS:
         assert getattr(counted, rows) == getattr(tree, rows), rows
+    assert not one.running
+    assert not two.running
     assert one.blocks.hashed == two.blocks.hashed
     assert one.blocks._pool == two.blocks._pool
     assert two.blocks.free == two.blocks.usable

@@ -8,7 +8,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.policies.orders import SJF, Priority
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.schedulers.test_scheduler import steps
-from tests.support.engines import fcfs, play, workload
+from tests.support.engines import Clock, fcfs, play, workload
 
 
 @pytest.mark.parametrize("blocks", [BlockCounter, lambda n, s: BlockManager(n, s, False)])
@@ -45,6 +45,14 @@ def test_the_runs_of_a_preempted_request_tell_when_its_tokens_came() -> None:
     log, _ = play(workload((0, 7, 6), (0, 7, 5), (0, 1, 1)), fcfs(num_blocks=6, max_num_seqs=2))
     assert log.tick_ends.tolist() == [2, 3, 4, 5, 6, 8, 9]
     assert log.runs.tolist() == [(1, 1, 0, 1), (1, 0, 0, 5), (7, 2, 5, 0), (7, 1, 5, 2)]
+
+
+def test_the_first_token_stays_the_first() -> None:
+    """As above, with steps of a tenth of a second."""
+    load, engine = workload((0, 7, 6), (0, 7, 5)), fcfs(num_blocks=6, max_num_seqs=2)
+    log, _ = play(load, engine, Clock(0.1))
+    assert log.requests["preemptions"].tolist() == [0, 1]
+    assert log.requests["first_token"].tolist() == [0.1, 0.1]
 
 
 def test_a_preempted_request_is_resumed_before_those_who_wait() -> None:

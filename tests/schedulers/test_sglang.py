@@ -246,6 +246,17 @@ def test_overlap_decodes_once_in_vain_for_who_ends_by_itself() -> None:
         assert seen == [prompts(0, tokens=4), *[({}, 1)] * decodes]
 
 
+def test_overlap_tells_when_the_tokens_came() -> None:
+    """The last of each run as its request ends, also of the one that came later."""
+    scheduler = OverlappedSgLang(counter(90), max_new_tokens=9, max_model_len=60)
+    log, _ = play(workload((0, 4, 9), (3.5, 4, 3)), scheduler)
+    ends = {row["id"]: row["finish"] for row in log.requests}
+    assert len(log.runs) == 2
+    for run_ in log.runs:
+        last = int(run_["first_tick"] + run_["ticks"]) - 1
+        assert log.tick_ends[last] == ends[run_["id"]]
+
+
 def test_sglang_shuffles_by_seed() -> None:
     """The same seed, the same order; another seed, another order."""
 
