@@ -97,6 +97,7 @@ def test_the_cheapest_that_holds(write, tmp_path: Path, capsys, monkeypatch) -> 
     command = ["plan", str(write(SHOP)), "--buy", "--out", str(tmp_path), "--min-duration", "60"]
     assert main([*command, "--gpus", "L40S,A100-80GB", "--jobs", "1"]) == 0
     assert phases[:3] == ["First look", "Router", "The best two"]
+    assert phases[3] == "What 10 % more load would change"
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("Buy ")
     assert [line for line in told if line.startswith("Second best: ")]
