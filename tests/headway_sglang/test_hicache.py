@@ -1,0 +1,86 @@
+"""SGLang with HiCache on, recorded: what is loaded, copied and evicted, step by step.
+
+`recorded/` has 12 cases and what SGLang 0.5.23 did in each, on a CPU, of those that
+`python -m headway_sglang.parity --hicache --count 24 --seed 3 --record FOLDER` wrote.
+"""
+
+import gzip
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from conformance.compare import conform, report
+from conformance.recorder import dump
+from headway_sglang.draw_options import draw_with_host
+from headway_sglang.parity import main
+from simulator.kv_cache import hierarchical_cache
+from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES, HierarchicalCache
+
+RECORDED = Path(__file__).parent / "recorded" / "cases" / "hicache.jsonl.gz"
+GOLDEN = RECORDED.parents[1] / "golden" / RECORDED.name
+
+
+@pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
+def test_hicache_decides_as_sglang_did(leap: bool) -> None:
+    """Every step, every field."""
+    outcomes = conform(RECORDED, leap=leap)
+    assert len(outcomes) == 12
+    assert all(one.agrees for one in outcomes), report(outcomes)
+
+
+def test_the_cases_are_drawn_alike_and_make_it_hard() -> None:
+    """Each policy, with and without overlap; loads, evictions from the host, waits for copies."""
+    lines = gzip.decompress(RECORDED.read_bytes()).decode().splitlines()
+    for line in lines:
+        number = int(json.loads(line)["name"].rpartition("-")[2])
+        assert line == dump(draw_with_host(3, number))
+    configs = [json.loads(line)["config"] for line in lines]
+    found = {(one["hicache_write_policy"], one["disable_overlap_schedule"]) for one in configs}
+    assert found == {(name, kind) for name in WRITE_POLICIES for kind in (False, True)}
+    rows = [json.loads(line) for line in gzip.decompress(GOLDEN.read_bytes()).splitlines()]
+    steps = [row for row in rows if row["type"] == "step"]
+    assert sum(len(row["loaded"]) for row in steps) > 80
+    freed = sum(row["host_free_end"] > row["host_free"] for row in steps)
+    assert freed > 10
+    assert sum(row["spins"] for row in steps) > 100
+
+
+def _loads_anything(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hierarchical_cache, "LEAST_LOAD", 1)
+
+
+def _keeps_doubles(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HierarchicalCache, "_drop_doubles", lambda *_: None)
+
+
+def _holds_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HierarchicalCache, "_begin", lambda self, copies, now: [
+        self._let_go(node) for node, _ in copies
+    ])  # fmt: skip
+
+
+def _copies_at_once(patch: pytest.MonkeyPatch) -> None:
+    begin = HierarchicalCache._begin_stores
+    patch.setattr(
+        HierarchicalCache,
+        "_begin_stores",
+        lambda self, now, in_flight: begin(self, now, in_flight=False),
+    )
+
+
+@pytest.mark.parametrize(
+    "fault", [_loads_anything, _keeps_doubles, _holds_nothing, _copies_at_once]
+)
+def test_a_fault_is_told_apart(fault: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison would see a rule that is missing."""
+    fault(monkeypatch)  # type: ignore[operator]
+    outcomes = conform(RECORDED)
+    assert not all(one.agrees for one in outcomes)
+
+
+@pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
+def test_the_installed_sglang_decides_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--hicache", "--count", "6", "--seed", "4"]) == 0
+    assert "6 of 6 cases agree, " in capsys.readouterr().out
