@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES, HierarchicalCache
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.schedulers.continuous_batching import Orca, Sarathi
@@ -121,7 +122,13 @@ def _sglang(
     if cache is BlockCounter and size > 1:
         options["ignore_eos"] = False  # who is retracted may wait for ever in SGLang
     options["max_num_batched_tokens"] = max(int(options["max_num_batched_tokens"]), size)
-    return lambda: kind(cache(num_blocks, size), **options)
+    host = draw(st.sampled_from([None, 5, 1000])) if cache is RadixCache else None
+    policy, slow = draw(st.sampled_from([*WRITE_POLICIES])), draw(st.sampled_from([0.0, 0.1, 2.0]))
+    if host is None:
+        return lambda: kind(cache(num_blocks, size), **options)
+    return lambda: kind(
+        HierarchicalCache(num_blocks, size, host, policy, lambda blocks: blocks * slow), **options
+    )
 
 
 def _requests(load: Workload, scheduler: SgLang) -> list[Request]:
