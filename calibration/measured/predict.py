@@ -197,7 +197,8 @@ def _predict(
         changed = _changed(run, scenario, spec, (workload, before), other)
         drawn = requests is None and workload.max_concurrency is not None
         told = run.count("max_num_batched_tokens") is not None
-        more = unexplained(means, drawn=drawn, told=told)
+        experts = spec.model.num_experts > 0
+        more = unexplained(means, drawn=drawn, told=told, experts=experts)
         outcome.sensitivity = sensitivities(means, changed, more)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart

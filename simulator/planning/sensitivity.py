@@ -10,8 +10,9 @@ prompts (`costs/noise.py`), named after the GPU where nobody measured kernels th
 work; whether clients ask for top-p or top-k, where they are only taken to do so; the KV cache's
 size, where it is computed and not told; which requests come, where they are drawn. Each of these is
 a simulation. What clients add to a TTFT, and the rest that
-no cause explains, come on top; both are what half of the measured sets asked for, and were judged
-by the other half (docs/accuracy.md). What the causes move a metric by is added in squares, up and
+no cause explains, come on top; each is as wide as its regime asks (open load or closed loop, flags
+told or not, experts or none) in half of the measured sets, and was judged by the other half
+(docs/accuracy.md). What the causes move a metric by is added in squares, up and
 down each by itself, as of causes that do not depend on one another; a cause's share is that of its
 squares.
 
@@ -49,19 +50,22 @@ METRICS = ("mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "p99_ttft_ms")
 MEANS = METRICS[:3]  # that batches of requests have
 HOST = 0.3e-3  # s a step by which the waits of a host that nobody gave an interval may be off
 LESS_CACHE = 0.85  # of the KV cache that is computed, where a server's log does not tell it
-CLIENT = 5.0  # ms that clients may add to a TTFT, or take off it
+CLIENT = (4.0, 4.0)  # ms that clients may take off a TTFT, and add to it
+IN_LOOP = (20.0, 40.0)  # the same in a closed loop: one process reads all answers' tokens there
 IN_MEAN = 0.5
 """Of a profile's residuals, which are those of single steps, what is left in the mean of a run."""
 REST = {
-    "mean_e2el_ms": (0.04, 0.04),
-    "mean_ttft_ms": (0.05, 0.156),
-    "mean_tpot_ms": (0.04, 0.04),
-    "p99_ttft_ms": (0.05, 0.7),  # servers that are cold at first have long tails
+    "mean_e2el_ms": (0.033, 0.033),
+    "mean_ttft_ms": (0.05, 0.09),
+    "mean_tpot_ms": (0.033, 0.033),
+    "p99_ttft_ms": (0.05, 0.35),  # servers that are cold at first have long tails
 }
 """By what share of the metric it may be less, and more, for what no cause explains."""
-DRAWN = (0.12, 0.41)
+EXPERTS = dict(zip(METRICS, ((0.06, 0.06), (0.06, 0.25), (0.06, 0.06), (0.06, 0.8)), strict=True))
+"""The same besides where tokens choose experts: nobody knows which, and kernels differ."""
+DRAWN = (0.12, 0.13)
 """The same of TTFT in a closed loop whose requests nobody recorded: prompts meet in waves."""
-UNTOLD = (0.0, 0.8)
+UNTOLD = (0.3, 0.35)
 """And where nobody told the engine's budget of tokens for a step, either."""
 CAUSES = {"decode": "profile", "prompts": "profile", "KV": "KV cache"}
 """What the changes are called in a report, by their first word; the others by this itself."""
@@ -191,18 +195,21 @@ def _combine(
 
 
 def unexplained(
-    base: Mapping[str, Any], *, drawn: bool, told: bool = True
+    base: Mapping[str, Any], *, drawn: bool, told: bool = True, experts: bool = False
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """Return how far client effects and unknown causes may move each metric down and up, ms.
 
     `drawn` says that it is a closed loop whose requests are not recorded, `told` that the engine's
-    flags are.
+    flags are, `experts` that the model has some.
     """
     timed = {metric: base[metric] for metric in METRICS if metric in base}
-    found = {
-        "client": {one: (CLIENT, CLIENT) for one in timed if one != "mean_tpot_ms"},
-        "rest": {one: (REST[one][0] * ms, REST[one][1] * ms) for one, ms in timed.items()},
-    }
+    client = IN_LOOP if drawn else CLIENT
+    found = {"client": {one: client for one in timed if one != "mean_tpot_ms"}}
+    for cause, rest in {"rest": REST, "experts": EXPERTS}.items():
+        if cause == "rest" or experts:
+            found[cause] = {
+                one: (rest[one][0] * ms, rest[one][1] * ms) for one, ms in timed.items()
+            }
     first = {one: ms for one, ms in timed.items() if "ttft" in one}
     shares = {"requests": DRAWN, "flags": UNTOLD} if not told else {"requests": DRAWN}
     for cause, (less, more) in shares.items() if drawn else ():
@@ -297,7 +304,9 @@ def measure_sensitivity(
     found = {name: one.values for name, one in zip(changes, outcomes, strict=True)}
     base, load = latencies(result), result.scenario.workload
     drawn = load.trace is None and load.max_concurrency is not None
-    more = unexplained(base, drawn=drawn) if result.spec.cost.residuals else None
+    more = None
+    if result.spec.cost.residuals:
+        more = unexplained(base, drawn=drawn, experts=result.spec.model.num_experts > 0)
     return sensitivities(base, found, more)
 
 
