@@ -77,7 +77,12 @@ SIMILAR_GPUS = {
     "GB200": "B200",
     "GB300": "B200",
     "RTX-5090": "RTX-PRO-6000",
+    "A6000": "RTX-4090",
+    "A10G": "RTX-4090",
 }
+GA102 = {"A6000": 0.67, "A10G": 0.67}
+"""Of the FLOP/s, what products reach on chips whose clocks give way: Llama-3.1-8B's of 512 to 2,048
+tokens on an A6000 (LLMServingSim's first profile, MIT); an RTX 4090 beats its data sheet's."""
 PCIE_GPU = "RTX-PRO-6000"
 PCIE_4 = 32e9  # bytes/s
 FEW_LANES = 8.8e9
@@ -103,6 +108,7 @@ def efficiency_of(gpu: Gpu) -> Efficiency:
     if gpu.name in known:
         return known[gpu.name]
     found = known.get(SIMILAR_GPUS.get(gpu.name, ""), USUAL)
+    found = replace(found, compute=GA102.get(gpu.name, found.compute))
     if gpu.link_bandwidth > NVLINK:
         return found
     link = known[PCIE_GPU].link * GPUS[PCIE_GPU].link_bandwidth / gpu.link_bandwidth

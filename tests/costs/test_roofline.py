@@ -6,18 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
 from simulator.costs.overhead import Overhead
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import (
     PROFILES,
+    nearest_profile,
     read_profile,
     shipped_profiles,
 )
 from simulator.costs.roofline import USUAL, efficiency_of, products_seconds, roofline
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
-from tests.support.costs import mixed, with_overhead
+from tests.support.costs import cost_of, mixed, with_overhead
 
 LLAMA = load_model("llama-3-8b")
 OF_LLAMA = [name for name in shipped_profiles() if re.fullmatch(r"llama-3-8b\.[^-]*\.bf16", name)]
@@ -102,9 +104,12 @@ def test_a_roofline_says_whether_its_gpu_was_measured() -> None:
     """The name that reports show tells a scaled roofline from one of the data sheet alone."""
     assert roofline(LLAMA, GPUS["H200"]).name == "roofline scaled to H200 kernels"
     assert roofline(LLAMA, GPUS["H100-PCIe"]).name == "roofline scaled to H100-80GB kernels"
-    assert roofline(LLAMA, GPUS["A10G"]).name == "roofline"
+    assert roofline(LLAMA, GPUS["A10G"]).name == "roofline scaled to RTX-4090 kernels"
+    assert roofline(LLAMA, GPUS["MI300X"]).name == "roofline"
+    assert efficiency_of(GPUS["MI300X"]) == USUAL
     pcie, nvlink = (efficiency_of(GPUS[name]) for name in ("A10G", "A100-40GB"))
-    assert replace(pcie, link=USUAL.link, link_latency=USUAL.link_latency) == USUAL
+    likest = efficiency_of(GPUS["RTX-4090"])
+    assert (pcie.weights, pcie.compute) == (likest.weights, 0.67)
     through_host = efficiency_of(GPUS["RTX-PRO-6000"]).link * GPUS["RTX-PRO-6000"].link_bandwidth
     assert pcie.link * GPUS["A10G"].link_bandwidth == pytest.approx(through_host)
     assert nvlink == efficiency_of(GPUS["A100-80GB"])
@@ -161,3 +166,13 @@ def test_only_the_experts_of_gpt_oss_are_read_in_four_bits() -> None:
     reading = products_seconds(model, gpu, "mxfp4", np.array([128.0]))
     assert reading[0] == pytest.approx(size / share.weights / gpu.bandwidth, rel=1e-3)
     assert roofline(model, gpu) == roofline(model, gpu, dtype="mxfp4")
+
+
+def test_products_of_an_a6000_are_met_by_data_sheet_and_the_likest_gpu() -> None:
+    """Llama-3.1-8B's, ms, by tokens: LLMServingSim's first profile (MIT), rounded."""
+    name = nearest_profile(LLAMA, GPUS["A6000"], EngineConfig())
+    assert name == "llama-3-8b.rtx-4090.bf16"
+    cost = cost_of({"profile": name}, gpu="A6000")
+    assert isinstance(cost, PiecewiseCost)
+    for tokens, measured in ((1, 20.0), (64, 21.8), (512, 68.9), (2048, 275.7)):
+        assert 1e3 * cost.dense_seconds(tokens) == pytest.approx(measured, rel=0.06)
