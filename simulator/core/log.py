@@ -184,23 +184,26 @@ class Log:
     pages: dict[str, list[Any]] = field(default_factory=dict)
     """What `put_by` took out of the front of the fields of `PACKED` and `LISTED`, a page each."""
 
-    def put_by(self) -> None:
+    def put_by(self, least: int = 1) -> None:
         """Pack what is written of a long run, but for the last page of each: it takes less room.
 
-        Only of a run in which nobody takes rows out again.
+        Only where these are `least` pages, and in a run in which nobody takes rows out again.
         """
         for name, kind in PACKED.items():
             rows: bytearray = getattr(self, name)
             size = PAGE * kind.itemsize
-            while len(rows) >= 2 * size:
-                page = pack(np.frombuffer(bytes(rows[:size]), kind))
-                self.pages.setdefault(name, []).append(page)
-                del rows[:size]
+            over = len(rows) // size - 1
+            if over >= least:
+                parts = np.split(np.frombuffer(bytes(rows[: over * size]), kind), over)
+                self.pages.setdefault(name, []).extend(map(pack, parts))
+                del rows[: over * size]
         for name in LISTED:
             values: array[Any] = getattr(self, name)
-            while len(values) >= 2 * PAGE:
-                self.pages.setdefault(name, []).append(pack_column(np.array(values[:PAGE])))
-                del values[:PAGE]
+            over = len(values) // PAGE - 1
+            if over >= least:
+                parts = np.split(np.array(values[: over * PAGE]), over)
+                self.pages.setdefault(name, []).extend(map(pack_column, parts))
+                del values[: over * PAGE]
 
     def _rows(self, name: str) -> npt.NDArray[np.void]:
         tail = np.frombuffer(getattr(self, name), PACKED[name])

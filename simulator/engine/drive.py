@@ -17,6 +17,7 @@ from simulator.util.errors import HeadwayError
 # A loop that the clock attends to may have MOST_SKIPS turns in one event.
 EVENTS_PER_LOOK = 512  # events between two looks at the progress bar
 EVENTS_PER_QUESTION = 64  # between two at which `stop` is asked
+PAGES_LEFT = 128  # of rows, in all logs: so many are packed at once, and of a short run none
 LONGEST = 1e8  # s, of a run: its tokens are counted by the second
 
 
@@ -33,7 +34,7 @@ def drive(
     `LONGEST`.
     """
     with no_garbage_collection(), _signals() as asked:
-        interrupted = _loop(env, client, progress, stop, logs=cycle(logs), asked=asked)
+        interrupted = _loop(env, client, progress, stop, logs=logs, asked=asked)
     if client.done < len(client.sent) and not interrupted:
         raise RuntimeError(f"{len(client.sent) - client.done} requests never ended")
     return interrupted
@@ -45,11 +46,12 @@ def _loop(
     progress: Callable[[float, int, int], None] | None,
     stop: Callable[[], bool] | None,
     *,
-    logs: Iterator[Log],
+    logs: Sequence[Log],
     asked: Sequence[int],
 ) -> bool:
     """Run until nothing is left to happen; say whether it was broken off."""
     step = env.step
+    turns, least = cycle(logs), max(PAGES_LEFT // max(len(logs), 1), 1)
     total = len(client.sent)
     events = EVENTS_PER_LOOK if stop is None else EVENTS_PER_QUESTION
     try:
@@ -63,8 +65,8 @@ def _loop(
                     f"the run has lasted {env.now:.1e} s, more than the {LONGEST:.0e} s up to "
                     f"which times are exact: {client.done:,} of {total:,} requests have ended"
                 )
-            if (log := next(logs, None)) is not None:
-                log.put_by()
+            if (log := next(turns, None)) is not None:
+                log.put_by(least)
             if progress is not None:
                 progress(env.now, client.done, total)
             if stop is not None and stop():

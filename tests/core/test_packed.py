@@ -73,6 +73,8 @@ def test_a_log_keeps_its_last_page_as_it_is() -> None:
         log.run_rows += pack_run(0.5 * id, id, 2 * id, id % 5)
         log.tick_ends.append(0.1 * id)
     runs, ticks = log.runs.copy(), np.array(log.tick_ends)
+    log.put_by(2)
+    assert not log.pages
     log.put_by()
     assert len(log.run_rows) == (2 * PAGE - 1) * RUN.itemsize
     assert len(log.tick_ends) == 2 * PAGE - 1

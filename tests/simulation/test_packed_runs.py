@@ -45,6 +45,7 @@ def test_packed_runs_write_the_same(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HeadwayWarning)
         monkeypatch.setattr(drive, "EVENTS_PER_LOOK", 1)
+        monkeypatch.setattr(drive, "PAGES_LEFT", 1)
         plain = files(tmp_path, seed, monkeypatch, 1 << 30)
         small = files(tmp_path, seed, monkeypatch, 2)
     if plain is None or small is None:
