@@ -247,13 +247,11 @@ def _parse_profile(path: Path, text: str) -> Profile:
     cost = section("cost", lambda spec: make_form(spec, _name(path, raw)))
     experts = section("experts", _expert_tables, {})
     whole = section("expert_parallel", _expert_tables, {})
-    even = cost
-    if cost is not None and experts:
-        even = section("experts", lambda _: cost.with_experts(experts[UNIFORM]))
-    if wrong or cost is None or even is None:
+    bare = even = None if cost is None else replace(cost, limits=limits, residuals=residuals)
+    if bare is not None and experts:
+        even = section("experts", lambda _: bare.with_experts(experts[UNIFORM]))
+    if wrong or even is None:
         raise HeadwayError(map(source_map.message, wrong))
-    bare = replace(cost, limits=limits, residuals=residuals)
-    even = replace(even, limits=limits, residuals=residuals)
     named = raw.get("model"), raw.get("hardware", {}), raw.get("overhead")
     return Profile(even, *named, bare, experts or {}, whole or {})
 

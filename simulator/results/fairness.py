@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from simulator.core.log import REJECTED, Log
-from simulator.policies.fair import check_shares
 from simulator.results.record import Record
 from simulator.results.request_table import (
     Flags,
@@ -45,6 +44,8 @@ def client_weights(arguments: Mapping[str, Any], names: Iterable[str]) -> Floats
 
     A policy of the user's own may mean something else by `weights`: then all are 1.
     """
+    from simulator.policies.fair import check_shares
+
     given = arguments.get("weights", {})
     try:
         check_shares(given)

@@ -22,8 +22,6 @@ from simulator.scenario.policy_table import (
     policy_name,
 )
 from simulator.schedulers.vllm.encoder_cache import EncoderLimits
-from simulator.schedulers.vllm.offloading import Offloading
-from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
 
@@ -78,7 +76,7 @@ def _make(
         order, given = spec.order
         unmade = check_only and is_own(order)
         options["policy"] = None if unmade else make_policy(spec, order, given, ORDER)
-    admits = scheduler_class.admit is Scheduler.admit or issubclass(scheduler_class, Offloading)
+    admits = scheduler_class.admit is Scheduler.admit or scheduler_class.loads_beside
     tiers = scheduler_class.has_host_tier and admits
     if engine.kv_offloading_size and not tiers:
         told = policy_name(policy_class) if sglang else name
@@ -112,9 +110,9 @@ def _options(spec: EngineSpec, scheduler_class: type[Scheduler]) -> dict[str, An
         options["swap_blocks"] = spec.swap_blocks
     if engine.preemption_mode == "auto":
         options["swap_prices"] = swap_prices(spec)
-    if issubclass(scheduler_class, Offloading):
+    if scheduler_class.loads_beside:
         options |= _offloading_times(spec)
-    if scheduler_class is PipelineScheduler:
+    if engine.pipeline_parallel_size > 1:
         options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])
     if engine.enable_lora:
         options |= {"max_loras": engine.max_loras, "max_cpu_loras": engine.cpu_loras}

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
-from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
-from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.imported import Imported
@@ -46,15 +44,18 @@ REQUIRED_FOR_ADAPTERS = REQUIRED_FOR_STAGES | {
 """What an engine must have that serves adapters."""
 REQUIRED_FOR_ENCODER = REQUIRED_FOR_ADAPTERS | {"enable_lora": False}
 """What an engine must have that takes images."""
-ROLES: Imported[type[Scheduler]] = Imported(
+SCHEDULERS: Imported[type[Scheduler]] = Imported(
     {
         "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",
         "asynchronous kv_producer": "simulator.schedulers.vllm.kv_roles:AsyncProducer",
         "kv_consumer": "simulator.schedulers.vllm.kv_roles:Consumer",
         "asynchronous kv_consumer": "simulator.schedulers.vllm.kv_roles:AsyncConsumer",
+        "offloading": "simulator.schedulers.vllm.offloading:Offloading",
+        "asynchronous offloading": "simulator.schedulers.vllm.offloading:AsyncOffloading",
+        "pipeline": "simulator.schedulers.vllm.pipeline:PipelineScheduler",
     }
 )
-"""By a group's kv_role and its async_scheduling, what schedules."""
+"""What schedules in the place of `Scheduler`, by a group's kv_role or by what the engine does."""
 ENCODES_SINCE = (0, 32, 0)
 """The release of vLLM whose encoder budget and cache were recorded."""
 ORDERING = "policies that only order the queue: priority, sjf"
@@ -68,6 +69,7 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
     engine, name = spec.engine, policy_name(spec.policy)
     role = None if spec.role == "ec_producer" else spec.role
     chosen = of_policy(spec.policy)
+    overlaps = "asynchronous " if engine.async_scheduling else ""
 
     def need(required: Mapping[str, object], differs: str, otherwise: str) -> None:
         for key, word in differing_keys(engine, required):
@@ -107,7 +109,7 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
             f"{at}: goes with {{key}}: {{word}}",
             f"{at}: {name} has one batch in flight; fcfs has more, and {ORDERING}, boost",
         )
-        return PipelineScheduler
+        return SCHEDULERS["pipeline"]
     if engine.scheduler == "vllm":
         return None
     if spec.keeps_window:
@@ -128,7 +130,7 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
 
         return Speculative
     if _loads_beside(engine) and chosen is Scheduler and role is None:
-        return AsyncOffloading if engine.async_scheduling else Offloading
+        return SCHEDULERS[f"{overlaps}offloading"]
     overlapped = _overlapped(chosen) if engine.async_scheduling else chosen
     if overlapped is None:
         raise ValueError(
@@ -136,7 +138,7 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
             "it to false"
         )
     if role is not None:
-        return ROLES[f"asynchronous {role}" if engine.async_scheduling else role]
+        return SCHEDULERS[f"{overlaps}{role}"]
     return overlapped
 
 

@@ -352,12 +352,11 @@ def _with_copies(cost: Fitted, model: ModelSpec, gpu: Gpu, engine: EngineConfig)
     Where it has none, by the bus. Loads from the host tier take what swaps back do, unless told.
     """
     size, given = kv_block_bytes(model, engine), engine.swap_bandwidth
-    if given is not None or not (cost.swap_out_per_block or cost.swap_in_per_block):
-        each = size / (gpu.host_bandwidth * HOST_SHARE if given is None else given * 1e9)
-        cost = replace(
-            cost, swap_out=0.0, swap_out_per_block=each, swap_in=0.0, swap_in_per_block=each
-        )
-    load = cost.swap_in_per_block
+    load, swaps = cost.swap_in_per_block, dict[str, Any]()
+    if given is not None or not (cost.swap_out_per_block or load):
+        load = size / (gpu.host_bandwidth * HOST_SHARE if given is None else given * 1e9)
+        swaps = {"swap_out": 0.0, "swap_in": 0.0}
+        swaps |= dict.fromkeys(("swap_out_per_block", "swap_in_per_block"), load)
     if engine.kv_offloading_bandwidth is not None:
         load = size / (engine.kv_offloading_bandwidth * 1e9)
     return replace(
@@ -365,4 +364,5 @@ def _with_copies(cost: Fitted, model: ModelSpec, gpu: Gpu, engine: EngineConfig)
         swap_overlap=engine.swap_overlap,
         load=engine.kv_offloading_latency / 1000.0,
         load_per_block=load,
+        **swaps,
     )

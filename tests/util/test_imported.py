@@ -4,13 +4,13 @@ import pytest
 
 from simulator.costs.profile import FORMS
 from simulator.scenario.assemble_blocks import BLOCKS
-from simulator.scenario.choose_scheduler import ROLES
+from simulator.scenario.choose_scheduler import SCHEDULERS
 from simulator.scenario.policy_table import POLICIES
 from simulator.util.imported import Imported
 from simulator.workload.traces import FORMATS
 
 
-@pytest.mark.parametrize("table", [POLICIES, FORMS, ROLES, BLOCKS])
+@pytest.mark.parametrize("table", [POLICIES, FORMS, SCHEDULERS, BLOCKS])
 def test_every_class_is_where_the_table_says(table: Imported[type]) -> None:
     """And is known by it."""
     for name, found in table.items():

@@ -64,6 +64,7 @@ class Offloading(Scheduler):
     The blocks' tier is the host. `load_time` and `store_time` say how long so many blocks take.
     """
 
+    loads_beside = True
     polls = True
     waiting: HoldersFirst
 

@@ -89,6 +89,8 @@ class Scheduler:
     """That is a radix tree, whatever the scenario says, but on a live engine."""
     has_host_tier = True
     """It can work with a host tier of the prefix cache."""
+    loads_beside = False
+    """Blocks come from there, and go there, while others compute."""
     reserves = False
     """Blocks for whole answers are set aside on admission."""
     cancels = True
