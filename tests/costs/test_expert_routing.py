@@ -1,11 +1,13 @@
 """Experts in profiles: by routing, in slices or whole; what is asked and what there is."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from simulator.core.engine_config import EngineConfig
+from simulator.core.request import Step
 from simulator.costs.piecewise import PiecewiseCost, add_tables
 from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
 from simulator.models.gpus import GPUS
@@ -14,6 +16,7 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.scenario.settle_cost import load_cost
 from simulator.util.errors import HeadwayError
+from tests.support.costs import cost_of, mixed
 
 PROFILE = """\
 model: mixtral-8x7b
@@ -134,3 +137,34 @@ def test_why_experts_are_chosen_evenly_is_told(tmp_path: Path, more: str, told: 
     path.write_text(f"model: qwen3-30b-a3b\nengine: {{expert_routing: power_law_1.2}}\n{more}\n")
     with pytest.raises(HeadwayError, match=told):
         load_scenario(path)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "degrees"),
+    [
+        ("mixtral-8x7b.{}.bf16", "H100-80GB", (2, 4, 8)),
+        ("mixtral-8x7b.{}.bf16", "A100-80GB", (2, 4, 8)),
+        ("mixtral-8x7b.{}.bf16", "H200", (1, 2, 4, 8)),
+        ("qwen3-30b-a3b.{}.bf16", "H100-80GB", (1, 2, 4)),
+        ("gpt-oss-120b.{}.mxfp4", "H100-80GB", (1, 2, 4, 8)),
+        ("llama-4-scout.{}.fp8", "H100-80GB", (2, 4, 8)),
+        ("qwen3-235b-a22b.{}.fp8", "H200", (4, 8)),
+    ],
+)
+def test_more_gpus_on_nvlink_take_no_longer(model, gpu, degrees):
+    """Decodes and prompts, few and many, in the order of the degrees."""
+    name, _, dtype = model.partition(".{}.")
+    chip = gpu.partition("-")[0].lower()
+    quantized = {} if dtype == "bf16" else {"quantization": dtype}
+    steps = [Step([], count, 1000 * count) for count in (1, 16, 64, 256)]
+    steps += [mixed((0, tokens)) for tokens in (512, 4096)]
+    found = []
+    for degree in degrees:
+        on = chip if degree == 1 else f"{chip}-tp{degree}"
+        profile = {"profile": model.format(on)}
+        engine = {"tensor_parallel_size": degree, **quantized}
+        cost = cost_of(profile, name, gpu, **engine)
+        found.append([cost.execute(step) for step in steps])
+    for fewer, more in pairwise(found):
+        assert all(one < 1.02 * other for one, other in zip(more, fewer, strict=True))
+    assert found[-1][-1] < 0.8 * found[0][-1]  # long prompts gain most
