@@ -64,6 +64,7 @@ class SglangRecorder(Recorder):
         self.retracted: list[int] = []
         self.sent_away: list[Request] = []  # for others that are more urgent
         self.aborted: list[int] = []
+        self.gone: set[int] = set()  # all who were
         self.first_scheduled: dict[int, int] = {}  # by request
 
     def memory(self) -> Memory:
@@ -143,6 +144,7 @@ class SglangRecorder(Recorder):
     def write_outcome(self, ends: Sequence[float]) -> None:
         """Write down the outcome of the oldest row: a line for each of its steps."""
         row = self.pending.popleft()
+        self.finished = [id for id in self.finished if id not in self.gone]
         start, last = row.start, len(ends) - 1
         lag = 1 if self.asynchronous else 0
         for k, moment in enumerate(ends):
@@ -220,6 +222,8 @@ class SglangRecorder(Recorder):
             stops = not request.ignore_eos and (request.max_tokens or 0) > request.output_tokens
             matched = stops and request.generated == request.output_tokens
             row["reason"] = "FINISH_MATCHED_TOKEN" if matched else "FINISH_LENGTH"
+        if request.id in self.gone:
+            row["reason"] = "FINISH_ABORT"
         return row
 
     def limits(self, request: Request) -> str:
@@ -285,6 +289,7 @@ class RecordedSgLang(SgLang):
 
     def _abort(self, request: Request) -> None:
         self.recorder.aborted.append(request.id)
+        self.recorder.gone.add(request.id)
         super()._abort(request)
 
     def take_ticks(self, ticks: int, skip: int) -> None:

@@ -356,6 +356,8 @@ class _Recording:
         self._recorder = StepRecorder(self._lines.append)
         self._recorder.requests = {one.id: RequestSeen() for one in case.requests}
         self._here: dict[int, Any] = {}  # SGLang's requests, by id
+        self._aborted: set[int] = set()
+        self._thrown = self._thrown_before = 0  # out, so far and by the last idle pass
         self.sglang: Any = _recorded_scheduler(self, arguments)(arguments, ports)
         self.sglang.load_publisher = MagicMock()
         self._loaded: dict[str, int] = {}  # tokens from the host, of who was just admitted
@@ -379,7 +381,8 @@ class _Recording:
         with suppress(_Over):
             self.sglang.run_event_loop()
         here = self._here
-        done = all(one.id in here and here[one.id].finished() for one in self._requests)
+        gone = self._aborted | {name for name, req in here.items() if req.finished()}
+        done = all(one.id in gone for one in self._requests)
         self._recorder.end(map(self._request_row, self._requests), complete=done)
         return self._lines
 
@@ -476,11 +479,16 @@ class _Recording:
                 req.time_stats.wait_queue_entry_time = float(self._requests[name].arrival_ns)
         else:
             self._recorder.requests[name].thrown_out += 1
+            self._thrown += 1
             self._news["retracted" if is_retracted else "preempted"].append(name)
 
     def aborted(self, req: Any) -> None:
         """Hear of who is sent away for good."""
-        self._news["aborted"].append(int(req.rid))
+        name = int(req.rid)
+        self._news["aborted"].append(name)
+        self._aborted.add(name)
+        self._thrown += 1
+        self._recorder.finish(self._clock, [name])
 
     def idle(self) -> None:
         """Hear of a pass in which nothing runs, nor is in flight."""
@@ -491,6 +499,9 @@ class _Recording:
         due = [one.arrival_ns for one in [*self._coming][:1]]
         waits = bool(self.sglang.waiting_queue)
         self._news["spins"] += waits
+        settled, self._thrown_before = self._thrown == self._thrown_before, self._thrown
+        if waits and not settled:
+            return  # there is memory for others
         if store is not None or (due and not waits):
             self._clock = max(self._clock, min(due if store is None else [store, *due]))
         elif not waits and self.sglang.is_fully_idle():
@@ -632,7 +643,9 @@ class _Recording:
             "output_tokens": 0 if req is None else len(req.output_ids),
             "cached": seen.cached,
             "retractions": seen.thrown_out,
-            "reason": None
+            "reason": "FINISH_ABORT"
+            if request.id in self._aborted
+            else None
             if seen.finish is None or req is None
             else type(req.finished_reason).__name__,
         }

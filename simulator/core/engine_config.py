@@ -237,9 +237,9 @@ class EngineConfig(Config):
     )
     hicache_write_policy: Literal["write_back", "write_through", "write_through_selective"] = Field(
         "write_back",
-        description="when blocks are copied to the host (SGLang's name); write_back: as the GPU "
-        "evicts them; write_through: as they are computed, as vLLM's connector does, and SGLang by "
-        "default; write_through_selective, in SGLang: as a second request has them",
+        description="when blocks are copied to the host; write_back: as the GPU evicts them; "
+        "write_through: as they are computed, as in vLLM, and by default in SGLang; "
+        "write_through_selective, in SGLang: as a second request has them",
     )
     store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0, description="with write_through: copy a block when it is offered for so many-th time"

@@ -16,11 +16,10 @@ TRACKED = 64_000  # blocks whose offers are counted, as vLLM's max_tracker_size
 class HostTier:
     """So many blocks of host memory, by hash; the least recently used goes first.
 
-    With `write_through` blocks come as they are computed (`offer`; vLLM's connector, SGLang's
-    HiCache with write_through), from the `threshold`-th offer on; else when the GPU evicts them
-    (`store`; HiCache with write_back). These copies run beside the steps and cost them nothing. A
-    prompt whose cached prefix goes on here has the blocks loaded before its step, which waits for
-    them; the copy here stays.
+    With `write_through` blocks come as they are computed (`offer`; vLLM's connector), from the
+    `threshold`-th offer on; else when the GPU evicts them (`store`). These copies run beside the
+    steps and cost them nothing. A prompt whose cached prefix goes on here has the blocks loaded
+    before its step, which waits for them; the copy here stays. (SGLang's: `hierarchical_cache.py`.)
     """
 
     def __init__(

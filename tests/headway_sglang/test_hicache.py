@@ -1,7 +1,8 @@
 """SGLang with HiCache on, recorded: what is loaded, copied and evicted, step by step.
 
-`recorded/` has 12 cases and what SGLang 0.5.23 did in each, on a CPU, of those that
-`python -m headway_sglang.parity --hicache --count 24 --seed 3 --record FOLDER` wrote.
+`recorded/` has 14 cases and what SGLang 0.5.23 did in each, on a CPU: 12 of those that
+`python -m headway_sglang.parity --hicache --count 24 --seed 3 --record FOLDER` wrote, and two of
+seed 1, in which copies leave a request that runs alone no memory, so that it is aborted.
 """
 
 import gzip
@@ -26,7 +27,7 @@ GOLDEN = RECORDED.parents[1] / "golden" / RECORDED.name
 def test_hicache_decides_as_sglang_did(leap: bool) -> None:
     """Every step, every field."""
     outcomes = conform(RECORDED, leap=leap)
-    assert len(outcomes) == 12
+    assert len(outcomes) == 14
     assert all(one.agrees for one in outcomes), report(outcomes)
 
 
@@ -34,8 +35,8 @@ def test_the_cases_are_drawn_alike_and_make_it_hard() -> None:
     """Each policy, with and without overlap; loads, evictions from the host, waits for copies."""
     lines = gzip.decompress(RECORDED.read_bytes()).decode().splitlines()
     for line in lines:
-        number = int(json.loads(line)["name"].rpartition("-")[2])
-        assert line == dump(draw_with_host(3, number))
+        _, seed, number = json.loads(line)["name"].split("-")
+        assert line == dump(draw_with_host(int(seed), int(number)))
     configs = [json.loads(line)["config"] for line in lines]
     found = {(one["hicache_write_policy"], one["disable_overlap_schedule"]) for one in configs}
     assert found == {(name, kind) for name in WRITE_POLICIES for kind in (False, True)}
@@ -45,6 +46,7 @@ def test_the_cases_are_drawn_alike_and_make_it_hard() -> None:
     freed = sum(row["host_free_end"] > row["host_free"] for row in steps)
     assert freed > 10
     assert sum(row["spins"] for row in steps) > 100
+    assert sum(len(row["aborted"]) for row in steps) == 2
 
 
 def _loads_anything(patch: pytest.MonkeyPatch) -> None:

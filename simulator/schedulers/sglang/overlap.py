@@ -80,9 +80,9 @@ class OverlappedSgLang(SgLang):
         """Choose the next batch and count what it will bring."""
         self.now = now  # as the base class, without a call
         self.preempted = 0
-        step, left = Step([]), self._passes_left
+        step, left, gone = Step([]), self._passes_left, len(self.aborted)
         if not self._pass(step):
-            self._pass_again(step, left)
+            self._pass_again(step, left, gone)
         if step.decodes:
             batch = BatchInFlight(True)
             self.in_flight.append(batch)
@@ -212,6 +212,14 @@ class OverlappedSgLang(SgLang):
     def send_away(self, request: Request, left: int) -> None:
         self.running.lost = self._lag(request)
         super().send_away(request, left)
+        self.running.lost = 0
+        self.running.ended.pop(request, None)
+        for batch in self.in_flight:
+            batch.drop(request)
+
+    def _abort(self, request: Request) -> None:
+        self.running.lost = self._lag(request)
+        super()._abort(request)
         self.running.lost = 0
         self.running.ended.pop(request, None)
         for batch in self.in_flight:

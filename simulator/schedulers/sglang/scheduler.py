@@ -290,20 +290,22 @@ class SgLang(ContinuousBatching):
         """Go through passes until something runs, or nothing changes."""
         self.now = now
         self.preempted = 0
-        step, left = Step([]), self._passes_left
+        step, left, gone = Step([]), self._passes_left, len(self.aborted)
         if not self._pass(step):
-            self._pass_again(step, left)
+            self._pass_again(step, left, gone)
         return step
 
-    def _pass_again(self, step: Step, left: int) -> None:
-        """Go on after a pass that has run nothing; `left` were `_passes_left` before it."""
-        preempted = 0
+    def _pass_again(self, step: Step, left: int, gone: int) -> None:
+        """Go on after a pass that has run nothing.
+
+        `left` were `_passes_left` before it, and `gone` of those aborted.
+        """
+        before = 0, left, gone
         for _ in range(MOST_IDLE_PASSES):
-            if not self._passes_again():
+            now = self.preempted, self._passes_left, len(self.aborted)
+            if now == before or not self._passes_again():
                 return
-            if (self.preempted, self._passes_left) == (preempted, left) and not self.aborted:
-                return
-            preempted, left = self.preempted, self._passes_left
+            before = now
             if self._pass(step):
                 return
 
