@@ -240,7 +240,9 @@ class OverlappedSgLang(SgLang):
         over: list[Request] = []
         if batch.prompts or batch.ending or self.aborted:
             self._deliver(batch, ends[-1], over)
-        self._end_copies(step, ends[-1])
+        if self.host is not None:
+            loads, in_flight = step.copies is not None, bool(self.in_flight)
+            self.host.end_step(ends[-1], loads=loads, in_flight=in_flight)
         return over
 
     def _deliver(self, batch: BatchInFlight, now: float, over: list[Request]) -> None:

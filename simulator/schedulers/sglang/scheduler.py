@@ -607,13 +607,9 @@ class SgLang(ContinuousBatching):
             self.finish(request, now)
         over += ended + self.aborted
         self.aborted.clear()
-        self._end_copies(step, now)
-        return over
-
-    def _end_copies(self, step: Step, now: float) -> None:
-        """Tell the host that a step is over."""
         if self.host is not None:
-            self.host.end_step(now, loads=step.copies is not None, in_flight=not self._is_idle())
+            self.host.end_step(now, loads=step.copies is not None, in_flight=False)
+        return over
 
     def take_ticks(self, ticks: int, skip: int) -> None:
         """Let `ticks` more steps of decodes be taken, beginning `skip` ticks from now."""
