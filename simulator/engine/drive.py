@@ -17,7 +17,7 @@ from simulator.util.errors import HeadwayError
 # A loop that the clock attends to may have MOST_SKIPS turns in one event.
 EVENTS_PER_LOOK = 512  # events between two looks at the progress bar
 EVENTS_PER_QUESTION = 64  # between two at which `stop` is asked
-PAGES_LEFT = 128  # of rows, in all logs: so many are packed at once, and of a short run none
+PAGES_LEFT = 100  # of rows, in all logs: so many are packed at once, and of a short run none
 LONGEST = 1e8  # s, of a run: its tokens are counted by the second
 
 
