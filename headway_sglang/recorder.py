@@ -249,6 +249,7 @@ def _recorded_scheduler(recording: "_Recording", arguments: Any) -> Any:
             recording.aborted(req)
 
         def get_next_batch_to_run(self, *given: Any, **named: Any) -> Any:
+            recording.begin_pass()
             plan = super().get_next_batch_to_run(*given, **named)
             recording.chosen(plan)
             return plan
@@ -357,7 +358,7 @@ class _Recording:
         self._recorder.requests = {one.id: RequestSeen() for one in case.requests}
         self._here: dict[int, Any] = {}  # SGLang's requests, by id
         self._aborted: set[int] = set()
-        self._thrown = self._thrown_before = 0  # out, so far and by the last idle pass
+        self._thrown = self._thrown_before = 0  # out, so far and before the pass at hand
         self.sglang: Any = _recorded_scheduler(self, arguments)(arguments, ports)
         self.sglang.load_publisher = MagicMock()
         self._loaded: dict[str, int] = {}  # tokens from the host, of who was just admitted
@@ -499,8 +500,7 @@ class _Recording:
         due = [one.arrival_ns for one in [*self._coming][:1]]
         waits = bool(self.sglang.waiting_queue)
         self._news["spins"] += waits
-        settled, self._thrown_before = self._thrown == self._thrown_before, self._thrown
-        if waits and not settled:
+        if waits and self._thrown > self._thrown_before:
             return  # there is memory for others
         if store is not None or (due and not waits):
             self._clock = max(self._clock, min(due if store is None else [store, *due]))
@@ -511,6 +511,10 @@ class _Recording:
         scheduler = self.sglang
         free = scheduler.token_to_kv_pool_allocator.available_size()
         return int(free), int(scheduler.tree_cache.evictable_size())
+
+    def begin_pass(self) -> None:
+        """Hear that a pass begins."""
+        self._thrown_before = self._thrown
 
     def chosen(self, plan: Any) -> None:
         """Hear what a pass has chosen."""
