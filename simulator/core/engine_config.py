@@ -226,11 +226,12 @@ class EngineConfig(Config):
     )
     kv_offloading_size: PositiveAmount | None = Field(
         None,
-        description="GiB of host memory, over all GPUs, for blocks that the prefix cache evicts; "
-        "null: none",
+        description="GiB of host memory, over all GPUs, for blocks of the prefix cache; null: none",
     )
     kv_offloading_bandwidth: PositiveAmount | None = Field(
-        None, description="GB/s (10^9 bytes) at which blocks come back to each GPU; null: as swap"
+        None,
+        description="GB/s (10^9 bytes) at which blocks come back to each GPU; null: as swapped "
+        "ones, by the cost profile, else 85 % of the bus",
     )
     kv_offloading_latency: Amount = Field(
         0.0, description="ms until the first of a prompt's blocks comes back"
@@ -238,8 +239,8 @@ class EngineConfig(Config):
     hicache_write_policy: Literal["write_back", "write_through", "write_through_selective"] = Field(
         "write_back",
         description="when blocks are copied to the host; write_back: as the GPU evicts them; "
-        "write_through: as they are computed, as in vLLM, and by default in SGLang; "
-        "write_through_selective, in SGLang: as a second request has them",
+        "write_through: as they are computed, as in vLLM (so by default under name: sglang); "
+        "write_through_selective, in SGLang alone: as a second request has them",
     )
     store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0, description="with write_through: copy a block when it is offered for so many-th time"

@@ -396,8 +396,12 @@ class Advisor:
 
     def policy(self, to: str = "fcfs") -> list[Advice]:
         """Another policy."""
-        now = self.engine.policy_name
-        return [] if now == to else [turn(self._key("scheduling_policy"), now, to)]
+        now, tree = self.engine.policy_name, self.engine.prefix_cache == "radix"  # of SGLang's
+        return (
+            []
+            if now == to or (now == "sglang" and tree)
+            else [turn(self._key("scheduling_policy"), now, to)]
+        )
 
     def interval(self) -> list[Advice]:
         """Prompts in every step."""

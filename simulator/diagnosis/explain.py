@@ -183,7 +183,7 @@ def _seconds(value: float) -> str:
 
 def _head(row: Row) -> str:
     client = f" of {printable(row['client'])}" if row["client"] else ""
-    cached = f" ({int(row['cached_tokens']):,} of them in the prefix cache)"
+    cached = f" ({int(row['cached_tokens']):,} of them cached)"
     return (
         f"Request {int(row['id'])}{client}: {int(row['prompt_tokens']):,} prompt tokens"
         f"{cached if row['cached_tokens'] else ''}, {int(row['output_tokens']):,} generated. "

@@ -7,6 +7,8 @@ from simulator.diagnosis.evidence import known_share
 from simulator.diagnosis.fleet_rules import KNOWN, REUSE, STICKY_ROUTERS
 from simulator.models.gpus import GIB
 
+SELECTIVE = "write_through_selective"
+
 
 def prefix_reuse(run: AdvisedEvidence) -> Finding | None:
     """Prompts begin alike, and each is computed anew."""
@@ -47,11 +49,14 @@ def forgotten_prefixes(run: AdvisedEvidence) -> Finding | None:
     now = engine.kv_offloading_size
     size = run.advisor.spec.num_gpu_blocks * run.advisor.spec.block_bytes
     to = 4 * now if now else ceil(4 * size * engine.tensor_parallel_size / GIB)
+    advice = [turn("engine.kv_offloading_size", now, to)]
+    if now and engine.hicache_write_policy == SELECTIVE:
+        advice.insert(0, turn("engine.hicache_write_policy", SELECTIVE, "write_through"))
     return Finding(
         share,
         f"{known:.0%} of the prompt tokens repeat the beginning of an earlier prompt, and "
         f"{found:.0%} are found: the others have been evicted.",
         "mean_ttft_ms",
-        [turn("engine.kv_offloading_size", now, to)],
+        advice,
         {"share_of_prompt_tokens": known, "found": found, "share_of_e2el": share},
     )

@@ -9,7 +9,7 @@ import pytest
 from simulator import load_scenario, run
 from simulator.diagnosis.advice import turn, words
 from simulator.diagnosis.evidence import known_share
-from simulator.diagnosis.prefixes import prefix_reuse
+from simulator.diagnosis.prefixes import forgotten_prefixes, prefix_reuse
 from simulator.workload.workload import Workload
 
 # One request at a time, a second each. 11 come every half second: 5 s of arrivals, 11 s of work.
@@ -168,14 +168,43 @@ def test_prompt_tokens_that_a_prefix_cache_would_know() -> None:
     assert known_share(Workload(np.zeros(3), counts, counts), 16) == 0.0
 
 
-def test_a_tenth_that_is_known_is_worth_a_prefix_cache() -> None:
-    """16 of 160 tokens."""
+def two_of_a_tenth() -> Workload:
+    """Two prompts of 80 tokens, which begin with the same 16."""
     lengths = np.full(2, 80)
     work = Workload(np.zeros(2), lengths, lengths)
     work.segments = [(("s", 16), (name, 64)) for name in "ab"]
+    return work
+
+
+@pytest.mark.parametrize(
+    ("policy", "first"),
+    [("write_through", "kv_offloading_size"), ("write_through_selective", "hicache_write_policy")],
+)
+def test_a_host_that_takes_few_is_first_told_to_take_all(policy: str, first: str) -> None:
+    """What is copied as a second request has it is often evicted by then."""
+    evidence = SimpleNamespace(
+        engine=SimpleNamespace(
+            **{"enable_prefix_caching": True, "prefix_cache": "radix", "policy_name": "sglang"},
+            **{"block_size": 16, "tensor_parallel_size": 1, "kv_offloading_size": 64.0},
+            hicache_write_policy=policy,
+        ),
+        record=SimpleNamespace(
+            workload=two_of_a_tenth(), transfers=None, scenario=SimpleNamespace(cluster=None)
+        ),
+        gauges={"prefix_cache_hit_rate": 0.0, "external_prefix_cache_hit_rate": 0.0},
+        share=lambda *_: 1.0,
+        advisor=SimpleNamespace(spec=SimpleNamespace(num_gpu_blocks=10, block_bytes=1)),
+    )
+    found = forgotten_prefixes(evidence)  # type: ignore[arg-type]
+    assert found is not None
+    assert words(found.advice[0].as_dict()).split()[1] == f"engine.{first}"
+
+
+def test_a_tenth_that_is_known_is_worth_a_prefix_cache() -> None:
+    """16 of 160 tokens."""
     evidence = SimpleNamespace(
         engine=SimpleNamespace(enable_prefix_caching=False, block_size=16),
-        record=SimpleNamespace(workload=work),
+        record=SimpleNamespace(workload=two_of_a_tenth()),
         share=lambda *_: 1.0,
         advisor=SimpleNamespace(prefix_caching=lambda: None),
     )
