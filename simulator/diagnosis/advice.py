@@ -1,7 +1,4 @@
-"""Which keys of the scenario to turn, in which direction and by how much, for each cause.
-
-And what the diagnosis says: findings, and advice to raise, lower or set a key of the scenario.
-"""
+"""Findings, and advice: which key of the scenario to raise, lower or set, by how much, and why."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -395,13 +392,10 @@ class Advisor:
     # ---------------------------------------------------------------- rules of the scheduler
 
     def policy(self, to: str = "fcfs") -> list[Advice]:
-        """Another policy."""
-        now, tree = self.engine.policy_name, self.engine.prefix_cache == "radix"  # of SGLang's
-        return (
-            []
-            if now == to or (now == "sglang" and tree)
-            else [turn(self._key("scheduling_policy"), now, to)]
-        )
+        """Another policy; where SGLang's tree would have to go as well, none."""
+        now, tree = self.engine.policy_name, self.engine.prefix_cache == "radix"
+        kept = now == to or (tree and now == "sglang")
+        return [] if kept else [turn(self._key("scheduling_policy"), now, to)]
 
     def interval(self) -> list[Advice]:
         """Prompts in every step."""

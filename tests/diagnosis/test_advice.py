@@ -184,8 +184,12 @@ def test_a_host_that_takes_few_is_first_told_to_take_all(policy: str, first: str
     """What is copied as a second request has it is often evicted by then."""
     evidence = SimpleNamespace(
         engine=SimpleNamespace(
-            **{"enable_prefix_caching": True, "prefix_cache": "radix", "policy_name": "sglang"},
-            **{"block_size": 16, "tensor_parallel_size": 1, "kv_offloading_size": 64.0},
+            enable_prefix_caching=True,
+            prefix_cache="radix",
+            policy_name="sglang",
+            block_size=16,
+            tensor_parallel_size=1,
+            kv_offloading_size=64.0,
             hicache_write_policy=policy,
         ),
         record=SimpleNamespace(
