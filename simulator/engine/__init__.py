@@ -3,7 +3,6 @@
 It may import `schedulers` and what lies below. Start with `loop.py`: schedule, execute, commit.
 """
 
-import simulator.util.quick_simpy  # noqa: F401  before the others import SimPy
 from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
 
