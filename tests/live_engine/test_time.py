@@ -1,6 +1,6 @@
 """A real vLLM's latencies under loads that the calibration has not seen, beside those predicted.
 
-They want a machine of their own, so CI leaves them out: docs/lab-notes.md has what was measured.
+They want a machine of their own, so CI leaves them out: docs/live-engine.md has what was measured.
 """
 
 from collections.abc import Callable
