@@ -43,14 +43,14 @@ class Change:
     env: Mapping[str, str] = field(default_factory=dict)
     shared: int = 0  # tokens with which all prompts begin
     urgent: int = 0  # each so many-th request is urgent, and the ratio is of these
-    metric: str = "ttft"
+    metric: str = "e2el"
 
 
 NAMED = "--served-model-name", "tiny"
 FOUR, SJF = ("--max-num-seqs", "4"), {"policy": "sjf", "by": "hint"}
 SEATS = {"max_num_seqs": 4}
 CHANGES = {
-    "max_num_seqs 4": Change(FOUR, SEATS, clients=6, metric="e2el"),
+    "max_num_seqs 4": Change(FOUR, SEATS, clients=6),
     "max_num_batched_tokens 128": Change(
         ("--max-num-batched-tokens", "128"),
         {"max_num_batched_tokens": 128},
@@ -62,15 +62,19 @@ CHANGES = {
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048},
         kind="long",
         clients=4,
+        metric="ttft",
     ),
-    "no prefix cache, 128 tokens shared": Change(
-        ("--no-enable-prefix-caching",), {"enable_prefix_caching": False}, clients=4, shared=128
+    "no prefix cache, 256 tokens shared": Change(
+        ("--no-enable-prefix-caching",),
+        {"enable_prefix_caching": False},
+        kind="short",
+        clients=4,
+        shared=256,
     ),
     "66 blocks": Change(
         ("--num-gpu-blocks-override", "66"),
         {"num_gpu_blocks_override": 66},
         clients=12,
-        metric="e2el",
     ),
     "priority": Change(
         (*FOUR, "--scheduling-policy", "priority"),
@@ -79,6 +83,7 @@ CHANGES = {
         base_knobs=SEATS,
         kind="short",
         urgent=4,
+        metric="ttft",
     ),
     "sjf by hint": Change(
         (*FOUR, "--scheduler-cls", "headway_vllm.HeadwayScheduler"),
@@ -87,10 +92,9 @@ CHANGES = {
         base_knobs=SEATS,
         kind="short",
         env={"HEADWAY_POLICY": json.dumps(SJF)},
-        metric="e2el",
     ),
     "no async scheduling": Change(
-        ("--no-async-scheduling",), {"async_scheduling": False}, clients=4, metric="e2el"
+        ("--no-async-scheduling",), {"async_scheduling": False}, clients=4
     ),
 }
 

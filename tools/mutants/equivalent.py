@@ -8,8 +8,8 @@ KV_CACHE = {
     ): "any number may begin a chain of hashes",
     (
         "radix_cache.py",
-        "self._root = Node(None, [], 0, locks=1)",
-        "self._root = Node(None, [], 1, locks=1)",
+        "self._root = self._node(None, [], 0, locks=1)",
+        "self._root = self._node(None, [], 1, locks=1)",
     ): "nobody reads the blocks of the root: every walk stops there",
     (
         "unshared_prefix_cache.py",
