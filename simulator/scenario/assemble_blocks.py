@@ -73,15 +73,7 @@ def _make_tree(spec: EngineSpec, *, counts: bool) -> BlockCounter:
     if engine.kv_offloading_size is None:
         return BLOCKS["unshared radix" if counts else "radix"](*pool)
     policy = engine.hicache_write_policy
-    return BLOCKS["hierarchical"](*pool, host_blocks(spec), policy, store_time(spec))
-
-
-def host_blocks(spec: EngineSpec) -> int:
-    """Count the blocks that the host's memory has room for."""
-    engine = spec.engine
-    assert engine.kv_offloading_size is not None
-    size = spec.block_bytes * engine.tensor_parallel_size  # on all GPUs
-    return int(engine.kv_offloading_size * GIB // size)
+    return BLOCKS["hierarchical"](*pool, spec.host_blocks, policy, store_time(spec))
 
 
 def store_time(spec: EngineSpec) -> Callable[[int], float]:
@@ -104,7 +96,7 @@ def _make_tiers(spec: EngineSpec) -> HostTier:
         for tier in engine.secondary_tiers
     ]
     return HostTier(
-        host_blocks(spec),
+        spec.host_blocks,
         write_through=engine.hicache_write_policy == "write_through",
         threshold=engine.store_threshold,
         secondary=behind,

@@ -92,6 +92,12 @@ class EngineSpec:
         """KV blocks that `swap_space` holds."""
         return int(self.engine.swap_space * GIB // self.block_bytes)
 
+    @property
+    def host_blocks(self) -> int:
+        """The blocks that `kv_offloading_size` has room for."""
+        size = self.block_bytes * self.engine.tensor_parallel_size  # on all GPUs
+        return int((self.engine.kv_offloading_size or 0) * GIB // size)
+
     def with_cost(self, cost: CostModel | None, noise: Errors | None = None) -> "EngineSpec":
         """Put a given cost, if there is one, in place of this one, and let `noise` change it."""
         found = self.cost if cost is None else self.cost.replace_rank(cost)
