@@ -24,14 +24,15 @@ def draw_case(seed: int, number: int) -> Values:
         "schema": 1,
         "name": f"options-{seed}-{number}",
         "config": config,
-        "step_time": {
-            "base_ns": rng.choice([1_000_000, 6_000_000]),
-            "per_token_ns": rng.choice([0, 40_000]),
-            "per_context_token_ns": rng.choice([0, 40]),
-        },
+        "step_time": _step_time(rng) | {"per_context_token_ns": rng.choice([0, 40])},
         "max_steps": 1500,
         "requests": _requests(rng, config, longest),
     }
+
+
+def _step_time(rng: Random) -> Values:
+    base, token = rng.choice([1_000_000, 6_000_000]), rng.choice([0, 40_000])
+    return {"base_ns": base, "per_token_ns": token}
 
 
 def draw_with_host(seed: int, number: int) -> Values:
@@ -52,9 +53,8 @@ def draw_with_host(seed: int, number: int) -> Values:
         "schema": 1,
         "name": f"hicache-{seed}-{number}",
         "config": config,
-        "step_time": {
-            "base_ns": rng.choice([1_000_000, 6_000_000]),
-            "per_token_ns": rng.choice([0, 40_000]),
+        "step_time": _step_time(rng)
+        | {
             "load_block_ns": page * rng.choice([1000, 40_000, 400_000]),
             "store_block_ns": page * store,
         },
