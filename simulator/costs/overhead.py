@@ -6,8 +6,8 @@ its terms per sequence, per prompt in the step and per token of prompts, is wait
 the engine schedules asynchronously: then it is hidden behind the kernels, and only what is longer
 than these shows. A scenario's block `host` puts a server's own in their place. A step with prompts
 runs without the CUDA graph of a whole decode step, and its layers are launched one after the
-other: `prompt_per_layer`. On B200 FlashInfer's own attention is planned on the host besides: to
-0.11.0, and beside an fp8 cache.
+other: `prompt_per_layer`. On B200 FlashInfer's own attention is planned on the host besides, to
+0.11.0 and beside an fp8 cache, and no such step is faster than its launches, `launch_per_layer`.
 
 Where requests are sampled with top-p or top-k, vLLM from 0.11.1 to 0.16, and before 0.9, sorts all
 logits of a step in PyTorch, as float32 with their indices: a radix sort of four passes over a batch
@@ -50,6 +50,7 @@ TERMS = (
     "per_sequence",
     *HOST_TERMS,
     "prompt_per_layer",
+    "launch_per_layer",
     "ranks_per_layer",
     "sort",
     "sort_per_logit",
@@ -89,6 +90,7 @@ class Overhead:
     host_per_prefill: float = 0.0
     host_per_prefill_token: float = 0.0
     prompt_per_layer: float = 0.0
+    launch_per_layer: float = 0.0  # least, of a step with prompts
     captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
     ranks_per_layer: float = 0.0  # where there are several ranks
     sort: float = 0.0  # of the logits of a step
@@ -145,6 +147,7 @@ class Overhead:
             step=self.step,
             apart=ranks + (self.sort if sampled else 0.0),
             prompts=self.prompt_per_layer * layers,
+            launch=self.launch_per_layer * layers,
             overhead_per_sequence=self.per_sequence + logits * self.logit_seconds(gpu),
             host=self.host,
             host_per_sequence=self.host_per_sequence,

@@ -485,11 +485,14 @@ class PiecewiseCost(Fitted):
         hidden = {"host": "host"} if self.overlapped else {}
         return {"step": "overhead", **hidden, "per_sequence": "host_per_sequence"}
 
-    def with_engine(self, *, step: float, apart: float, prompts: float, **terms: Any) -> Self:
+    def with_engine(
+        self, *, step: float, apart: float, prompts: float, launch: float = 0.0, **terms: Any
+    ) -> Self:
         return replace(
             self,
             overhead=self.overhead + step + apart,
             prefill=self.prefill + prompts,
+            launch=max(self.launch, launch),
             engine_overhead=step,
             engine_prefill=prompts,
             **terms,

@@ -1,6 +1,7 @@
 """What an engine adds to its kernels: by version, and the wait for the longest sequence."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,17 @@ def test_prompts_on_b200_are_planned_on_the_host_beside_an_fp8_cache_alone() -> 
         for version in ("0.11.0", "0.11.1", "0.15", "0.20")
         for cache in ("auto", "fp8")
     ]
-    assert told == [350e-6, 350e-6, *[30e-6, 350e-6] * 3]
+    assert told == [300e-6, 300e-6, *[30e-6, 300e-6] * 3]
+
+
+def test_a_step_with_prompts_is_no_faster_than_its_launches() -> None:
+    """Unlike a graph of decodes: 32 layers of 0.5 s, waits beside, unless kernels take longer."""
+    terms = Overhead(step=0.25, per_sequence=0.5, launch_per_layer=0.5, captured=2)
+    cost = with_overhead(terms, KERNELS, overlapped=True, layers=32)
+    assert cost.execute(Step([PROMPT], 2, 9)) == 16.0 + 0.25 + 3 * 0.5
+    assert cost.execute(Step([], 2, 9)) == 1.0 + 0.25 + 2 * 0.5
+    longer = with_overhead(terms, replace(KERNELS, prefill=20.0), overlapped=True, layers=32)
+    assert longer.execute(Step([PROMPT], 2, 9)) == 21.0 + 0.25 + 3 * 0.5
 
 
 def test_only_b200_from_0_14_on_waits_for_the_longest() -> None:
