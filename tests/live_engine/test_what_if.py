@@ -18,7 +18,14 @@ import numpy as np
 import pytest
 
 from simulator.workload.workload import Workload
-from tests.support.live_calibration import Calibrated, drawn, measure, noise_of_mean
+from tests.support.live_calibration import (
+    ENGINE,
+    Calibrated,
+    drawn,
+    measure,
+    noise_of_mean,
+    warm_up,
+)
 from tests.support.live_vllm import LiveServer, live_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.engine_all]
@@ -47,6 +54,7 @@ class Change:
 
 
 NAMED = "--served-model-name", "tiny"
+WHOLE = "--max-num-batched-tokens", "1280", "--max-model-len", "1280"
 FOUR, SJF = ("--max-num-seqs", "4"), {"policy": "sjf", "by": "hint"}
 SEATS = {"max_num_seqs": 4}
 CHANGES = {
@@ -58,8 +66,8 @@ CHANGES = {
         clients=2,
     ),
     "prompts whole": Change(
-        ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"),
-        {"enable_chunked_prefill": False, "max_num_batched_tokens": 2048},
+        ("--no-enable-chunked-prefill", *WHOLE),
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 1280, "max_model_len": 1280},
         kind="long",
         clients=4,
         metric="ttft",
@@ -82,7 +90,7 @@ CHANGES = {
         base=FOUR,
         base_knobs=SEATS,
         kind="short",
-        urgent=4,
+        urgent=8,
         metric="ttft",
     ),
     "sjf by hint": Change(
@@ -156,8 +164,9 @@ def test_the_effect_of_a_change_is_predicted(
     one, log = unchanged(change.base), tmp_path / "log"
     flags, ratios = (*NAMED, *change.flags), []
     with live_server(models("llama"), log, *flags, env=change.env) as other:
-        for server in (one, other):
-            measure(server, drawn("short", 8, 20.0, np.random.default_rng(0)))  # to warm it up
+        for server, knobs in ((one, change.base_knobs), (other, change.knobs)):
+            warm_up(server, (ENGINE | knobs)["max_num_batched_tokens"])
+            measure(server, load, asked)
         for number in range(ROUNDS):
             order = (one, other) if number % 2 else (other, one)  # a drift has no side
             found = {server.url: measure(server, load, asked)[change.metric] for server in order}

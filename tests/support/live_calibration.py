@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -23,7 +24,7 @@ from tests.support.live_vllm import FLAGS, VOCABULARY, LiveServer
 from twin.replay import replay
 
 RECORDER = "headway_vllm.RecordedScheduler"
-ENGINE = {
+ENGINE: dict[str, Any] = {
     "name": "vllm",
     "max_num_seqs": int(FLAGS["--max-num-seqs"]),
     "max_num_batched_tokens": int(FLAGS["--max-num-batched-tokens"]),
@@ -148,9 +149,16 @@ def calibrate(live: LiveServer, steps: Path, model: Path, seconds: float, turns:
     seats = ENGINE["max_num_seqs"]
     drive = Interleaved(server, len(VOCABULARY), seats, seconds, steps=steps, turns=turns)
     drive.random = np.random.default_rng(1)
+    warm_up(live)
     drive.run()
     assert not drive.fault, drive.fault
     return Calibrated(scenario, drive.limits, fit_sent(scenario, drive.sent, steps))
+
+
+def warm_up(live: LiveServer, most: int = ENGINE["max_num_batched_tokens"]) -> None:
+    """Send a prompt of each length that fits a step, `most` tokens, one after the other."""
+    lengths = np.arange(1, most - 1)  # `most` may be all that a request can have, two answered
+    measure(live, Workload(0.0 * lengths, lengths, 2 + 0 * lengths, max_concurrency=1))
 
 
 def measure(live: LiveServer, load: Workload, asked: Chosen = None) -> Means:
