@@ -176,7 +176,7 @@ class TrtLlm(ContinuousBatching):
         # What others add in this very step nobody finds yet.
         hits = self.blocks.match(request)[: self._found[request]]
         start = len(hits) * self.blocks.block_size
-        tokens = self.chunk(request.known - start, budget) if budget > 0 else 0
+        tokens = self.chunk(request.known - start, budget)
         if tokens:
             if self.waiting.head() is not request:
                 self.waiting.remove(request)

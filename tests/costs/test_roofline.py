@@ -16,7 +16,13 @@ from simulator.costs.profile import (
     read_profile,
     shipped_profiles,
 )
-from simulator.costs.roofline import USUAL, efficiency_of, products_seconds, roofline
+from simulator.costs.roofline import (
+    USUAL,
+    all_reduce,
+    efficiency_of,
+    products_seconds,
+    roofline,
+)
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model
 from tests.support.costs import cost_of, mixed, with_overhead
@@ -127,6 +133,16 @@ def test_roofline_of_two_gpus() -> None:
     assert two.dense_seconds(20_000) - passed < 0.55 * one.dense_seconds(20_000)
     with pytest.raises(ValueError, match="tensor_parallel_size"):
         roofline(LLAMA, gpu, tensor_parallel_size=3)
+
+
+def test_more_than_two_gpus_of_pcie_4_share_lanes() -> None:
+    """A sum of 1 GB passes on 2 (n - 1) / n GB: of two over the whole link, of four 8.8 GB/s."""
+    gpu = GPUS["A10G"]
+    share = efficiency_of(gpu)
+    two, four = (all_reduce(gpu, n, np.array([1e9]))[0] - share.link_latency for n in (2, 4))
+    assert two == pytest.approx(1e9 / (share.link * gpu.link_bandwidth))
+    assert four == pytest.approx(1.5e9 / 8.8e9)
+    assert share.link * gpu.link_bandwidth > 8.8e9
 
 
 def test_roofline_of_experts() -> None:

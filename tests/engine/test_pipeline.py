@@ -52,6 +52,17 @@ def test_a_scheduler_that_does_nothing_though_somebody_waits_is_an_error():
         play(workload((0.5, 4, 1)), lazy, Stages(Clock(1.0), (1.0, 1.0)))
 
 
+def test_a_first_token_may_come_at_the_very_start() -> None:
+    """A prompt takes no time, a decode 1 s: the second token does not count as the first."""
+
+    class Decodes(Clock):
+        def execute(self, step):
+            return float(step.decodes)
+
+    log, _ = play(workload((0, 4, 3)), stages(1), Stages(Decodes()))
+    assert (log.requests[0]["first_token"], log.requests[0]["finish"]) == (0.0, 2.0)
+
+
 def rows(log: Log) -> list[tuple[float, float]]:
     """Begin and end of each row."""
     return [(row["start"], row["end"]) for row in log.steps]

@@ -4,16 +4,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.core.alarm import FastEnvironment
 from simulator.core.request import Request, Step
-from simulator.kv_cache.block_manager import BlockManager
+from simulator.engine.pipeline import make_replica
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
+from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.trtllm import POLICIES, TrtLlm
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import assert_same_steps
-from tests.support.engines import fcfs, play, workload
+from tests.support.engines import Clock, fcfs, play, workload
+from tests.support.single_steps import expand_steps
 
 
 def started(scheduler: Scheduler, *requests: tuple[int, int]) -> Step:
@@ -199,3 +203,17 @@ def test_those_who_quote_board_in_leaps_as_stepwise(load, spare, size, reserve) 
         logs.append(play(load, scheduler, leap=leap)[0])
     assert logs[0].requests.tolist() == logs[1].requests.tolist()
     assert logs[0].tick_ends == logs[1].tick_ends
+
+
+@pytest.mark.parametrize("kind", [AsyncScheduler, OverlappedSgLang])
+def test_a_leap_that_a_failure_breaks_off_tells_the_blocks_of_its_steps(kind: type) -> None:
+    """A prompt of 4 and blocks of 4: a token in the third from step 6 on, as without leaps."""
+    used = []
+    for leap in (True, False):
+        env = FastEnvironment()
+        replica = make_replica(env, kind(BlockCounter(99, 4)), Clock(), leap=leap)
+        replica.submit(Request(0, 0.0, 4, 40))
+        env.run(until=7.5)
+        replica.crash(kind(BlockCounter(99, 4)))
+        used.append(expand_steps(replica.log)["kv_blocks_used"].tolist())
+    assert used[0] == used[1] == [1, 2, 2, 2, 2, 3, 3]

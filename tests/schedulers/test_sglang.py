@@ -132,6 +132,16 @@ def test_sglang_knows_what_ignores_the_end() -> None:
     assert seen == [prompts(0, tokens=4), *[({}, 1)] * 8]
 
 
+def test_who_ends_last_counts_before_the_one_that_would_have_been() -> None:
+    """80 tokens of memory, prompts of 20, answers of 2, 3 and 9 that ignore the end: all fit.
+
+    Request 2 is looked at behind request 0: 17 are free when it is in, and 20 more when that ends.
+    """
+    scheduler = SgLang(counter(80, 1), ignore_eos=True, max_new_tokens="exact", max_model_len=60)
+    seen, _ = run(scheduler, (0, 20, 2), (0, 20, 3), (0, 20, 9))
+    assert seen[0] == prompts(0, 1, 2, tokens=20)
+
+
 def test_sglang_lets_the_urgent_take_a_place() -> None:
     """One seat. Priority 20 differs from 0 by more than 10, 5 does not."""
     options = {"enable_priority_scheduling": True, "max_num_seqs": 1, "max_model_len": 60}
@@ -153,6 +163,19 @@ def test_who_is_urgent_takes_a_place_if_its_answer_just_fits() -> None:
     scheduler = SgLang(counter(15, 1), max_new_tokens=9, **options)
     _, preempted = run(scheduler, (0, 4, 9), (2.5, 4, 1), priority=np.array([0, 20]))
     assert preempted == [1, 0]
+
+
+def test_who_was_sent_away_takes_no_place_in_which_its_prompt_does_not_fit() -> None:
+    """33 tokens of memory, two seats. At 9 s request 1 is retracted, and request 2 has its seat.
+
+    Then request 1 is more urgent than request 0, but what that has yet to say is no room for 14.
+    """
+    options = {"enable_priority_scheduling": True, "max_num_seqs": 2, "max_new_tokens": 12}
+    options |= {"schedule_conservativeness": 0.0, "retract_decode_steps": 0, "max_model_len": 60}
+    scheduler = SgLang(counter(33, 1), **options)
+    load = (0, 4, 12), (0.5, 14, 12), (7.5, 2, 2)
+    _, preempted = run(scheduler, *load, priority=np.array([0, 20, 40]))
+    assert preempted == [0, 1, 0]
 
 
 def test_sglang_tries_anew_who_came_while_a_prompt_was_split() -> None:
@@ -218,6 +241,8 @@ def test_what_those_who_wait_will_find_is_used_before_others_are_evicted() -> No
 @pytest.mark.parametrize(
     ("name", "allowed", "message"),
     [
+        ("max_num_seqs", 1, "must be at least 1, not 0"),
+        ("max_num_batched_tokens", 4, "must be at least 4, not 3"),
         ("max_prefill_tokens", 1, "must be at least 1, not 0"),
         ("prefill_decode_interval", 0, "must be at least 0, not -1"),
         ("new_token_ratio_decay_steps", 1, "must be at least 1, not 0"),

@@ -4,6 +4,7 @@ from simulator.kv_cache.block_manager import BlockManager
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.tgi import Tgi
 from simulator.schedulers.trtllm import TrtLlm
+from tests.support.engines import play, workload
 from tests.support.schedules import counter, prompts, run
 
 
@@ -142,6 +143,14 @@ def test_trtllm_pauses_the_last_started() -> None:
     assert preempted == [0, 1]
 
 
+def test_trtllm_goes_on_with_those_who_stay_as_before() -> None:
+    """As above: the tokens of request 0 are one run, those of request 1 one before and after."""
+    scheduler = TrtLlm(counter(4), capacity_scheduler_policy="MAX_UTILIZATION")
+    log, _ = play(workload((0, 4, 9), (0, 4, 9)), scheduler)
+    runs = [(int(row["id"]), float(row["start"]), int(row["ticks"])) for row in log.runs]
+    assert sorted(runs) == [(0, 1.0, 8), (1, 1.0, 4), (1, 10.0, 3)]
+
+
 def test_trtllm_waits_until_a_prompt_fits_as_a_whole() -> None:
     """24 tokens a step: 10 + 12, and 4 with the decodes of the next."""
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 24, "max_model_len": 24}
@@ -199,6 +208,19 @@ def test_trtllm_holds_back_who_will_find_it_cached() -> None:
     options = {"capacity_scheduler_policy": "STATIC_BATCH", "max_new_tokens": "exact"}
     scheduler = TrtLlm(blocks, **options)
     assert run(scheduler, *load, segments=segments)[0] == [prompts(0, 1, 2, tokens=9), ({}, 2)]
+
+
+def test_trtllm_holds_back_who_will_find_what_a_split_prompt_adds() -> None:
+    """12 tokens a step: 12 of request 0's 17, then 5.
+
+    Request 1 begins with the same 16 and waits for the last 4 of them; request 2 passes it by.
+    """
+    segments = [(("a", 16), ("x", 1)), (("a", 16), ("y", 1)), None]
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 12, "max_model_len": 24}
+    blocks = BlockManager(91, 4, prefix_caching=True)
+    scheduler = TrtLlm(blocks, enable_chunked_prefill=True, **options)
+    seen, _ = run(scheduler, (0, 17, 1), (0.5, 17, 1), (0.5, 6, 1), segments=segments)
+    assert seen == [({0: (0, 12)}, 0), ({0: (12, 5), 2: (0, 6)}, 0), ({1: (16, 1)}, 0)]
 
 
 def test_trtllm_computes_as_many_tokens_as_a_step_may_have() -> None:

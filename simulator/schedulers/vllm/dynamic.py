@@ -34,7 +34,7 @@ class DynamicScheduler(Scheduler):
         self._steady = steady and not hasattr(policy, "promote")
         self._view = RunningView(self, self.running)
         self._arrivals = 0  # requests that came, or left before their end
-        self._seen = (-1, -1, -1)  # what had happened when the policy was asked last
+        self._seen: tuple[int, ...] = ()  # what had happened when the policy was asked last
         self._prefilled = False  # the step before computed prompts: it was not leapt over
         self._may_change = False  # the policy may answer otherwise though nothing has happened
 
