@@ -366,10 +366,9 @@ class DisaggregatedFleet(Fleet):
             elif lost_here is not None and lost_here.state == "asked":
                 self._drop_job(lost_here)
 
-    def abandon(self) -> list[Request]:
-        left = super().abandon()
+    def abandon(self) -> None:
+        super().abandon()
         for core in self.cores:
             if isinstance(core.scheduler, Consumer):
                 for request in core.scheduler.wanted():
                     core.record(request, UNFINISHED)
-        return left

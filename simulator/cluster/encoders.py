@@ -175,12 +175,11 @@ class EncoderFleet(Fleet):
         self._encodings.pop(id, None)
         return super().cancel(id)
 
-    def abandon(self) -> list[Request]:
-        left = super().abandon()
+    def abandon(self) -> None:
+        super().abandon()
         first = next(core for number, core in enumerate(self.cores) if number not in self.links)
         for encoding in self._encodings.values():
             first.record(encoding.request, UNFINISHED)
-        return left
 
     def forget_jobs(self) -> None:
         """Leave the rows of jobs, which are nobody's requests, out of the encoders' logs."""

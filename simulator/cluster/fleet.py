@@ -388,11 +388,7 @@ class Fleet:
         """Whether no replica is open to a new request."""
         return not self.open
 
-    def abandon(self) -> list[Request]:
-        """Write down the requests that are still here, when a run is stopped before its end.
-
-        Return those that wait for a replica.
-        """
+    def abandon(self) -> None:
+        """Write down the requests that replicas have, when a run is stopped before its end."""
         for timer in self._clock.timers:
             timer.loop.abandon()
-        return [request for request in self._held if self._at.get(request.id) == (request, None)]

@@ -260,7 +260,8 @@ class BlockManager(BlockCounter):
 
     def load(self, request: Request, hits: Sequence[int], count: int) -> None:
         assert self.tier is not None
-        keys = known_hashes(request, 0, self.block_size)[len(hits) : len(hits) + count]
+        end = len(hits) + count
+        keys = known_hashes(request, end, self.block_size)[len(hits) : end]
         self.tier.use(keys)
         if self.tier.write_through:
             self._of_tier.setdefault(request, []).extend(keys)

@@ -109,6 +109,7 @@ class UnsharedPrefixCache(EvictingCounter):
         size = self.block_size
         count = -(-request.computed // size)
         full = max(self._full.pop(request), (request.computed - self.delay) // size)
+        request.computed = 0
         self.free += count
         self._cached += full if self.splits_free_list else count
         if full < count and not self.splits_free_list:
@@ -116,7 +117,6 @@ class UnsharedPrefixCache(EvictingCounter):
         if request.finish >= 0 and request not in self._regained:
             if full:
                 self._abandon(full)
-            request.computed = 0
             return
         table = self._regained.pop(request, [])
         if request not in self._freed_by:
@@ -132,7 +132,6 @@ class UnsharedPrefixCache(EvictingCounter):
                 self._freed_by.setdefault(request, []).extend(table)
         elif table:
             self._abandon(sum(end - first for freed in table for first, end in freed.parts))
-        request.computed = 0
 
     def _abandon(self, count: int) -> None:
         """Put blocks at the tail of the free list for which nobody will come."""
@@ -151,7 +150,7 @@ class UnsharedPrefixCache(EvictingCounter):
     def _forget(self, count: int) -> None:
         """Let the first in the free list lose hashes: so many, or all if nobody comes for them."""
         freed = next(iter(self._idle))
-        if freed.owner is not None and freed.owner in self._freed_by:
+        if freed.owner is not None:
             first, end = freed.parts.pop()
             kept = max(first, end - count)
             if first < kept:
@@ -167,11 +166,10 @@ class UnsharedPrefixCache(EvictingCounter):
         """Strike out a place in the free list where nothing is left."""
         del self._idle[freed]
         assert freed.owner is not None
-        kept = self._freed_by.get(freed.owner)
-        if kept is not None and freed in kept:
-            kept.remove(freed)
-            if not kept:
-                del self._freed_by[freed.owner]
+        kept = self._freed_by[freed.owner]
+        kept.remove(freed)
+        if not kept:
+            del self._freed_by[freed.owner]
 
     def _withdraw(self, request: Request, count: int) -> list[FreedBlocks]:
         """Take a request's first `count` blocks out of the free list."""

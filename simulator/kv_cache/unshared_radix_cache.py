@@ -17,13 +17,12 @@ from simulator.kv_cache.evicting_counter import TreeCounter
 class _Chain:
     """What the tree has of one request, from the root down."""
 
-    __slots__ = ("blocks", "locked", "nodes", "offered", "request", "runs", "stamps")
+    __slots__ = ("blocks", "locked", "nodes", "offered", "request", "stamps")
 
     def __init__(self, request: Request) -> None:  # by hand: a dataclass takes longer
         self.request = request
         self.nodes: list[int] = []  # the blocks of each
         self.stamps: list[int] = []  # when each was last used
-        self.runs = False
         self.locked = 0  # nodes that the running request holds
         self.blocks = 0  # of these
         self.offered = False  # it is in the heap of chains that may be evicted
@@ -59,7 +58,6 @@ class UnsharedRadixCache(TreeCounter):
         chain = self._chains.get(request)
         if chain is None:
             chain = self._chains[request] = _Chain(request)
-        chain.runs = True
         if hits:
             self._lock(chain, len(hits))
             self.free -= len(hits)
@@ -115,7 +113,7 @@ class UnsharedRadixCache(TreeCounter):
         self._pool += held - chain.blocks
         self.free += held
         request.computed = 0
-        chain.runs, chain.locked, chain.blocks = False, 0, 0
+        chain.locked, chain.blocks = 0, 0
         if ended:
             del self._chains[request]
             if chain.nodes:
@@ -147,7 +145,7 @@ class UnsharedRadixCache(TreeCounter):
                 chain.stamps.pop()
                 if len(chain.nodes) > chain.locked:
                     self._offer(chain)
-                elif not chain.nodes and not chain.runs:
+                elif not chain.nodes and not chain.request.computed:  # it waits
                     del self._chains[chain.request]
             else:
                 return

@@ -86,8 +86,8 @@ def test_stale_counts_are_worked_with_until_the_next_ones_come() -> None:
 
 
 def test_who_waits_at_a_full_cache_counts_up_to_four_times() -> None:
-    """2 wait and 2 run at 90 %: 4 + 2 x 6 x 0.4 = 8.8, more than 8; at 60 %: 5.2, less."""
-    for usage, rank in ((0.9, 1), (0.6, 0)):
+    """2 wait and 2 run at 90 %: 4 + 2 x 6 x 0.4 = 8.8, more than 8; at 80 %: 7.6, less."""
+    for usage, rank in ((0.9, 1), (0.8, 0)):
         spread = balancer(2)
         spread.publish([(2, 2, usage), (0, 8, 0.95)])
         assert spread.send(0) == rank

@@ -83,6 +83,17 @@ def test_reads_wait_for_writes() -> None:
     assert tier.fetch([0]) == ([1], 4.75)
 
 
+def test_a_host_knows_of_no_more_fetches_than_it_has_blocks() -> None:
+    """However many there were: what was fetched and evicted is forgotten."""
+    disk, tier = half_second(), HostTier(4, write_through=True)
+    tier.secondary = [disk]
+    disk.store(range(40), 0.0)
+    for first in range(0, 40, 4):
+        tier.now += 100.0
+        assert tier.fetch(range(first, first + 4))[0] == [4]
+    assert sorted(tier._coming) == [36, 37, 38, 39]
+
+
 def test_a_link_that_is_shared_serves_both_replicas_in_turn() -> None:
     """Two hosts ask at 10.0 for three blocks each: there at 11.75 and 13.25."""
     store = half_second(shared=True)

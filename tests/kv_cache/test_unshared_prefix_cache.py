@@ -63,7 +63,7 @@ def test_a_request_finds_what_others_have_left_of_its_blocks() -> None:
     assert board(blocks, first) == 0
     first.generated = 1
     blocks.release(first)
-    assert (blocks.free, len(blocks.match(first))) == (10, 2)
+    assert (blocks.free, len(blocks.match(first)), first.computed) == (10, 2, 0)
     assert board(blocks, second) == 0
     assert (blocks.free, len(blocks.match(first))) == (1, 1)
     blocks.release(second)
@@ -79,16 +79,21 @@ def test_nobody_finds_the_blocks_of_another() -> None:
     assert board(blocks, second) == 0
 
 
-def test_a_request_that_has_ended_is_forgotten() -> None:
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_request_that_has_ended_is_forgotten(preempted: bool) -> None:
     """Its blocks stay where they are until somebody takes them."""
     blocks = UnsharedPrefixCache(6, 4)
-    first = ask(9)
+    first = ask(8)
     board(blocks, first)
-    first.finish = 1.0
+    if preempted:
+        blocks.release(first)
+        assert board(blocks, first) == 1  # of two: it computes its last token again
+    first.finish = 0.5
     blocks.release(first)
     assert not blocks.match(first)
     assert board(blocks, ask(17)) == 0
     assert blocks.free == 0
+    assert not blocks._freed_by
 
 
 def test_of_two_equal_blocks_the_elder_is_found() -> None:

@@ -42,21 +42,45 @@ def test_a_retracted_request_finds_its_prompt_until_that_is_evicted() -> None:
     assert (blocks.free, blocks.hashed, len(blocks.match(first))) == (10, 4, 4)
     blocks.admit(second, blocks.match(second), 8)
     assert (blocks.free, blocks.hashed, len(blocks.match(first))) == (2, 0, 0)
+    assert [*blocks._chains] == [second]
+
+
+@pytest.mark.parametrize("cache", [RadixCache, UnsharedRadixCache])
+def test_who_boards_may_evict_its_own_block(cache: Cache) -> None:
+    """That of its last token, which it computes again; then the block is in the tree once more."""
+    blocks = cache(11, 1)
+    request, other = Request(0, 0.0, 1, 9), Request(1, 0.0, 9, 9)
+    blocks.admit(request, blocks.match(request), 1)
+    blocks.cache(request)
+    blocks.release(request)
+    for one in (other, request):
+        blocks.admit(one, blocks.match(one), one.known)
+    assert (blocks.free, blocks.hashed) == (0, 0)
+    blocks.cache(request)
+    assert blocks.hashed == 1
 
 
 @pytest.mark.parametrize("cache", [RadixCache, UnsharedRadixCache])
 def test_a_node_that_is_used_in_part_becomes_two_where_it_stands(cache: Cache) -> None:
-    """Chunks of 5 and 1 blocks, of which 2 are used: the leaf that is evicted is still the 1."""
+    """Chunks of 5 and 1 blocks, of which 2 are used: the leaf that is evicted is still the 1.
+
+    Then another prompt goes, which was used before those 2.
+    """
     blocks = cache(11, 1)
-    request = Request(0, 0.0, 6, 9)
+    request, other = Request(0, 0.0, 6, 9), Request(1, 0.0, 4, 9)
     blocks.admit(request, blocks.match(request), 5)
     blocks.cache(request)
     blocks.extend(request, 6)
     blocks.cache(request)
     blocks.release(request)
+    blocks.admit(other, blocks.match(other), 4)
+    blocks.cache(other)
+    blocks.release(other)
     blocks.find(request, 2)
-    blocks.make_room(5)
-    assert blocks.hashed == 5
+    for room, left in ((1, 9), (2, 5)):
+        blocks.make_room(room)
+        assert blocks.hashed == left
+    assert len(blocks.match(request)) == 5
 
 
 class Twins(RuleBasedStateMachine):

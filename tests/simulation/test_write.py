@@ -98,6 +98,8 @@ def test_files_of_a_run(ran: Ran, tmp_path: Path) -> None:
     assert sorted(out.iterdir()) == sorted(paths)
     assert (out / "requests.csv").read_text() == REQUESTS
     assert (out / "steps.csv").read_text() == STEPS
+    assert read_table(out, "clients")["client"].tolist() == ["a,b", "c"]
+    assert read_table(out, "fairness")["backlogged"].tolist()[:4] == [1, 0, 0, 1]
     assert json.loads((out / "summary.json").read_text()) == {"completed": 2}
     assert yaml.safe_load((out / "scenario.yaml").read_text()) == {"name": "näme", "seed": 0}
 

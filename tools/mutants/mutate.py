@@ -88,8 +88,8 @@ def _ordered(call: ast.Call) -> bool:
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
     """Walk through the expressions of a statement, not those of statements in it."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.keyword) and child.arg == "stacklevel":
-            continue  # a warning is shown without the place that it comes from
+        if isinstance(child, ast.keyword) and child.arg in ("stacklevel", "strict"):
+            continue  # where a warning comes from is not shown; `strict` is an assertion
         if isinstance(child, ast.expr):
             yield child
         if not isinstance(child, ast.stmt | ast.JoinedStr):
