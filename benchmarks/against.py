@@ -5,9 +5,9 @@
 Installs DynoSim (the replay of `ai-dynamo`) and AISimulate from PyPI, in a virtual environment each
 under `--folder` (kept; about 1.5 GB), and runs all of them on one engine: Llama-3-8B, at most 256
 requests and 512 tokens in a step, 27,000 KV blocks of 16 tokens, chunked prefill, no prefix cache.
-The peers read the requests as Mooncake JSONL; Headway as its scenario says, and once more from
-that very file. The work is that of the Azure 2023 conversation trace where HEADWAY_DATA names a
-folder that holds it, else of a generated workload with its statistics.
+The peers read the requests as Mooncake JSONL; Headway as its scenario says, once more with vLLM's
+defaults, and from that very file. The work is that of the Azure 2023 conversation trace where
+HEADWAY_DATA names a folder that holds it, else of a generated workload with its statistics.
 
 A round runs every tool once, one after the other, so what disturbs the machine disturbs them alike.
 A ratio is the median over the rounds of Headway's user CPU by the tool's in the same round; beside
@@ -29,7 +29,7 @@ from statistics import median
 
 import yaml
 from measure import Usage, headway_run, measure
-from speed import CONV, POISSON, conv, timeouts
+from speed import CONV, POISSON, VLLM_KEYS, conv, timeouts
 
 from simulator.scenario.load import load_scenario
 from simulator.workload.traces import write_mooncake
@@ -134,6 +134,7 @@ def tools(case: str, bins: dict[str, Path], folder: Path) -> dict[str, Run]:
     file = f"workload={{trace: {{path: {trace}, format: mooncake}}}}"
     found: dict[str, Run] = {
         HEADWAY: lambda: headway_run(CONV, overrides),
+        f"{HEADWAY}, vLLM's defaults": lambda: headway_run(CONV, [*overrides, *VLLM_KEYS]),
         f"{HEADWAY}, the peers' file": lambda: headway_run(CONV, [file, *ENGINE]),
     }
     for name, bin in bins.items():
