@@ -271,14 +271,13 @@ def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
     if share < STALLED:
         return None
     step, less = _mixed_steps(run)
-    beside = f"where its decodes alone would take {_short(less * 1e3)} ms"
-    beside = beside if less else "without decodes"
     kept = run.gauges.get("slo_attainment_tpot")
     though = "" if kept is None else f"; {kept:.1%} of the requests keep the bound on TPOT"
     return Finding(
         run.share("decode_slowed_time"),
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
-        f"{_short(step * 1e3)} ms {beside}; P99 ITL {_short(run.ms('p99_itl'))} ms{though}.",
+        f"{_short(step * 1e3)} ms where its decodes alone would take {_short(less * 1e3)} ms; "
+        f"P99 ITL {_short(run.ms('p99_itl'))} ms{though}.",
         "p99_itl_ms",
         run.advisor.smaller_chunks(),
         {
@@ -298,8 +297,6 @@ def _mixed_steps(run: AdvisedEvidence) -> tuple[float, float]:
     for log, cost in zip(run.record.logs, run.record.costs, strict=True):
         rows = prompt_rows(log)
         mixed = log.steps["decodes"][rows] > 0
-        if run.custom_admission:  # it may keep decodes out of such steps: they wait all the same
-            mixed[:] = True
         time += float((log.steps["end"][rows] - log.steps["start"][rows])[mixed].sum())
         stall += float(run.prompt_stalls(log, cost)[mixed].sum())
         count += int(mixed.sum())

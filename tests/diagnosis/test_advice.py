@@ -82,6 +82,18 @@ def test_what_stays_as_fast_needs_replicas_first(advice) -> None:
     assert next(iter(advice(CALM, *alone))) == "cluster.replicas"
 
 
+@pytest.mark.parametrize(
+    ("base", "first"), [(10, "engine.max_num_batched_tokens"), (9.9, "cluster.replicas")]
+)
+def test_a_larger_budget_comes_before_replicas_from_half_as_fast_again_on(
+    advice, base: float, first: str
+) -> None:
+    """Beside a decode 63 tokens take 27 s, and 511 of 512 take 146 s: 7/3 and 7/2 a second."""
+    sets = ["engine.max_num_seqs=16", "engine.max_model_len=128", "workload.input_len=64"]
+    sets += [f"cost.base={base}", "cost.per_token=0.265625", "workload.request_rate=inf"]
+    assert next(iter(advice(ELEVEN, *sets))) == first
+
+
 def test_keys_of_the_group_that_waits(advice) -> None:
     """One group has an engine of its own, and too few seats."""
     groups = "cluster={groups: {slow: {engine: {max_num_seqs: 1}}, fast: {}}}"

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from simulator import load_scenario, run
+from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.evidence import Evidence
-from simulator.diagnosis.fleet_rules import Outage, autoscaler_waits, find_outages
+from simulator.diagnosis.fleet_rules import Outage, autoscaler_waits, explained, find_outages
 from simulator.planning.diagnose import follow, gain, value_of
 
 FLEET = """name: fleet
@@ -183,12 +184,14 @@ def test_where_the_target_is_high_all_wait_for_it(write) -> None:
 def test_an_autoscalers_waits_by_hand(write) -> None:
     """At 3 s it sees a queue and orders a replica, which starts at 5 s: at most two there may be.
 
-    Until 3 s the next look was awaited, until 5 s the replica; then all are there.
+    Until 3 s the next look was awaited, until 5 s the replica; then all are there. What is waited
+    until then is explained, of all that a request alone would not have waited.
     """
     block = "autoscaling: {target: 0.5, max_replicas: 2, interval: 3, startup_delay: 2}"
     sets = [f"cluster={{replicas: 1, {block}}}"]
     result = run(load_scenario(write(ONE_BY_ONE), sets))
-    found = autoscaler_waits(Evidence(result, result.summary()))
+    evidence = AdvisedEvidence(result, result.summary())
+    found = autoscaler_waits(evidence)
     assert found is not None
     assert found.most_up == 2
     table = result.request_table()
@@ -206,25 +209,32 @@ def test_an_autoscalers_waits_by_hand(write) -> None:
     assert found.seconds["interval"] == pytest.approx(waited(0, 3), abs=0.02)
     assert found.seconds["startup_delay"] == pytest.approx(waited(3, 5), abs=0.02)
     assert found.seconds["target"] == found.seconds["cooldown"] == 0
+    share = waited(0, 5) / float(table.queue_time.sum())
+    assert explained(evidence) == pytest.approx(share, rel=0.005)
 
 
-@pytest.mark.parametrize(("second", "cooldown", "startup"), [(14, 5.0, 5.0), (16, 0.0, 10.0)])
+@pytest.mark.parametrize(
+    ("interval", "goes", "second", "cooldown", "startup"),
+    [(1, 11.0, 14, 5.0, 5.0), (1, 11.0, 16, 0.0, 10.0), (0.5, 10.5, 11, 6.0, 5.0)],
+)
 def test_a_replica_that_is_back_soon_was_taken_away_too_early(
-    write, tmp_path: Path, second: int, cooldown: float, startup: float
+    write, tmp_path: Path, interval: float, goes: float, second: int, cooldown, startup
 ) -> None:
-    """It goes at 11 s and can be back in 2 s: soon is 4 s. Each time five wait as it starts."""
+    """It can be back in 2 s, or 1.5: soon is 4 s, or 3. Each time five wait or more as it starts.
+
+    How long it was away, where that counts, is the gap that a longer cooldown spans.
+    """
     lines = "".join(f"2023-11-16 18:00:{at:02},8,2\n" for at in [0] * 6 + [second] * 6)
     (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines)
-    block = (
-        "autoscaling: {target: 0.5, max_replicas: 2, interval: 1, startup_delay: 1, cooldown: 1}"
-    )
-    sets = ["workload={trace: {path: t.csv}}", f"cluster={{replicas: 1, {block}}}"]
+    block = f"{{target: 0.5, max_replicas: 2, interval: {interval}, startup_delay: 1, cooldown: 1}}"
+    sets = ["workload={trace: {path: t.csv}}", f"cluster={{replicas: 1, autoscaling: {block}}}"]
     result = run(load_scenario(write(ONE_BY_ONE), sets))
     changes = [(time, state) for time, replica, state in result.cluster.changes if replica]
-    assert (11.0, "draining") in changes
+    assert (goes, "draining") in changes
     assert (second, "starting") in changes
     found = autoscaler_waits(Evidence(result, result.summary()))
     assert found is not None
+    assert found.gap == (second - goes if cooldown else 0.0)
     assert found.seconds["cooldown"] == pytest.approx(cooldown, abs=0.1)
     assert found.seconds["startup_delay"] == pytest.approx(startup, abs=0.1)
 

@@ -79,6 +79,14 @@ def test_memory(diagnose) -> None:
     assert "waiting" not in found
 
 
+def test_for_how_long_requests_wait_for_blocks(diagnose) -> None:
+    """3 blocks of 4 tokens hold one of two requests: 4 s of 8 s the second waits."""
+    found = diagnose("engine.num_gpu_blocks_override=4", text=PAIR)["memory"]
+    assert found["text"].startswith("KV memory limits the batch: for 50% of the busy time ")
+    assert found["figures"]["share_of_busy_time"] == 0.5
+    assert found["figures"]["share_of_e2el"] == 0.3333  # 4 s of 4 + 8 s
+
+
 def test_reserved_memory(diagnose) -> None:
     """Pages for the longest request: allocation is the knob."""
     found = diagnose(
@@ -149,7 +157,9 @@ def test_preemption(diagnose) -> None:
 
 def test_preemption_by_swap(diagnose) -> None:
     """2 blocks of 4 tokens go and come back, 128 KiB a token of Llama-3-8B."""
-    found = diagnose("engine.preemption_mode=swap", text=PAIR)["preemption"]["figures"]
+    told = diagnose("engine.preemption_mode=swap", text=PAIR)["preemption"]
+    assert ": 0.0021 GB of KV cache copied, 33.3% of the requests' time." in told["text"]
+    found = told["figures"]
     assert found["recomputed_tokens"] == 0
     assert found["swapped_bytes"] == 2 * 2 * 4 * 128 * 1024
     assert found["share_of_e2el"] == 0.3333  # (0.5 + 2.5 + 1) s of 4.5 + 7.5 s
