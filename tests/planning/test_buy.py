@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +12,8 @@ from simulator import load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.load import load_model
-from simulator.planning.buy import _confirm, line, orders
-from simulator.planning.buy_report import buying_problem, wanted_gpus
+from simulator.planning.buy import Answer, _confirm, line, orders
+from simulator.planning.buy_report import buy_lines, buying_problem, wanted_gpus
 from simulator.planning.candidate import resources
 from simulator.planning.market import FEW, Market, Offer
 from simulator.planning.measure import Change, measure_run
@@ -170,8 +171,8 @@ def test_gpus_to_choose_from_and_their_prices() -> None:
     """By any name once; a price of one's own stands in place of the list's."""
     (one,) = wanted_gpus("H100,h100-sxm, H100-80GB")
     assert (one.name, one.dollars_per_hour) == ("H100-80GB", 6.88)
-    own, listed = wanted_gpus("H100=2.49,L40S")
-    assert (own.dollars_per_hour, listed.dollars_per_hour) == (2.49, 1.86)
+    own, listed = wanted_gpus("H100=0.99,L40S")
+    assert (own.dollars_per_hour, listed.dollars_per_hour) == (0.99, 1.86)
     with pytest.warns(HeadwayWarning, match="left out, for want of a price: GH200; give one, as"):
         assert [gpu.name for gpu in wanted_gpus("GH200,L4")] == ["L4"]
     assert [gpu.name for gpu in wanted_gpus("GH200")] == ["GH200"]
@@ -314,6 +315,30 @@ def test_orders_are_told_apart_by_gpus_and_their_number() -> None:
     assert orders(ranked) == [ranked[0], ranked[1], ranked[3]]
     assert line(ranked[0]) == "2 x A (2 replicas of TP 1): $2.00/h"
     assert line(ranked[2]) == "2 x A (1 replica of TP 2): $2.00/h"
+
+
+def test_a_model_that_only_the_most_gpus_hold_at_eight_bits_can_be_asked_for() -> None:
+    """405 GB of weights on GPUs of 80 GB."""
+    large = {"name": "large", "model": "llama-3.1-405b", "slo": ["p90_ttft_ms<=9000"]}
+    problem = buying_problem(large, PlanOptions(), ([], None), wanted_gpus("H100"))
+    assert "gpu={name: H100-80GB, count: 8}" in problem.overrides
+    assert "engine.quantization=fp8" in problem.overrides
+
+
+def test_other_settings_of_the_best_order_are_told_by_whether_they_surely_hold(write) -> None:
+    """At a tenth of the bound the error of the step times does not matter; just below it does."""
+    scenario = load_scenario(write(SHOP), ["gpu.name=H100"])
+
+    def offer(ttft: float, **keys: str) -> Offer:
+        runs = [{"p90_ttft_ms": ttft}] * 3
+        found = SearchResult(Trial(2.0, seconds=60.0, runs=runs), [])
+        return Offer(keys, scenario=scenario, result=found, gpu="H100-80GB", price=6.88)
+
+    best, sure, unsure = offer(100), offer(100, max_num_seqs="64"), offer(999, max_num_seqs="32")
+    problem = SimpleNamespace(criteria=SimpleNamespace(slos=[parse_slo("p90_ttft_ms<=1000")]))
+    told = buy_lines(problem, Answer([best, sure, unsure], [], True))  # type: ignore[arg-type]
+    assert f"  by short runs these hold, too: {line(sure)}" in told
+    assert f"  by short runs these are too close to tell: {line(unsure)}" in told
 
 
 def test_what_longer_runs_have_judged_stands_before_its_equal(monkeypatch) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,16 @@ import pytest
 from simulator import diagnose, load_scenario, run
 from simulator.cli.main import main
 from simulator.diagnosis.advice import turn, words
-from simulator.planning.diagnose import Held, find_held, follow, gain, table, traded, value_of
+from simulator.planning.diagnose import (
+    UNKEPT,
+    Held,
+    find_held,
+    follow,
+    gain,
+    table,
+    traded,
+    value_of,
+)
 from simulator.planning.runs import metric_values
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import check_scenario, with_keys
@@ -181,6 +191,13 @@ def test_it_says_by_how_much_service_levels_are_kept(write) -> None:
     assert found.verdicts[0] == "p50_ttft_ms<=2500 kept by 20 %"
     assert found.verdicts[1].startswith("p99_ttft_ms<=2500 broken by 19.2 %")
     assert table(found).startswith("Service levels: p50_ttft_ms<=2500 kept by 20 %; p99_")
+    lost = "completion>=1 broken by 5 points"
+    for verdicts, told in (
+        (found.verdicts, False),
+        ([lost, found.verdicts[0]], True),
+        ([lost, found.verdicts[1]], False),
+    ):
+        assert table(replace(found, verdicts=verdicts)).endswith(UNKEPT) == told
 
 
 def test_the_command(write, tmp_path: Path, capsys) -> None:

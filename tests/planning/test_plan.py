@@ -9,7 +9,7 @@ import pytest
 from simulator import load_scenario, plan, run
 from simulator.cli.main import main
 from simulator.planning.candidate import result_row
-from simulator.planning.plan import Runs, find_best
+from simulator.planning.plan import Runs, find_best, search_by_optuna
 from simulator.planning.plan_report import plan_table
 from simulator.planning.problem import PlanOptions, make_problem
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -141,6 +141,17 @@ def test_optuna_tries_some_of_the_combinations_and_finds_the_best(scenario: Path
     prices = [row["dollars_per_hour"] for row in report["candidates"]]
     assert prices[report["best"]] == min(prices)
     assert texts[0] == texts[1]
+
+
+def test_optuna_seldom_names_what_it_has_named(scenario: Path, monkeypatch):
+    """Four are named before the first of them is judged; 24 trials are most of 18 combinations."""
+    pytest.importorskip("optuna")
+    monkeypatch.setattr("simulator.planning.plan.search_all", lambda *_: None)
+    seats = "engine.max_num_seqs"
+    monkeypatch.setattr("simulator.planning.plan._objective", lambda c, _: -float(c.varied[seats]))
+    axes = [f"{seats}=1,2,3,4,5,6", "engine.max_num_batched_tokens=512,1024,2048"]
+    options = PlanOptions(["p90_ttft_ms<=500"], axes, cheapest=True)
+    assert len(search_by_optuna(make_problem(scenario, options), 24, Runs(1))) > 14
 
 
 @pytest.mark.medium

@@ -42,6 +42,14 @@ def test_where_there_are_bounds_attainment_is_drawn_in_per_cent():
     assert first.get_title() == "Output throughput (tok/s)"
 
 
+def test_runs_are_drawn_from_the_top_in_the_order_that_they_are_named_in():
+    rows = [{"output_throughput": 10.0 + k} for k in range(3)]
+    axes = draw_intervals(["first", "second"], [rows, rows]).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second"]
+    first, second = axes.transData.transform([(10.0, 0), (10.0, 1)])[:, 1]
+    assert first > second
+
+
 def test_factors_by_hand(write):
     """One standard deviation up for decodes, two down for prompts."""
     scenario = load_scenario(write(NOISY))

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from simulator import load_scenario
-from simulator.planning.runs import metric_values, run_point
+from simulator.planning.plan import Runs
+from simulator.planning.runs import Outcome, metric_values, run_point
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 
@@ -16,6 +17,28 @@ engine: {max_num_seqs: 2, max_model_len: 512, num_gpu_blocks_override: 100}
 cost: {kind: linear, base: 0.01, per_token: 1e-4}
 workload: {trace: {path: trace.csv, format: azure}}
 """
+
+
+@pytest.mark.parametrize(("took", "later"), [(0.01, 1), (60.0, None)])
+def test_workers_are_started_once_runs_take_longer_than_to_start_them(
+    monkeypatch: pytest.MonkeyPatch, took: float, later: int | None
+) -> None:
+    """A single run tells how long they take, and is made at once; of several nobody knows."""
+    jobs: list[int | None] = []
+
+    def each(_measure: object, _tasks: object, on: int | None) -> list[tuple[int, Outcome]]:
+        jobs.append(on)
+        return []
+
+    spent = iter((0.0, took))
+    monkeypatch.setattr("simulator.planning.plan.run_each", each)
+    monkeypatch.setattr("simulator.planning.plan.process_time", lambda: next(spent, took))
+    scenario = load_scenario({"model": "tiny-test", "name": "short"})
+    tasks = [(scenario, True, None, ())] * 4
+    known, unknown = Runs(), Runs()
+    for runs, some in ((known, tasks[:1]), (known, tasks), (unknown, tasks)):
+        assert list(runs.make(lambda _: {}, some)) == []
+    assert jobs == [1, later, None]
 
 
 def write_trace(folder: Path, tokens: int) -> None:
