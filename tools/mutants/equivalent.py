@@ -55,6 +55,11 @@ OTHERS = {
     ): "any time before 0 says that there was none",
     (
         "cluster/lifecycle.py",
+        "self._ended_before = 0",
+        "self._ended_before = 1",
+    ): "the first failure sets it, and no failure counts before that",
+    (
+        "cluster/lifecycle.py",
         "want = max(want, have) if quotient > 1.0 else want",
         "want = max(want, have) if quotient >= 1.0 else want",
     ): "a quotient of 1 is within the tolerance, and does not come here",
