@@ -208,6 +208,14 @@ def test_the_capacity_is_where_the_curves_cross_the_bound():
     assert capacity(places[:2])[2] is None
 
 
+def test_a_place_breaks_a_bound_by_its_mean() -> None:
+    """Where the interval reaches beyond it alone, something that grows is the reason."""
+    place = Trial(1.0, strain=(-0.2, -0.1, 0.1), why="p99_ttft_ms", growing="the queue grows")
+    assert (place.breaks, place.reason) == ("", "the queue grows")
+    place.strain = (-0.1, 0.1, 0.2)
+    assert (place.breaks, place.reason) == ("p99_ttft_ms", "p99_ttft_ms")
+
+
 def test_the_interval_is_students():
     runs = [{"x": value} for value in (1.0, 2.0, 3.0)]
     found = interval(runs, "x", 0.95)

@@ -96,6 +96,15 @@ def test_several_tokens_at_a_time_are_one_gap() -> None:
     assert list(log.tick_ends) == [2, 3, 4]
 
 
+def test_what_a_table_takes_is_counted_in_every_group_of_layers() -> None:
+    """Two entries more in two tables, though a block of one of them leaves its window then."""
+    groups = LayerGroups(full=1, windowed=1, window=4)
+    blocks = SlotCounter(99, 4, lookahead=0, max_model_len=64, groups=groups)
+    request = Request(0, 0.0, 8, 9)
+    blocks.admit(request, (), 8)
+    assert (blocks.taken(request, 16), blocks.growth(request, 16)) == (4, 3)
+
+
 def test_decodes_want_k_plus_1_tokens_of_the_budget() -> None:
     """Two decodes take 8 of 10: of the third prompt 2 tokens a step are left."""
     scheduler = drafted(3, 1.0, max_num_batched_tokens=10, max_num_seqs=3)
