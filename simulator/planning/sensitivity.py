@@ -206,13 +206,9 @@ def unexplained(
     timed = {metric: base[metric] for metric in METRICS if metric in base}
     client = IN_LOOP if drawn else CLIENT
     found = {"client": {one: client for one in timed if one != "mean_tpot_ms"}}
-    shares = {"rest": REST}
-    if experts:
-        shares["experts"] = EXPERTS
+    shares = {"rest": REST} | ({"experts": EXPERTS} if experts else {})
     if drawn:
-        shares["requests"] = DRAWN
-    if drawn and not told:
-        shares["flags"] = UNTOLD
+        shares |= {"requests": DRAWN} | ({} if told else {"flags": UNTOLD})
     for cause, share in shares.items():
         found[cause] = {
             one: (less * timed[one], more * timed[one])
