@@ -42,14 +42,24 @@ RECORDED = ("conformance", "headway_sglang", "headway_vllm")
 
 def main() -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=200)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutants",
+        description=__doc__.splitlines()[0] if __doc__ else None,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--count", type=int, default=200, help="mutants to draw")
     parser.add_argument("--package", action="append", help="a folder; may be given again")
     parser.add_argument(
         "--seconds", type=float, default=40.0, help="seconds of tests for each mutant"
     )
     asked = parser.parse_args()
+    if asked.count < 1:
+        parser.error(f"--count: must be at least 1, not {asked.count}")
+    for package in asked.package or ():
+        if not (ROOT / package).is_dir() or not (ROOT / "tests" / Path(package).name).is_dir():
+            parser.error(f"--package {package}: takes a folder of code that tests/ has one for")
+    print("which test runs which line is found first: some minutes", file=sys.stderr)
     packages = [p.rstrip("/") for p in asked.package or [f"simulator/{w}" for w in WINGS]]
     folders = sorted(
         {f"tests/{p.split('/')[1]}" for p in packages if "/" in p}
