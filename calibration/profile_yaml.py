@@ -33,6 +33,10 @@ MEANINGS = {
     "decode_per_window": "decode_per_context of these layers",
     "mixed_per_window": "mixed_per_context of these layers",
     "prefill_per_window_pair": "prefill_per_pair of these layers",
+    "per_key": "a decode step's wait, per key of its longest sequence",
+    "kv_heads": "on each GPU",
+    "multiprocessors": "of the GPU",
+    "beyond_mean": "the wait is for keys that the longest has more than the mean",
     "serial_per_token": "the same, per token of the longest sequence: no step is faster",
 }
 
@@ -53,10 +57,12 @@ def head_lines(
     yield from (f"  {name}: {value}" for name, value in hardware.items())
 
 
-def cost_lines(terms: Mapping[str, object], meanings: Mapping[str, str]) -> Iterator[str]:
+def cost_lines(
+    terms: Mapping[str, object], meanings: Mapping[str, str], kind: str = "piecewise"
+) -> Iterator[str]:
     """Yield the block of a piecewise cost, without its dense table."""
     yield "cost: # seconds, all layers together"
-    yield "  kind: piecewise"
+    yield f"  kind: {kind}"
     yield from (f"  {name}: {value} # {meanings.get(name, '')}" for name, value in terms.items())
 
 

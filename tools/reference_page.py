@@ -154,7 +154,8 @@ COST_TEXTS = {
     "does a step with prompts by the rows of `graph_mixed`.",
     "piecewise-split": "B200 with an fp8 cache, from vLLM 0.14 on: besides the terms of "
     "`piecewise` a step that decodes waits `per_key` for each key of its longest sequence or, with "
-    "few sequences, of an even share of all keys (`simulator/costs/split.py`).",
+    "few sequences, of an even share of all keys. RTX GPUs: for keys `beyond_mean` "
+    "(`simulator/costs/split.py`).",
     "roofline": "From the model's sizes and the GPU's data sheet, at the efficiency that kernels "
     "reach on it, or else on another GPU.",
 }

@@ -15,8 +15,8 @@ and one by sequence, then softmax, running sum, mask, scatter, softmax, noise an
 `sort` for some twenty launches and, for each logit, `sort_per_logit` seconds of the multiprocessors
 and `sort_bytes` through the memory: the passes come to 250 to 300 bytes. FlashInfer's sampler (0.9
 to 0.11.0, and from 0.21) and the Triton kernel between (0.17 to 0.20, batches of 8 and more) sort
-nothing; they cost up to 0.3 ms a step, which is part of `step` from 0.17 on. Temperature 0 takes
-the argmax alone.
+nothing; they cost up to 0.3 ms a step, which nobody measured in a server. Temperature 0 takes the
+argmax alone.
 
 Ranks of tensor parallelism wait for one another at each all-reduce, of which tables of all-reduces
 timed back to back show nothing: `ranks_per_layer`.
@@ -29,7 +29,7 @@ Where `key_per_layer` is given, decodes wait for the longest sequence (`piecewis
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -161,9 +161,8 @@ class Overhead:
             return whole
         from simulator.costs.split import SplitCost  # not of every engine
 
-        values = {field.name: getattr(whole, field.name) for field in fields(whole) if field.init}
-        return SplitCost(
-            **values,
+        return SplitCost.of(
+            whole,
             per_key=self.key_per_layer * layers,
             kv_heads=max(1, model.num_key_value_heads // tensor_parallel_size),
             multiprocessors=self.multiprocessors,

@@ -1,14 +1,18 @@
 """A piecewise cost that waits for a step's longest sequence besides.
 
-So does FlashInfer's own decode attention on B200. Its planner has `THREAD_BLOCKS` thread blocks for
-each multiprocessor (num_blocks_per_sm in its scheduler.cuh), each of which takes `per_key` seconds
-a key. Where a step has more (sequence, KV head) pairs than that, none is split: nobody helps the
-block with the longest sequence, and the step waits for it. Fewer pairs are cut into chunks, and the
-blocks share all keys evenly. That is what a server's polls show (docs/accuracy.md, step by step):
-no kernel table has it.
+Decode attention has `THREAD_BLOCKS` thread blocks for each multiprocessor, each of which takes
+`per_key` seconds a key. Where a step has more (sequence, KV head) pairs than that, none is split:
+nobody helps the block with the longest sequence, and the step waits for it.
+
+FlashInfer's own on B200 (num_blocks_per_sm in its scheduler.cuh) cuts fewer pairs into chunks, and
+the blocks share all keys evenly. That is what a server's polls show (docs/accuracy.md, step by
+step): no kernel table has it. FlashAttention-2 on RTX GPUs (num_splits_heuristic in its
+flash_api.cpp) splits less than `FULL` of so many. It was timed: a table of sequences of one length
+has their keys, so that a step waits for what its longest has `beyond_mean`, or for nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,6 +23,8 @@ from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.from_mapping import raise_if
 
 THREAD_BLOCKS = 2  # per multiprocessor
+FULL = 0.8
+SPLIT_TERMS = "per_key", "kv_heads", "multiprocessors", "beyond_mean"
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,16 @@ class SplitCost(PiecewiseCost):
     per_key: float = 0.0  # s, all layers together
     kv_heads: int = 1  # on each GPU
     multiprocessors: int = 1
+    beyond_mean: bool = False  # of keys that the longest sequence has more than the mean
 
     reads_longest = True
     whole_terms = (*PiecewiseCost.whole_terms, "kv_heads", "multiprocessors")
+
+    @classmethod
+    def of(cls, cost: PiecewiseCost, **terms: Any) -> Self:
+        """Put the wait on top of a cost."""
+        values = {field.name: getattr(cost, field.name) for field in fields(cost) if field.init}
+        return cls(**values | terms)
 
     def __post_init__(self) -> None:
         PiecewiseCost.__post_init__(self)
@@ -55,15 +68,20 @@ class SplitCost(PiecewiseCost):
     def _waits(self, step: Step, repeats: int) -> list[float]:
         """Return the wait in each of so many successive steps."""
         count, blocks = step.decodes, THREAD_BLOCKS * self.multiprocessors
+        means = [(step.context + k * count) / count for k in range(repeats)]
+        longest = [step.longest + k for k in range(repeats)] if step.longest else means
+        if self.beyond_mean:
+            per_key = self.per_key if count * self.kv_heads >= FULL * blocks else 0.0
+            return [per_key * (keys - mean) for keys, mean in zip(longest, means, strict=True)]
         if count * self.kv_heads <= blocks:
             each = self.per_key * self.kv_heads / blocks
             return [each * (step.context + k * count) for k in range(repeats)]
-        if step.longest:
-            return [self.per_key * (step.longest + k) for k in range(repeats)]
-        return [self.per_key * ((step.context + k * count) / count) for k in range(repeats)]
+        return [self.per_key * keys for keys in longest]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Return the seconds of pure decode steps, sequences being of one length."""
+        if self.beyond_mean:
+            return super().decode_seconds(counts, contexts)
         some = np.maximum(counts, 1)
         blocks = THREAD_BLOCKS * self.multiprocessors
         split = some * self.kv_heads <= blocks

@@ -51,6 +51,16 @@ def test_who_does_not_tell_the_longest_has_the_mean() -> None:
     assert cost.decode_seconds(np.array([2, 1]), np.array([48, 48])).tolist() == [4.0, 1.0 + 6.0]
 
 
+def test_a_wait_beyond_the_mean_is_for_what_tables_of_one_length_lack() -> None:
+    """Of 10 and 14 keys, 12 in the mean, the longer has 2 more; 4 blocks: 4 pairs are enough."""
+    step = Step([], 2, 24, longest=14)
+    assert split(kv_heads=2, beyond_mean=True).execute(step) == 1.0 + 0.125 * 2
+    assert split(kv_heads=1, beyond_mean=True).execute(step) == 1.0
+    assert split(kv_heads=2, beyond_mean=True).leap(step, 2) == [1.25, 1.25]
+    assert split(kv_heads=2, beyond_mean=True).execute(Step([], 2, 24)) == 1.0
+    assert split(kv_heads=2).execute(step) == 1.0 + 0.125 * 24 * 2 / 4
+
+
 def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() -> None:
     """Three sequences: 0.25 + 3 x 0.5 s; 32 layers of 0.5 s each where there is a prompt."""
     terms = Overhead(step=0.25, per_sequence=0.5, prompt_per_layer=0.5)
@@ -80,6 +90,14 @@ def test_a_version_takes_the_newest_model_that_is_not_newer(
     version: str | None, asynchronous: bool, step: float
 ) -> None:
     assert overhead_of(version, asynchronous=asynchronous).step == step
+
+
+def test_on_rtx_gpus_the_profile_has_what_else_a_step_waits_for() -> None:
+    terms = overhead_of("0.19", asynchronous=True, gpu="RTX-PRO-6000")
+    assert (terms.step, terms.per_sequence, terms.host) == (0.1e-3, 0.0, 4e-3)
+    cost = resolve(engine_of(gpu="RTX-PRO-6000")).cost
+    assert isinstance(cost, SplitCost)
+    assert (cost.beyond_mean, cost.multiprocessors) == (True, 188)
 
 
 STEPS = (  # GPUs, tokens of a prompt, decodes with 4,100 tokens each, measured ms
@@ -138,8 +156,8 @@ def test_only_b200_from_0_14_on_waits_for_the_longest() -> None:
     assert read_version("nightly") is None
 
 
-def engine_of(**words: Any) -> Any:
-    raw = {"gpu": {"name": "B200"}, "engine": {"name": "vllm", **words}}
+def engine_of(gpu: str = "B200", **words: Any) -> Any:
+    raw = {"gpu": {"name": gpu}, "engine": {"name": "vllm", **words}}
     return check_scenario(raw, SourceMap("test", {}))
 
 

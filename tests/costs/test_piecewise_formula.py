@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simulator.core.executor import MIXED_GRAPH_PROMPTS
 from simulator.core.request import Load, Step, Swap
 from simulator.costs.piecewise import MAX_TABLE_SEQUENCES, PiecewiseCost, Table
-from simulator.costs.split import THREAD_BLOCKS, SplitCost
+from simulator.costs.split import FULL, SPLIT_TERMS, THREAD_BLOCKS, SplitCost
 from tests.support.costs import SOMEBODY, mixed
 
 
@@ -84,10 +84,13 @@ def wait_for_longest(cost: PiecewiseCost, step: Step) -> float:
     """What a SplitCost adds."""
     if not isinstance(cost, SplitCost) or not step.decodes:
         return 0.0
-    blocks = THREAD_BLOCKS * cost.multiprocessors
-    if step.decodes * cost.kv_heads <= blocks:
+    blocks, pairs = THREAD_BLOCKS * cost.multiprocessors, step.decodes * cost.kv_heads
+    mean = step.context / step.decodes
+    if cost.beyond_mean:
+        return cost.per_key * ((step.longest or mean) - mean) * (pairs >= FULL * blocks)
+    if pairs <= blocks:
         return cost.per_key * step.context * cost.kv_heads / blocks
-    return cost.per_key * (step.longest or step.context / step.decodes)
+    return cost.per_key * (step.longest or mean)
 
 
 def host_work(cost: PiecewiseCost, step: Step) -> float:
@@ -130,12 +133,13 @@ def costs(draw: st.DrawFn) -> PiecewiseCost:
     if draw(st.booleans()):
         keys |= {"cudagraph_capture_sizes": draw(SIZES)}
     keys |= {name: table() for name in ("graph_dense", "graph_mixed") if draw(st.booleans())}
-    keys |= {name: draw(st.booleans()) for name in ("overlapped", "swap_overlap")}
+    flags = "overlapped", "swap_overlap", "beyond_mean"
+    keys |= {name: draw(st.booleans()) for name in flags}
     keys |= {"window": draw(st.just(0) | SMALL), "kv_heads": draw(st.integers(1, 4))}
     keys |= {"multiprocessors": draw(st.integers(1, 8)), "dense": table()}
     if draw(st.booleans()):
         return SplitCost(**keys)
-    for name in ("kv_heads", "multiprocessors", "per_key"):
+    for name in SPLIT_TERMS:
         del keys[name]
     return PiecewiseCost(**keys)
 

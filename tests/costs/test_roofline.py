@@ -185,10 +185,11 @@ def test_only_the_experts_of_gpt_oss_are_read_in_four_bits() -> None:
 
 
 def test_products_of_an_a6000_are_met_by_data_sheet_and_the_likest_gpu() -> None:
-    """Llama-3.1-8B's, ms, by tokens: LLMServingSim's first profile (MIT), rounded."""
+    """Llama-3.1-8B's, ms, by tokens: LLMServingSim's first profile (MIT), rounded, and its gaps."""
     name = nearest_profile(LLAMA, GPUS["A6000"], EngineConfig())
     assert name == "llama-3-8b.rtx-4090.bf16"
     cost = cost_of({"profile": name}, gpu="A6000")
     assert isinstance(cost, PiecewiseCost)
     for tokens, measured in ((1, 20.0), (64, 21.8), (512, 68.9), (2048, 275.7)):
-        assert 1e3 * cost.dense_seconds(tokens) == pytest.approx(measured, rel=0.06)
+        gaps = 32 * 10 * 1.3e-6
+        assert 1e3 * (cost.dense_seconds(tokens) - gaps) == pytest.approx(measured, rel=0.06)

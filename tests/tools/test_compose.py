@@ -279,7 +279,11 @@ def test_missing_columns_are_named(tables: Path) -> None:
 
 
 def test_layers_of_a_timed_model(tmp_path: Path) -> None:
-    """32 layers of every kernel, norms twice; embedding, last norm, head and sampler once."""
+    """32 layers of every kernel, norms twice; embedding, last norm, head and sampler once.
+
+    Ten gaps of 1.3 us in each layer. Of the skewed batches one counts: its 512 pairs are not split,
+    few are long, no prompt is there; of three passes 2 us, for 200 keys.
+    """
     folder = tmp_path / "RTXPRO6000" / "meta-llama" / "Llama-3.1-8B" / "tp1"
     folder.mkdir(parents=True)
     layers = ("embedding", "layernorm", "qkv_proj", "final_layernorm")
@@ -294,8 +298,13 @@ def test_layers_of_a_timed_model(tmp_path: Path) -> None:
     attention = [(16, 64, 2, 100, 7.0), (0, 0, 4, 50, 3.0), (16, 0, 0, 0, 2.0)]
     names = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
     pd.DataFrame(attention, columns=names).to_csv(folder / "attention.csv", index=False)
+    skewed = [(64, 1, 0, 16.0), (32, 1, 0, 20.0), (64, 32, 0, 30.0), (64, 1, 16, 40.0)]
+    skew = pd.DataFrame(skewed, columns=["n", "nb", "pc", "t_skew_us"])
+    skew.assign(kv_big=300, kv_mean=100, t_mean_us=10.0).to_csv(folder / "skew.csv", index=False)
     kernels = compose_kernels(tmp_path, Target(load_model("llama-3.1-8b"), PRO))
-    assert kernels.dense.tolist() == pytest.approx([(20 + 32 * 30) * 1e-6] * len(kernels.tokens))
+    assert kernels.wait_per_key == pytest.approx(32 * 2e-6 / 200)
+    each = (20 + 32 * (30 + 13)) * 1e-6
+    assert kernels.dense.tolist() == pytest.approx([each] * len(kernels.tokens))
     assert kernels.timed == kernels.tokens[1]  # beyond, they go on as in their upper half
     assert kernels.head.tolist() == pytest.approx([1e-5] * 2)
     found = kernels.attention

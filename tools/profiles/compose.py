@@ -23,6 +23,7 @@ from simulator.costs.roofline import (
     products_seconds,
     small_kernels,
 )
+from simulator.costs.split import FULL, THREAD_BLOCKS
 from simulator.models.spec import EXPERTS_ALONE, HALF, ModelSpec, bytes_of
 from simulator.util.errors import HeadwayError
 from tools.profiles.aiconfigurator import AllReduce, Experts, Products
@@ -43,6 +44,10 @@ from tools.profiles.tables import GpuTables, NotTimedError, interpolate
 MAX_SEQUENCES = 1024
 SAMPLER_SECONDS = 25e-6  # s
 SAMPLER_BYTES = 8  # per logit: LLMServingSim's sampler on RTX 4090 and RTX PRO 6000, 7 to 9
+GAP = 1.3e-6  # s
+"""Before each kernel of a CUDA graph on H100: hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles.
+LLMServingSim's times are those of the kernels alone; the others' have their gaps within."""
+KERNELS = 10  # per layer: LLMServingSim counts 324 in a step of 32 layers, 644 in one of 64
 GEMM_DTYPES = {"fp8_e4m3": "fp8"}
 QUANTIZED_INPUTS = {"nvfp4": 4}
 """Products of a layer whose input vLLM quantizes in a kernel of its own."""
@@ -96,6 +101,7 @@ class Kernels:
     timed: float = np.inf  # tokens up to which `dense` was
     experts: Routings = field(default_factory=dict)  # of all layers, in slices; not in `dense`
     whole_experts: Routings = field(default_factory=dict)  # the same, with expert parallelism
+    wait_per_key: float = 0.0  # of the longest sequence beyond the mean, where none is split
     linear: LinearKernels = NO_LINEAR  # of which `dense` has `per_token`
 
     @property
@@ -127,7 +133,7 @@ def _compose_layers(data: Path, target: Target, layers: LayerTables) -> Kernels:
     """Compose the layers of a model that LLMServingSim timed as it is."""
     tokens, dense = layers.dense()
     timed = tokens[-1]
-    tokens, dense = _extrapolate(tokens, dense)
+    tokens, dense = _extrapolate(tokens, dense + GAP * KERNELS * target.model.num_hidden_layers)
     attention = layers.attention()
     notes: list[str] = []
     if target.model.num_experts:
@@ -139,7 +145,9 @@ def _compose_layers(data: Path, target: Target, layers: LayerTables) -> Kernels:
     sources = {"LLMServingSim"} | ({"AIConfigurator"} if target.gpus > 1 else set())
     head = head + _gather_logits(data, target, counts)
     attention = attention.select(attention.sequences > 0)
-    return Kernels(tokens, dense, counts, head, attention, notes, frozenset(sources), timed)
+    wait = layers.wait_per_key(FULL * THREAD_BLOCKS * target.tables.multiprocessors)
+    kernels = Kernels(tokens, dense, counts, head, attention, notes, frozenset(sources), timed)
+    return replace(kernels, wait_per_key=wait)
 
 
 def _extrapolate(tokens: Floats, seconds: Floats) -> tuple[Floats, Floats]:

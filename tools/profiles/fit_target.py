@@ -19,6 +19,7 @@ from simulator.core.engine_config import UNIFORM
 from simulator.costs.linear import Limits
 from simulator.costs.piecewise import TERMS, PiecewiseCost, add_tables
 from simulator.costs.roofline import TILE, roofline
+from simulator.costs.split import SPLIT_TERMS, SplitCost
 from simulator.costs.tables import Table
 from simulator.models.spec import ModelSpec
 from tools.profiles.attention import LinearKernels, TimedSteps
@@ -155,13 +156,17 @@ def fit_cost(
             prompts[3:] = per_key, mixed.block * BLOCK * per_key, mixed.serial * tile * share
     cost = _cost(kernels.tokens, kernels.steps, (0.0, *fit_head(kernels), *decode, *prompts))
     linear, states = kernels.linear, _rounded(_state_per_sequence(kernels.linear))
-    return replace(
+    cost = replace(
         cost,
         decode=_rounded(cost.decode + linear.decode),
         prefill=_rounded(cost.prefill + linear.prefill),
         mixed_per_sequence=_rounded(cost.mixed_per_sequence + states),
         state_per_sequence=states,
     )
+    if not kernels.wait_per_key:
+        return cost
+    terms = _rounded(kernels.wait_per_key), target.shape[1], target.tables.multiprocessors, True
+    return SplitCost.of(cost, **dict(zip(SPLIT_TERMS, terms, strict=True)))
 
 
 def with_window(cost: PiecewiseCost, model: ModelSpec) -> PiecewiseCost:

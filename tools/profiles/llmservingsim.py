@@ -42,6 +42,9 @@ MODELS = {
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Instruct-2507",
 }
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+SKEW = ("n", "nb", "pc", "kv_big", "kv_mean", "t_mean_us", "t_skew_us")
+SUMMED = 3  # passes that a row of skew.csv adds up: its batches of one length take 3.00 x ATTENTION
+FEW = 1 / 8  # of the sequences: longer than the others
 PER_STEP = ("embedding", "final_layernorm")  # per step; the others are per layer
 TWICE_PER_LAYER = "layernorm"  # per layer
 MODEL = "llama-3.1-8b"
@@ -87,6 +90,17 @@ class LayerTables:
         seconds = self.model.num_hidden_layers * time / 1e6
         nothing = np.zeros(len(size))
         return TimedSteps(chunks, size, history, count, count * each, seconds, nothing)
+
+    def wait_per_key(self, pairs: float) -> float:
+        """Return the seconds of all layers for each key of the longest sequence beyond the mean.
+
+        In decodes of so many (sequence, KV head) pairs at least, few of them longer than the rest.
+        """
+        table = self._read("skew", SKEW)
+        many = table["n"] * max(1, self.model.num_key_value_heads // self.gpus) >= pairs
+        table = table[many & (table["pc"] == 0) & (table["nb"] <= FEW * table["n"])]
+        waits = (table["t_skew_us"] - table["t_mean_us"]) / (table["kv_big"] - table["kv_mean"])
+        return self.model.num_hidden_layers * float(waits.median()) / SUMMED / 1e6
 
     def dense(self) -> tuple[Floats, Floats]:
         """Return token counts and the seconds of all layers but attention and experts."""

@@ -15,8 +15,9 @@ from calibration.profile_yaml import (
 )
 from simulator.costs.piecewise import TERMS, WINDOW_TERMS
 from simulator.costs.roofline import efficiency_of
+from simulator.costs.split import SPLIT_TERMS, SplitCost
 from simulator.costs.tables import Table
-from tools.profiles.compose import SHARED_BESIDE, Target
+from tools.profiles.compose import GAP, KERNELS, SHARED_BESIDE, Target
 from tools.profiles.fit_target import FitReport
 from tools.profiles.product_slowdown import slowdown
 
@@ -31,7 +32,9 @@ GRID = """\
     PRO 6000.
   - No prompt was timed with a history: a pair with a cached key is taken to cost what others do."""
 LAYERS = """\
-  - Attention was timed in vLLM's worker, prompts with history and mixed batches among it."""
+  - Attention was timed in vLLM's worker, prompts with history and mixed batches among it, and
+    batches of a few long sequences among short ones, which decodes wait for (per_key).
+  - Kernels were timed without the gaps between them: {gap} us for each of {kernels} in a layer."""
 REDUCED = """\
   - All-reduce: {reduced}. Collecting logits takes half as long."""
 DISPATCHED = """\
@@ -98,6 +101,7 @@ def profile_text(target: Target, report: FitReport) -> str:
         "kv_cache_dtype": target.kv_cache_dtype,
     }
     title = f"What the kernels of a step of {name} cost on {gpus}"
+    kind = "piecewise-split" if isinstance(report.cost, SplitCost) else "piecewise"
     author = "`python -m tools.profiles.build` from the tables named at the end"
     return join_blocks(
         [
@@ -106,7 +110,9 @@ def profile_text(target: Target, report: FitReport) -> str:
             "overhead: vllm # comes on top, from simulator/costs/overheads.yaml",
         ],
         [
-            *cost_lines({term: getattr(report.cost, term) for term in _terms(report)}, MEANINGS),
+            *cost_lines(
+                {term: getattr(report.cost, term) for term in _terms(report)}, MEANINGS, kind
+            ),
             "  dense: # [tokens, seconds]: matrix products, small kernels, all-reduce",
             *_table(report.own or report.cost.dense),
         ],
@@ -125,7 +131,8 @@ def profile_text(target: Target, report: FitReport) -> str:
 def _terms(report: FitReport) -> tuple[str, ...]:
     """Return the terms that a profile has, those of windows and states where there are such."""
     states = ("state_per_sequence",) if report.cost.state_per_sequence else ()
-    return TERMS[1:] + states + (("window", *WINDOW_TERMS) if report.cost.window else ())
+    split = SPLIT_TERMS if isinstance(report.cost, SplitCost) else ()
+    return TERMS[1:] + states + split + (("window", *WINDOW_TERMS) if report.cost.window else ())
 
 
 def _experts(key: str, how: str, routings: Mapping[str, Table]) -> Iterator[str]:
@@ -180,7 +187,7 @@ def _assumptions(target: Target, report: FitReport) -> Iterator[str]:
     """Say what was taken for granted."""
     yield COMPOSED
     if target.tables.layers:
-        yield LAYERS
+        yield LAYERS.format(gap=GAP * 1e6, kernels=KERNELS)
     else:
         tokens = np.array([row[0] for row in report.cost.dense], float)
         yield GRID.format(factor=slowdown(target.tables, tokens).max())
