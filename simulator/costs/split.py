@@ -74,16 +74,17 @@ class SplitCost(PiecewiseCost):
             per_key = self.per_key if count * self.kv_heads >= FULL * blocks else 0.0
             return [per_key * (keys - mean) for keys, mean in zip(longest, means, strict=True)]
         if count * self.kv_heads <= blocks:
-            each = self.per_key * self.kv_heads / blocks
-            return [each * (step.context + k * count) for k in range(repeats)]
+            return [self.per_key * self.kv_heads * count / blocks * mean for mean in means]
         return [self.per_key * keys for keys in longest]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Return the seconds of pure decode steps, sequences being of one length."""
-        if self.beyond_mean:
-            return super().decode_seconds(counts, contexts)
         some = np.maximum(counts, 1)
         blocks = THREAD_BLOCKS * self.multiprocessors
         split = some * self.kv_heads <= blocks
-        waits = self.per_key * contexts * np.where(split, self.kv_heads / blocks, 1 / some)
+        waits = (
+            (0.0 if self.beyond_mean else self.per_key)
+            * contexts
+            * np.where(split, self.kv_heads / blocks, 1 / some)
+        )
         return np.asarray(super().decode_seconds(counts, contexts) + waits)

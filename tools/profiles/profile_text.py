@@ -101,6 +101,7 @@ def profile_text(target: Target, report: FitReport) -> str:
         "kv_cache_dtype": target.kv_cache_dtype,
     }
     title = f"What the kernels of a step of {name} cost on {gpus}"
+    terms = {term: getattr(report.cost, term) for term in _terms(report)}
     kind = "piecewise-split" if isinstance(report.cost, SplitCost) else "piecewise"
     author = "`python -m tools.profiles.build` from the tables named at the end"
     return join_blocks(
@@ -110,9 +111,7 @@ def profile_text(target: Target, report: FitReport) -> str:
             "overhead: vllm # comes on top, from simulator/costs/overheads.yaml",
         ],
         [
-            *cost_lines(
-                {term: getattr(report.cost, term) for term in _terms(report)}, MEANINGS, kind
-            ),
+            *cost_lines(terms, MEANINGS, kind),
             "  dense: # [tokens, seconds]: matrix products, small kernels, all-reduce",
             *_table(report.own or report.cost.dense),
         ],
