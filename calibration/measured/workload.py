@@ -17,7 +17,7 @@ from simulator.workload.workload import FRONTENDS, Frontend, Workload
 
 MAX_IDLE = 0.25  # s after an answer at which the next request still counts as waiting for it
 STAGE_GAP = 1.0  # s without work before a load generator's next stage; within one there are 0.5
-ROUNDS = 10  # requests per client of a closed loop whose number is not recorded
+ROUNDS = 10  # per client where no number is recorded; AIConfigurator's means are of so many
 DEFAULT_REQUESTS = 1000  # of an open one
 INFERENCEMAX_RATIO = (0.8, 1.0)  # of the nominal lengths: --random-range-ratio 0.8 of InferenceMAX
 DEFAULT_RATIO = (0.98, 1.02)

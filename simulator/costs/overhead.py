@@ -19,7 +19,10 @@ nothing; they cost up to 0.3 ms a step, which nobody measured in a server. Tempe
 argmax alone.
 
 Ranks of tensor parallelism wait for one another at each all-reduce, of which tables of all-reduces
-timed back to back show nothing: `ranks_per_layer`.
+timed back to back show nothing: `ranks_per_layer`. Today's vLLM, whose tables the profiles have,
+adds up prompts by symmetric memory, on six and eight GPUs by multicast (pull request 20759). To
+0.10.2 that was off (24696; on in 0.11.0: issue 26525), and NCCL took longer: `nccl_per_layer`, two
+sums of 16 MiB by the two tables.
 
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
@@ -52,6 +55,7 @@ TERMS = (
     "prompt_per_layer",
     "launch_per_layer",
     "ranks_per_layer",
+    "nccl_per_layer",
     "sort",
     "sort_per_logit",
     "sort_bytes",
@@ -93,6 +97,7 @@ class Overhead:
     launch_per_layer: float = 0.0  # least, of a step with prompts
     captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
     ranks_per_layer: float = 0.0  # where there are several ranks
+    nccl_per_layer: float = 0.0  # of a step with prompts, where there are more than four
     sort: float = 0.0  # of the logits of a step
     sort_per_logit: float = 0.0
     sort_bytes: float = 0.0  # bytes moved for each logit
@@ -142,11 +147,12 @@ class Overhead:
         place for it.
         """
         ranks = self.ranks_per_layer * layers if tensor_parallel_size > 1 else 0.0
+        nccl = self.nccl_per_layer if tensor_parallel_size > 4 else 0.0
         logits = model.vocab_size if sampled else 0
         whole = cost.with_engine(
             step=self.step,
             apart=ranks + (self.sort if sampled else 0.0),
-            prompts=self.prompt_per_layer * layers,
+            prompts=(self.prompt_per_layer + nccl) * layers,
             launch=self.launch_per_layer * layers,
             overhead_per_sequence=self.per_sequence + logits * self.logit_seconds(gpu),
             host=self.host,

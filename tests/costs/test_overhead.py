@@ -242,6 +242,19 @@ def test_ranks_wait_for_one_another_in_each_layer() -> None:
     assert overhead_of("0.15", gpu="B200").ranks_per_layer == 0
 
 
+def test_nccl_added_up_the_prompts_of_eight_gpus() -> None:
+    """To 0.10.2; then symmetric memory was on, whose times the profiles have."""
+    terms = overhead_of("0.10.2", asynchronous=True, gpu="H200")
+    four, eight = (
+        with_overhead(terms, KERNELS, overlapped=True, tensor_parallel_size=size, layers=32)
+        for size in (4, 8)
+    )
+    prompts, decodes = Step([PROMPT], 2, 9), Step([], 3, 9)
+    assert eight.execute(prompts) - four.execute(prompts) == pytest.approx(32 * 66e-6)
+    assert eight.execute(decodes) == four.execute(decodes)
+    assert overhead_of("0.11.0", gpu="H200").nccl_per_layer == 0
+
+
 @pytest.mark.parametrize(
     ("version", "sorts"),
     [("0.8.5", True), ("0.9.0", False), ("0.11.0", False), ("0.11.1", True), ("0.11", True)],
