@@ -18,7 +18,7 @@ import numpy as np
 
 from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, Seconds
-from simulator.costs.linear import check_terms
+from simulator.costs.linear import Fitted, check_terms
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.from_mapping import raise_if
 
@@ -43,8 +43,8 @@ class SplitCost(PiecewiseCost):
     whole_terms = (*PiecewiseCost.whole_terms, "kv_heads", "multiprocessors")
 
     @classmethod
-    def of(cls, cost: PiecewiseCost, **terms: Any) -> Self:
-        """Put the wait on top of a cost."""
+    def of(cls, cost: Fitted, **terms: Any) -> Self:
+        """Put the wait on top of a piecewise cost."""
         values = {field.name: getattr(cost, field.name) for field in fields(cost) if field.init}
         return cls(**values | terms)
 
