@@ -32,16 +32,17 @@ ENGINE: dict[str, Any] = {
 }
 """What a server does not tell of itself. vLLM turns asynchronous scheduling off on a CPU, whatever
 its flags and its log say (`vllm/platforms/cpu.py`)."""
-KINDS = {"short": (100, 40), "mixed": (250, 60), "long": (800, 20)}
+KINDS = {"short": (100, 40), "mixed": (250, 60), "long": (800, 20), "most of a step": (320, 20)}
 """Mean tokens of prompts and of answers; each is drawn between half and one and a half of it."""
 BLIND = (("mixed", 0.6), ("short", 0.4), ("long", 0.6))
 TIMES = 3  # that each blind load comes in a turn
 CALIBRATION = (
-    *(("mixed", 0.5), ("short", 0.7), ("long", 0.5), ("mixed", 0.75), ("short", 0.3)),
-    *(("long", 0.7), ("mixed", 0.3), ("short", 0.5), ("long", 0.6), ("mixed", 0.5)),
+    *(("mixed", 0.5), ("short", 4), ("long", 0.5), ("mixed", 0.75), ("long", 2)),
+    *(("short", 0.7), ("mixed", 6), ("short", 0.5), ("long", 0.6), ("mixed", 12)),
 )
-"""Loads by their kinds and their shares of what the server can take: below the knee. Those of the
-calibration come before, between and after the blind ones, so that both see the same machine."""
+"""Loads by their kinds and their shares of what the server can take, below the knee; an integer is
+the number of clients that wait for an answer each. Those of the calibration come before, between
+and after the blind ones, so that both see the same machine."""
 FEWEST = 20  # requests of a load
 Chosen = NDArray[np.bool_] | None
 Means = Mapping[str, float]
@@ -66,7 +67,7 @@ class Interleaved(Drive):
         part = self.seconds / loads  # s for a load
         yield "warm-up", replace(self._drawn("mixed", 1e6, 16), max_concurrency=4), False
         self.limits = {}
-        for kind in KINDS:
+        for kind in dict.fromkeys(kind for kind, _ in BLIND):
             load = replace(self._drawn(kind, 1e6, 2 * FEWEST), max_concurrency=FEWEST)
             yield f"closed {kind}", load, False
             self.limits[kind] = self.sent[-1].rate
@@ -76,7 +77,11 @@ class Interleaved(Drive):
         }
         unseen = [*(TIMES * [*blind.items()]), None]
         for (kind, share), again in self.turns * [*zip(CALIBRATION, unseen, strict=True)]:
-            yield f"open {kind}", self._drawn(kind, share * self.limits[kind], part), False
+            rate = self.limits[kind] * (0.6 if isinstance(share, int) else share)
+            load = self._drawn(kind, rate, part)
+            if isinstance(share, int):
+                load = replace(load, arrival=0.0 * load.arrival, max_concurrency=share)
+            yield f"{kind} at {share:g}", load, False
             if again is not None:
                 yield *again, True
 

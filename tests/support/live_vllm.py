@@ -121,6 +121,11 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         # oneDNN compiles kernels for each number of tokens in a step, 2 to 5 ms, and keeps those
         # of some 200; GPUs have no such cost. So all are kept, and `warm_up` has them compiled.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "100000",
+        # Memory that a large step gives back is faulted in again by the next: 5 % of a step of 512
+        # tokens, nothing of one of 128. So it is kept, as by tcmalloc, which some wheels preload.
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**34),
+        "MALLOC_TOP_PAD_": str(2**28),
     }
     return os.environ | told | (more or {})
 
