@@ -27,7 +27,7 @@ sums of 16 MiB by the two tables.
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
 
-Where `key_per_layer` is given, decodes wait for the longest sequence (`piecewise.py`).
+Where `key_per_layer` is given, decodes wait for the longest sequence (`split.py`).
 """
 
 import re
@@ -195,13 +195,12 @@ def read_version(text: str, patch: int = LAST_PATCH) -> Version | None:
 def find_overhead(version: Version, gpu: Gpu, cache_dtype: str, *, overlapped: bool) -> Overhead:
     """Return the overhead of a vLLM version on a GPU; `overlapped`: it schedules asynchronously."""
     terms = max(((v, t) for v, t in _entries() if v <= version), key=lambda entry: entry[0])[1]
-    kind = terms["asynchronous" if overlapped else "synchronous"]
-    gpus = terms["gpus"]
+    case, gpus = "asynchronous" if overlapped else "synchronous", terms["gpus"]
     own = {"captured": 0} if gpu is CPU else gpus.get(gpu.name, {})
     if cache_dtype.startswith("fp8"):
         own = own | gpus.get(f"{gpu.name} fp8 cache", {})
-    plain = {key: value for key, value in terms.items() if key not in BY_CASE}
-    return Overhead(**plain | kind | own)
+    plain = {key: value for key, value in (terms | own).items() if key not in BY_CASE}
+    return Overhead(**plain | terms[case] | own.get(case, {}))
 
 
 @cache

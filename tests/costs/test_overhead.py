@@ -95,6 +95,10 @@ def test_a_version_takes_the_newest_model_that_is_not_newer(
 def test_on_rtx_gpus_the_profile_has_what_else_a_step_waits_for() -> None:
     terms = overhead_of("0.19", asynchronous=True, gpu="RTX-PRO-6000")
     assert (terms.step, terms.per_sequence, terms.host) == (0.1e-3, 0.0, 4e-3)
+    assert overhead_of("0.19", gpu="RTX-PRO-6000") == overhead_of("0.19", gpu="L40S")
+    scaled = resolve(engine_of(gpu="A6000", version="0.19")).cost
+    assert isinstance(scaled, SplitCost)
+    assert scaled.overhead == 0.1e-3
     cost = resolve(engine_of(gpu="RTX-PRO-6000")).cost
     assert isinstance(cost, SplitCost)
     assert (cost.beyond_mean, cost.multiprocessors) == (True, 188)
