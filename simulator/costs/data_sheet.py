@@ -1,9 +1,9 @@
 """A measured GPU's kernels on another: each term by what the data sheets of the two say.
 
 Products go by bandwidth where they wait for weights and by FLOP/s where they do not, attention of
-decodes by bandwidth, that of prompts by FLOP/s, launches not at all: every term takes the ratio of
-the two GPUs' rooflines at the same efficiencies (`roofline.py`). All-reduces are those of the other
-GPU's link.
+decodes by bandwidth, that of prompts by FLOP/s, launches and the wait for the longest sequence not
+at all: every other term takes the ratio of the two GPUs' rooflines at the same efficiencies
+(`roofline.py`). All-reduces are those of the other GPU's link.
 """
 
 from dataclasses import replace

@@ -20,9 +20,10 @@ argmax alone.
 
 Ranks of tensor parallelism wait for one another at each all-reduce, of which tables of all-reduces
 timed back to back show nothing: `ranks_per_layer`. Today's vLLM, whose tables the profiles have,
-adds up prompts by symmetric memory, on six and eight GPUs by multicast (pull request 20759). To
-0.10.2 that was off (24696; on in 0.11.0: issue 26525), and NCCL took longer: `nccl_per_layer`, two
-sums of 16 MiB by the two tables.
+adds up prompts by symmetric memory, on six and eight GPUs (Hopper: four, too) by multicast (pull
+request 20759). To 0.10.2 that was off (24696; on in 0.11.0: issue 26525), and NCCL took longer:
+`nccl_per_layer`, two sums of 16 MiB by the two tables. Releases between 0.11.0 and 0.18 may have it
+off, too (26925): none was measured.
 
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.

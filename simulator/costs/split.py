@@ -1,14 +1,15 @@
 """A piecewise cost that waits for a step's longest sequence besides.
 
 Decode attention has `THREAD_BLOCKS` thread blocks for each multiprocessor, each of which takes
-`per_key` seconds a key. Where a step has more (sequence, KV head) pairs than that, none is split:
+`per_key` seconds a key. Where a step has enough (sequence, KV head) pairs for them, none is split:
 nobody helps the block with the longest sequence, and the step waits for it.
 
-FlashInfer's own on B200 (num_blocks_per_sm in its scheduler.cuh) cuts fewer pairs into chunks, and
-the blocks share all keys evenly. That is what a server's polls show (docs/accuracy.md, step by
-step): no kernel table has it. FlashAttention-2 on RTX GPUs (num_splits_heuristic in its
-flash_api.cpp) splits less than `FULL` of so many. It was timed: a table of sequences of one length
-has their keys, so that a step waits for what its longest has `beyond_mean`, or for nothing.
+FlashInfer's own on B200 (num_blocks_per_sm in its scheduler.cuh) splits up to one pair a block, and
+the blocks share all keys evenly. That is what a server's polls show (InferenceX, 64
+clients): no kernel table has it. FlashAttention-2 on RTX GPUs (num_splits_heuristic in its
+flash_api.cpp) splits pairs that are fewer than `FULL` of the blocks. It was timed: tables of
+sequences of one length have the mean's keys, so that the wait is for keys `beyond_mean`, with
+fewer pairs for none.
 """
 
 from dataclasses import dataclass, fields
@@ -23,7 +24,7 @@ from simulator.costs.piecewise import PiecewiseCost
 from simulator.util.from_mapping import raise_if
 
 THREAD_BLOCKS = 2  # per multiprocessor
-FULL = 0.8
+FULL = 0.8  # pairs per thread block, from which on FlashAttention-2 splits none
 SPLIT_TERMS = "per_key", "kv_heads", "multiprocessors", "beyond_mean"
 
 
