@@ -69,14 +69,17 @@ class SplitCost(PiecewiseCost):
     def _waits(self, step: Step, repeats: int) -> list[float]:
         """Return the wait in each of so many successive steps."""
         count, blocks = step.decodes, THREAD_BLOCKS * self.multiprocessors
-        means = [(step.context + k * count) / count for k in range(repeats)]
-        longest = [step.longest + k for k in range(repeats)] if step.longest else means
         if self.beyond_mean:
-            per_key = self.per_key if count * self.kv_heads >= FULL * blocks else 0.0
-            return [per_key * (keys - mean) for keys, mean in zip(longest, means, strict=True)]
+            if not step.longest or count * self.kv_heads < FULL * blocks:
+                return [0.0] * repeats
+            more = step.longest * count - step.context  # keys; all sequences grow by one a step
+            return [self.per_key * (more / count)] * repeats
         if count * self.kv_heads <= blocks:
-            return [self.per_key * self.kv_heads * count / blocks * mean for mean in means]
-        return [self.per_key * keys for keys in longest]
+            each = self.per_key * self.kv_heads / blocks
+            return [each * (step.context + k * count) for k in range(repeats)]
+        if step.longest:
+            return [self.per_key * (step.longest + k) for k in range(repeats)]
+        return [self.per_key * ((step.context + k * count) / count) for k in range(repeats)]
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Return the seconds of pure decode steps, sequences being of one length."""
