@@ -104,7 +104,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     key, value = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
     if mask is None:
         query = q.view(1, heads, -1, width)
-        return functional.scaled_dot_product_attention(query, key, value).view(1, -1, width)
+        return functional.scaled_dot_product_attention(query, key, value).reshape(1, -1, width)
     query = q.transpose(0, 1)[None]
     out = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, enable_gqa=True

@@ -8,6 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[gpu]'")
 
+from torch import Tensor  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
 from gpu_backend.engine import Engine, graph_bytes  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
 from gpu_backend.request_states import token_ids  # noqa: E402
@@ -67,6 +70,26 @@ def test_a_step_that_is_not_kept_can_be_repeated(engine: Engine) -> None:
     assert len(first) == 21
     engine.execute([Chunk(request, 20, 1)])
     assert len(engine.tokens(0)) == 22
+
+
+def test_attention_may_come_out_in_any_layout(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA torch's kernels keep heads beside tokens, and their output is no contiguous one."""
+    real, request = functional.scaled_dot_product_attention, Request(0, 0.0, 20, 9)
+    request.blocks, texts = [1, 2, 3, 4, 5, 6], []
+
+    def transposed(*given: Tensor, **named: object) -> Tensor:
+        out = real(*given, **named)
+        return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+    for attend in (real, transposed):
+        monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
+        engine.reset()
+        for start, new in ((0, 20), (20, 1)):
+            engine.execute([Chunk(request, start, new)])
+        texts.append(engine.tokens(0))
+    assert texts[0] == texts[1]
 
 
 def test_rows_of_requests_that_are_over_are_given_up(engine: Engine) -> None:

@@ -286,23 +286,24 @@ def check_engine(model: str, layers: int = 0) -> tuple[Seen, str]:
             seen.wrong.append(f"{seen.captures} captures of {len(sizes)} sizes")
         check_graph_tiles(engine, seen)
         per_step = {}
+        end = ["read", "wait"]  # a step that samples nothing copies nothing, and must be waited for
         for name, pieces, wanted in (
-            ("decode 3", [(1023, 1)] * 3, ["copy", "record", "replay", "record", "read"]),
-            ("decode 256", [(1023, 1)] * 256, ["copy", "record", "replay", "record", "read"]),
-            ("decode 257", [(1023, 1)] * 257, ["copy", "record", "record", "read"]),
+            ("decode 3", [(1023, 1)] * 3, ["copy", "record", "replay", "record", *end]),
+            ("decode 256", [(1023, 1)] * 256, ["copy", "record", "replay", "record", *end]),
+            ("decode 257", [(1023, 1)] * 257, ["copy", "record", "record", *end]),
             (
                 "mixed",
                 [(1023, 1)] * 5 + [(0, 700), (512, 100)],
-                ["copy", "record", "record", "read"],
+                ["copy", "record", "record", *end],
             ),
-            ("prompt", [(0, 2048)], ["copy", "record", "record", "read"]),
+            ("prompt", [(0, 2048)], ["copy", "record", "record", *end]),
             (
                 "mixed 105",
                 [(1023, 1)] * 5 + [(0, 70), (512, 30)],
-                ["copy", "record", "replay", "record", "read"],
+                ["copy", "record", "replay", "record", *end],
             ),
-            ("prompt 512", [(0, 512)], ["copy", "record", "replay", "record", "read"]),
-            ("9 prompts", [(0, 8)] * 9, ["copy", "record", "record", "read"]),
+            ("prompt 512", [(0, 512)], ["copy", "record", "replay", "record", *end]),
+            ("9 prompts", [(0, 8)] * 9, ["copy", "record", "record", *end]),
         ):
             engine.reset()
             seen.order.clear()
