@@ -37,6 +37,7 @@ from simulator.util.environment import source_commit
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
 MEASURED = Path(__file__).parents[2] / "calibration/measurements/cpu/tiny-test"
+ON_H100 = MEASURED.parents[1] / "h100/llama-3.1-8b"
 TRUE = PiecewiseCost(
     dense=[[1, 1e-3], [8, 2e-3], [64, 6e-3], [512, 40e-3]],
     overhead=2e-4,
@@ -244,11 +245,17 @@ def test_a_profile_says_what_was_fitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.medium
-def test_the_shipped_profile_is_the_fit_of_the_shipped_measurement(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "profile"),
+    [
+        (MEASURED, PROFILES / "tiny-test.cpu.fp32.yaml"),
+        (ON_H100, ON_H100 / "llama-3.1-8b.h100.bf16.headway.yaml"),
+    ],
+)
+def test_a_profile_is_the_fit_of_its_measurement(rows: Path, profile: Path, tmp_path: Path) -> None:
     """To the letter; and the fit describes steps that it had not seen."""
-    fit = refit(MEASURED / STEPS, tmp_path, lambda _: None)
-    name = "tiny-test.cpu.fp32.yaml"
-    assert (tmp_path / name).read_text() == (PROFILES / name).read_text()
+    fit = refit(rows / STEPS, tmp_path, lambda _: None)
+    assert (tmp_path / profile.name).read_text() == profile.read_text()
     assert fit.held_out["onpolicy"].points > 500
     assert fit.held_out["all"].median < 0.2
     assert abs(fit.held_out["all"].bias) < 0.2

@@ -12,7 +12,9 @@ from simulator.cli.main import main
 from simulator.costs.profile import PROFILES
 from simulator.util.errors import HeadwayError, HeadwayWarning
 
-LOG = Path(__file__).parents[2] / "calibration/measurements/cpu/tiny-test/live"
+MEASUREMENTS = Path(__file__).parents[2] / "calibration/measurements"
+LOG = MEASUREMENTS / "cpu/tiny-test/live"
+GPU_LOG = MEASUREMENTS / "h100/llama-3.1-8b/live-heavy"
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,16 @@ def test_the_committed_live_run_is_predicted(folder: Path, validated: Validation
     said = json.loads((folder / "validation.json").read_text())
     assert (said["device"], said["clock"], said["measure"]) == ("cpu", "exec", "cpu")
     assert 1 < spread_of(read_measured(folder), "cpu") < 1.5  # on a core of its own
+
+
+@pytest.mark.parametrize("profile", [None, "llama-3-8b.h100.bf16"])
+def test_the_live_run_on_an_h100_is_predicted(profile: str | None, tmp_path: Path) -> None:
+    """By the profile of its engine, and by one that was composed of published kernel times."""
+    found = validate(GPU_LOG, profile, tmp_path)
+    errors = {free.label: free.error for free in found.free}
+    for label, limit in (("TTFT mean", 0.05), ("TPOT mean", 0.03), ("E2EL mean", 0.03)):
+        assert abs(errors[label]) < limit, label
+    assert found.steps["all steps"].median < 0.06
 
 
 def test_what_cannot_be_compared_is_null(log: Path) -> None:
