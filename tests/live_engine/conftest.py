@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_calibration import RECORDER, Calibrated, calibrate
+from tests.support.live_calibration import RECORDER, Calibrated, fitted, send
 from tests.support.live_vllm import (
     CLIENT_CORE,
     LiveServer,
@@ -77,7 +77,7 @@ def steps_of(log: Path) -> Path:
 @pytest.fixture(scope="session")
 def calibrated(live: LiveServer, models: Callable[[str], Path]) -> Calibrated:
     """The one calibration of that server, from which all is predicted."""
-    return calibrate(live, steps_of(live.log), models("llama"), SECONDS, TURNS)
+    return fitted(send(live, steps_of(live.log), models("llama"), SECONDS, TURNS))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.live_engine.conftest import SECONDS, TURNS
-from tests.support.live_calibration import RECORDER, Calibrated, calibrate, noise_of_mean
+from tests.support.live_calibration import RECORDER, Calibrated, fitted, noise_of_mean, send
 from tests.support.live_vllm import live_server
 
 pytestmark = pytest.mark.engine
@@ -62,4 +62,4 @@ def test_other_architectures_are_predicted(
     flags = "--served-model-name", "tiny", "--scheduler-cls", RECORDER
     env = {"HEADWAY_STEPS": str(steps)}
     with live_server(models(kind), tmp_path / "log", *flags, env=env) as server:
-        judge(kind, calibrate(server, steps, models(kind), SECONDS, TURNS), show)
+        judge(kind, fitted(send(server, steps, models(kind), SECONDS, TURNS)), show)

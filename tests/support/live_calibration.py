@@ -1,7 +1,8 @@
 """A model of a live server, from loads that come in turns with blind ones; and what-ifs by it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -58,32 +59,52 @@ def drawn(kind: str, count: int, rate: float, random: np.random.Generator) -> Wo
 
 @dataclass
 class Interleaved(Drive):
-    """Sends calibration loads between blind ones, each of which comes TIMES times in a turn."""
+    """Sends calibration loads between blind ones, each of which comes `times` times in a turn.
+
+    Where what it is to predict goes to other servers, `another` is sent between these loads.
+    """
 
     turns: int = 1
+    times: int = TIMES
+    scenario: Scenario = field(init=False)
+    limits: dict[str, float] = field(default_factory=dict)
+    order: Iterator[tuple[str, float]] = field(default_factory=lambda: cycle(CALIBRATION))
+
+    def another(self) -> None:
+        """Send the next calibration load."""
+        went_on = self._send(*self._calibration(), False)
+        if self.stopped:
+            raise KeyboardInterrupt
+        assert went_on, self.fault
+
+    @property
+    def part(self) -> float:
+        """Seconds for a load."""
+        return self.seconds / (2 + self.turns * (len(CALIBRATION) + self.times * len(BLIND)))
 
     def _loads(self) -> Iterator[tuple[str, Workload, bool]]:
-        loads = 2 + self.turns * (len(CALIBRATION) + TIMES * len(BLIND))
-        part = self.seconds / loads  # s for a load
         yield "warm-up", replace(self._drawn("mixed", 1e6, 16), max_concurrency=4), False
-        self.limits = {}
         for kind in dict.fromkeys(kind for kind, _ in BLIND):
             load = replace(self._drawn(kind, 1e6, 2 * FEWEST), max_concurrency=FEWEST)
             yield f"closed {kind}", load, False
             self.limits[kind] = self.sent[-1].rate
         blind = {
-            f"{kind} at {share:g}": self._drawn(kind, share * self.limits[kind], part)
+            f"{kind} at {share:g}": self._drawn(kind, share * self.limits[kind], self.part)
             for kind, share in BLIND
         }
-        unseen = [*(TIMES * [*blind.items()]), None]
-        for (kind, share), again in self.turns * [*zip(CALIBRATION, unseen, strict=True)]:
-            rate = self.limits[kind] * (0.6 if isinstance(share, int) else share)
-            load = self._drawn(kind, rate, part)
-            if isinstance(share, int):
-                load = replace(load, arrival=0.0 * load.arrival, max_concurrency=share)
-            yield f"{kind} at {share:g}", load, False
+        unseen = self.times * [*blind.items()]
+        for again in self.turns * [*unseen, *(len(CALIBRATION) - len(unseen)) * [None]]:
+            yield *self._calibration(), False
             if again is not None:
                 yield *again, True
+
+    def _calibration(self) -> tuple[str, Workload]:
+        kind, share = next(self.order)
+        rate = self.limits[kind] * (0.6 if isinstance(share, int) else share)
+        load = self._drawn(kind, rate, self.part)
+        if isinstance(share, int):
+            load = replace(load, arrival=0.0 * load.arrival, max_concurrency=share)
+        return f"{kind} at {share:g}", load
 
     def _drawn(self, kind: str, rate: float, seconds: float) -> Workload:
         count = max(round(rate * seconds), FEWEST) if rate < 1e6 else round(seconds)
@@ -145,19 +166,27 @@ class Calibrated:
         return path
 
 
-def calibrate(live: LiveServer, steps: Path, model: Path, seconds: float, turns: int) -> Calibrated:
-    """Send loads for so many seconds; fit a cost to the steps of those that are not blind."""
+def send(
+    live: LiveServer, steps: Path, model: Path, seconds: float, turns: int, times: int = TIMES
+) -> Interleaved:
+    """Warm a server up and send it loads for so many seconds."""
     server = ask(live.url)
     words = [f"engine.{key}={str(value).lower()}" for key, value in ENGINE.items()]
     words += ["gpu=CPU", f"model={model}", "predictor=oracle"]  # clients know how long answers are
-    scenario = scenario_of(server, None, words)
     seats = ENGINE["max_num_seqs"]
     drive = Interleaved(server, len(VOCABULARY), seats, seconds, steps=steps, turns=turns)
+    drive.times, drive.scenario = times, scenario_of(server, None, words)
     drive.random = np.random.default_rng(1)
     warm_up(live)
     drive.run()
     assert not drive.fault, drive.fault
-    return Calibrated(scenario, drive.limits, fit_sent(scenario, drive.sent, steps))
+    return drive
+
+
+def fitted(drive: Interleaved) -> Calibrated:
+    """Fit a cost to the steps of all loads that were sent so far and are not blind."""
+    outcome = fit_sent(drive.scenario, drive.sent, drive.steps)
+    return Calibrated(drive.scenario, drive.limits, outcome)
 
 
 def warm_up(live: LiveServer, most: int = ENGINE["max_num_batched_tokens"]) -> None:
@@ -168,7 +197,10 @@ def warm_up(live: LiveServer, most: int = ENGINE["max_num_batched_tokens"]) -> N
 
 def measure(live: LiveServer, load: Workload, asked: Chosen = None) -> Means:
     """Send a load, its prompts others each time; return mean latencies in ms of those asked for."""
-    answers = replay(load, live.url, timeout=120.0, vocab_size=len(VOCABULARY)).requests
+    found = replay(load, live.url, timeout=120.0, vocab_size=len(VOCABULARY))
+    if found.stopped:
+        raise KeyboardInterrupt
+    answers = found.requests
     assert not [one.error for one in answers if one.error]
     ttft = np.array([one.first - one.sent for one in answers])
     e2el = np.array([one.end - one.sent for one in answers])
