@@ -43,9 +43,9 @@ from simulator.planning.knee import find_knee
 from simulator.planning.sensitivity import (
     LESS_CACHE,
     changed_costs,
+    greedy_cost,
     sensitivities,
     unexplained,
-    unsorted_cost,
 )
 from simulator.scenario import make_scheduler, resolve
 from simulator.scenario.engine_spec import EngineSpec
@@ -221,7 +221,7 @@ def _changed(
     """
     specs = {
         name: replace(spec, cost=cost)
-        for name, cost in (changed_costs(spec.cost) | unsorted_cost(spec)).items()
+        for name, cost in (changed_costs(spec.cost) | greedy_cost(spec)).items()
     }
     if run.count("kv_capacity_tokens") is None:
         blocks = max(int(LESS_CACHE * spec.num_gpu_blocks), 1)

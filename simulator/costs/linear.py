@@ -85,7 +85,7 @@ class Fitted(CostModel):
     def with_engine(self, *, step: float, apart: float, prompts: float, **terms: Any) -> Self:
         """Put on a cost of kernels alone what an engine adds, s.
 
-        That is to each step, likewise what is no host's (`apart`: ranks that wait, sorted logits),
+        That is to each step, likewise what is no host's (`apart`: ranks that wait, sampling),
         and to a step with prompts; `terms` are others by their names. ValueError: the cost has no
         place for them.
         """

@@ -10,13 +10,16 @@ other: `prompt_per_layer`. On B200 FlashInfer's own attention is planned on the 
 0.11.0 and beside an fp8 cache, and no such step is faster than its launches, `launch_per_layer`.
 
 Where requests are sampled with top-p or top-k, vLLM from 0.11.1 to 0.16, and before 0.9, sorts all
-logits of a step in PyTorch, as float32 with their indices: a radix sort of four passes over a batch
-and one by sequence, then softmax, running sum, mask, scatter, softmax, noise and argmax. That is
-`sort` for some twenty launches and, for each logit, `sort_per_logit` seconds of the multiprocessors
-and `sort_bytes` through the memory: the passes come to 250 to 300 bytes. FlashInfer's sampler (0.9
-to 0.11.0, and from 0.21) and the Triton kernel between (0.17 to 0.20, batches of 8 and more) sort
-nothing; they cost up to 0.3 ms a step, which nobody measured in a server. Temperature 0 takes the
-argmax alone.
+logits of a step in PyTorch, as float32 with their indices, then softmax, running sum, mask,
+scatter, softmax, noise and argmax. That is `sampling` for some twenty launches and, for each logit,
+`sampling_per_logit` seconds of the multiprocessors and `sampling_bytes` through the memory: a line
+through what `benchmarks/sampling.py` took on an H100 beyond the argmax, for 8 to 256 sequences
+(calibration/measurements/h100/llama-3.1-8b/sampling.csv). From 8 to 64 it is 0.36 ms + 114 ps a
+logit, from 128 on, sorted at once, 1.25 ms + 91 ps; one sequence takes 0.2 ms. By the same file
+FlashInfer's sampler (0.9 to 0.11.0, and from 0.21) takes 0.05 ms + 0.7 us a sequence with top-p,
+about twice that with top-k, too, and the Triton kernel between (0.17 to 0.20) 0.25 ms + 2.2 us.
+Neither is added: what was measured of such servers is met without. Temperature 0 takes the argmax
+alone.
 
 Ranks of tensor parallelism wait for one another at each all-reduce, of which tables of all-reduces
 timed back to back show nothing: `ranks_per_layer`. Today's vLLM, whose tables the profiles have,
@@ -57,9 +60,9 @@ TERMS = (
     "launch_per_layer",
     "ranks_per_layer",
     "nccl_per_layer",
-    "sort",
-    "sort_per_logit",
-    "sort_bytes",
+    "sampling",
+    "sampling_per_logit",
+    "sampling_bytes",
     "key_per_layer",
 )
 
@@ -99,9 +102,9 @@ class Overhead:
     captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
     ranks_per_layer: float = 0.0  # where there are several ranks
     nccl_per_layer: float = 0.0  # of a step with prompts, where there are more than four
-    sort: float = 0.0  # of the logits of a step
-    sort_per_logit: float = 0.0
-    sort_bytes: float = 0.0  # bytes moved for each logit
+    sampling: float = 0.0  # with top-p or top-k
+    sampling_per_logit: float = 0.0
+    sampling_bytes: float = 0.0  # bytes moved for each logit
     host_interval: Sequence[float] = ()  # 95 % interval of `host`; (): none is known
     key_per_layer: float = 0.0  # per key of the longest sequence; 0: nobody waits for it
     multiprocessors: int = 1  # of the GPU
@@ -123,8 +126,8 @@ class Overhead:
         return tuple(size for size in sizes if size <= self.captured)
 
     def logit_seconds(self, gpu: Gpu) -> float:
-        """Return what sorting takes for each logit, s."""
-        return self.sort_per_logit + self.sort_bytes / gpu.bandwidth
+        """Return what sampling takes for each logit, s."""
+        return self.sampling_per_logit + self.sampling_bytes / gpu.bandwidth
 
     def as_host_work(self) -> "Overhead":
         """Take `step` and `per_sequence` for the host's work, as of a synchronous engine."""
@@ -152,7 +155,7 @@ class Overhead:
         logits = model.vocab_size if sampled else 0
         whole = cost.with_engine(
             step=self.step,
-            apart=ranks + (self.sort if sampled else 0.0),
+            apart=ranks + (self.sampling if sampled else 0.0),
             prompts=(self.prompt_per_layer + nccl) * layers,
             launch=self.launch_per_layer * layers,
             overhead_per_sequence=self.per_sequence + logits * self.logit_seconds(gpu),

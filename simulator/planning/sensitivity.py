@@ -134,15 +134,15 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
     return found
 
 
-def unsorted_cost(spec: EngineSpec) -> dict[str, CostModel]:
-    """Return the cost without sorting logits, where nobody told that requests ask for it."""
+def greedy_cost(spec: EngineSpec) -> dict[str, CostModel]:
+    """Return the cost without top-p and top-k, where nobody told that requests ask for it."""
     engine, gpu = spec.engine, spec.gpu
     terms = version_overhead(engine, gpu)
     sampled = samples_truncated(spec.model, engine.generation_config)
-    if not spec.cost.residuals or not sampled or not terms.sort:
+    if not spec.cost.residuals or not sampled or not terms.sampling:
         return {}
     each = spec.model.vocab_size * terms.logit_seconds(gpu)
-    return {"sampling low": spec.cost.with_waits(-terms.sort, -each)}
+    return {"sampling low": spec.cost.with_waits(-terms.sampling, -each)}
 
 
 def sensitivities(
@@ -275,7 +275,7 @@ def changed_runs(scenario: Scenario) -> dict[str, Change]:
     spec, *others = scenario.specs.values()
     if others:
         raise HeadwayError("--sensitivity: not for clusters of several groups")
-    costs = changed_costs(spec.cost) | unsorted_cost(spec)
+    costs = changed_costs(spec.cost) | greedy_cost(spec)
     found: dict[str, Change] = {name: (scenario, cost) for name, cost in costs.items()}
     if not spec.cost.residuals:
         return found
