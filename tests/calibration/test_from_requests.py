@@ -161,7 +161,8 @@ def test_a_hidden_host_is_found(write, tmp_path, capsys):
     assert profile.cost.host_interval == pytest.approx(found["host"]["interval"], rel=1e-4)
     (line,) = [line for line in told.splitlines() if line.startswith("--set ")]
     again = run(load_scenario(path, shlex.split(line)[1::2])).summary()
-    assert again["mean_tpot_ms"] == pytest.approx(1e3 * table["tpot"].mean(), rel=0.01)
+    # no launch gap is negative: the line cannot take off what the fit takes off sampling
+    assert again["mean_tpot_ms"] == pytest.approx(1e3 * table["tpot"].mean(), rel=0.02)
     assert again["headway"]["host"]["per_step_interval_s"] is not None
 
 
