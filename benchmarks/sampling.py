@@ -7,6 +7,9 @@ with top-k 50 by PyTorch's sort (vLLM to 0.8, and 0.11.1 to 0.16), by vLLM's Tri
 are installed. `gpu_us` is of a CUDA graph of eight calls, so of the kernels alone; `launched_us` of
 calls one after the other. Logits are `peaked` (a token's probability falls as the square of its
 rank, as a language model's does) or `flat` (normal). Medians of nine.
+
+The rows in calibration/measurements/h100 are of vLLM 0.18.1's kernel, and of those of FlashInfer
+0.7.2.post1 compiled from its headers and called without its Python; they end where time ran out.
 """
 
 import argparse
