@@ -179,6 +179,8 @@ def read_about(folder: Path) -> dict[str, object]:
     if not folder.is_dir():
         raise HeadwayError(f"{folder}: no such folder")
     path = folder / ABOUT
+    if not path.exists():
+        raise HeadwayError(f"{folder}: is no folder of `headway live`: has no {ABOUT}")
     about = read_json(path)
     if not {"device", "clock"} <= set(about):
         raise HeadwayError(f"{path}: is no description of a live run")

@@ -8,6 +8,7 @@ on the batch, and grows without bound towards the capacity. Queues come on top, 
 it is the least that it may be; `sensitivity.py` measures it.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from math import inf, log
 from typing import NamedTuple
@@ -55,17 +56,17 @@ class _Load:
         """Return where it sits; None where theory has no rate."""
         seats = self.replica.engine.max_num_seqs
         sizes = batch_sizes(seats, POINTS)
-        rates = [self.rate(size) for size in sizes]
-        most, asked = max(rates), self.traffic.rate / self.replicas
+        most, asked = self.rate(sizes[-1]), self.traffic.rate / self.replicas
         if not most:
             return None
         share = asked / most
         if share >= 1:
             return Knee(most * self.replicas, share, inf)
-        above = next(k for k, rate in enumerate(rates) if rate >= asked)
-        low, high = max(above - 1, 0), max(above, 1)
-        moved = log(rates[high] / rates[low]) if len(rates) > 1 and rates[low] else 0.0
-        elasticity = log(sizes[high] / sizes[low]) / moved if moved > 0 else 1.0
+        above = bisect_left(sizes, asked, key=self.rate)  # which grows with the seats
+        low, high = sizes[max(above - 1, 0)], sizes[min(max(above, 1), len(sizes) - 1)]
+        few = self.rate(low)
+        moved = log(self.rate(high) / few) if few else 0.0
+        elasticity = log(high / low) / moved if moved > 0 else 1.0
         return Knee(most * self.replicas, share, max(elasticity, 1.0))
 
 

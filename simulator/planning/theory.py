@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
 
 def _mixed(cost: CostModel, chunk: int, count: int, decodes: int, context: int) -> float:
     """Return the seconds of a step with so many chunks of as many tokens, beside decodes."""
-    chunks = [Chunk(Request(-1, 0.0, chunk, 1), 0, chunk) for _ in range(count)]
+    chunks = [Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)] * count
     return cost.execute(Step(chunks, decodes, context))
 
 

@@ -147,3 +147,6 @@ def test_a_damaged_line_is_told_by_its_number(log: Path) -> None:
     with pytest.raises(HeadwayError, match="nowhere: no such folder"):
         validate(log / "nowhere")
     assert main(["validate", str(log / "nowhere")]) == 2
+    (log / "live.json").unlink()
+    with pytest.raises(HeadwayError, match="is no folder of `headway live`: has no live.json"):
+        validate(log)
