@@ -25,8 +25,9 @@ Ranks of tensor parallelism wait for one another at each all-reduce, of which ta
 timed back to back show nothing: `ranks_per_layer`. Today's vLLM, whose tables the profiles have,
 adds up prompts by symmetric memory, on six and eight GPUs (Hopper: four, too) by multicast (pull
 request 20759). To 0.10.2 that was off (24696; on in 0.11.0: issue 26525), and NCCL took longer:
-`nccl_per_layer`, two sums of 16 MiB by the two tables. Releases between 0.11.0 and 0.18 may have it
-off, too (26925): none was measured.
+`nccl_per_layer`, two sums of 16 MiB by the two tables (on four and eight B200 56 and 72 us, on
+eight H200 70, on four 10). Releases between 0.11.0 and 0.18 may have it off, too (26925): none was
+measured.
 
 vLLM launches pure decodes as CUDA graphs of certain batch sizes, 1, 2, 4, then every 8 and from 256
 on every 16 (0.11 on), and pads smaller batches; `captured` is the largest of them.
@@ -101,7 +102,8 @@ class Overhead:
     launch_per_layer: float = 0.0  # least, of a step with prompts
     captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
     ranks_per_layer: float = 0.0  # where there are several ranks
-    nccl_per_layer: float = 0.0  # of a step with prompts, where there are more than four
+    nccl_per_layer: float = 0.0  # of a step with prompts
+    nccl_ranks: int = 8  # from so many on
     sampling: float = 0.0  # with top-p or top-k
     sampling_per_logit: float = 0.0
     sampling_bytes: float = 0.0  # bytes moved for each logit
@@ -151,7 +153,7 @@ class Overhead:
         place for it.
         """
         ranks = self.ranks_per_layer * layers if tensor_parallel_size > 1 else 0.0
-        nccl = self.nccl_per_layer if tensor_parallel_size > 4 else 0.0
+        nccl = self.nccl_per_layer if tensor_parallel_size >= self.nccl_ranks else 0.0
         logits = model.vocab_size if sampled else 0
         whole = cost.with_engine(
             step=self.step,

@@ -27,8 +27,8 @@ from calibration.measured.runs import Run, read_runs
 from simulator.scenario.engine_defaults import ASYNC_SINCE
 from simulator.util.errors import HeadwayError
 
-STEPS = (0.1e-3, 0.5e-3, 0.75e-3, 1.0e-3)  # s
-PER_SEQUENCE = (0.0, 10e-6, 20e-6)  # s
+STEPS = (0.1e-3, 0.5e-3, 0.75e-3, 1.0e-3, 1.25e-3)  # s
+PER_SEQUENCE = (0.0, 10e-6, 20e-6, 30e-6)  # s
 METRICS = "mean_tpot_ms", "mean_e2el_ms"
 
 Terms = tuple[float, float]
