@@ -148,5 +148,5 @@ def test_a_damaged_line_is_told_by_its_number(log: Path) -> None:
         validate(log / "nowhere")
     assert main(["validate", str(log / "nowhere")]) == 2
     (log / "live.json").unlink()
-    with pytest.raises(HeadwayError, match="is no folder of `headway live`: has no live.json"):
+    with pytest.raises(HeadwayError, match=r"is no folder of `headway live`: has no live\.json"):
         validate(log)

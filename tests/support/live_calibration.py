@@ -44,6 +44,7 @@ CALIBRATION = (
 """Loads by their kinds and their shares of what the server can take, below the knee; an integer is
 the number of clients that wait for an answer each. Those of the calibration come before, between
 and after the blind ones, so that both see the same machine."""
+TEXTS = 2  # of a calibration load, with one of which three of four prompts begin
 FEWEST = 20  # requests of a load
 Chosen = NDArray[np.bool_] | None
 Means = Mapping[str, float]
@@ -104,7 +105,23 @@ class Interleaved(Drive):
         load = self._drawn(kind, rate, self.part)
         if isinstance(share, int):
             load = replace(load, arrival=0.0 * load.arrival, max_concurrency=share)
-        return f"{kind} at {share:g}", load
+        return f"{kind} at {share:g}", self._sharing(load)
+
+    def _sharing(self, load: Workload) -> Workload:
+        """Let three of four prompts begin like others.
+
+        So some chunks follow cached tokens, but no large step, after which a CPU's cache lacks the
+        weights. By those alone what such a step costs the next would be the price of the tokens.
+        """
+        begins = (load.prompt_tokens * self.random.uniform(0.5, 0.95, len(load))).astype(int)
+        begins[::4] = 0
+        text = self.random.integers(TEXTS, size=len(load))
+        columns = (column.tolist() for column in (text, begins, load.prompt_tokens - begins))
+        pieces = [
+            ((("shared", one), common), (("own", k), rest))
+            for k, (one, common, rest) in enumerate(zip(*columns, strict=True))
+        ]
+        return replace(load, segments=[piece[piece[0][1] == 0 :] for piece in pieces])
 
     def _drawn(self, kind: str, rate: float, seconds: float) -> Workload:
         count = max(round(rate * seconds), FEWEST) if rate < 1e6 else round(seconds)
