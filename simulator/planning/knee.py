@@ -64,8 +64,7 @@ class _Load:
             return Knee(most * self.replicas, share, inf)
         above = bisect_left(sizes, asked, key=self.rate)  # which grows with the seats
         low, high = sizes[max(above - 1, 0)], sizes[min(max(above, 1), len(sizes) - 1)]
-        few = self.rate(low)
-        moved = log(self.rate(high) / few) if few else 0.0
+        moved = log(self.rate(high) / few) if (few := self.rate(low)) else 0.0
         elasticity = log(high / low) / moved if moved > 0 else 1.0
         return Knee(most * self.replicas, share, max(elasticity, 1.0))
 
