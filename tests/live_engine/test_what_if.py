@@ -26,6 +26,7 @@ from tests.support.live_calibration import (
     Calibrated,
     Chosen,
     Interleaved,
+    begun_alike,
     drawn,
     fitted,
     measure,
@@ -126,15 +127,11 @@ def load_of(change: Change, calibrated: Calibrated, random: np.random.Generator)
 
     def marked(load: Workload) -> Workload:
         number = np.arange(len(load))
-        first = load.prompt_tokens + change.shared
-        contents = [
-            ((("shared", k % PREFIXES), change.shared), (("own", k), int(first[k]) - change.shared))
-            for k in number
-        ]
+        load = replace(load, prompt_tokens=load.prompt_tokens + change.shared)
+        if change.shared:
+            load = begun_alike(load, number % PREFIXES, np.full(len(load), change.shared))
         return replace(
             load,
-            prompt_tokens=first,
-            segments=contents if change.shared else None,
             hint=load.output_tokens,
             priority=np.where(number % change.urgent, 1, 0) if change.urgent else None,
             max_concurrency=change.clients,

@@ -58,6 +58,16 @@ def drawn(kind: str, count: int, rate: float, random: np.random.Generator) -> Wo
     return Workload(arrival - arrival[0], *lengths)
 
 
+def begun_alike(load: Workload, texts: NDArray[Any], begins: NDArray[Any]) -> Workload:
+    """Let each prompt begin with so many tokens of one of the texts, and go on by itself."""
+    columns = (column.tolist() for column in (texts, begins, load.prompt_tokens - begins))
+    pieces = [
+        tuple(part for part in ((("shared", text), common), (("own", k), rest)) if part[1])
+        for k, (text, common, rest) in enumerate(zip(*columns, strict=True))
+    ]
+    return replace(load, segments=pieces)
+
+
 @dataclass
 class Interleaved(Drive):
     """Sends calibration loads between blind ones, each of which comes `times` times in a turn.
@@ -72,8 +82,16 @@ class Interleaved(Drive):
     order: Iterator[tuple[str, float]] = field(default_factory=lambda: cycle(CALIBRATION))
 
     def another(self) -> None:
-        """Send the next calibration load."""
-        went_on = self._send(*self._calibration(), False)
+        """Send the next calibration load, three of four prompts begun like others.
+
+        So some chunks follow cached tokens, but no large step, after which a CPU's cache lacks the
+        weights. By those alone what such a step costs the next would be the price of the tokens.
+        """
+        name, load = self._calibration()
+        begins = (load.prompt_tokens * self.random.uniform(0.5, 0.95, len(load))).astype(int)
+        begins[::4] = 0
+        texts = self.random.integers(TEXTS, size=len(load))
+        went_on = self._send(name, begun_alike(load, texts, begins), False)
         if self.stopped:
             raise KeyboardInterrupt
         assert went_on, self.fault
@@ -105,23 +123,7 @@ class Interleaved(Drive):
         load = self._drawn(kind, rate, self.part)
         if isinstance(share, int):
             load = replace(load, arrival=0.0 * load.arrival, max_concurrency=share)
-        return f"{kind} at {share:g}", self._sharing(load)
-
-    def _sharing(self, load: Workload) -> Workload:
-        """Let three of four prompts begin like others.
-
-        So some chunks follow cached tokens, but no large step, after which a CPU's cache lacks the
-        weights. By those alone what such a step costs the next would be the price of the tokens.
-        """
-        begins = (load.prompt_tokens * self.random.uniform(0.5, 0.95, len(load))).astype(int)
-        begins[::4] = 0
-        text = self.random.integers(TEXTS, size=len(load))
-        columns = (column.tolist() for column in (text, begins, load.prompt_tokens - begins))
-        pieces = [
-            ((("shared", one), common), (("own", k), rest))
-            for k, (one, common, rest) in enumerate(zip(*columns, strict=True))
-        ]
-        return replace(load, segments=[piece[piece[0][1] == 0 :] for piece in pieces])
+        return f"{kind} at {share:g}", load
 
     def _drawn(self, kind: str, rate: float, seconds: float) -> Workload:
         count = max(round(rate * seconds), FEWEST) if rate < 1e6 else round(seconds)
