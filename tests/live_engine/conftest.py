@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_calibration import RECORDER, Calibrated, fitted, send
+from tests.support.live_calibration import Calibrated, fitted, send
 from tests.support.live_vllm import (
     CLIENT_CORE,
     LiveServer,
     engine_folder,
-    live_server,
+    recording_server,
     write_model,
 )
 
@@ -48,7 +48,7 @@ def _engine() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Write a tiny model of a kind, llama, qwen3 or mixtral, once; give its folder."""
+    """Write a tiny model of a kind of MODELS, once; give its folder."""
     folder = tmp_path_factory.mktemp("models")
 
     def model(kind: str) -> Path:
@@ -63,21 +63,14 @@ def live(
 ) -> Iterator[LiveServer]:
     """The server that most tests share: the tiny Llama, by the name `tiny`, its steps recorded."""
     log = tmp_path_factory.mktemp("live") / "server.log"
-    flags = "--served-model-name", "tiny", "--enable-prompt-tokens-details"
-    env = {"HEADWAY_STEPS": str(steps_of(log))}
-    with live_server(models("llama"), log, *flags, "--scheduler-cls", RECORDER, env=env) as server:
+    with recording_server(models("llama"), log, "--enable-prompt-tokens-details") as server:
         yield server
-
-
-def steps_of(log: Path) -> Path:
-    """Return where a server with this log records its steps."""
-    return log.with_name("steps.jsonl")
 
 
 @pytest.fixture(scope="session")
 def calibrated(live: LiveServer, models: Callable[[str], Path]) -> Calibrated:
     """The one calibration of that server, from which all is predicted."""
-    return fitted(send(live, steps_of(live.log), models("llama"), SECONDS, TURNS))
+    return fitted(send(live, models("llama"), SECONDS, TURNS))
 
 
 @pytest.fixture(scope="session")

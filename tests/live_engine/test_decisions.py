@@ -18,7 +18,7 @@ import pytest
 
 from conformance.compare import conform, report
 from conformance.live import read_live
-from tests.support.live_vllm import live_server
+from tests.support.live_vllm import RECORDER, live_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.engine_all]
 
@@ -102,20 +102,11 @@ def test_headway_schedules_what_live_servers_scheduled(
     models: Callable[[str], Path], tmp_path: Path, show: Callable[[str], None]
 ) -> None:
     """At least 20,000 steps over all loads."""
-    model = models("llama")
-    config = model / "config.json"
-    shape = json.loads(config.read_text())  # decisions know no sizes: the smallest is the fastest
-    small = tmp_path / "smallest"
-    small.mkdir()
-    for file in model.iterdir():
-        (small / file.name).write_bytes(file.read_bytes())
-    shape |= {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
-    shape |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
-    (small / "config.json").write_text(json.dumps(shape))
+    small = models("small")  # decisions know no sizes
     table, total = [f"{'live steps that agree':<40} {'steps':>7} {'preempting':>10}"], 0
     for seed, (name, load) in enumerate(LOADS.items()):
         steps = tmp_path / f"{seed}.jsonl"
-        scheduler = ASYNCHRONOUS if load.asynchronous else "headway_vllm.RecordedScheduler"
+        scheduler = ASYNCHRONOUS if load.asynchronous else RECORDER
         flags = ("--enforce-eager", "--scheduler-cls", scheduler, *load.flags)
         log, told = tmp_path / f"{seed}.log", {"HEADWAY_STEPS": str(steps)}
         with live_server(small, log, *flags, env=told) as server:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.live_engine.conftest import SECONDS, TURNS
-from tests.support.live_calibration import RECORDER, Calibrated, fitted, noise_of_mean, send
-from tests.support.live_vllm import live_server
+from tests.support.live_calibration import Calibrated, fitted, noise_of_mean, send
+from tests.support.live_vllm import recording_server
 
 pytestmark = pytest.mark.engine
 
@@ -58,8 +58,5 @@ def test_other_architectures_are_predicted(
     kind: str, models: Callable[[str], Path], tmp_path: Path, show: Callable[[str], None]
 ) -> None:
     """Each by a calibration of its own; of Mixtral, two of four experts a token."""
-    steps = tmp_path / "steps.jsonl"
-    flags = "--served-model-name", "tiny", "--scheduler-cls", RECORDER
-    env = {"HEADWAY_STEPS": str(steps)}
-    with live_server(models(kind), tmp_path / "log", *flags, env=env) as server:
-        judge(kind, fitted(send(server, steps, models(kind), SECONDS, TURNS)), show)
+    with recording_server(models(kind), tmp_path / "log") as server:
+        judge(kind, fitted(send(server, models(kind), SECONDS, TURNS)), show)

@@ -4,8 +4,9 @@ The changed server runs beside the unchanged one, on the same core, and only one
 a load goes to one and to the other, in turns, and the next time another load. Between them a third
 one, whose steps are recorded, gets a calibration load, so that what is fitted has seen the machine
 as they have: its speed drifts. So many clients wait for an answer each, since a queue of open
-arrivals multiplies what steps are off by. They want a machine of their own, so CI leaves them out:
-docs/live-engine.md has what was measured.
+arrivals multiplies what steps are off by. The model is the large one: of the tiny one's weights a
+CPU's cache holds what large steps leave, so that a step costs what the one before was like. They
+want a machine of their own, so CI leaves them out: docs/live-engine.md has what was measured.
 """
 
 import json
@@ -20,7 +21,6 @@ import numpy as np
 import pytest
 
 from simulator.workload.workload import Workload
-from tests.live_engine.conftest import steps_of
 from tests.support.live_calibration import (
     ENGINE,
     Calibrated,
@@ -34,7 +34,7 @@ from tests.support.live_calibration import (
     send,
     warm_up,
 )
-from tests.support.live_vllm import LiveServer, live_server
+from tests.support.live_vllm import LiveServer, live_server, recording_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.engine_all]
 
@@ -48,6 +48,8 @@ PREFIXES = 8
 took 9.7 ms where they shared 256 tokens, and 11.3 ms where they did not; no cost knows of it."""
 LIMIT = 0.05
 """Of the ratio, where its mean is known to less."""
+EQUAL = 0.02
+"""What servers that do the same differ by: on a CPU asynchronous scheduling is always off."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ FOUR, SJF = ("--max-num-seqs", "4"), {"policy": "sjf", "by": "hint"}
 SEATS = {"max_num_seqs": 4}
 CHANGES = {
     "max_num_seqs 4": Change(FOUR, SEATS, clients=6),
-    "max_num_batched_tokens 256": Change(  # with less a CPU keeps its weights in its cache
+    "max_num_batched_tokens 256": Change(
         ("--max-num-batched-tokens", "256"),
         {"max_num_batched_tokens": 256},
         kind="long",
@@ -144,8 +146,20 @@ def load_of(change: Change, calibrated: Calibrated, random: np.random.Generator)
 
 
 @pytest.fixture(scope="module")
+def model(models: Callable[[str], Path]) -> Path:
+    return models("large")
+
+
+@pytest.fixture(scope="module")
+def recorded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """The server that gets the calibration loads."""
+    with recording_server(model, tmp_path_factory.mktemp("recorded") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def unchanged(
-    models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[tuple[str, ...]], LiveServer]]:
     """Start the server that changes are compared with, one for the same flags; none records."""
     with ExitStack() as stack:
@@ -153,7 +167,7 @@ def unchanged(
         @cache
         def started(flags: tuple[str, ...]) -> LiveServer:
             log = tmp_path_factory.mktemp("unchanged") / "log"
-            server = stack.enter_context(live_server(models("llama"), log, *NAMED, *flags))
+            server = stack.enter_context(live_server(model, log, *NAMED, *flags))
             warm_up(server)
             return server
 
@@ -180,15 +194,15 @@ class Measured:
 @pytest.fixture(scope="module")
 def measured(
     request: pytest.FixtureRequest,
-    live: LiveServer,
+    recorded: LiveServer,
     unchanged: Callable[[tuple[str, ...]], LiveServer],
-    models: Callable[[str], Path],
+    model: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Measured:
     """Measure all changes first: the fit is of calibration loads from the first to the last."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     names = [str(item.callspec.params["name"]) for item in items if item.path == request.path]
-    drive = send(live, steps_of(live.log), models("llama"), FIRST, turns=1, times=0)
+    drive = send(recorded, model, FIRST, turns=1, times=0)
     first, turns = fitted(drive), dict[str, list[Turn] | AssertionError]()
     for name in names:
         change, random = CHANGES[name], np.random.default_rng(len(name))
@@ -196,7 +210,7 @@ def measured(
         flags, log = (*NAMED, *change.flags), tmp_path_factory.mktemp("changed") / "log"
         try:
             one = unchanged(change.base)
-            with live_server(models("llama"), log, *flags, env=change.env) as other:
+            with live_server(model, log, *flags, env=change.env) as other:
                 warm_up(other, (ENGINE | change.knobs)["max_num_batched_tokens"])
                 turns[name] = in_turns(change, loads, one, other, drive)
         except AssertionError as error:  # the others go on
@@ -244,6 +258,6 @@ def test_the_effect_of_a_change_is_predicted(
         f"+- {floor:.3f}, {len(turns[0].load)} requests, "
         f"{np.mean([one.found[0] for one in turns]):.0f} ms before"
     )
-    if abs(real - 1) > floor:
-        assert (predicted > 1) == (real > 1) or abs(predicted - real) <= LIMIT
+    if abs(real - 1) > max(floor, EQUAL):
+        assert (predicted > 1) == (real > 1)
     assert abs(predicted - real) <= max(LIMIT, floor)

@@ -21,10 +21,9 @@ from simulator.results.request_table import RequestTable
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
-from tests.support.live_vllm import FLAGS, VOCABULARY, LiveServer
+from tests.support.live_vllm import FLAGS, VOCABULARY, LiveServer, steps_of
 from twin.replay import replay
 
-RECORDER = "headway_vllm.RecordedScheduler"
 ENGINE: dict[str, Any] = {
     "name": "vllm",
     "max_num_seqs": int(FLAGS["--max-num-seqs"]),
@@ -186,13 +185,14 @@ class Calibrated:
 
 
 def send(
-    live: LiveServer, steps: Path, model: Path, seconds: float, turns: int, times: int = TIMES
+    live: LiveServer, model: Path, seconds: float, turns: int, times: int = TIMES
 ) -> Interleaved:
-    """Warm a server up and send it loads for so many seconds."""
+    """Warm a recording server up and send it loads for so many seconds."""
     server = ask(live.url)
     words = [f"engine.{key}={str(value).lower()}" for key, value in ENGINE.items()]
     words += ["gpu=CPU", f"model={model}", "predictor=oracle"]  # clients know how long answers are
     seats = ENGINE["max_num_seqs"]
+    steps = steps_of(live.log)
     drive = Interleaved(server, len(VOCABULARY), seats, seconds, steps=steps, turns=turns)
     drive.times, drive.scenario = times, scenario_of(server, None, words)
     drive.random = np.random.default_rng(1)

@@ -11,17 +11,20 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from ctypes.util import find_library
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 from tests.support.commands import ROOT
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 """The engine has a core of its own where there are two: a client beside it slows it down."""
+RECORDER = "headway_vllm.RecordedScheduler"
 STARTUP = 600.0  # s that a server may take until it is healthy; 30 s on two idle cores
 VOCABULARY = ["".join(letters) for letters in product(ascii_lowercase[:16], repeat=3)]
 """4,096 words, each a token, also to `headway serve --tokenizer`, which answers in words."""
@@ -43,8 +46,15 @@ SHAPE = {
     "dtype": "float32",
     "torch_dtype": "float32",
 }
-MODELS = {
-    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "small": LLAMA
+    | {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
+    | dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2),
+    "large": LLAMA
+    | {"hidden_size": 512, "intermediate_size": 1536}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
     "mixtral": {
         "architectures": ["MixtralForCausalLM"],
@@ -55,7 +65,8 @@ MODELS = {
         "sliding_window": None,
     },
 }
-"""What a config.json has beside SHAPE. Weights are drawn at random: `--load-format dummy`."""
+"""What a config.json has beside SHAPE. Weights are drawn at random: `--load-format dummy`. Those of
+the large Llama, 60 MB, exceed most CPUs' caches, as those of real models exceed all GPUs'."""
 FLAGS = {
     "--max-num-seqs": "32",
     "--max-num-batched-tokens": "512",
@@ -122,11 +133,14 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         # of some 200; GPUs have no such cost. So all are kept, and `warm_up` has them compiled.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "100000",
         # Memory that a large step gives back is faulted in again by the next: 5 % of a step of 512
-        # tokens, nothing of one of 128. So it is kept, as by tcmalloc, which some wheels preload.
+        # tokens, nothing of one of 128. So it is kept, as by tcmalloc, which vLLM's own wheels
+        # preload, and this where it is installed.
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
         "MALLOC_TOP_PAD_": str(2**28),
     }
+    if library := find_library("tcmalloc_minimal"):
+        told["LD_PRELOAD"] = library
     return os.environ | told | (more or {})
 
 
@@ -143,6 +157,17 @@ class LiveServer:
 
     url: str
     log: Path
+
+
+def recording_server(model: Path, log: Path, *flags: str) -> AbstractContextManager[LiveServer]:
+    """Start one by the name `tiny` that writes its steps to `steps_of(log)`."""
+    named = "--served-model-name", "tiny", "--scheduler-cls", RECORDER
+    return live_server(model, log, *named, *flags, env={"HEADWAY_STEPS": str(steps_of(log))})
+
+
+def steps_of(log: Path) -> Path:
+    """Return where a server with this log records its steps."""
+    return log.with_name("steps.jsonl")
 
 
 @contextmanager
