@@ -166,6 +166,7 @@ def replay(
     from simulator.scenario.resolve import resolve
     from simulator.simulation.write import check_folder
     from twin.measured_run import table, write_measured
+    from twin.replay import LAST_TOKEN
     from twin.replay import replay as send
 
     _check_url(url)
@@ -173,7 +174,7 @@ def replay(
         raise HeadwayError(f"--timeout: {timeout} is not between 0 and 1,000,000")
     if prompt_seed is not None and not 0 <= prompt_seed < 2**63:
         raise HeadwayError(f"--prompt-seed: {prompt_seed} is not between 0 and 2**63 - 1")
-    engine = None
+    engine, vocabulary = None, LAST_TOKEN
     if scenario.is_file() and scenario.suffix not in {".yaml", ".yml"}:
         from simulator.workload.traces import read_trace
 
@@ -183,9 +184,12 @@ def replay(
     else:
         loaded = load_scenario(scenario, settings.overrides, settings.seed)
         workload, name = loaded.make_workload(), loaded.name or "scenario"
-        engine = loaded, resolve(loaded)
+        engine = loaded, (spec := resolve(loaded))
+        vocabulary = spec.model.vocab_size
     folder = check_folder(out or Path("out") / f"replay-{name}")
-    found = send(workload, url, model, timeout=timeout, prompt_seed=prompt_seed)
+    found = send(
+        workload, url, model, timeout=timeout, prompt_seed=prompt_seed, vocab_size=vocabulary
+    )
     paths = write_measured(found, workload, folder, engine)
     if json_:
         print_json(folder / "summary.json")

@@ -27,6 +27,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Contents, resolve, write_together
+from simulator.util.yaml_lines import SourceMap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +78,7 @@ def write_live(live: "LiveRun", out: Path, about: Mapping[str, object]) -> list[
     """Write the folder of a live run; return the files' paths."""
     result = live.result
     profile = _profile(result.scenario)
-    result.scenario = make_portable(result.scenario)
+    result.scenario = make_portable(result.scenario, out)
     files = write_run(result, out)
     text = json.dumps(
         {**about, "device": live.device, "clock": live.clock, "steps": len(live.timings)}, indent=1
@@ -100,8 +101,8 @@ def _profile(scenario: Scenario) -> Path | None:
     return resolve(named, scenario.folder)
 
 
-def make_portable(scenario: Scenario) -> Scenario:
-    """Return the scenario as it can be read from another folder."""
+def make_portable(scenario: Scenario, out: Path) -> Scenario:
+    """Return the scenario as it can be read from the folder of its run."""
     changes: dict[str, object] = {}
     if _profile(scenario) is not None:
         changes["cost"] = {"profile": PROFILE}
@@ -113,7 +114,8 @@ def make_portable(scenario: Scenario) -> Scenario:
     model = resolve(scenario.known_model, scenario.folder)
     if model.exists():
         changes["model"] = str(model.resolve())
-    return scenario.model_copy(update=changes)
+    at = out / "scenario.yaml"
+    return scenario.model_copy(update=changes).with_source(out, SourceMap(str(at), {}))
 
 
 def _write_steps(live: "LiveRun", file: BinaryIO) -> None:

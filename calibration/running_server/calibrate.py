@@ -157,11 +157,11 @@ def _files(
         "# Written by `headway calibrate --server`; errors: predicted / measured - 1 of means.\n"
     )
     profile += scenario_profile(scenario, fit.cost, fit.residuals, rounded_tree(about), sources)
-    if drive.stopped:
-        notes.insert(0, f"it was stopped half-way: {len(drive.sent)} loads were sent")
+    half = [f"it was stopped half-way: {len(drive.sent)} loads were sent"] if drive.stopped else []
+    notes = [*half, *notes]
     text = yaml.safe_dump(_scenario(scenario, drive, fit.latency), sort_keys=False, width=98)
     head = "# A server as it runs, by `headway calibrate --server`; its workload is an example.\n"
-    head += "".join(f"# Do not trust its times: {fault}.\n" for fault in faults)
+    head += "".join(f"# Do not trust its times: {fault}.\n" for fault in [*half, *faults])
     figures = {
         "server": {"url": server.url, "version": server.version, "model": server.model},
         "knee_requests_per_s": rounded(drive.knee) if drive.knee else None,

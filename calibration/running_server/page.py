@@ -124,17 +124,17 @@ def _measured(drive: Drive) -> str:
 
 
 def _server(server: Server, scenario: Scenario, given: Collection[str], outcome: Outcome) -> str:
-    engine, set_ = scenario.engine, "--set or --scenario"
+    engine, set_ = scenario.engine.model_dump(), "--set or --scenario"
     rows = [[key, str(value), "the server"] for key, value in server.told.items()]
     rows += [
         ["model", str(scenario.model), set_ if "model" in given else "the server"],
         ["gpu.name", scenario.gpu.name, set_],
     ]
     for key in ("max_num_seqs", "max_num_batched_tokens"):
-        rows.append([f"engine.{key}", str(getattr(engine, key)), set_])
+        rows.append([f"engine.{key}", str(engine[key]), set_])
     for key in ASSUMED:
         source = set_ if f"engine.{key}" in given else "not told: vLLM's default"
-        rows.append([f"engine.{key}", str(getattr(engine, key)), source])
+        rows.append([f"engine.{key}", str(engine[key]), source])
     rows.append(["workload.client_latency", f"{outcome.fit.latency:.6f} s", "fitted"])
     return _table(("key", "value", "from"), rows)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from simulator.simulation.result import Result
 from simulator.util.csv_text import Column, Numbers, encode_header, encode_rows
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
-from simulator.util.files import Writer, write_together
+from simulator.util.files import Writer, resolve, write_together
 from simulator.util.yaml_lines import dump_yaml
 
 if TYPE_CHECKING:
@@ -176,8 +176,22 @@ def _slices(rows: int) -> Iterator[slice]:
 
 
 def write_scenario(scenario: Scenario, file: BinaryIO) -> None:
-    """Write a scenario with every default filled in."""
-    file.write(dump_yaml(scenario.resolved()).encode())
+    """Write a scenario with every default filled in, so that it runs from any folder."""
+    file.write(dump_yaml(_in_full(scenario.resolved(), scenario.folder)).encode())
+
+
+def _in_full(values: Any, folder: Path) -> Any:
+    """Give the paths of files, `path` of traces and `profile` of costs, in full."""
+    if isinstance(values, list):
+        return [_in_full(value, folder) for value in values]
+    if not isinstance(values, dict):
+        return values
+    found = {key: _in_full(value, folder) for key, value in values.items()}
+    for key in found.keys() & {"path", "profile"}:
+        named = found[key]
+        if isinstance(named, str) and (file := resolve(named, folder)).is_file():
+            found[key] = str(file.resolve())
+    return found
 
 
 def _write_parquet(frame: "pd.DataFrame", file: BinaryIO) -> None:

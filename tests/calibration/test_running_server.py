@@ -100,7 +100,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         assert process.returncode in {2, 130}, errors  # 2: too few requests to fit
         assert (out / "loads" / "02-probe" / "requests.csv").is_file()
         if process.returncode == 130:
-            assert (out / "scenario.yaml").is_file()
+            assert "its times: it was stopped half-way" in (out / "scenario.yaml").read_text()
             assert "stopped" in rest
         else:
             assert "too few to fit" in errors

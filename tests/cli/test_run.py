@@ -6,6 +6,7 @@ import re
 import yaml
 
 from simulator.cli.main import main
+from simulator.costs.profile import PROFILES
 from tests.support.commands import FILES, TRACE, names
 
 
@@ -33,6 +34,22 @@ def test_the_written_scenario_gives_the_same_run(folder):
     assert (folder / "a" / "requests.csv").read_bytes() == (
         folder / "c" / "requests.csv"
     ).read_bytes()
+
+
+def test_the_written_scenario_finds_its_files_from_any_folder(folder):
+    """A profile and a trace beside the scenario's file, both by relative paths."""
+    there = folder / "there"
+    there.mkdir()
+    (there / "mine.yaml").write_text((PROFILES / "llama-3-8b.a100.bf16.yaml").read_text())
+    (there / "trace.csv").write_text(TRACE)
+    (there / "traced.yaml").write_text(
+        "model: llama-3-8b\ngpu: {name: A100-80GB}\ncost: {profile: mine.yaml}\n"
+        "workload: {trace: {path: trace.csv}}\n"
+    )
+    assert main(["run", "there/traced.yaml", "--out", "a", "--quiet"]) == 0
+    assert main(["run", "a/scenario.yaml", "--out", "b/c", "--quiet"]) == 0
+    for name in FILES:
+        assert (folder / "a" / name).read_bytes() == (folder / "b" / "c" / name).read_bytes()
 
 
 def test_overrides_and_seed_reach_the_run(folder, capsys):

@@ -120,11 +120,14 @@ def test_live_writes_what_run_writes_and_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the folder stands for itself: its own profile, its reruns, ready to validate."""
-    profile = tmp_path / "mine.yaml"
+    profile = tmp_path / "profile.yaml"  # as the copy in the folder is called, too
     profile.write_bytes((PROFILES / "tiny-test.cpu.fp32.yaml").read_bytes())
-    sets = [*FEW_SETS]
-    sets += ["--set", f"cost={{profile: {profile}}}"]
-    assert main(["live", str(SCENARIO), *sets, "--out", str(tmp_path / "l"), "--reruns", "1"]) == 0
+    beside = tmp_path / "beside.yaml"
+    beside.write_text(SCENARIO.read_text().replace("tiny-test.cpu.fp32", "profile.yaml"))
+    sets = [*FEW_SETS, "--set", f"cost={{profile: {profile}}}"]
+    words = ["live", str(beside), *FEW_SETS, "--out", str(tmp_path / "l"), "--reruns", "1"]
+    assert main(words) == 0
+    assert "profile: profile.yaml" in (tmp_path / "l" / "scenario.yaml").read_text()
     assert "Serving Benchmark Result" in capsys.readouterr().out
     words = ["live", str(SCENARIO), *sets, "--out", str(tmp_path / "j"), "--json"]
     assert main(words) == 0

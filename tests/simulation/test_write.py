@@ -47,7 +47,9 @@ class Ran(Record):
     def __init__(self, load: Workload, sent: np.ndarray, logs: list[Log]) -> None:
         engine = EngineConfig()
         told = {"name": "näme", "seed": 0}
-        scenario = SimpleNamespace(resolved=lambda: told, engine=engine, cluster=None)
+        scenario = SimpleNamespace(
+            resolved=lambda: told, folder=Path(), engine=engine, cluster=None
+        )
         specs = {"": SimpleNamespace(cost=LinearCost(base=1.0), engine=EngineConfig())}
         super().__init__(scenario, load, sent, logs, specs)
         self.note = {"completed": 2}

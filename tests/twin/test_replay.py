@@ -23,6 +23,7 @@ from calibration.measured.predict import validate_measured
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from simulator import run
+from simulator.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
@@ -200,6 +201,23 @@ def test_a_server_that_dies_is_told_and_the_exit_code_is_1(tmp_path: Path) -> No
     assert "39 requests failed, and are not in these figures; the first: the server " in told
     causes = {text.partition(":")[0] for text in pd.read_csv(out / "errors.csv").error}
     assert causes <= {"the server broke the connection", "the server takes no connections"}
+
+
+def test_prompts_have_tokens_of_the_scenarios_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A server refuses those beyond its vocabulary."""
+    sizes: list[int] = []
+
+    def sent(*_: object, vocab_size: int, **__: object) -> None:
+        sizes.append(vocab_size)
+        raise HeadwayError("sent")
+
+    monkeypatch.setattr("twin.replay.replay", sent)
+    config = Path(ROOT) / "calibration/measurements/cpu/vllm-0.32-tiny-llama/config.json"
+    words = ["demo", "--url", "http://x", "--out", str(tmp_path / "o")]
+    assert main(["replay", *words, "--set", f"model={config}", "--set", "cost=null"]) == 2
+    assert sizes == [json.loads(config.read_text())["vocab_size"]]
 
 
 def test_nobody_there_is_told_in_a_line(scenario: Scenario, tmp_path: Path) -> None:
