@@ -3,7 +3,7 @@
 import sys
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -187,9 +187,8 @@ def replay(
         engine = loaded, (spec := resolve(loaded))
         vocabulary = spec.model.vocab_size
     folder = check_folder(out or Path("out") / f"replay-{name}")
-    found = send(
-        workload, url, model, timeout=timeout, prompt_seed=prompt_seed, vocab_size=vocabulary
-    )
+    options: dict[str, Any] = {"timeout": timeout, "prompt_seed": prompt_seed}
+    found = send(workload, url, model, **options, vocab_size=vocabulary)
     paths = write_measured(found, workload, folder, engine)
     if json_:
         print_json(folder / "summary.json")

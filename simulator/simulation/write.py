@@ -187,11 +187,8 @@ def _in_full(values: Any, folder: Path) -> Any:
     if not isinstance(values, dict):
         return values
     found = {key: _in_full(value, folder) for key, value in values.items()}
-    for key in found.keys() & {"path", "profile"}:
-        named = found[key]
-        if isinstance(named, str) and (file := resolve(named, folder)).is_file():
-            found[key] = str(file.resolve())
-    return found
+    named = {key: resolve(str(found[key]), folder) for key in found.keys() & {"path", "profile"}}
+    return found | {key: str(file.resolve()) for key, file in named.items() if file.is_file()}
 
 
 def _write_parquet(frame: "pd.DataFrame", file: BinaryIO) -> None:
