@@ -3,7 +3,7 @@
 import sys
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -174,7 +174,7 @@ def replay(
         raise HeadwayError(f"--timeout: {timeout} is not between 0 and 1,000,000")
     if prompt_seed is not None and not 0 <= prompt_seed < 2**63:
         raise HeadwayError(f"--prompt-seed: {prompt_seed} is not between 0 and 2**63 - 1")
-    engine, vocabulary = None, LAST_TOKEN
+    engine, last = None, LAST_TOKEN
     if scenario.is_file() and scenario.suffix not in {".yaml", ".yml"}:
         from simulator.workload.traces import read_trace
 
@@ -185,10 +185,9 @@ def replay(
         loaded = load_scenario(scenario, settings.overrides, settings.seed)
         workload, name = loaded.make_workload(), loaded.name or "scenario"
         engine = loaded, (spec := resolve(loaded))
-        vocabulary = spec.model.vocab_size
+        last = spec.model.vocab_size
     folder = check_folder(out or Path("out") / f"replay-{name}")
-    options: dict[str, Any] = {"timeout": timeout, "prompt_seed": prompt_seed}
-    found = send(workload, url, model, **options, vocab_size=vocabulary)
+    found = send(workload, url, model, timeout=timeout, prompt_seed=prompt_seed, vocab_size=last)
     paths = write_measured(found, workload, folder, engine)
     if json_:
         print_json(folder / "summary.json")

@@ -24,10 +24,10 @@ from calibration.engine_steps.steps_file import (
 from calibration.text_files import read_csv, read_json, read_text
 from simulator.costs.profile import shipped_profiles
 from simulator.scenario.scenario import Scenario
-from simulator.simulation.write import write_run
+from simulator.simulation.write import in_full, write_run
 from simulator.util.errors import HeadwayError
-from simulator.util.files import Contents, resolve, write_together
-from simulator.util.yaml_lines import SourceMap
+from simulator.util.files import Contents, resolve
+from simulator.util.yaml_lines import dump_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,10 +76,8 @@ class MeasuredStep:
 
 def write_live(live: "LiveRun", out: Path, about: Mapping[str, object]) -> list[Path]:
     """Write the folder of a live run; return the files' paths."""
-    result = live.result
-    profile = _profile(result.scenario)
-    result.scenario = make_portable(result.scenario, out)
-    files = write_run(result, out)
+    scenario = live.result.scenario
+    values = in_full(scenario.resolved(), scenario.folder)
     text = json.dumps(
         {**about, "device": live.device, "clock": live.clock, "steps": len(live.timings)}, indent=1
     )
@@ -87,10 +85,11 @@ def write_live(live: "LiveRun", out: Path, about: Mapping[str, object]) -> list[
         MEASURED: partial(_write_steps, live),
         ABOUT: text.encode() + b"\n",
     }
-    if profile is not None:
-        content = profile.read_bytes()
-        writers[PROFILE] = content
-    return files + write_together(out, writers)
+    if (profile := _profile(scenario)) is not None:
+        values["cost"] = {"profile": PROFILE}
+        writers[PROFILE] = profile.read_bytes()
+    writers["scenario.yaml"] = dump_yaml(values).encode()
+    return write_run(live.result, out, more=writers)
 
 
 def _profile(scenario: Scenario) -> Path | None:
@@ -99,23 +98,6 @@ def _profile(scenario: Scenario) -> Path | None:
     if not isinstance(named, str) or named in shipped_profiles():
         return None
     return resolve(named, scenario.folder)
-
-
-def make_portable(scenario: Scenario, out: Path) -> Scenario:
-    """Return the scenario as it can be read from the folder of its run."""
-    changes: dict[str, object] = {}
-    if _profile(scenario) is not None:
-        changes["cost"] = {"profile": PROFILE}
-    trace = scenario.workload.trace
-    if trace is not None:
-        path = str(resolve(trace.path, scenario.folder).resolve())
-        there = trace.model_copy(update={"path": path})
-        changes["workload"] = scenario.workload.model_copy(update={"trace": there})
-    model = resolve(scenario.known_model, scenario.folder)
-    if model.exists():
-        changes["model"] = str(model.resolve())
-    at = out / "scenario.yaml"
-    return scenario.model_copy(update=changes).with_source(out, SourceMap(str(at), {}))
 
 
 def _write_steps(live: "LiveRun", file: BinaryIO) -> None:

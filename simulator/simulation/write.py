@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from simulator.costs.profile import shipped_profiles
 from simulator.engine.drive import LONGEST
+from simulator.models.load import shipped_models
 from simulator.results.fairness import several_clients
 from simulator.results.frames import (
     as_frame,
@@ -28,7 +30,7 @@ from simulator.simulation.result import Result
 from simulator.util.csv_text import Column, Numbers, encode_header, encode_rows
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
-from simulator.util.files import Writer, resolve, write_together
+from simulator.util.files import Contents, resolve, write_together
 from simulator.util.yaml_lines import dump_yaml
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def check_span(result: Result) -> None:
 
 
 def write_run(
-    result: Result, out: Path, format: str = "csv", more: Mapping[str, Writer] | None = None
+    result: Result, out: Path, format: str = "csv", more: Mapping[str, Contents] | None = None
 ) -> list[Path]:
     """Write a run's files to the folder `out`, all of them or none; return their paths.
 
@@ -83,7 +85,7 @@ def write_run(
     if format not in FORMATS:
         raise HeadwayError(f"--format: {format!r} is none of {', '.join(FORMATS)}")
     check_span(result)
-    writers: dict[str, Writer] = {"summary.json": partial(_write_summary, result)}
+    writers: dict[str, Contents] = {"summary.json": partial(_write_summary, result)}
     if format == "csv":
         writers["requests.csv"] = partial(_write_requests, result)
         writers["steps.csv"] = partial(_write_steps, result)
@@ -177,18 +179,21 @@ def _slices(rows: int) -> Iterator[slice]:
 
 def write_scenario(scenario: Scenario, file: BinaryIO) -> None:
     """Write a scenario with every default filled in, so that it runs from any folder."""
-    file.write(dump_yaml(_in_full(scenario.resolved(), scenario.folder)).encode())
+    file.write(dump_yaml(in_full(scenario.resolved(), scenario.folder)).encode())
 
 
-def _in_full(values: Any, folder: Path) -> Any:
-    """Give the paths of files, `path` of traces and `profile` of costs, in full."""
+def in_full(values: Any, folder: Path, key: str = "") -> Any:
+    """Return a scenario's values, files by full paths: traces, profiles, models' shapes."""
+    if isinstance(values, dict):
+        return {name: in_full(value, folder, name) for name, value in values.items()}
     if isinstance(values, list):
-        return [_in_full(value, folder) for value in values]
-    if not isinstance(values, dict):
-        return values
-    found = {key: _in_full(value, folder) for key, value in values.items()}
-    named = {key: resolve(str(found[key]), folder) for key in found.keys() & {"path", "profile"}}
-    return found | {key: str(file.resolve()) for key, file in named.items() if file.is_file()}
+        return [in_full(value, folder) for value in values]
+    if key in ("path", "profile", "model", "like") and isinstance(values, str):
+        file = resolve(values, folder)
+        there = file.is_file() or (file / "config.json").is_file()
+        if there and values not in (*shipped_models(), *shipped_profiles()):
+            return str(file.resolve())
+    return values
 
 
 def _write_parquet(frame: "pd.DataFrame", file: BinaryIO) -> None:

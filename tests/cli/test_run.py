@@ -7,6 +7,7 @@ import yaml
 
 from simulator.cli.main import main
 from simulator.costs.profile import PROFILES
+from simulator.models.load import MODELS
 from tests.support.commands import FILES, TRACE, names
 
 
@@ -37,13 +38,14 @@ def test_the_written_scenario_gives_the_same_run(folder):
 
 
 def test_the_written_scenario_finds_its_files_from_any_folder(folder):
-    """A profile and a trace beside the scenario's file, both by relative paths."""
+    """A profile, a trace and a model's shape beside the scenario's file, by relative paths."""
     there = folder / "there"
     there.mkdir()
     (there / "mine.yaml").write_text((PROFILES / "llama-3-8b.a100.bf16.yaml").read_text())
     (there / "trace.csv").write_text(TRACE)
+    (there / "mine.json").write_bytes((MODELS / "llama-3-8b" / "config.json").read_bytes())
     (there / "traced.yaml").write_text(
-        "model: llama-3-8b\ngpu: {name: A100-80GB}\ncost: {profile: mine.yaml}\n"
+        "model: mine.json\ngpu: {name: A100-80GB}\ncost: {profile: mine.yaml}\n"
         "workload: {trace: {path: trace.csv}}\n"
     )
     assert main(["run", "there/traced.yaml", "--out", "a", "--quiet"]) == 0
