@@ -43,7 +43,7 @@ def test_one_request_after_the_other_moves_as_its_steps(write):
     assert ttft.elasticity == pytest.approx(1.0)
     assert not e2el.cliff
     decode, prompt = (2.718281828459045 ** (0.588 * sd) for sd in (0.05, 0.1))
-    client, rest = 4, 0.022 * 110
+    client, rest = 4, 0.03 * 110
     up = 100 * (decode - 1), 10 * (prompt - 1)
     assert e2el.interval[1] == pytest.approx(110 + hypot(*up, client, rest))
     down = 100 * (1 - 1 / decode), 10 * (1 - 1 / prompt)
@@ -178,8 +178,8 @@ def test_a_closed_loop_whose_requests_are_drawn_knows_less_of_ttft(write):
         found.append(ttft)
     drawn, closed = found
     assert drawn.shares.get("requests", 0.0) < 0.1
-    assert "client" in closed.shares
-    assert closed.interval[1] > closed.value + 33  # ms, of the client
+    assert closed.shares["requests"] > 0.5
+    assert closed.interval[1] > 1.155 * closed.value
 
 
 def test_flags_that_nobody_told_make_ttft_less_sure():
@@ -187,7 +187,7 @@ def test_flags_that_nobody_told_make_ttft_less_sure():
     told, untold = (unexplained(base, drawn=True, told=one) for one in (True, False))
     assert {*untold} - {*told} == {"flags"}
     assert untold["flags"] == {"mean_ttft_ms": (31.0, 31.0)}
-    assert told["requests"] == {"mean_ttft_ms": (6.0, 15.0), "mean_tpot_ms": (0.36, 0.36)}
+    assert told["requests"] == {"mean_ttft_ms": (11.0, 15.5), "mean_tpot_ms": (0.3, 0.3)}
     assert unexplained(base, drawn=False, told=False).keys() == {"client", "rest"}
 
 
