@@ -15,8 +15,8 @@ from simulator.core.alarm import Alarm
 from simulator.core.decode_set import DecodeSet
 from simulator.core.executor import Executor
 from simulator.core.request import Media, Request, Step
-from simulator.engine.core import ScheduledStep
-from simulator.engine.loop import EngineLoop, InFlight
+from simulator.engine.core import InFlight, ScheduledStep
+from simulator.engine.loop import EngineLoop
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.hybrid_manager import HybridManager

@@ -13,8 +13,7 @@ from conformance.case_model import SglangCase
 from conformance.recorder import Recorder, StepLimit, dump
 from conformance.replay import RecordedClock, RecordedReplica, Replay
 from simulator.core.request import Request, Step
-from simulator.engine.core import ScheduledStep
-from simulator.engine.loop import InFlight
+from simulator.engine.core import InFlight, ScheduledStep
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache

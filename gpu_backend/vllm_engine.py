@@ -188,10 +188,10 @@ class _Replica:
     named: bool
     timings: list[Timing] = field(default_factory=list)
     on_finish: Callable[[Request], None] | None = None
+    cancel: None = None  # whoever hangs up is refused above
 
     def __post_init__(self) -> None:
         self.scheduler = make_scheduler(self.parts, self.named)
-        self.scheduler.cancels = False
         blocks = self.scheduler.blocks
         self.log = Log(blocks.usable, blocks.block_size, self.scheduler.num_seats)
         self.live: dict[str, _Live] = {}

@@ -15,8 +15,7 @@ import simpy
 
 from simulator.core.log import Log
 from simulator.core.request import Request, Segments, Step
-from simulator.engine.core import EngineCore, ScheduledStep
-from simulator.engine.loop import InFlight
+from simulator.engine.core import EngineCore, InFlight, ScheduledStep
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord, split_log
@@ -374,7 +373,7 @@ class LiveEngine:
         log = core.log
         copies = {
             name: value[:]
-            for name in log.__slots__
+            for name in log.__dataclass_fields__
             if isinstance(value := getattr(log, name), bytearray) or hasattr(value, "typecode")
         }
         copy = replace(log, **copies)

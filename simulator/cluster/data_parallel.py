@@ -23,8 +23,8 @@ import simpy
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.costs.joint_step import JointStep
-from simulator.engine.core import EngineCore, ScheduledStep
-from simulator.engine.loop import EngineLoop, InFlight, Timer
+from simulator.engine.core import EngineCore, InFlight, ScheduledStep
+from simulator.engine.loop import EngineLoop, Timer
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 JointlyScheduled = dict[EngineCore, ScheduledStep]
@@ -123,6 +123,10 @@ class Balancer:
         for front in self._fronts:
             front.published = [*counts]
             front.since = [0] * self._ranks
+
+
+class Rank(EngineCore):
+    """An engine core beside others. A class of its own, as a live engine listens to each object."""
 
 
 class LockStepLoop(EngineLoop):

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import simpy
 
-from simulator.cluster.data_parallel import Balancer, DataParallelServer, LockStepLoop
+from simulator.cluster.data_parallel import Balancer, DataParallelServer, LockStepLoop, Rank
 from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import LATE, Alarm, FastEnvironment
 from simulator.core.executor import Executor
@@ -199,7 +199,7 @@ class Fleet:
         if joint is None:
             loops = [make_replica(env, one, executor, leap=leap, timer=timer) for one in schedulers]
         else:
-            cores = [EngineCore(env, one, executor, leap=leap) for one in schedulers]
+            cores = [Rank(env, one, executor, leap=leap) for one in schedulers]
             loops = [LockStepLoop(env, cores, joint, timer)]
         server = DataParallelServer(env, loops, balancer)
         return self._target(name, server, server.cores)

@@ -13,9 +13,12 @@ tells how many blocks any stretch of ticks takes.
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
+from mypy_extensions import mypyc_attr
+
 from simulator.core.request import Request
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DecodeSet:
     """Requests that decode together, and what their next ticks take.
 

@@ -4,6 +4,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 Segments = tuple[tuple[Hashable, int], ...]
 """A prompt's contents: runs of tokens (name, count); token k of a run is the pair (name, k)."""
 
@@ -23,6 +25,7 @@ class Item(NamedTuple):
     end: int  # the token behind its last
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True, eq=False)
 class Request:
     """One user's request and how far it has come.

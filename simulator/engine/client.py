@@ -28,7 +28,8 @@ class RequestReader:
         self.prompts = workload.prompt_tokens.data
         self._ids = range(len(workload)) if ids is None else ids
         self._outputs = workload.output_tokens.data
-        self._client, self._priority = workload.client, workload.priority
+        self._client: Sequence[str] | None = workload.client
+        self._priority = workload.priority
         self._max_tokens = None if workload.max_tokens is None else workload.max_tokens.data
         self._segments = workload.segments
         self._hints = None if workload.hint is None else workload.hint.data
@@ -121,7 +122,7 @@ class Client:
         if workload.after is not None:
             for turn in np.flatnonzero(workload.after >= 0).tolist():
                 self._next.setdefault(int(workload.after[turn]), []).append(turn)
-        self._times = workload.arrival.data
+        self._times: Sequence[float] = workload.arrival.data
         self._index = 0  # of the next to arrive
         self._alarm = Alarm(env, self._arrive)
         self._alarm.set(env.now)
@@ -129,7 +130,8 @@ class Client:
     def _arrive(self, alarm: simpy.Event) -> None:
         """Offer the requests whose time has come, sleep until the next one's."""
         times, total, index = self._times, len(self.sent), self._index
-        now, when = self.env.now, nan
+        now: float = self.env.now
+        when: float = nan
         while index < total and not (when := times[index]) > now:
             if not isnan(when):  # else it is a later turn
                 self._held.append(index)
@@ -345,8 +347,10 @@ class StreamClient:
             return False
         self._number, self._index = number, 0
         self._chunk = chunk = self.sent.chunks[number]
-        self._times, self._rows = chunk.times.data, chunk.first_turns
-        self._before = None if chunk.rows is None else chunk.work.arrival.data
+        self._times: Sequence[float] = chunk.times.data
+        self._rows = chunk.first_turns
+        recorded: Sequence[float] = chunk.work.arrival.data
+        self._before = None if chunk.rows is None else recorded
         return True
 
     def empty_chunk(self) -> Chunk:
@@ -408,7 +412,7 @@ class StreamClient:
                 pass
             if self._in_flight >= self._limit:
                 break
-            when = self._times[self._index] if self._index < len(self._times) else inf
+            when: float = inf if self._index == len(self._times) else self._times[self._index]
             if held and held[0][0] < when:
                 number, row = divmod(held.popleft()[1], self.sent.size)
                 self._send(self.sent.chunks[number], row, now, now)

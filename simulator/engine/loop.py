@@ -16,28 +16,17 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import simpy
 
 from simulator.core.alarm import LATE, Alarm, FastEnvironment
 from simulator.core.request import Request
-from simulator.engine.core import EngineCore
+from simulator.engine.core import EngineCore, InFlight
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 EMPTY_STEP_SECONDS = 0.001
 """How long vLLM's EngineCore sleeps after a step in which it could schedule nothing."""
-
-
-@dataclass(slots=True, eq=False)
-class InFlight:
-    """A batch that the engine computes; times in s."""
-
-    scheduled: Any  # what is computed: only the loop that scheduled it looks into it
-    decided: float
-    start: float
-    ends: list[float]  # of it and of each of its repeats
 
 
 class Timer(Protocol):

@@ -19,8 +19,8 @@ import simpy
 
 from simulator.core.executor import Executor, StagedExecutor
 from simulator.core.request import Request
-from simulator.engine.core import ScheduledStep
-from simulator.engine.loop import EMPTY_STEP_SECONDS, EngineLoop, InFlight, LoopTimer, Timer
+from simulator.engine.core import InFlight, ScheduledStep
+from simulator.engine.loop import EMPTY_STEP_SECONDS, EngineLoop, LoopTimer, Timer
 from simulator.engine.replica import Replica
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler

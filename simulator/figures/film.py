@@ -17,7 +17,8 @@ import numpy as np
 
 from simulator.core.alarm import FastEnvironment
 from simulator.core.request import Request, Step
-from simulator.engine.pipeline import make_replica
+from simulator.engine.core import InFlight, ScheduledStep
+from simulator.engine.replica import Replica
 from simulator.figures.style import PALE, PHASES, ink
 from simulator.scenario import make_scheduler, resolve
 from simulator.scenario.scenario import Scenario
@@ -95,50 +96,46 @@ def record(label: str, scenario: Scenario, requests: int = REQUESTS) -> Film:
     load = scenario.make_workload()
     load = load.rows(np.arange(min(requests, len(load))))
     scheduler = make_scheduler(spec, load.segments is not None)
-    camera = _Camera(scheduler)
-    replica = make_replica(FastEnvironment(), scheduler, spec.cost, leap=False)
-    play(scenario, spec, load, replica)
+    camera = _Camera(FastEnvironment(), scheduler, spec.cost, leap=False)
+    play(scenario, spec, load, camera)
     prompts, outputs = load.prompt_tokens.tolist(), load.output_tokens.tolist()
     seats = camera.seats_used
     return Film(label, prompts, outputs, seats, scheduler.blocks.usable, camera.frames)
 
 
-class _Camera:
-    """Looks at a scheduler as it decides; changes nothing."""
+class _Camera(Replica):
+    """A replica that looks at its scheduler as it decides; changes nothing."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.frames: list[Frame] = []
         self.seats_used = 0
         self._seen: dict[int, Request] = {}
         self._seat_of: dict[int, int] = {}
         self._open: list[Frame] = []  # steps that have not ended
         self._preempted: dict[int, int] = {}
-        self._schedule, self._commit, self._add = (
-            scheduler.schedule,
-            scheduler.commit,
-            scheduler.add,
-        )
-        for name in ("schedule", "commit", "add"):
-            setattr(scheduler, name, getattr(self, name))
 
-    def add(self, request: Request) -> bool:
+    def submit(self, request: Request) -> None:
         """Take note of a request that joins the queue."""
-        self._seen[request.id] = request
-        return self._add(request)
+        if self.scheduler.fits(request):
+            self._seen[request.id] = request
+        super().submit(request)
 
-    def schedule(self, now: float) -> Step:
+    def begin(self, now: float, start: float) -> InFlight | None:
         """Write down what is decided."""
-        step = self._schedule(now)
-        if step.decodes or step.prefills:
+        batch = super().begin(now, start)
+        if batch is not None:
             if len(self.frames) >= MOST_STEPS:
                 raise HeadwayError(f"a film holds {MOST_STEPS:,} steps: show fewer requests")
+            step: Step = batch.scheduled[0]
             frame = self._frame(step, now)
             self.frames.append(frame)
             self._open.append(frame)
-        return step
+        return batch
 
-    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+    def commit(
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
+    ) -> None:
         """Write down when it was over."""
         if self._open:
             frame = self._open.pop(0)
@@ -146,7 +143,7 @@ class _Camera:
             # An engine may decide a step while the one before runs.
             last_end = self.frames[place].end if place >= 0 else 0.0
             frame.start, frame.end = max(frame.start, last_end), ends[-1]
-        return self._commit(step, ends)
+        super().commit(scheduled, decided, start, ends)
 
     def _frame(self, step: Step, now: float) -> Frame:
         running = {request.id: request for request in self.scheduler.running}

@@ -10,7 +10,9 @@ a request from its end backwards.
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+from mypy_extensions import mypyc_attr
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
@@ -18,26 +20,19 @@ from simulator.kv_cache.block_hashes import known_hashes
 from simulator.kv_cache.tiers import HostTier
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BlockCounter:
     """Free blocks as a number. A request's table is as long as its computed tokens need.
 
     `num_blocks` counts vLLM's null block, which nobody gets.
     """
 
-    names_blocks = False
-    ordered = False
-    """What requests find in the prefix cache depends on who takes and gives back blocks first."""
-    prefix_caching = False
-    """Prompts find what earlier ones have in common with them."""
-    caches_chunks = False
+    names_blocks: ClassVar[bool] = False
+    caches_chunks: ClassVar[bool] = False
     """`cache` wants to be called."""
-    evicts_runs = False
+    evicts_runs: ClassVar[bool] = False
     """A waiting request may lose more cached blocks at once than somebody takes."""
-    splits_free_list = True
-    """Of freed blocks those that nobody will find are taken first; before vLLM 0.24, in turn."""
-    delay = 0
-    """Steps after which a generated token is known to the prefix cache; 1: async_scheduling."""
-    leaps = True
+    leaps: ClassVar[bool] = True
     """What a tick takes can be told without taking it."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -51,8 +46,13 @@ class BlockCounter:
         self.num_groups = 1  # block tables of a request; a new token may take a block in each
         self.tier: HostTier | None = None  # where evicted blocks of the prefix cache go
         self.offloaded = 0  # blocks that went to a host of its own
-        # What every step asks is found faster as an attribute of the object itself.
-        self.names_blocks, self.caches_chunks = self.names_blocks, self.caches_chunks
+        self.prefix_caching = False  # prompts find what earlier ones have in common with them
+        # What requests find there depends on who takes and gives back blocks first.
+        self.ordered = False
+        # Of freed blocks those that nobody will find are taken first; before vLLM 0.24, in turn.
+        self.splits_free_list = True
+        # Steps after which a generated token is known to the prefix cache; 1: async_scheduling.
+        self.delay = 0
         self.shared = 0  # table entries beyond the first of each block in use
         self.reserved = 0  # blocks reserved for running requests, those that they have included
         self._reservations: dict[Request, int] = {}
@@ -196,12 +196,11 @@ class CacheListener(Protocol):
         """A block with this hash has been given to somebody else."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BlockManager(BlockCounter):
     """Blocks with names, reference counts and, if asked for, a prefix cache."""
 
-    names_blocks = True
-    ordered = True
-    listener: CacheListener | None = None
+    names_blocks: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -211,7 +210,9 @@ class BlockManager(BlockCounter):
         tier: HostTier | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size)
+        self.ordered = True
         self.prefix_caching = prefix_caching
+        self.listener: CacheListener | None = None
         self.tier = tier
         # The free list in two parts: its head is the end of `_blank`, its tail that of `_idle`.
         self._blank = list(range(num_blocks - 1, 0, -1))

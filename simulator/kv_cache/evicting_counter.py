@@ -1,10 +1,15 @@
 """Blocks without names under a prefix cache: what its ways of evicting have in common."""
 
+from typing import ClassVar
+
+from mypy_extensions import mypyc_attr
+
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class EvictingCounter(BlockCounter):
     """Free blocks as a number, of which some are cached: whoever takes them may have to evict."""
 
@@ -24,15 +29,16 @@ class EvictingCounter(BlockCounter):
             self.take(count)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TreeCounter(EvictingCounter):
     """Free blocks of a prefix cache that is a radix tree: of nobody, or unlocked in the tree."""
 
-    prefix_caching = True
-    caches_chunks = True
-    evicts_runs = True
+    caches_chunks: ClassVar[bool] = True
+    evicts_runs: ClassVar[bool] = True
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
+        self.prefix_caching = True
         self._pool = self.usable  # blocks of nobody
         self._blocks_in_tree = 0
         self._clock = 0

@@ -6,6 +6,7 @@ pool of blocks of one size. A window's group gives back what no query will see a
 """
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
@@ -40,7 +41,7 @@ class HybridManager(BlockManager):
     tokens whose step is over: with async_scheduling one step later.
     """
 
-    leaps = False
+    leaps: ClassVar[bool] = False
 
     def __init__(
         self,

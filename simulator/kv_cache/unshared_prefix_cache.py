@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mypy_extensions import mypyc_attr
+
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.evicting_counter import EvictingCounter
@@ -32,14 +34,13 @@ class FreedBlocks:
     """Of two blocks with the same tokens, since one was computed again, the lower one is found."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class UnsharedPrefixCache(EvictingCounter):
     """Blocks without names, of which a preempted request finds its own again."""
 
-    ordered = True
-    prefix_caching = True
-
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
+        self.ordered = self.prefix_caching = True
         # The free list: at its head blocks that nobody will find, then these, so many.
         self._cached = 0
         self._idle: OrderedDict[FreedBlocks, None] = OrderedDict()

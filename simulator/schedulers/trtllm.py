@@ -87,7 +87,7 @@ class TrtLlm(ContinuousBatching):
             enable_chunked_prefill=enable_chunked_prefill,
         )
         self.waiting = ByArrival()
-        self.reserves = capacity_scheduler_policy != MAX_UTILIZATION
+        self.reserves = capacity_scheduler_policy != MAX_UTILIZATION  # type: ignore[misc]
         self.policy = capacity_scheduler_policy
         self._found: dict[Request, int] = {}  # cached blocks, before the step begins anybody
 

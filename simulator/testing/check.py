@@ -140,7 +140,7 @@ def _leaves_requests(case: Case, run: Run) -> str:
     for row in rows:
         arrival, prompt, output = case.requests[row["id"]][:3]
         # SGLang ends an answer where memory does, and refuses what leaves no room for one.
-        asked = run.scheduler.output_limit(Request(row["id"], arrival, prompt, output))
+        asked = run.scheduler.output_limit(Request(int(row["id"]), arrival, prompt, output))
         if asked < 1 and row["reason"] == REJECTED:
             continue
         if row["reason"] not in COMPLETED or row["generated"] != asked:

@@ -44,22 +44,22 @@ class Run:
 
 def _guarded(name: str) -> property:
     """Make a field of a request that notes who reads it."""
-    hidden = f"hidden_{name}"
+    hidden = getattr(Request, name)  # what reads and writes the field itself
 
     def read(request: "GuardedRequest") -> int:
         frame = sys._getframe(1)
         if request.hides(name, frame.f_globals.get("__name__", "")):
             place = f"request.{name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
             request.reads.append(place)
-        return int(getattr(request, hidden))
+        return int(hidden.__get__(request))
 
-    return property(read, lambda request, value: setattr(request, hidden, value))
+    return property(read, hidden.__set__)
 
 
 class GuardedRequest(Request):
     """A request that notes who asks for the length of its answer."""
 
-    __slots__ = ("hidden_output_limit", "hidden_output_tokens", "hides", "reads")
+    __slots__ = ("hides", "reads")
 
     output_tokens = _guarded("output_tokens")
     output_limit = _guarded("output_limit")

@@ -151,9 +151,13 @@ def scenario(tmp_path: Path, *settings: str):
 
 def test_who_ends_while_it_waits_again_has_ended_for_the_host_as_well() -> None:
     """A preempted request, whose last token was on its way."""
-    blocks, request = BlockManager(5, 4, True, HostTier(10)), ask(0, ("a", 9))
-    one, told = AsyncScheduler(blocks), list[Request]()
-    blocks.finished = told.append  # type: ignore[method-assign]
+    told: list[Request] = []
+
+    class Listening(BlockManager):
+        def finished(self, request: Request) -> None:
+            told.append(request)
+
+    one, request = AsyncScheduler(Listening(5, 4, True, HostTier(10))), ask(0, ("a", 9))
     one.add(request)
     one.finish(request, 1.0)
     assert (told, len(one.waiting)) == ([request], 0)

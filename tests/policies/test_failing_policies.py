@@ -220,7 +220,7 @@ def test_a_policy_that_fails_in_a_run_is_one_line_and_exit_code_2(
     ("line", "told"),
     [
         (
-            "self.blocks.extend(None, 3)",
+            "None.computed",
             "Mine: schedule raised AttributeError: 'NoneType' object has no attribute 'computed' "
             "(%s.py:5)",
         ),

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sysconfig
 import tarfile
+import tomllib
 import venv
 from pathlib import Path
 
@@ -151,8 +152,5 @@ def test_what_ci_installs_is_pinned() -> None:
         name, _, version = line.partition(";")[0].strip().partition("==")
         pinned[name.partition("[")[0].lower()] = version
     assert all(pinned.values())
-    project = (ROOT / "pyproject.toml").read_text("utf-8")
-    (block,) = re.findall(r"(?s)\ndependencies = \[(.*?)\n\]", project)
-    assert {
-        re.split(r"[>=\[]", name)[0] for name in re.findall(r'"([^"]+)"', block)
-    } <= pinned.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert {re.split(r"[>=\[]", name)[0] for name in project["dependencies"]} <= pinned.keys()

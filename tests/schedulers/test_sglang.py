@@ -32,17 +32,16 @@ def test_sglang_expects_seven_tenths_of_what_may_still_come() -> None:
 
 def test_sglangs_ratio_falls_with_each_step_of_decodes() -> None:
     """From 0.7 by (0.7 - 0.098) / 4 a step; the answer of 7 has 6 such steps."""
-    scheduler = SgLang(counter(100, 1), new_token_ratio_decay_steps=4, max_model_len=100)
-    ratios, schedule = [], scheduler.schedule
+    ratios: list[float] = []
 
-    def listen(now: float) -> Step:
-        step = schedule(now)
-        if step.decodes:
-            ratios.append(scheduler.ratio)
-        return step
+    class Listening(SgLang):
+        def schedule(self, now: float) -> Step:
+            step = super().schedule(now)
+            if step.decodes:
+                ratios.append(self.ratio)
+            return step
 
-    scheduler.schedule = listen  # type: ignore[method-assign]
-    run(scheduler, (0, 10, 7))
+    run(Listening(counter(100, 1), new_token_ratio_decay_steps=4, max_model_len=100), (0, 10, 7))
     assert ratios == pytest.approx([0.5495, 0.399, 0.2485, 0.098, 0.098, 0.098])
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from simulator.policies.fair import Fair
@@ -64,7 +63,7 @@ def test_the_policy_is_asked_again_after_each_admission() -> None:
     scheduler = SgLang(
         counter(1000, 1), policy=Fair(), max_num_seqs=3, max_model_len=50, max_new_tokens=1
     )
-    clients = np.array(["a", "a", "a", "b"], object)
+    clients = ["a", "a", "a", "b"]
     seen, _ = play(scheduler, *[(0, 10, 1)] * 4, client=clients)
     assert seen == [prompts(0, 3, 1, tokens=10), prompts(2, tokens=10)]
 

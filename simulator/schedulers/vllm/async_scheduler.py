@@ -14,7 +14,9 @@ knows yet that it has ended. It is a ghost, whose token is dropped. Before vLLM 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from mypy_extensions import mypyc_attr
 
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step, by_admission
@@ -48,6 +50,7 @@ class BatchInFlight:
         self.ending = [other for other in self.ending if other is not request]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AsyncRunning(RunningRequests):
     """The running list where tokens are counted before they have come out.
 
@@ -88,6 +91,7 @@ class AsyncRunning(RunningRequests):
             super().discard(request)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AsyncScheduler(Scheduler):
     """The scheduler with two batches in flight.
 
@@ -95,12 +99,13 @@ class AsyncScheduler(Scheduler):
     the steps in the order in which they were scheduled, empty ones left out.
     """
 
-    overlaps = True
-    running_type = AsyncRunning
+    overlaps: ClassVar[bool] = True
+    running_type: ClassVar[type[RunningRequests]] = AsyncRunning
     running: AsyncRunning
 
     def __init__(self, blocks: BlockCounter, **options: Any) -> None:
-        super().__init__(blocks, **options)
+        begin: Any = Scheduler.__init__  # by `super`, mypyc 2.4 takes `options` for an argument
+        begin(self, blocks, **options)
         if self.swap_space.free:
             raise ValueError(
                 "preemption_mode: swap does not go with async_scheduling: a request may then be "

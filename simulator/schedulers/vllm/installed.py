@@ -106,7 +106,7 @@ class InstalledScheduler(Scheduler):
     ) -> None:
         super().__init__(blocks, **options)
         self._environment = environment or {}
-        self.overlaps = async_scheduling
+        self.overlaps = async_scheduling  # type: ignore[misc]  # the engine says it
         options |= {"policy": policy_name, "async_scheduling": async_scheduling}
         if scheduler_cls is not None:
             options["scheduler_cls"] = scheduler_cls

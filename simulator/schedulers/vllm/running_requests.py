@@ -1,5 +1,7 @@
 """The running list of an engine: who runs, how far each is, and what is written down of it."""
 
+from mypy_extensions import mypyc_attr
+
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import pack_pause, pack_run
 from simulator.core.request import Request, by_admission
@@ -42,6 +44,7 @@ class PreemptionLoop:
             )
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RunningRequests(dict[Request, None]):
     """The running requests in order of admission.
 

@@ -21,6 +21,9 @@ result is the same as that of vLLM's loop:
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import ClassVar
+
+from mypy_extensions import mypyc_attr
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import StepRow
@@ -59,6 +62,7 @@ QUEUES_WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler:
     """Decides what each step computes.
 
@@ -79,39 +83,31 @@ class Scheduler:
     and `admit_head` are there to be called.
     """
 
-    overlaps = False
+    overlaps: ClassVar[bool] = False
     """A step is scheduled while the one before it runs."""
-    pauses = True
+    pauses: ClassVar[bool] = True
     """Where nothing can be scheduled the engine sleeps a moment, once no batch is in flight."""
-    caches_prefixes = True
+    caches_prefixes: ClassVar[bool] = True
     """It can work with a prefix cache."""
-    prefix_tree = False
+    prefix_tree: ClassVar[bool] = False
     """That is a radix tree, whatever the scenario says, but on a live engine."""
-    has_host_tier = True
+    has_host_tier: ClassVar[bool] = True
     """It can work with a host tier of the prefix cache."""
-    loads_beside = False
+    loads_beside: ClassVar[bool] = False
     """Blocks come from there, and go there, while others compute."""
-    reserves = False
+    reserves: ClassVar[bool] = False
     """Blocks for whole answers are set aside on admission."""
-    cancels = True
+    cancels: ClassVar[bool] = True
     """`cancel` can take a request away between two steps."""
-    headroom = 0
+    headroom: ClassVar[int] = 0
     """Blocks that must be left after a step of decodes, for it to preempt nobody."""
-    displacing = False
-    """A waiting request may take the place of one that runs."""
-    awaits_transfer = False
+    awaits_transfer: ClassVar[bool] = False
     """Something comes from outside that lets waiting requests go on."""
-    ended = True
-    """The last outcome may have ended somebody."""
-    polls = False
+    polls: ClassVar[bool] = False
     """While somebody waits the engine looks every so often, though nothing runs."""
-    copies = False
+    copies: ClassVar[bool] = False
     """And as long as blocks are on their way."""
-    delivers_together = False
-    """Answers are given when a batch is over, not each when it ends."""
-    seat_rows: bytearray | None = None
-    """Rows of log.SEAT; None: a request that has ended keeps no seat."""
-    running_type = RunningRequests
+    running_type: ClassVar[type[RunningRequests]] = RunningRequests
     """What the running list is made of."""
 
     def __init__(
@@ -136,12 +132,12 @@ class Scheduler:
         max_loras: int = 0,
         max_cpu_loras: int = 0,
         encoder: EncoderLimits | None = None,
-        rules: Rules = NEWEST_RULES,
+        rules: Rules | None = None,
     ) -> None:
         self.blocks = blocks
         self.tier = blocks.tier
+        self.rules = rules = rules or NEWEST_RULES
         blocks.splits_free_list = rules.splits_free_list
-        self.rules = rules
         self.running = self.running_type(
             blocks, PreemptionLoop(type(self if policy is None else policy).__name__)
         )
@@ -183,14 +179,11 @@ class Scheduler:
         self._reordered = False  # by the last call of `admit`, the waiting queue
         slots = max_loras, max(max_loras, max_cpu_loras)
         self.adapters = AdapterSlots(*slots) if max_loras else None
-        self._active: set[str] = set()  # adapters of those who run, where there are some
-        self._refused = 0  # by the last call of `schedule`, for their adapters
-        self._deferred: set[Request] = set()  # who wait and were passed over for their adapters
         self.encoder = EncoderCache(encoder) if encoder else None
         self._annotates = bool(self.adapters or self.encoder)  # steps say what else costs time
-        if max_loras and type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
-            raise ValueError("enable_lora: goes with policies of a key alone: fcfs, priority, sjf")
+        self._expect_adapters()
         self._expect_tiers()
+        self._expect_subclass()
         # There are blocks for every request that max_model_len admits.
         self._longest_fits = blocks.most_held(max_model_len - 1) <= blocks.usable
         self._check()
@@ -206,6 +199,20 @@ class Scheduler:
                 f"max_num_batched_tokens ({tokens}) must be >= max_model_len ({longest}) without "
                 "chunked prefill"
             )
+
+    def _expect_adapters(self) -> None:
+        self._active: set[str] = set()  # adapters of those who run, where there are some
+        self._refused = 0  # by the last call of `schedule`, for their adapters
+        self._deferred: set[Request] = set()  # who wait and were passed over for their adapters
+        if self.adapters is not None and type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
+            raise ValueError("enable_lora: goes with policies of a key alone: fcfs, priority, sjf")
+
+    def _expect_subclass(self) -> None:
+        """Set what a subclass may set otherwise."""
+        self.displacing = False  # a waiting request may take the place of one that runs
+        self.ended = True  # the last outcome may have ended somebody
+        self.delivers_together = False  # answers are given when a batch is over, not each by itself
+        self.seat_rows: bytearray | None = None  # of log.SEAT; None: who has ended keeps no seat
 
     def _expect_tiers(self) -> None:
         """Make ready to ask tiers behind the host, if there are some."""
