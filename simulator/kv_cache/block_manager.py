@@ -10,7 +10,7 @@ a request from its end backwards.
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from mypy_extensions import mypyc_attr
 
@@ -27,14 +27,6 @@ class BlockCounter:
     `num_blocks` counts vLLM's null block, which nobody gets.
     """
 
-    names_blocks: ClassVar[bool] = False
-    caches_chunks: ClassVar[bool] = False
-    """`cache` wants to be called."""
-    evicts_runs: ClassVar[bool] = False
-    """A waiting request may lose more cached blocks at once than somebody takes."""
-    leaps: ClassVar[bool] = True
-    """What a tick takes can be told without taking it."""
-
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:
             raise ValueError(
@@ -46,6 +38,11 @@ class BlockCounter:
         self.num_groups = 1  # block tables of a request; a new token may take a block in each
         self.tier: HostTier | None = None  # where evicted blocks of the prefix cache go
         self.offloaded = 0  # blocks that went to a host of its own
+        self.names_blocks = False
+        self.leaps = True  # what a tick takes can be told without taking it
+        self.caches_chunks = False  # `cache` wants to be called
+        # A waiting request may lose more cached blocks at once than somebody takes.
+        self.evicts_runs = False
         self.prefix_caching = False  # prompts find what earlier ones have in common with them
         # What requests find there depends on who takes and gives back blocks first.
         self.ordered = False
@@ -200,8 +197,6 @@ class CacheListener(Protocol):
 class BlockManager(BlockCounter):
     """Blocks with names, reference counts and, if asked for, a prefix cache."""
 
-    names_blocks: ClassVar[bool] = True
-
     def __init__(
         self,
         num_blocks: int,
@@ -210,7 +205,7 @@ class BlockManager(BlockCounter):
         tier: HostTier | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size)
-        self.ordered = True
+        self.names_blocks = self.ordered = True
         self.prefix_caching = prefix_caching
         self.listener: CacheListener | None = None
         self.tier = tier

@@ -1,7 +1,5 @@
 """Blocks without names under a prefix cache: what its ways of evicting have in common."""
 
-from typing import ClassVar
-
 from mypy_extensions import mypyc_attr
 
 from simulator.core.decode_set import DecodeSet
@@ -33,12 +31,9 @@ class EvictingCounter(BlockCounter):
 class TreeCounter(EvictingCounter):
     """Free blocks of a prefix cache that is a radix tree: of nobody, or unlocked in the tree."""
 
-    caches_chunks: ClassVar[bool] = True
-    evicts_runs: ClassVar[bool] = True
-
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self.prefix_caching = True
+        self.caches_chunks = self.evicts_runs = self.prefix_caching = True
         self._pool = self.usable  # blocks of nobody
         self._blocks_in_tree = 0
         self._clock = 0

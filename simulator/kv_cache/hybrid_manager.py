@@ -6,7 +6,6 @@ pool of blocks of one size. A window's group gives back what no query will see a
 """
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
@@ -41,8 +40,6 @@ class HybridManager(BlockManager):
     tokens whose step is over: with async_scheduling one step later.
     """
 
-    leaps: ClassVar[bool] = False
-
     def __init__(
         self,
         num_blocks: int,
@@ -54,6 +51,7 @@ class HybridManager(BlockManager):
         max_model_len: int,
     ) -> None:
         super().__init__(num_blocks, block_size, prefix_caching)
+        self.leaps = False
         self.num_groups = len(windows)
         self.window = max(windows)
         if not self.window or any(window not in (0, self.window) for window in windows):
