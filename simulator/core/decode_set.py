@@ -13,9 +13,8 @@ tells how many blocks any stretch of ticks takes.
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from mypy_extensions import mypyc_attr
-
 from simulator.core.request import Request
+from simulator.util.compiled import mypyc_attr
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mypy_extensions import mypyc_attr
+from simulator.util.compiled import mypyc_attr
 
 Segments = tuple[tuple[Hashable, int], ...]
 """A prompt's contents: runs of tokens (name, count); token k of a run is the pair (name, k)."""

@@ -10,7 +10,6 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 import simpy
-from mypy_extensions import mypyc_attr
 
 from simulator.core.executor import CanLeap, Executor
 from simulator.core.log import (
@@ -26,6 +25,7 @@ from simulator.core.log import (
 )
 from simulator.core.request import Request, Step
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
+from simulator.util.compiled import mypyc_attr
 
 ScheduledStep = tuple[Step, StepRow]
 

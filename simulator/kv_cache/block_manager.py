@@ -12,12 +12,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from mypy_extensions import mypyc_attr
-
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
 from simulator.kv_cache.block_hashes import known_hashes
 from simulator.kv_cache.tiers import HostTier
+from simulator.util.compiled import mypyc_attr
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

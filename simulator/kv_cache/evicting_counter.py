@@ -1,10 +1,9 @@
 """Blocks without names under a prefix cache: what its ways of evicting have in common."""
 
-from mypy_extensions import mypyc_attr
-
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.util.compiled import mypyc_attr
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

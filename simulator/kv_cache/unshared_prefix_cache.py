@@ -11,11 +11,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mypy_extensions import mypyc_attr
-
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.evicting_counter import EvictingCounter
+from simulator.util.compiled import mypyc_attr
 
 Part = tuple[int, int]
 """Successive blocks of a table: the number of the first, and the one after the last."""

@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mypy_extensions import mypyc_attr
-
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.compiled import mypyc_attr
 
 _schedule = Scheduler.schedule  # as `super().schedule`, in the time of a plain call
 

@@ -1,11 +1,10 @@
 """The running list of an engine: who runs, how far each is, and what is written down of it."""
 
-from mypy_extensions import mypyc_attr
-
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import pack_pause, pack_run
 from simulator.core.request import Request, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.util.compiled import mypyc_attr
 from simulator.util.errors import HeadwayError
 
 FUTILE_STEPS = 10_000  # in a row that lose what was computed, without one token or arrival

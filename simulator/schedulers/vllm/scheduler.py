@@ -23,8 +23,6 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
-from mypy_extensions import mypyc_attr
-
 from simulator.core.decode_set import DecodeSet
 from simulator.core.log import StepRow
 from simulator.core.request import (
@@ -57,6 +55,7 @@ from simulator.schedulers.vllm.encoder_cache import EncoderCache, EncoderLimits,
 from simulator.schedulers.vllm.lora import AdapterSlots
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
 from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
+from simulator.util.compiled import mypyc_attr
 
 QUEUES_WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
