@@ -49,13 +49,13 @@ $(ENGINE)/installed: tests/support/engine_environment.py
 	$(PYTHON) $< $(ENGINE)
 	touch $@
 
-# The tests that simulate, on modules compiled as a compiled wheel has them, in a copy: a C compiler and three minutes.
+# The tests that simulate, on modules compiled as a compiled wheel has them, in a copy: a C compiler and two minutes.
 COMPILED := .cache/compiled
 COMPILED_TESTS ?= core engine schedulers policies kv_cache simulation cluster conformance testing twin costs results
 test-compiled: $(VENV)/installed-dev
 	rm -rf $(COMPILED) && mkdir -p $(COMPILED)
 	git ls-files -z | xargs -0 cp --parents -t $(COMPILED)
-	cd $(COMPILED) && HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(CURDIR)/$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir wheel .
+	cd $(COMPILED) && HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(CURDIR)/$(BIN)/python -m hatchling build --target wheel
 	cd $(COMPILED) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(COMPILED_TESTS:%=tests/%)
 
 lint: $(VENV)/installed-dev
@@ -115,3 +115,4 @@ preflight: $(VENV)/installed-test
 
 clean:
 	rm -rf $(VENV) out
+	find . -name '*.so' -not -path './.*' -delete
