@@ -17,7 +17,8 @@ import numpy as np
 
 from simulator.core.alarm import FastEnvironment
 from simulator.core.request import Request, Step
-from simulator.engine.core import InFlight, ScheduledStep
+from simulator.engine.core import InFlight
+from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
 from simulator.figures.style import PALE, PHASES, ink
 from simulator.scenario import make_scheduler, resolve
@@ -85,8 +86,8 @@ class Film:
 def record(label: str, scenario: Scenario, requests: int = REQUESTS) -> Film:
     """Simulate the first `requests` requests step by step, and write each step down.
 
-    Raises HeadwayError for a cluster, of whose replicas none is the one to show, for engines whose
-    steps overlap in stages, and for more steps than a film can hold.
+    Raises HeadwayError for a cluster, of whose replicas none is the one to show, and for more steps
+    than a film can hold.
     """
     if not 1 <= requests <= MOST_REQUESTS:
         raise HeadwayError(f"a film is of 1 to {MOST_REQUESTS} requests, not {requests}")
@@ -96,34 +97,38 @@ def record(label: str, scenario: Scenario, requests: int = REQUESTS) -> Film:
     load = scenario.make_workload()
     load = load.rows(np.arange(min(requests, len(load))))
     scheduler = make_scheduler(spec, load.segments is not None)
-    camera = _Camera(FastEnvironment(), scheduler, spec.cost, leap=False)
-    play(scenario, spec, load, camera)
+    replica = make_replica(FastEnvironment(), scheduler, spec.cost, leap=False)
+    camera = _Camera(replica)
+    play(scenario, spec, load, replica)
     prompts, outputs = load.prompt_tokens.tolist(), load.output_tokens.tolist()
     seats = camera.seats_used
     return Film(label, prompts, outputs, seats, scheduler.blocks.usable, camera.frames)
 
 
-class _Camera(Replica):
-    """A replica that looks at its scheduler as it decides; changes nothing."""
+class _Camera:
+    """Looks at a replica as it decides; changes nothing."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, replica: Replica) -> None:
+        self.scheduler = replica.scheduler
         self.frames: list[Frame] = []
         self.seats_used = 0
         self._seen: dict[int, Request] = {}
         self._seat_of: dict[int, int] = {}
         self._open: list[Frame] = []  # steps that have not ended
         self._preempted: dict[int, int] = {}
+        self._submit, self._begin, self._commit = replica.submit, replica.begin, replica.commit
+        for name in ("submit", "begin", "commit"):
+            setattr(replica, name, getattr(self, name))
 
     def submit(self, request: Request) -> None:
         """Take note of a request that joins the queue."""
         if self.scheduler.fits(request):
             self._seen[request.id] = request
-        super().submit(request)
+        self._submit(request)
 
     def begin(self, now: float, start: float) -> InFlight | None:
         """Write down what is decided."""
-        batch = super().begin(now, start)
+        batch = self._begin(now, start)
         if batch is not None:
             if len(self.frames) >= MOST_STEPS:
                 raise HeadwayError(f"a film holds {MOST_STEPS:,} steps: show fewer requests")
@@ -133,17 +138,15 @@ class _Camera(Replica):
             self._open.append(frame)
         return batch
 
-    def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
-    ) -> None:
+    def commit(self, scheduled: Any, decided: float, start: float, ends: list[float]) -> None:
         """Write down when it was over."""
-        if self._open:
+        if self._open and scheduled is not None:
             frame = self._open.pop(0)
             place = len(self.frames) - len(self._open) - 2
             # An engine may decide a step while the one before runs.
             last_end = self.frames[place].end if place >= 0 else 0.0
             frame.start, frame.end = max(frame.start, last_end), ends[-1]
-        super().commit(scheduled, decided, start, ends)
+        self._commit(scheduled, decided, start, ends)
 
     def _frame(self, step: Step, now: float) -> Frame:
         running = {request.id: request for request in self.scheduler.running}

@@ -106,6 +106,13 @@ def test_looking_changes_nothing(policy: str) -> None:
         assert len({seat for seat, *_ in frame.seats}) == len(frame.seats) <= 8
 
 
+def test_a_film_of_stages_is_of_the_same_run() -> None:
+    scenario = load_scenario("demo", ["engine.pipeline_parallel_size=2", "workload.num_prompts=12"])
+    found, log = film.record("x", scenario), run(scenario).logs[0]
+    assert len(found.frames) == len(log.steps)
+    assert [frame.end for frame in found.frames] == log.steps["end"].tolist()
+
+
 @pytest.mark.medium
 def test_pictures_that_move(scenario) -> None:
     films = [film.record("a<b", scenario()), film.record("c", scenario("engine.max_num_seqs=1"))]
