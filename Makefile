@@ -115,4 +115,4 @@ preflight: $(VENV)/installed-test
 
 clean:
 	rm -rf $(VENV) out
-	find . -name '*.so' -not -path './.*' -delete
+	find simulator -name '*.so' -delete && rm -f *__mypyc*.so

@@ -25,6 +25,7 @@ def doctor(*, json_: Json = False) -> int:
 
 def examine() -> dict[str, Any]:
     """Return what there is of the installation, and what is wrong with it."""
+    from simulator.core import request
     from simulator.util.environment import source_commit
     from simulator.util.version import __version__
 
@@ -36,6 +37,7 @@ def examine() -> dict[str, Any]:
     return {
         "headway": __version__,
         "commit": source_commit(),
+        "compiled": not str(request.__file__).endswith(".py"),
         "folder": str(Path(__file__).parents[2]),
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -101,8 +103,9 @@ def _try_run() -> tuple[dict[str, Any], list[str]]:
 
 
 def _text(found: dict[str, Any]) -> str:
+    kind = found["commit"] + ", compiled" * found["compiled"]
     rows = [
-        ("headway", f"{found['headway']} ({found['commit']}) in {found['folder']}"),
+        ("headway", f"{found['headway']} ({kind}) in {found['folder']}"),
         ("python", f"{found['python']}, {found['executable']}"),
         ("platform", found["platform"]),
         ("requires", ", ".join(f"{name} {version}" for name, version in found["required"].items())),
