@@ -49,7 +49,7 @@ $(ENGINE)/installed: tests/support/engine_environment.py
 	$(PYTHON) $< $(ENGINE)
 	touch $@
 
-# The tests that simulate, on modules compiled as a compiled wheel has them, in a copy: a C compiler and two minutes.
+# The tests that simulate, on modules compiled as a compiled wheel has them, in a copy: a C compiler and three minutes.
 COMPILED := .cache/compiled
 COMPILED_TESTS ?= core engine schedulers policies kv_cache simulation cluster conformance testing twin costs results
 test-compiled: $(VENV)/installed-dev
