@@ -26,7 +26,6 @@ class Item(NamedTuple):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-@dataclass(slots=True, eq=False)
 class Request:
     """One user's request and how far it has come.
 
@@ -35,57 +34,72 @@ class Request:
     and `max_tokens`, which the client declares.
     """
 
-    id: int
-    arrival: float  # seconds
-    prompt_tokens: int
-    output_tokens: int  # the length at which it ends by itself
-    client: str = ""
-    priority: int = 0
-    segments: Segments | None = None  # None: a prompt shared with nobody
-    hint: int | None = None  # output tokens that a predictor expects; None: there is none
-    max_tokens: int | None = None  # output tokens that the client allows; None: it does not say
-    ignore_eos: bool = False  # it ends with the last token that the client allows (SGLang)
-    model: str = ""  # the adapter, or of several models the one, that it asks for; "": the model
+    # What is made so often is no dataclass: mypyc compiles only an `__init__` that it can see.
+    __slots__ = (
+        *("id", "arrival", "prompt_tokens", "output_tokens", "client", "priority", "segments"),
+        *("hint", "max_tokens", "ignore_eos", "model", "items", "output_limit", "allowed"),
+        *("computed", "generated", "swapped", "padding", "remote", "blocks", "hashes", "unknown"),
+        *("mid_prefill", "admission", "joined", "last_tick", "run_start"),
+        *("first_scheduled", "first_token", "finish", "preemptions", "cached"),
+    )
 
-    # The engine's side.
-    items: Sequence[Item] = ()  # images and clips in its prompt, where the engine has an encoder
-    output_limit: int = 0  # tokens after which the engine ends it, whatever it still wanted to say
-    allowed: int = 0  # tokens that it may bring out for all the engine knows (SGLang)
-    computed: int = 0  # tokens whose KV is in the cache
-    generated: int = 0  # tokens that have come out, kept over a preemption
-    swapped: int = 0  # tokens whose KV waits on the host, after a preemption
-    padding: int = 0  # tokens put before the prompt to even out a static batch
-    remote: int = 0  # waits for more than room: see kv_roles.py and pipeline.py
-    blocks: list[int] | None = None  # its block table, where blocks have names
-    hashes: list[int] | None = None  # of its full blocks, as far as asked for
-    unknown: int = 0  # of `generated`, tokens that are still on their way (async_scheduling)
-    mid_prefill: bool = False  # tokens were left at its last step (for held prefill)
-    admission: int = -1  # the number of its admission: the order of the running list
-    joined: int = -1  # the tick at which it joined the decode set; -1: it is not in it
-    last_tick: int = -1  # the tick after which it ends, if it stays in the set until then
-    run_start: float = 0.0  # when the first token of the current run of ticks came out
+    def __init__(  # noqa: PLR0917
+        self,
+        id: int,
+        arrival: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        client: str = "",
+        priority: int = 0,
+        segments: Segments | None = None,
+        hint: int | None = None,
+        max_tokens: int | None = None,
+        ignore_eos: bool = False,
+        model: str = "",
+        blocks: list[int] | None = None,
+    ) -> None:
+        self.id = id
+        self.arrival = arrival  # seconds
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens  # the length at which it ends by itself
+        self.client = client
+        self.priority = priority
+        self.segments = segments  # None: a prompt shared with nobody
+        self.hint = hint  # output tokens that a predictor expects; None: there is none
+        self.max_tokens = max_tokens  # output tokens that the client allows; None: it does not say
+        self.ignore_eos = ignore_eos  # it ends with the last token that the client allows (SGLang)
+        self.model = model  # the adapter, or of several models the one, that it asks for; "": none
 
-    # What is written down about it.
-    first_scheduled: float = -1.0
-    first_token: float = -1.0
-    finish: float = -1.0
-    preemptions: int = 0
-    cached: int = 0  # prompt tokens found in the prefix cache at the first admission
+        # The engine's side.
+        self.items: Sequence[Item] = ()  # images and clips in its prompt, for an engine's encoder
+        self.output_limit = 0  # tokens after which the engine ends it, whatever it still had to say
+        self.allowed = 0  # tokens that it may bring out for all the engine knows (SGLang)
+        self.computed = 0  # tokens whose KV is in the cache
+        self.generated = 0  # tokens that have come out, kept over a preemption
+        self.swapped = 0  # tokens whose KV waits on the host, after a preemption
+        self.padding = 0  # tokens put before the prompt to even out a static batch
+        self.remote = 0  # waits for more than room: see kv_roles.py and pipeline.py
+        self.blocks = blocks  # its block table, where blocks have names
+        self.hashes: list[int] | None = None  # of its full blocks, as far as asked for
+        self.unknown = 0  # of `generated`, tokens that are still on their way (async_scheduling)
+        self.mid_prefill = False  # tokens were left at its last step (for held prefill)
+        self.admission = -1  # the number of its admission: the order of the running list
+        self.joined = -1  # the tick at which it joined the decode set; -1: it is not in it
+        self.last_tick = -1  # the tick after which it ends, if it stays in the set until then
+        self.run_start = 0.0  # when the first token of the current run of ticks came out
+
+        # What is written down about it.
+        self.first_scheduled = -1.0
+        self.first_token = -1.0
+        self.finish = -1.0
+        self.preemptions = 0
+        self.cached = 0  # prompt tokens found in the prefix cache at the first admission
 
     def retry(self, now: float) -> "Request":
         """Return what its client sends once more: nothing that an engine has done is left."""
         return Request(
-            id=self.id,
-            arrival=now,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            client=self.client,
-            priority=self.priority,
-            segments=self.segments,
-            hint=self.hint,
-            max_tokens=self.max_tokens,
-            ignore_eos=self.ignore_eos,
-            model=self.model,
+            *(self.id, now, self.prompt_tokens, self.output_tokens, self.client, self.priority),
+            *(self.segments, self.hint, self.max_tokens, self.ignore_eos, self.model),
         )
 
     @property
@@ -109,13 +123,15 @@ def by_admission(request: Request) -> int:
     return request.admission
 
 
-@dataclass(slots=True)
 class Chunk:
     """A part of one request's tokens that one step computes."""
 
-    request: Request
-    start: int  # tokens already in the cache
-    tokens: int  # tokens to compute now
+    __slots__ = ("request", "start", "tokens")
+
+    def __init__(self, request: Request, start: int, tokens: int) -> None:
+        self.request = request
+        self.start = start  # tokens already in the cache
+        self.tokens = tokens  # tokens to compute now
 
 
 @dataclass(slots=True)
@@ -196,7 +212,6 @@ class EncoderWork:
         return [item.end - item.start for item in found]
 
 
-@dataclass(slots=True)
 class Step:
     """One forward pass: what every executor receives, and all it receives.
 
@@ -204,20 +219,34 @@ class Step:
     cost the simulator anything per running request.
     """
 
-    prefills: list[Chunk]
-    decodes: int = 0  # sequences that advance by one token, the ghosts of a static batch included
-    context: int = 0  # KV entries that they read in all, each one's new tokens included
-    padding: int = 0  # of the prefill tokens, those that only even out a static batch
-    ghosts: int = 0  # of the decodes, those whose request has already ended
-    singles: list[Chunk] | None = None  # of the decodes, those scheduled one by one
-    copies: Copies | None = None  # KV blocks that move between GPU and host
-    drafts: int = 0  # draft tokens that the decodes verify, beside a token each
-    longest: int = 0  # KV entries that one decode reads at most, where the executor asks; else 0
-    adapters: AdapterWork | None = None  # None: the engine serves no adapters
-    encoder: EncoderWork | None = None  # None: nobody has to do with an encoder
-    host_waits: list[float] | None = field(default=None, compare=False)
-    """By which the host's work, where kernels hide it, makes this step and its repeats longer; a
-    cost model that knows of it notes it."""
+    __slots__ = (
+        *("prefills", "decodes", "context", "padding", "ghosts", "singles", "copies"),
+        *("drafts", "longest", "adapters", "encoder", "host_waits"),
+    )
+
+    def __init__(
+        self,
+        prefills: list[Chunk],
+        decodes: int = 0,
+        context: int = 0,
+        *,
+        drafts: int = 0,
+        copies: Copies | None = None,
+    ) -> None:
+        self.prefills = prefills
+        self.decodes = decodes  # sequences that advance by one token, a static batch's ghosts too
+        self.context = context  # KV entries that they read in all, each one's new tokens included
+        self.padding = 0  # of the prefill tokens, those that only even out a static batch
+        self.ghosts = 0  # of the decodes, those whose request has already ended
+        self.singles: list[Chunk] | None = None  # of the decodes, those scheduled one by one
+        self.copies = copies  # KV blocks that move between GPU and host
+        self.drafts = drafts  # draft tokens that the decodes verify, beside a token each
+        self.longest = 0  # KV entries that one decode reads at most, where the executor asks
+        self.adapters: AdapterWork | None = None  # None: the engine serves no adapters
+        self.encoder: EncoderWork | None = None  # None: nobody has to do with an encoder
+        self.host_waits: list[float] | None = None
+        """By which the host's work, where kernels hide it, makes this step and its repeats longer;
+        a cost model that knows of it notes it."""
 
     def add_copies(self) -> Copies:
         """Return what it copies, to be added to."""

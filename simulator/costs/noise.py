@@ -10,7 +10,7 @@ Within a run nothing is random, and leaps stay exact.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp
 from numbers import Real
 from typing import NamedTuple
@@ -74,17 +74,12 @@ class ScaledCost(CostDecorator):
 
     def execute(self, step: Step) -> float:
         factor = self.prompts if step.prefills else self.decode
-        if not step.copies:
-            return self._scaled(step, step, factor)
-        bare = replace(step, copies=None)
-        return self.inner.with_copies(self._scaled(bare, step, factor), step)
-
-    def _scaled(self, step: Step, noted: Step, factor: float) -> float:
-        """Return the seconds of `step`; `noted` gets the waits for the host in them."""
+        copies, step.copies = step.copies, None
         seconds = factor * self.inner.execute(step)
         if step.host_waits:
-            noted.host_waits = [factor * wait for wait in step.host_waits]
-        return seconds
+            step.host_waits = [factor * wait for wait in step.host_waits]
+        step.copies = copies
+        return self.inner.with_copies(seconds, step) if copies else seconds
 
     def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
         """Say what a step takes, in s, of an executor with pipeline stages."""

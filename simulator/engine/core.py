@@ -5,7 +5,6 @@ When it schedules is up to an `EngineLoop` (`loop.py`).
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -33,14 +32,18 @@ ScheduledStep = tuple[Step, StepRow]
 """A step, and what the log says of it beside its times."""
 
 
-@dataclass(slots=True, eq=False)
 class InFlight:
     """A batch that the engine computes; times in s."""
 
-    scheduled: Any  # what is computed: only the loop that scheduled it looks into it
-    decided: float
-    start: float
-    ends: list[float]  # of it and of each of its repeats
+    __slots__ = ("decided", "ends", "scheduled", "start")
+
+    def __init__(self, scheduled: Any, decided: float, start: float, ends: list[float]) -> None:
+        self.scheduled = (
+            scheduled  # what is computed: only the loop that scheduled it looks into it
+        )
+        self.decided = decided
+        self.start = start
+        self.ends = ends  # of it and of each of its repeats
 
 
 class Loop(Protocol):

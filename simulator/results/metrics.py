@@ -19,7 +19,6 @@ import numpy as np
 
 from simulator.core.log import Log
 from simulator.models.gpus import find_gpu
-from simulator.results.cluster_metrics import ClusterMetrics
 from simulator.results.engine_metrics import EngineMetrics, energy_summary, share
 from simulator.results.fairness import (
     Clients,
@@ -137,6 +136,8 @@ class RunMetrics:
         self.engines = EngineMetrics(replace(cores[0], engine=scenario.engine), len(cores))
         self.cluster = None
         if cluster is not None:
+            from simulator.results.cluster_metrics import ClusterMetrics
+
             self.cluster = ClusterMetrics(scenario, cluster, cores, self.engines)
         self._costs = [each.cost for each in cores]
         price = find_gpu(cores[0].gpu.name, scenario.gpu.dollars_per_hour).dollars_per_hour

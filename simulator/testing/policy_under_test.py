@@ -68,8 +68,11 @@ class GuardedRequest(Request):
         self, request: Request, hides: Callable[[str, str], bool], reads: list[str]
     ) -> None:
         self.hides, self.reads = hides, reads
-        for name in Request.__dataclass_fields__:
-            setattr(self, name, getattr(request, name))
+        super().__init__(
+            *(request.id, request.arrival, request.prompt_tokens, request.output_tokens),
+            *(request.client, request.priority, request.segments, request.hint),
+            *(request.max_tokens, request.ignore_eos, request.model),
+        )
 
 
 class RecordingCost:

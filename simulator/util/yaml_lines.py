@@ -87,7 +87,7 @@ class _Resolver(yaml.resolver.Resolver):
 _Resolver.add_implicit_resolver("!number", _BARE_NUMBER, list("-+0123456789i"))
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
     """Quotes words that would be read as those numbers."""
 
 
@@ -96,7 +96,9 @@ _Dumper.add_implicit_resolver("!number", _BARE_NUMBER, list("-+0123456789i"))
 
 def dump_yaml(value: object) -> str:
     """Write plain values as YAML that this module reads as the same."""
-    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+    # libyaml, four times as fast, folds long texts elsewhere than PyYAML: let neither fold any.
+    form = {"sort_keys": False, "allow_unicode": True, "width": 1_000_000}
+    return str(yaml.dump(value, Dumper=_Dumper, **form))
 
 
 class _Constructor(yaml.constructor.SafeConstructor):

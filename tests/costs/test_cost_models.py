@@ -20,6 +20,7 @@ from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from tests.support.costs import HAND, cost_of, mixed
 from tests.support.logs import logged
+from tests.support.with_fields import with_fields
 
 LLAMA = load_model("llama-3-8b")
 OF_LLAMA = [name for name in shipped_profiles() if re.fullmatch(r"llama-3-8b\.[^-]*\.bf16", name)]
@@ -46,7 +47,7 @@ def test_a_mixed_step_by_hand() -> None:
 def test_padding_and_ghosts_are_paid_for() -> None:
     """A ghost costs what a decode costs, a padded token what a token costs."""
     for cost in (HAND, LinearCost(1.0, 1.0, 1.0)):
-        ghosts = Step([], 4, 40, ghosts=3)
+        ghosts = with_fields(Step([], 4, 40), ghosts=3)
         assert cost.execute(ghosts) == cost.execute(Step([], 4, 40))
         padded = mixed((0, 8))
         padded.padding = 5

@@ -15,6 +15,7 @@ from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.load import load_scenario
+from tests.support.with_fields import with_fields
 
 QWEN, GPU = load_model("qwen2.5-vl-7b"), GPUS["H100-80GB"]
 
@@ -22,10 +23,10 @@ QWEN, GPU = load_model("qwen2.5-vl-7b"), GPUS["H100-80GB"]
 def step(*sizes: int) -> Step:
     """A step that encodes images of so many tokens."""
     items = [Item(Media("image", k), 0, size) for k, size in enumerate(sizes)]
-    request = Request(0, 0.0, 1, 1, items=items)
+    request = with_fields(Request(0, 0.0, 1, 1), items=items)
     encoded = {request: [*range(len(sizes))]} if sizes else {}
     work = EncoderWork(encoded, [], [request], 0)
-    return Step([], 1, 1, encoder=work)
+    return with_fields(Step([], 1, 1), encoder=work)
 
 
 def roofline() -> EncoderCost:

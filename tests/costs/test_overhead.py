@@ -27,6 +27,7 @@ from simulator.util.yaml_lines import SourceMap
 from simulator.workload.workload import Workload
 from tests.support.costs import overhead_of, with_overhead
 from tests.support.engines import play, workload
+from tests.support.with_fields import with_fields
 
 KERNELS = PiecewiseCost(dense=[[1, 1.0]])
 PROMPT = Chunk(Request(0, 0.0, 4, 4), 0, 4)
@@ -53,7 +54,7 @@ def test_who_does_not_tell_the_longest_has_the_mean() -> None:
 
 def test_a_wait_beyond_the_mean_is_for_what_tables_of_one_length_lack() -> None:
     """Of 10 and 14 keys, 12 in the mean, the longer has 2 more; 4 blocks: 4 pairs are enough."""
-    step = Step([], 2, 24, longest=14)
+    step = with_fields(Step([], 2, 24), longest=14)
     assert split(kv_heads=2, beyond_mean=True).execute(step) == 1.0 + 0.125 * 2
     assert split(kv_heads=1, beyond_mean=True).execute(step) == 1.0
     assert split(kv_heads=2, beyond_mean=True).leap(step, 2) == [1.25, 1.25]

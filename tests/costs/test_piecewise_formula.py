@@ -16,6 +16,7 @@ from simulator.core.request import Load, Step, Swap
 from simulator.costs.piecewise import MAX_TABLE_SEQUENCES, PiecewiseCost, Table
 from simulator.costs.split import FULL, SPLIT_TERMS, THREAD_BLOCKS, SplitCost
 from tests.support.costs import SOMEBODY, mixed
+from tests.support.with_fields import with_fields
 
 
 def line(table: Table, tokens: int) -> float:
@@ -186,11 +187,11 @@ def test_a_leap_and_a_table_of_decodes_are_their_steps(
     context = step.context or 7
     longest = step.longest
     each = [
-        Step([], count, context + k * count, longest=longest and longest + k)
+        with_fields(Step([], count, context + k * count), longest=longest and longest + k)
         for k in range(repeats)
     ]
     seconds = [cost.execute(one) for one in each]
-    whole = Step([], count, context, longest=longest)
+    whole = with_fields(Step([], count, context), longest=longest)
     assert cost.leap(whole, repeats) == seconds
     noted = [one.host_waits[0] if one.host_waits else 0.0 for one in each]
     assert (whole.host_waits or [0.0] * repeats) == noted

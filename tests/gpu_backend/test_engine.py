@@ -24,6 +24,7 @@ from simulator.util.errors import HeadwayError  # noqa: E402
 from tests.support.engines import play, workload  # noqa: E402
 from tests.support.reference_transformer import logits  # noqa: E402
 from tests.support.tiny_models import QWEN  # noqa: E402
+from tests.support.with_fields import with_fields  # noqa: E402
 
 
 def test_logits_are_those_of_the_reference(engine: Engine) -> None:
@@ -62,7 +63,7 @@ def test_a_swap_brings_back_every_bit(
 
 def test_a_step_that_is_not_kept_can_be_repeated(engine: Engine) -> None:
     engine.reset()
-    request = Request(0, 0.0, 20, 9, generated=1, blocks=[1, 2, 3, 4, 5, 6])
+    request = with_fields(Request(0, 0.0, 20, 9), generated=1, blocks=[1, 2, 3, 4, 5, 6])
     engine.execute([Chunk(request, 20, 1)], keep=False)
     first = engine.tokens(0)
     engine.execute([Chunk(request, 20, 1)], keep=False)

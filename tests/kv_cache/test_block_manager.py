@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, Segments
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from tests.support.with_fields import with_fields
 
 ids = count()
 
@@ -17,7 +18,8 @@ def ask(*segments: tuple[object, int], output: int = 100, id: int | None = None)
     """A request whose prompt is `segments`."""
     made = next(ids) if id is None else id
     tokens = sum(n for _, n in segments)
-    return Request(made, 0.0, tokens, output, segments=tuple(segments), admission=made)
+    request = Request(made, 0.0, tokens, output, segments=tuple(segments))
+    return with_fields(request, admission=made)
 
 
 def board(blocks: BlockManager, request: Request, tokens: int | None = None) -> int:

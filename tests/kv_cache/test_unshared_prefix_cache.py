@@ -141,7 +141,8 @@ class Twins(RuleBasedStateMachine):
     @precondition(lambda self: len(self.running) + len(self.waiting) < 4)
     @rule(tokens=st.integers(1, 20))
     def arrive(self, tokens: int) -> None:
-        one, two = (Request(self.count, 0.0, tokens, 1000, admission=self.count) for _ in range(2))
+        one, two = (Request(self.count, 0.0, tokens, 1000) for _ in range(2))
+        one.admission = two.admission = self.count
         self.waiting.append((one, two))
         self.count += 1
 

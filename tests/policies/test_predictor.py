@@ -13,6 +13,7 @@ from simulator.policies.predictor import make_predictor, parse_predictor
 from simulator.workload.workload import Workload
 from tests.support.engines import workload
 from tests.support.scenarios import SMALL, errors
+from tests.support.with_fields import with_fields
 
 DEMO = Path(__file__).parents[2] / "scenarios" / "demo.yaml"
 LENGTHS = [5, 10, 200, 3000, 40_000, 77]
@@ -90,7 +91,8 @@ def test_a_percentile_is_of_what_the_client_has_got() -> None:
     asked = Request(9, 0.0, 1, 1, client="a")
     said = [predictor.predict(asked)]
     for client, generated in (("a", 40), ("b", 99), ("a", 10), ("a", 0), ("a", 30), ("a", 20)):
-        predictor.observe(Request(0, 0.0, 1, 1, client=client, generated=generated))
+        request = Request(0, 0.0, 1, 1, client=client)
+        predictor.observe(with_fields(request, generated=generated))
         said.append(predictor.predict(asked))
     assert said == [9, 40, 40, 40, 40, 40, 30]
 

@@ -12,6 +12,7 @@ from simulator.schedulers.vllm.dynamic import DynamicScheduler
 from simulator.testing import check_policy
 from simulator.workload.workload import Workload
 from tests.support.engines import fcfs, play, workload
+from tests.support.with_fields import with_fields
 
 
 def starts(load: Workload, blocks: int = 1000, seats: int = 1, **arguments: object) -> list[float]:
@@ -73,7 +74,7 @@ def test_who_has_the_most_left_is_preempted() -> None:
 )
 def test_remaining_tokens_are_those_that_are_known_of(more: dict, size: float) -> None:
     """Of a prompt of 8; the answer of 99 tokens is nobody's business."""
-    request = Request(0, 0.0, 8, 99, **more)
+    request = with_fields(Request(0, 0.0, 8, 99), **more)
     assert VirtualFinishTime(weights={"a": 2}).size(request) == size
 
 

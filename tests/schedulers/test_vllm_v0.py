@@ -3,6 +3,7 @@
 from simulator.core.request import Request
 from simulator.schedulers.vllm_v0 import SwappedByArrival, VllmV0
 from tests.support.schedules import counter, prompts, run
+from tests.support.with_fields import with_fields
 
 
 def test_v0_computes_prompts_alone_while_decodes_wait() -> None:
@@ -68,7 +69,7 @@ def test_v0_brings_back_those_that_came_together_in_the_order_in_which_they_left
     """vLLM sorts by arrival, and that sort is stable."""
     queue = SwappedByArrival()
     for number, arrival in ((0, 1.0), (2, 1.0), (1, 1.0), (3, 0.0)):
-        queue.put_back(Request(number, arrival, 4, 9, swapped=4))
+        queue.put_back(with_fields(Request(number, arrival, 4, 9), swapped=4))
     assert [request.id for request in queue] == [3, 0, 2, 1]
 
 

@@ -6,7 +6,6 @@ line of JSON per check; on a machine without CUDA it wants TRITON_INTERPRET=1.
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
@@ -203,7 +202,8 @@ def check_mixed_graphs(engine: Engine, random: np.random.Generator, width: int) 
         chunks = _mixed_step(engine, random, size, max(longest, size))
         graph = _next_tokens(engine, chunks)
         last = chunks[-1]
-        shorter = dataclasses.replace(last.request, prompt_tokens=last.start + last.tokens - 1)
+        end, blocks = last.start + last.tokens - 1, last.request.blocks
+        shorter = Request(last.request.id, 0.0, end, 2, blocks=blocks)
         fewer = [*chunks[:-1], Chunk(shorter, last.start, last.tokens - 1)]
         less = _next_tokens(engine, fewer)
         with torch.inference_mode():
@@ -248,7 +248,8 @@ def check_schedule(engine: Engine, alone: Engine) -> Iterator[Row]:
     wanted = []
     for request in requests:
         count = -(-(request.prompt_tokens + request.output_tokens) // PAGE)
-        copy = dataclasses.replace(request, blocks=list(range(1, count + 1)))
+        copy = request.retry(0.0)
+        copy.blocks = list(range(1, count + 1))
         wanted.append(_generate(alone, [copy], 512)[0])
         alone.reset()
     blocks = BlockManager(15, PAGE, prefix_caching=True)

@@ -13,7 +13,6 @@ knows yet that it has ended. It is a ghost, whose token is dropped. Before vLLM 
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from simulator.core.log import pack_run
@@ -26,22 +25,26 @@ from simulator.util.compiled import mypyc_attr
 _schedule = Scheduler.schedule  # as `super().schedule`, in the time of a plain call
 
 
-@dataclass(slots=True)
 class Run:
     """A row of log.RUN in the making: it may end before its first token has come out."""
 
-    start: float = -1.0
-    first_tick: int = 0
-    ticks: int = -1  # -1: it goes on
+    __slots__ = ("first_tick", "start", "ticks")
+
+    def __init__(self) -> None:
+        self.start = -1.0
+        self.first_tick = 0
+        self.ticks = -1  # -1: it goes on
 
 
-@dataclass(slots=True)
 class BatchInFlight:
     """What a batch in flight will bring."""
 
-    first_tokens: Sequence[tuple[Request, Run]] = ()  # of runs of decodes
-    ending: Sequence[Request] = ()  # who gets its last token
-    leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
+    __slots__ = ("ending", "first_tokens", "leap_blocks")
+
+    def __init__(self) -> None:
+        self.first_tokens: Sequence[tuple[Request, Run]] = ()  # of runs of decodes
+        self.ending: Sequence[Request] = ()  # who gets its last token
+        self.leap_blocks: list[int] | None = None  # its repeats'; None: none was scheduled
 
     def drop(self, request: Request) -> None:
         """Bring nothing to a request: nobody wants it any more."""
