@@ -5,7 +5,7 @@ A cost model is an executor that computes seconds instead of spending them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ Counts = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class HostWork:
+class HostWork(NamedTuple):
     """What the host does for each step, s."""
 
     per_step: float

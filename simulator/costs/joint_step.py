@@ -1,7 +1,7 @@
 """How the steps of data-parallel ranks that go in lock-step make one."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulator.core.executor import CanLeap, Executor
 from simulator.core.request import Step
@@ -12,8 +12,7 @@ def no_shared_work(tokens: Sequence[int]) -> float:
     return 0.0
 
 
-@dataclass(frozen=True)
-class JointStep:
+class JointStep(NamedTuple):
     """How the steps of ranks make one of all: the slowest rank's own part, then the shared one.
 
     Where the host's work is hidden behind the kernels (asynchronous scheduling) it hides behind

@@ -82,8 +82,7 @@ class Traffic:
         return known_share(self.workload, engine.block_size)
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """Replicas that are alike, as they may come to be many."""
 
     name: str

@@ -1,6 +1,6 @@
 """What layers with a sliding window keep and compute: blocks of KV cache, (query, key) pairs."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 def layer_groups(layers: int, windowed: int) -> tuple[int, int, int]:
@@ -18,8 +18,7 @@ def layer_groups(layers: int, windowed: int) -> tuple[int, int, int]:
     return -(-full // size), -(-windowed // size), size
 
 
-@dataclass(frozen=True)
-class LayerGroups:
+class LayerGroups(NamedTuple):
     """Block tables of a request: those of groups with full attention, and with a window."""
 
     full: int = 1

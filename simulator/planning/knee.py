@@ -9,7 +9,6 @@ it is the least that it may be; `sensitivity.py` measures it.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from math import inf, log
 from typing import NamedTuple
 
@@ -38,8 +37,7 @@ class Knee(NamedTuple):
         return {"capacity": self.capacity, "share": self.share, "e2el_elasticity": elasticity}
 
 
-@dataclass(frozen=True)
-class _Load:
+class _Load(NamedTuple):
     """A load on replicas that are all alike, each with the same share of it."""
 
     replica: Replica

@@ -6,6 +6,7 @@ up over the steps once; a request's share is the difference of that sum between 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -133,8 +134,7 @@ def _divide(
     return tuple(np.maximum(part, 0.0) for part in every)  # below 0: rounding in the sums
 
 
-@dataclass(slots=True)
-class _Phase:
+class _Phase(NamedTuple):
     """What became of each request's time between two moments; `slowed` is a part of `active`."""
 
     active: Floats

@@ -1,6 +1,6 @@
 """What a run says of images that other replicas encode, from what the fleet wrote down."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,8 +9,7 @@ from simulator.results.engine_metrics import share
 from simulator.results.request_table import ENCODER_PARTS, Floats, Rows
 
 
-@dataclass(slots=True)
-class Encodings:
+class Encodings(NamedTuple):
     """The requests whose images were encoded elsewhere, and what went over the encoders' links."""
 
     rows: Rows  # of dtype ENCODING, ascending by id: those of the last tries

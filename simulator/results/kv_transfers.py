@@ -5,7 +5,8 @@ consumer for each answer. What the client saw is put together here.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ from simulator.results.request_table import (
 from simulator.workload.workload import Workload
 
 
-@dataclass(slots=True)
-class Transfers:
+class Transfers(NamedTuple):
     """The KV caches that went from replica to replica, and what each engine wrote down."""
 
     rows: Rows  # of dtype TRANSFER, ascending by id: those of the last tries

@@ -6,8 +6,7 @@ in parts: of one that keeps its requests there is a single part, and percentiles
 that does not, parts are added up, and percentiles come from sketches.
 
 A new latency of requests goes into `latencies`, a count of requests or tokens into
-`RunMetrics.throughput`, what engines do over time into `engine_metrics.py`, what a cluster does
-into `cluster_metrics.py`.
+`RunMetrics.throughput`, what engines do into `engine_metrics.py`, clusters `cluster_metrics.py`.
 """
 
 from collections import defaultdict
@@ -413,11 +412,11 @@ def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES)
         "cooldown_s": record.cooldown,
     }
     summary = metrics.summary(info, percentiles)
+    own = summary["headway"]
+    assert isinstance(own, dict)
     if several_clients(record.workload):
-        own = summary["headway"]
-        assert isinstance(own, dict)
         own |= summarize_clients(Clients.of(record))
-    summary["headway"] |= _parts(record, within)  # type: ignore[operator]
+    own |= _parts(record, within)
     return summary
 
 

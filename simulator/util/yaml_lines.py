@@ -97,8 +97,8 @@ _Dumper.add_implicit_resolver("!number", _BARE_NUMBER, list("-+0123456789i"))
 def dump_yaml(value: object) -> str:
     """Write plain values as YAML that this module reads as the same."""
     # libyaml, four times as fast, folds long texts elsewhere than PyYAML: let neither fold any.
-    form = {"sort_keys": False, "allow_unicode": True, "width": 1_000_000}
-    return str(yaml.dump(value, Dumper=_Dumper, **form))
+    wide = 1_000_000
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=wide))
 
 
 class _Constructor(yaml.constructor.SafeConstructor):

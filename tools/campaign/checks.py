@@ -201,9 +201,8 @@ def check_mixed_graphs(engine: Engine, random: np.random.Generator, width: int) 
         longest = min(width * PAGE, engine.spec.max_position_embeddings, engine.num_blocks - 1)
         chunks = _mixed_step(engine, random, size, max(longest, size))
         graph = _next_tokens(engine, chunks)
-        last = chunks[-1]
-        end, blocks = last.start + last.tokens - 1, last.request.blocks
-        shorter = Request(last.request.id, 0.0, end, 2, blocks=blocks)
+        last, one = chunks[-1], chunks[-1].request
+        shorter = Request(one.id, 0.0, last.start + last.tokens - 1, 2, blocks=one.blocks)
         fewer = [*chunks[:-1], Chunk(shorter, last.start, last.tokens - 1)]
         less = _next_tokens(engine, fewer)
         with torch.inference_mode():

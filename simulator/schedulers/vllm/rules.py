@@ -6,8 +6,7 @@ defaults are those of the newest known.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.util.errors import HeadwayError
 
@@ -38,8 +37,7 @@ class CannotFollowError(HeadwayError):
     """A version does what nobody can say the outcome of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """What a version does; False: as it did before."""
 
     stops_at_last_token: bool = True
