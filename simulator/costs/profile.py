@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from numbers import Real
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from simulator.core.engine_config import UNIFORM, EngineConfig
 from simulator.costs.linear import QUANTITIES, Fitted, Limits
@@ -73,17 +73,16 @@ RESERVED_FIELDS = (
 """Fields of a form that are no terms of its own."""
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """A fitted cost model, and what it was fitted to."""
 
     cost: Fitted
     model: str | None
     hardware: Mapping[str, object]  # gpu, tensor_parallel_size, dtype, kv_cache_dtype
-    overhead: str | None = None  # the engine whose overhead comes on top; None: it is inside
-    bare: Fitted | None = None  # without experts, where these have tables; `cost` has even ones
-    experts: Mapping[str, Table] = field(default_factory=dict)  # by routing, slices on each GPU
-    expert_parallel: Mapping[str, Table] = field(default_factory=dict)  # whole ones
+    overhead: str | None  # the engine whose overhead comes on top; None: it is inside
+    bare: Fitted | None  # without experts, where these have tables; `cost` has even ones
+    experts: Mapping[str, Table]  # by routing, slices on each GPU
+    expert_parallel: Mapping[str, Table]  # whole ones
 
     def routed(self, engine: EngineConfig) -> Fitted:
         """Return the cost with experts as an engine has and chooses them; ValueError by key."""
