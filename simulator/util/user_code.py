@@ -21,10 +21,13 @@ def own_code_refused() -> bool:
 
 
 def search_in(folder: Path) -> None:
-    """Let modules be imported from a scenario's folder, after all others."""
-    path = str(folder.resolve())
-    if path not in sys.path:
-        sys.path.append(path)
+    """Let modules be imported from a scenario's folder, after all others, and from this one.
+
+    From this one, since a scenario that a run wrote lies elsewhere than the code it names.
+    """
+    for path in (str(folder.resolve()), os.getcwd()):
+        if path not in sys.path:
+            sys.path.append(path)
 
 
 def load_user_code(name: str, folder: Path) -> Any:

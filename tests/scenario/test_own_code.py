@@ -65,6 +65,14 @@ def test_loading_imports_and_makes_nothing(folder):
     assert own_code_of_a_scenario.made == ["router", "policy", "policy"]
 
 
+def test_code_lies_in_the_current_folder_too(folder):
+    """A scenario that a run wrote lies elsewhere than the code it names."""
+    (folder / "code_in_this_folder.py").write_text(OWN)
+    (folder / "out").mkdir()
+    (folder / "out" / "scenario.yaml").write_text(SMALL)
+    load_scenario("out/scenario.yaml", ["engine.scheduling_policy=code_in_this_folder:Policy"])
+
+
 def test_arguments_are_held_against_the_constructor_without_calling_it(folder):
     (folder / "own_router.py").write_text(OWN)
     wrong = "cluster={replicas: 2, router: {router: 'own_router:Router', weight: 3}}"
