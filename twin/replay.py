@@ -85,7 +85,7 @@ def replay(
     names no model.
     """
     seed = secrets.randbelow(2**31) if prompt_seed is None else prompt_seed
-    need_package("replay", "serve", "aiohttp")
+    need_package("to send requests", "serve", "aiohttp")
     import aiohttp
 
     async def run() -> Replayed:

@@ -153,15 +153,17 @@ def _files(
     }
     count = sum(len(one.load.ttft) for one in drive.sent)
     sources = [f"vLLM {server.version} at {server.url}, {count} requests"]
+    half = [f"it was stopped half-way: {len(drive.sent)} loads were sent"] if drive.stopped else []
+    notes = [*half, *notes]
+    if doubts := [*half, *faults]:
+        about["do_not_trust"] = "; ".join(doubts)
     profile = (
         "# Written by `headway calibrate --server`; errors: predicted / measured - 1 of means.\n"
     )
     profile += scenario_profile(scenario, fit.cost, fit.residuals, rounded_tree(about), sources)
-    half = [f"it was stopped half-way: {len(drive.sent)} loads were sent"] if drive.stopped else []
-    notes = [*half, *notes]
     text = yaml.safe_dump(_scenario(scenario, drive, fit.latency), sort_keys=False, width=98)
     head = "# A server as it runs, by `headway calibrate --server`; its workload is an example.\n"
-    head += "".join(f"# Do not trust its times: {fault}.\n" for fault in [*half, *faults])
+    head += "".join(f"# Do not trust its times: {fault}.\n" for fault in doubts)
     figures = {
         "server": {"url": server.url, "version": server.version, "model": server.model},
         "knee_requests_per_s": rounded(drive.knee) if drive.knee else None,

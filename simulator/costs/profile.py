@@ -273,8 +273,10 @@ def _expert_tables(raw: object) -> Mapping[str, Table]:
 
 
 def _name(path: Path, raw: Mapping[object, object]) -> str:
-    """Return the name that reports call a profile; it says so where not all was measured."""
-    name = path.name.removesuffix(".yaml")
+    """Return the name that reports call a profile; it says where not all was measured, or well."""
+    name, fit = path.name.removesuffix(".yaml"), raw.get("fit")
+    if isinstance(fit, Mapping) and (faults := fit.get("do_not_trust")):
+        return f"{name} (do not trust its times: {faults})"
     return f"{name} (in part scaled roofline)" if raw.get("fallback") else name
 
 

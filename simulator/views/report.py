@@ -141,8 +141,8 @@ def sensitivity_lines(gauges: Summary) -> list[tuple[str, str]]:
     if load := gauges.get("load"):
         moves = load["e2el_elasticity"]
         lines.append(("Load, of capacity (%)", f"{100 * load['share']:.1f}"))
-        told = "no bound" if moves is None else f"+{moves:.2f} by theory"
-        lines.append(("Mean E2EL, 1 % longer steps (%)", told))
+        told = "no bound" if moves is None else f"+{moves:.2f}"
+        lines.append(("E2EL by theory, 1 % longer steps (%)", told))
     for key, one in (gauges.get("sensitivity") or {}).items():
         name = metric_name(key)
         moved = moved_by(

@@ -15,6 +15,7 @@ from calibration.running_server.calibrate import _faults, _files
 from calibration.running_server.drive import Drive, Sent
 from calibration.running_server.judge import compare, fit_sent
 from calibration.server_logs.from_loads import fit_latency, fit_loads, play_load
+from simulator.costs.profile import read_profile
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
@@ -93,7 +94,7 @@ def test_a_request_whose_tokens_came_at_once_decides_nothing(scenario: Scenario)
 
 
 @pytest.mark.medium
-def test_what_is_written_where_nothing_was_held_out(scenario: Scenario) -> None:
+def test_what_is_written_where_nothing_was_held_out(scenario: Scenario, tmp_path: Path) -> None:
     """No error is called held out; a fit that explains nothing is told."""
     measured = loads(scenario, noise=0.03)[:3]
     drive = Drive(Server("http://x", "0.32.0", "m", "m", 1024, {}), 1000, 8, 60.0)
@@ -107,6 +108,9 @@ def test_what_is_written_where_nothing_was_held_out(scenario: Scenario) -> None:
     assert "the means of what it was fitted to are off by up to +" in note
     files = _files(drive, scenario, {"engine.dtype": "float32"}, outcome, ["stopped", note])
     assert files["scenario.yaml"].decode().splitlines()[1] == "# Do not trust its times: stopped."
+    (tmp_path / "profile.yaml").write_bytes(files["profile.yaml"])
+    profile = read_profile(tmp_path / "profile.yaml")
+    assert profile.cost.name == f"profile (do not trust its times: stopped; {note})"
     figures = json.loads(files["calibration.json"])
     assert figures["notes"] == ["stopped", note]
     assert figures["knee_requests_per_s"] is None
