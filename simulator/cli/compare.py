@@ -92,7 +92,8 @@ def _write_runs(
     write_atomic(folder / "comparison.csv", encode_csv(rows))
     labels = [alternative.label for alternative in alternatives]
     draw = draw_many if len(results) > len(COLORS) else draw_compare
-    save(draw(labels, results), folder / "comparison.png")
+    by = ", ".join(key for key, value in alternatives[0].varied.items() if value == labels[0])
+    save(draw(labels, results, by), folder / "comparison.png")
     if options.json_:
         print_json(folder / "comparison.csv")
     elif not options.quiet:

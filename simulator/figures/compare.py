@@ -41,8 +41,8 @@ SQUEEZED = 20  # times as high: a line that is so squeezes another on a linear a
 SHORT = 16  # letters of a label that stands at its bar
 
 
-def draw_compare(labels: Sequence[str], results: Sequence[Result]) -> "Figure":
-    """Draw up to eight runs of one workload; as a PNG, 1350 x 900 pixels.
+def draw_compare(labels: Sequence[str], results: Sequence[Result], by: str = "") -> "Figure":
+    """Draw up to eight runs of one workload; as a PNG, 1350 x 900 pixels. `by`: what labels say.
 
     Throughput; distributions of TTFT and E2EL; over time, seats taken, with those shaded that
     belong to requests already done, and queue depth: of few requests over the whole run, of many
@@ -57,7 +57,7 @@ def draw_compare(labels: Sequence[str], results: Sequence[Result]) -> "Figure":
     heights = (3.0, 3.0, below) if parts else (3.0, 3.0)
     with sheet(len(heights), 2, 6.0 + below, height_ratios=heights) as figure:
         throughput, latency, seats, queue, *of_parts = figure.axes
-        figure.suptitle(_title(results[0]), fontsize=12)
+        figure.suptitle(_title(results[0], by), fontsize=12)
         speeds = [float(summary["output_throughput"]) for summary in summaries]
         bars_with_ratios(
             throughput, labels, speeds, gap="  ", offset=5, room=1.55, fontweight="bold"
@@ -78,14 +78,14 @@ def draw_compare(labels: Sequence[str], results: Sequence[Result]) -> "Figure":
     return figure
 
 
-def draw_many(labels: Sequence[str], results: Sequence[Result]) -> "Figure":
+def draw_many(labels: Sequence[str], results: Sequence[Result], by: str = "") -> "Figure":
     """Draw any number of runs of one workload; as a PNG, 1350 pixels wide.
 
     Output throughput as bars; mean and P99 of TTFT, TPOT and E2EL as points on logarithmic axes,
     where they span more than a factor of ten.
     """
     with sheet(1, 4, 1.9 + ROW_HEIGHT * len(labels), sharey=True) as figure:
-        figure.suptitle(_title(results[0]), fontsize=12)
+        figure.suptitle(_title(results[0], by), fontsize=12)
         draw_rows(
             figure,
             labels,
@@ -99,13 +99,13 @@ def draw_many(labels: Sequence[str], results: Sequence[Result]) -> "Figure":
     return figure
 
 
-def _title(result: Result) -> str:
+def _title(result: Result, by: str) -> str:
     gpus = [result.gpu.name]
     if result.cluster is not None:
         gpus = [spec.gpu.name for spec in result.cores]
     return (
         f"{result.scenario.name}: {len(result.workload):,} requests, "
-        f"{result.model.name} on {', '.join(dict.fromkeys(gpus))}"
+        f"{result.model.name} on {', '.join(dict.fromkeys(gpus))}{by and f', by {by}'}"
     )
 
 

@@ -64,7 +64,9 @@ def test_a_picture_for_the_readme(runs: list[Ran], tmp_path: Path) -> None:
 
 def test_what_it_shows(runs: list[Ran]) -> None:
     """Bars are the throughputs, the ratio is to the first; axes have units."""
-    throughput, latency, batch, queue = draw_compare(["static", "fcfs"], runs).axes
+    figure = draw_compare(["static", "fcfs"], runs, "engine.scheduling_policy")
+    assert figure.get_suptitle().endswith(", by engine.scheduling_policy")
+    throughput, latency, batch, queue = figure.axes
     values = [run.summary()["output_throughput"] for run in runs]
     assert [bar.get_width() for bar in throughput.patches] == values
     assert [text.get_text() for text in throughput.texts] == [
