@@ -5,11 +5,12 @@ prompts and decodes in one step.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.util.compiled import mypyc_attr
 from simulator.util.from_mapping import raise_if
 
 MaxNewTokens = int | Literal["exact"] | None
@@ -17,6 +18,7 @@ MaxNewTokens = int | Literal["exact"] | None
 WITH_ANSWER = ", with the longest answer that the client lets it have (max_new_tokens)"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ContinuousBatching(Scheduler):
     """Puts a step together of its parts, by `fill`.
 
@@ -35,9 +37,9 @@ class ContinuousBatching(Scheduler):
     are taken as tokens come. Blocks of a common prefix, which several hold, are reserved once.
     """
 
-    caches_prefixes = False
-    has_host_tier = False
-    whole_prompts = False
+    caches_prefixes: ClassVar[bool] = False
+    has_host_tier: ClassVar[bool] = False
+    whole_prompts: ClassVar[bool] = False
     """Prompts are not split: the budget is raised until a step can hold the longest."""
 
     def __init__(
@@ -62,7 +64,8 @@ class ContinuousBatching(Scheduler):
         if self.whole_prompts:
             max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
             options["enable_chunked_prefill"] = False
-        super().__init__(
+        Scheduler.__init__(
+            self,
             blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -167,8 +170,8 @@ class Orca(ContinuousBatching):
     There is no token budget. Headway leaves out the pipelining over several workers.
     """
 
-    reserves = True
-    whole_prompts = True
+    reserves: ClassVar[bool] = True
+    whole_prompts: ClassVar[bool] = True
 
     def __init__(
         self,

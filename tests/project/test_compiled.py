@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 HOOK = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
 COMPILED = [name.removeprefix("/") for name in HOOK["include"]]
-AS_WRITTEN = {"NamedTuple", "Protocol"}  # bases of classes that stay what they are
+AS_WRITTEN = {"Enum", "NamedTuple", "Protocol"}  # bases of classes that stay what they are
 
 
 def compiled_classes(name: str) -> Iterator[ast.ClassDef]:

@@ -3,14 +3,15 @@ not know its tokens."""
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import ClassVar
 
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.vllm.async_scheduler import AsyncRunning, Run
-from simulator.schedulers.vllm.running_requests import PreemptionLoop
+from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
+from simulator.util.compiled import mypyc_attr
 
 
 class OverlappedRunning(AsyncRunning):
@@ -44,15 +45,17 @@ class OverlappedRunning(AsyncRunning):
             self.runs += pack_run(run.start, request.id, run.first_tick, run.ticks)
 
 
-@dataclass(slots=True)
 class BatchInFlight:
     """What a batch in flight will bring."""
 
-    decodes: bool
-    prompts: Sequence[tuple[Request, Run, int]] = ()
-    """Whose prompts it completes, and how many tokens go into the tree then."""
-    ending: Sequence[Request] = ()  # who gets its last token
-    leap_blocks: list[int] | None = None  # that its repeats take; None: none was scheduled
+    __slots__ = ("decodes", "ending", "leap_blocks", "prompts")
+
+    def __init__(self, decodes: bool) -> None:
+        self.decodes = decodes
+        self.prompts: Sequence[tuple[Request, Run, int]] = ()
+        """Whose prompts it completes, and how many tokens go into the tree then."""
+        self.ending: Sequence[Request] = ()  # who gets its last token
+        self.leap_blocks: list[int] | None = None  # its repeats'; None: none was scheduled
 
     def drop(self, request: Request) -> None:
         """Bring nothing to a request: SGLang throws away what a retracted one gets."""
@@ -60,6 +63,7 @@ class BatchInFlight:
         self.ending = [one for one in self.ending if one is not request]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OverlappedSgLang(SgLang):
     """The scheduler with two batches in flight (`event_loop_overlap` in SGLang's `scheduler.py`).
 
@@ -71,10 +75,16 @@ class OverlappedSgLang(SgLang):
     `commit` wants the steps in the order in which they were scheduled.
     """
 
-    overlaps = True
-    running_type = OverlappedRunning
+    overlaps: ClassVar[bool] = True
+    running_type: ClassVar[type[RunningRequests]] = OverlappedRunning
     running: OverlappedRunning
-    in_flight: deque[BatchInFlight]
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.in_flight: deque[BatchInFlight] = deque()
+
+    def _is_idle(self) -> bool:
+        return not self.in_flight
 
     def schedule(self, now: float) -> Step:
         """Choose the next batch and count what it will bring."""

@@ -1,7 +1,6 @@
 """Which prompts a pass of SGLang's loop computes (`PrefillAdder` in `schedule_policy.py`)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -47,7 +46,6 @@ class Verdict(Enum):
 CONTINUE, NO_TOKEN, OTHER = Verdict  # as names of the module they are found faster
 
 
-@dataclass(slots=True)
 class PrefillBudget:
     """What one pass may still compute and promise, in tokens.
 
@@ -55,16 +53,29 @@ class PrefillBudget:
     more than its tokens.
     """
 
-    scheduler: Admitting
-    rem_input: int  # of max_prefill_tokens
-    rem_chunk: int | None  # of chunked_prefill_size; None: prompts are not split
-    total_offset: float  # promised, what those who run are expected to bring out included
-    current_offset: int  # of that, what this pass allocates
-    batch: list[tuple[Request, int]] = field(default_factory=list)  # and its tokens
-    chunked: Request | None = None  # who was admitted for a part of its prompt
-    preempted: list[Request] = field(default_factory=list)
-    ends: list[tuple[float, int]] | None = None
-    """(Tokens left, tokens held) of those who run, the next to end first."""
+    __slots__ = (
+        *("scheduler", "rem_input", "rem_chunk", "total_offset", "current_offset", "batch"),
+        *("chunked", "preempted", "ends"),
+    )
+
+    def __init__(
+        self,
+        scheduler: Admitting,
+        rem_input: int,
+        rem_chunk: int | None,
+        total_offset: float,
+        current_offset: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self.rem_input = rem_input  # of max_prefill_tokens
+        self.rem_chunk = rem_chunk  # of chunked_prefill_size; None: prompts are not split
+        self.total_offset = total_offset  # promised, what is expected of those who run included
+        self.current_offset = current_offset  # of that, what this pass allocates
+        self.batch: list[tuple[Request, int]] = []  # and its tokens
+        self.chunked: Request | None = None  # who was admitted for a part of its prompt
+        self.preempted: list[Request] = []
+        self.ends: list[tuple[float, int]] | None = None
+        """(Tokens left, tokens held) of those who run, the next to end first."""
 
     @property
     def rem_total(self) -> float:

@@ -49,7 +49,7 @@ class RemainingTokens:
                 near[request] = None
                 self._sum += last
             elif last < self.least:
-                self.least = last
+                self.least = float(last)
 
 
 class RunningBatch(DecodeSet):

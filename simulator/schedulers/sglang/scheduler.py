@@ -3,9 +3,8 @@ retracting some. It is one class and one file, as in SGLang; what can be told ap
 `prefill.py`, `queue_order.py`, `running_batch.py`.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Chunk, Load, Request, Step
@@ -32,12 +31,14 @@ from simulator.schedulers.sglang.running_batch import (
     RunningBatch,
 )
 from simulator.schedulers.vllm.scheduler import LONGEST_LEAP
+from simulator.util.compiled import mypyc_attr
 from simulator.util.from_mapping import check_least, check_range, raise_if
 
 RETRACTION_POLICIES = ("length", "priority")
 MOST_IDLE_PASSES = 1000
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SgLang(ContinuousBatching):
     """The scheduler of SGLang 0.5.23 (`scheduler.py`, `schedule_policy.py`, `schedule_batch.py`).
 
@@ -63,11 +64,10 @@ class SgLang(ContinuousBatching):
     no memory waits here.
     """
 
-    caches_prefixes = True
-    prefix_tree = True
-    has_host_tier = True
-    pauses = False
-    decodes: RunningBatch
+    caches_prefixes: ClassVar[bool] = True
+    prefix_tree: ClassVar[bool] = True
+    has_host_tier: ClassVar[bool] = True
+    pauses: ClassVar[bool] = False
 
     @staticmethod
     def serves_unshared(order: str = "fcfs", radix_eviction_policy: str = "lru", **_: Any) -> bool:
@@ -167,7 +167,6 @@ class SgLang(ContinuousBatching):
         self._front = 0  # the number of the first of the running batch
         self._stale_tokens = 0  # of the prefill that the running batch began as
         self.aborted: list[Request] = []  # since the last commit
-        self.in_flight: deque[Any] = deque()  # batches, where they overlap: see overlap.py
         self.host = self.blocks if isinstance(self.blocks, HierarchicalCache) else None
         self._loads: list[Load] = []  # from the host, of the pass at hand
 
@@ -311,7 +310,7 @@ class SgLang(ContinuousBatching):
 
     def _is_idle(self) -> bool:
         """Say whether no batch is in flight: then a pass that runs nothing takes no time."""
-        return not self.in_flight
+        return True
 
     def _passes_again(self) -> bool:
         """Say whether a pass that has run nothing is followed by another at once."""
