@@ -165,6 +165,23 @@ def test_few_tokens_take_no_longer_than_more_do(tables: Path) -> None:
     assert found[512] == pytest.approx(3 * gemm_ms(512, 4096, 4096))
 
 
+def test_fp8_products_on_hopper_may_take_longer_than_of_more_tokens(tables: Path) -> None:
+    """Behind 16 tokens, where the kernel's tiles change; what was disturbed before is not."""
+    path = tables / "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
+    table = pd.read_parquet(path)
+    table.loc[table["m"].isin((4, 64)), "latency"] *= 9
+    table.to_parquet(path)
+    read_cached.cache_clear()
+    found = {}
+    for dtype in ("bfloat16", "fp8"):
+        products = Products(tables, H100, dtype)
+        times = products.seconds(4096, 4096) * 1e3
+        found[dtype] = dict(zip(products.tokens, times, strict=True))
+    assert found["bfloat16"][64] == pytest.approx(gemm_ms(512, 4096, 4096))
+    assert found["fp8"][64] == pytest.approx(9 / 2 * gemm_ms(64, 4096, 4096))
+    assert found["fp8"][4] == pytest.approx(gemm_ms(8, 4096, 4096) / 2)
+
+
 def test_what_no_table_has_is_reckoned_and_said(tables: Path) -> None:
     """No all-reduce of four GPUs, no fp8 cache, no int4 weights: three notes."""
     target = Target(LLAMA, H100, 1, "int4", "fp8")
