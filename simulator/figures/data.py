@@ -30,7 +30,7 @@ from simulator.results.read_parts import FEW, read_share, read_together
 from simulator.results.record import COME_AND_GO
 from simulator.results.request_table import RETRY, Floats
 from simulator.results.table_parts import count_rows
-from simulator.results.time_series import mean_in_bins
+from simulator.results.time_series import count_in_bins, depth_in_bins, mean_in_bins
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
@@ -206,6 +206,22 @@ class Run:
         for number, steps in self.replicas():
             if len(steps):
                 yield number, steps, np.sort(np.asarray(joined.get(number, ()), float))
+
+    def queue_depth(
+        self, number: int, levels: tuple[Floats, Floats], joined: Floats, edges: Floats
+    ) -> Floats:
+        """Average over bins a replica's queue: its `levels`, when and how deep, and who came since.
+
+        Of a long run in parts the levels lack those who came within a step, and the requests'
+        times those who waited once more after a preemption: the longer queue is taken.
+        """
+        depth = depth_in_bins(*levels, joined, edges)
+        if self.each == 1:
+            return depth
+        mine = self.requests[self.requests["replica"] == number].dropna(subset=["queue_time"])
+        begun = self.sent[mine.index].to_numpy(float)
+        waits = count_in_bins(begun, begun + mine["queue_time"].to_numpy(float), edges)
+        return np.maximum(depth, self.each * waits)
 
     def blocks_used(self, steps: "pd.DataFrame") -> Floats:
         """Get the blocks in use, in the middle of each row: with paging they grow by the token."""

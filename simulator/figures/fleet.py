@@ -19,7 +19,7 @@ from simulator.figures.style import (
     whole_ticks,
 )
 from simulator.results.request_table import Floats
-from simulator.results.time_series import depth_in_bins, mean_in_bins
+from simulator.results.time_series import mean_in_bins
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def fleet_levels(run: Run, edges: Floats) -> FleetLevels:
         at = np.searchsorted(decided, gone)
         decided, waiting = np.insert(decided, at, gone), np.insert(waiting, at, 0.0)
         came = _while_served(joined, served)
-        queue[number] = depth_in_bins(decided, waiting, came, edges)
+        queue[number] = run.queue_depth(number, (decided, waiting), came, edges)
         blocks = (steps["kv_blocks_used"] + steps["kv_blocks_free"]).to_numpy(float)
         for levels, values in (
             (kv, 100.0 * run.blocks_used(steps) / np.maximum(blocks, 1.0)),

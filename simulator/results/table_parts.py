@@ -128,6 +128,8 @@ class TableParts:
             table: Table = pa.table({key: _plain(column) for key, column in columns.items()})
             if name not in self._files:
                 make_folders(self._paths[name].parent)
+                for left in self._paths[name].parent.glob(f".{self._paths[name].name}.*.tmp"):
+                    left.unlink(missing_ok=True)  # of a worker that was killed
                 writer = ParquetWriter(self._drafts[name], table.schema)
                 self._files[name] = self._open.enter_context(writer)
             self._files[name].write_table(table)

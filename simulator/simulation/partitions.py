@@ -105,8 +105,8 @@ def run_partitions(
     paths = [folder / FOLDER / f"{part.key}.npz" for part in parts]
     if {*(folder / FOLDER).glob("*.npz")} - {*paths}:
         raise HeadwayError(
-            f"{folder / FOLDER}: has parts of another command, or of files that have "
-            "changed since; take that folder away, or give another --out"
+            f"{folder / FOLDER}: has parts of another command, of more or fewer workers (now "
+            f"{jobs}), or of files that have changed since; take it away, or give another --out"
         )
     _run_missing(parts, paths, jobs, total, progress)
     return _summarize(scenario, first, total, paths)

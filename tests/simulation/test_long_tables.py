@@ -8,6 +8,7 @@ import pytest
 from simulator.cli.main import main
 from simulator.figures import data
 from simulator.figures.data import Run
+from simulator.figures.fleet import fleet_levels
 from simulator.results import read_parts
 from simulator.simulation import stream
 from simulator.util.errors import HeadwayError
@@ -81,6 +82,15 @@ def test_charts_are_about_those_of_all_rows(folder: Path, monkeypatch: pytest.Mo
         for c in (whole, some)
     ]
     assert quarter[1] == pytest.approx(quarter[0], rel=0.1)
+
+
+def test_queues_hold_those_who_came_within_a_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What steps put together tell of the queue is as of when they were scheduled."""
+    some = thin(folder, monkeypatch)
+    mean = fleet_levels(some, np.linspace(0.0, some.end, 20)).queue.mean()
+    assert mean == pytest.approx(some.summary["headway"]["mean_waiting"], rel=0.15)
 
 
 def test_a_page_says_of_how_many_requests_it_is_drawn(

@@ -240,7 +240,7 @@ def test_an_interrupt_keeps_the_parts_that_are_done(
     before = {file.name: file.stat().st_mtime_ns for file in kept.iterdir()}
     assert 0 < len(before) < 8
     assert main([*words, "--seed", "9"]) == 2
-    told = f"{kept}: has parts of another command, or of files that have changed"
+    told = f"{kept}: has parts of another command, of more or fewer workers (now 2)"
     assert told in capsys.readouterr().err
     text = path.read_text()
     path.write_text(f"{text}\n")

@@ -33,6 +33,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_folder_has_the_requests_and_steps_of_the_run(apart: bool, tmp_path: Path) -> None:
     what, folder = scenario(tmp_path, *FLEET, "engine.max_model_len=300"), tmp_path / "tables"
+    (folder / "requests").mkdir(parents=True)
+    (folder / "requests" / ".part-00000.parquet.1.tmp").touch()  # of a worker that was killed
     if apart:
         with parallel_config(backend="sequential"):
             run_partitions(what, tmp_path / "out", tables=folder)

@@ -19,7 +19,7 @@ from simulator.figures.fleet import (
 from simulator.figures.occupancy import lowest_slots, seats_by_phase
 from simulator.results.read_parts import LONGEST
 from simulator.results.request_table import Floats
-from simulator.results.time_series import depth_in_bins, mean_in_bins
+from simulator.results.time_series import mean_in_bins
 
 MAX_POINTS = 16_000  # of each chart over time, all runs together: bounds the file
 MAX_BINS = 4_000  # of one run at most
@@ -143,7 +143,7 @@ def over_time(run: Run, edges: Floats) -> dict[str, Numbers]:
         ends, count = starts + time, steps["steps"].to_numpy(float)
         decodes = steps["decode_tokens"].to_numpy(float)
         running += mean_in_bins(starts, ends, steps["running"].to_numpy(), edges)
-        waiting += depth_in_bins(starts, steps["waiting"].to_numpy(), queue, edges)
+        waiting += run.queue_depth(number, (starts, steps["waiting"].to_numpy()), queue, edges)
         used += mean_in_bins(starts, ends, run.blocks_used(steps), edges)
         blocks[number] = float((steps["kv_blocks_used"] + steps["kv_blocks_free"]).max())
         rate = np.divide(decodes * count, time, out=np.zeros(len(time)), where=time > 0)
