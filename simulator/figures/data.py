@@ -218,9 +218,9 @@ class Run:
         depth = depth_in_bins(*levels, joined, edges)
         if self.each == 1:
             return depth
-        mine = self.requests[self.requests["replica"] == number].dropna(subset=["queue_time"])
-        begun = self.sent[mine.index].to_numpy(float)
-        waits = count_in_bins(begun, begun + mine["queue_time"].to_numpy(float), edges)
+        left = self.admitted[self.requests["replica"] == number].dropna()
+        came = left - self.requests["queue_time"][left.index]
+        waits = count_in_bins(came.to_numpy(float), left.to_numpy(float), edges)
         return np.maximum(depth, self.each * waits)
 
     def blocks_used(self, steps: "pd.DataFrame") -> Floats:

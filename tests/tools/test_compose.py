@@ -152,13 +152,18 @@ def test_more_bytes_never_take_less_time_and_fused_sums_save_the_norms_launch(
     np.testing.assert_allclose(1e6 * table.seconds(size, norm=True), [1, 1, 1, 9])
 
 
-def test_few_tokens_take_no_longer_than_more_do(tables: Path) -> None:
-    """Products of 4 tokens, disturbed when they were timed, take what those of 8 take."""
+def disturb(tables: Path, tokens: Sequence[int], factor: int) -> None:
+    """Let products of so many tokens have taken so many times as long."""
     path = tables / "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
     table = pd.read_parquet(path)
-    table.loc[table["m"].isin((4, 512)), "latency"] *= 3
+    table.loc[table["m"].isin(tokens), "latency"] *= factor
     table.to_parquet(path)
     read_cached.cache_clear()
+
+
+def test_few_tokens_take_no_longer_than_more_do(tables: Path) -> None:
+    """Products of 4 tokens, disturbed when they were timed, take what those of 8 take."""
+    disturb(tables, (4, 512), 3)
     products = Products(tables, H100, "bfloat16")
     found = dict(zip(products.tokens, products.seconds(4096, 4096) * 1e3, strict=True))
     assert found[4] == pytest.approx(gemm_ms(8, 4096, 4096))
@@ -167,11 +172,7 @@ def test_few_tokens_take_no_longer_than_more_do(tables: Path) -> None:
 
 def test_fp8_products_on_hopper_may_take_longer_than_of_more_tokens(tables: Path) -> None:
     """Behind 16 tokens, where the kernel's tiles change; what was disturbed before is not."""
-    path = tables / "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
-    table = pd.read_parquet(path)
-    table.loc[table["m"].isin((4, 64)), "latency"] *= 9
-    table.to_parquet(path)
-    read_cached.cache_clear()
+    disturb(tables, (4, 64), 9)
     found = {}
     for dtype in ("bfloat16", "fp8"):
         products = Products(tables, H100, dtype)
