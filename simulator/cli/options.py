@@ -51,7 +51,7 @@ def refuse_own_code(flag: bool) -> None:
 
 
 @Parameter(name="*")
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Settings:
     """What is put over the scenario's own keys."""
 
@@ -78,7 +78,7 @@ def with_slo(overrides: Sequence[str], slo: Sequence[str] | None) -> list[str]:
 
 
 @Parameter(name="*")
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RunOptions:
     """How run and compare simulate, measure and report."""
 

@@ -48,7 +48,7 @@ FILES = (
 
 
 @Parameter(name="*")
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Exports:
     """What else may be written of a run, each to a file or folder of its own."""
 
@@ -141,7 +141,7 @@ DEFAULT_EXPORTS = Exports()
 
 
 @Parameter(name="*")
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Workers:
     """What runs a cluster's replicas, if this process does not."""
 

@@ -143,7 +143,7 @@ pack_transfer = Struct("<qiidddddii").pack
 pack_encoding = Struct("<qddd").pack
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Log:
     """One replica's facts."""
 

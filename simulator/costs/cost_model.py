@@ -118,7 +118,7 @@ class CostModel(CanLeap, Protocol):
         return given
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class CostDecorator(CostModel):
     """A cost model around another, `inner`, which answers whatever a subclass does not.
 

@@ -43,7 +43,7 @@ def quantities(steps: npt.NDArray[np.void]) -> dict[str, Counts]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class Fitted(CostModel):
     """A cost model's name and the range of steps that it was fitted to."""
 

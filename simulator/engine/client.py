@@ -209,7 +209,7 @@ class Client:
             self._send_held()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """Successive requests of which not all have ended."""
 

@@ -54,7 +54,7 @@ class Batch(Protocol):
     decodes: DecodeSet
 
 
-@dataclass
+@dataclass(eq=False)
 class EngineView:
     """A Batch that is no scheduler; whoever has it brings it up to date."""
 

@@ -52,7 +52,7 @@ class CumulativeTime:
         return between
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Preemptions:
     """Preemptions: a request waits from `start` to `resumed`, and computes again to `until`."""
 

@@ -61,7 +61,7 @@ def share(part: float, whole: float) -> float:
     return float(part) / float(whole) if whole else 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StepSums:
     """Sums over the steps of all replicas; a name ending in `_time` is an integral over time."""
 
@@ -195,7 +195,7 @@ def _slices(rows: Rows) -> Iterator[Rows]:
         yield rows[at : at + SLICE]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestSums:
     """Counts over requests; those of tokens are of prompts."""
 

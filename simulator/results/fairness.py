@@ -54,7 +54,7 @@ def client_weights(arguments: Mapping[str, Any], names: Iterable[str]) -> Floats
     return np.array([float(given.get(name, 1.0)) for name in names])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Clients:
     """The clients of a run; codes are indexes into `names`."""
 

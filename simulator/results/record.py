@@ -37,7 +37,7 @@ COME_AND_GO = ("failures", "scalings", "switches")
 """Counts of a cluster: where all are 0 its replicas are up all the time."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ClusterRecord:
     """What became of the replicas of a cluster, beside their logs."""
 
@@ -70,7 +70,7 @@ class ClusterRecord:
         return total
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Record:
     """What happened in a run: the facts. Everything else is derived from them."""
 
@@ -152,7 +152,7 @@ def replicas_in(groups: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PartialRecord:
     """Requests that have ended, ids from 0 on, and the logs of all replicas."""
 

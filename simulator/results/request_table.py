@@ -41,7 +41,7 @@ class Attempts(NamedTuple):
     encoded: Rows | None = None  # of log.ENCODING: whose images others encoded
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestTable:
     """Every request of the workload, indexed by id; times in seconds, NaN: it never happened."""
 

@@ -22,7 +22,7 @@ SHOWN = {
 """What a notebook shows of a run: key of the summary, its name, its form."""
 
 
-@dataclass(slots=True, repr=False)
+@dataclass(slots=True, repr=False, eq=False)
 class Result(Record):
     """What happened: the facts, and the tables and metrics derived from them."""
 

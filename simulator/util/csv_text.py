@@ -32,7 +32,7 @@ _ZERO = np.frombuffer(f"{0:.{DECIMALS}f}".encode(), np.uint8)[None]
 _POINT = np.frombuffer(b".", np.uint8)[None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Words:
     """A column of words that repeat."""
 
@@ -46,7 +46,7 @@ class Words:
         return len(self.codes)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Signed:
     """A column of integers that may be negative, and has no empty cell."""
 

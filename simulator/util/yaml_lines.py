@@ -131,14 +131,13 @@ class _Loader(_Composer, _Constructor, _Resolver, yaml.SafeLoader):
 
 
 _FAST: list[type[_Loader]] = []
-"""The same on libyaml's parser, 40 times as fast on long lines, where PyYAML has it."""
+"""The same on libyaml, 40 times as fast on long lines, where PyYAML has it; it takes anchors."""
 if yaml.__with_libyaml__:
     from yaml._yaml import CParser  # private by its name alone: `yaml.cyaml` builds on it
 
-    class _FastLoader(_Composer, CParser, _Constructor, _Resolver):
+    class _FastLoader(CParser, _Constructor, _Resolver):
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
-            Composer.__init__(self)
             _Constructor.__init__(self)
             _Resolver.__init__(self)
 
@@ -166,7 +165,7 @@ def parse(text: str, source: str) -> tuple[object, dict[Key, int]]:
 
     Raises HeadwayError, with all duplicate keys at once; `source` is what messages call the text.
     """
-    for fast in _FAST:
+    for fast in () if re.search(r"&\S", text) else _FAST:
         with suppress(yaml.YAMLError, ValueError):
             return _parse(fast, text, source)
     try:  # the messages are those of the parser that everybody has

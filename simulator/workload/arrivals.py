@@ -103,7 +103,7 @@ def _one_curve(given: object) -> object:
     return told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class ArrivalProcess:
     """When requests (or sessions) come.
 

@@ -60,7 +60,7 @@ def _clip(x: Floats, low: float, high: float) -> Floats:
     return np.clip(x, low, np.nextafter(high, low))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Fixed:
     """Always `value`."""
 
@@ -73,7 +73,7 @@ class Fixed:
         return np.full(len(u), float(self.value))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Uniform:
     """All values from `low` to `high` alike, both included."""
 
@@ -89,7 +89,7 @@ class Uniform:
         return _clip(low + u * (high - low), low, high)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Exponential:
     """Exponential, with this `mean` before any cut."""
 
@@ -107,7 +107,7 @@ class Exponential:
         return _clip(low - self.mean * np.log1p(-u * share), low, high)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Lognormal:
     """The exponential of a normal distribution, by its `median` or its `mean` before any cut."""
 
@@ -140,7 +140,7 @@ class Lognormal:
         return _clip(x, low, high)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Zipf:
     """Whole numbers k from `low` to `high`, each in proportion to k ** -alpha."""
 
@@ -169,7 +169,7 @@ def weighted_choice(weights: Floats, u: Floats) -> Ints:
     return last
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Quantiles:
     """Straight lines between `values`, which lie at the cumulative probabilities `at`."""
 
@@ -206,7 +206,7 @@ def are_numbers(values: object, least: int) -> TypeGuard[Sequence[float]]:
     return all(isinstance(n, int | float) and 0 <= n < inf for n in values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Empirical:
     """The lengths of a trace's requests, drawn with replacement."""
 
@@ -233,7 +233,7 @@ def read_lengths(path: str, form: str | None, load: TraceReader | None) -> Workl
     return trace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Cycle:
     """The `values` in turn, request by request, and the first again after the last: no chance."""
 
@@ -265,7 +265,7 @@ def _mixture_part(part: object) -> tuple[float, Distribution]:
     return float(weight), parse_distribution({key: part[key] for key in part if key != "weight"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Mixture:
     """Distributions with a `weight` each: one of them is drawn, and then a value from it."""
 

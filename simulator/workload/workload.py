@@ -74,7 +74,7 @@ COLUMNS = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Workload:
     """Requests as columns; a request's id is its index in them.
 

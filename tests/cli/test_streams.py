@@ -42,6 +42,23 @@ def test_without_stdout_nothing_is_printed(folder):
     assert names(folder / "out" / "small") == FILES
 
 
+AT_THE_END = {
+    "atexit": "import atexit\n\natexit.register(lambda: open('last', 'w').close())",
+    "thread": """import threading, time
+
+threading.Thread(target=lambda: (time.sleep(0.3), open('last', 'w').close())).start()""",
+}
+
+
+@pytest.mark.parametrize("kind", AT_THE_END)
+def test_what_own_code_leaves_for_the_end_is_done(folder, kind):
+    """The process ends at once only where nobody has anything left to do."""
+    (folder / "own.py").write_text(AT_THE_END[kind] + "\n\n\nclass Policy:\n    key = id\n")
+    policy = ["--set", "engine.scheduling_policy=own:Policy", "--quiet"]
+    assert headway("run", "small.yaml", *policy).returncode == 0
+    assert (folder / "last").exists()
+
+
 @pytest.mark.medium
 def test_without_stderr_a_run_and_a_mistake_end_as_usual(folder):
     """`headway ... 2>&-`; and no file of ours gets the number of a closed stream."""
