@@ -72,7 +72,7 @@ def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _coverage(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Say of each source how many measurements lie in their 95 % interval, and how wide it is."""
+    """Say of each source how many measurements lie in their interval, and half its width of them."""
     held: dict[tuple[str, str], list[tuple[bool, float]]] = {}
     for outcome in outcomes:
         rows = {row.metric: row.measured for row in outcome.rows if isfinite(row.error)}
@@ -80,7 +80,7 @@ def _coverage(outcomes: Sequence[Outcome]) -> Iterator[str]:
             if one.metric in rows and one.interval is not None and not outcome.impossible:
                 low, high = one.interval
                 within = low <= rows[one.metric] <= high
-                width = (high - low) / 2 / one.value
+                width = (high - low) / 2 / rows[one.metric]
                 held.setdefault((outcome.run.source, one.metric), []).append((within, width))
     for (source, metric), found in held.items():
         yield (

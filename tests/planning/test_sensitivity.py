@@ -56,7 +56,7 @@ def test_one_request_after_the_other_moves_as_its_steps(write):
             "client": 2 * client**2 / whole,
         }
     )
-    ttft_up = hypot(10 * (prompt - 1), client, 0.06 * 10)
+    ttft_up = hypot(10 * (prompt - 1), client, 0.05 * 10)
     assert ttft.interval[1] == pytest.approx(10 + ttft_up)
 
 
