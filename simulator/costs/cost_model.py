@@ -5,7 +5,7 @@ A cost model is an executor that computes seconds instead of spending them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,9 @@ import numpy.typing as npt
 from simulator.core.executor import CanLeap
 from simulator.core.request import Step
 from simulator.core.speculative_config import DraftConfig
-from simulator.costs.joint_step import JointStep
+
+if TYPE_CHECKING:
+    from simulator.costs.joint_step import JointStep
 
 Counts = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
@@ -105,7 +107,7 @@ class CostModel(CanLeap, Protocol):
         return self
 
     @property
-    def joint(self) -> JointStep | None:
+    def joint(self) -> "JointStep | None":
         """How the steps of ranks make one of all; None: each goes its own way."""
         return None
 

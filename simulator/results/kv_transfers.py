@@ -102,37 +102,36 @@ class Transfers(NamedTuple):
         numbers[self.rows["id"]] = self.rows["producer"]
         return numbers
 
+    def time_parts(
+        self, workload: Workload, sent: Floats, costs: Sequence[CostModel]
+    ) -> dict[str, Floats]:
+        """Return the parts of each completed request's e2el in seconds, by id, in order of time.
+
+        The first step at the consumer, which computes the last prompt token again, is prefill.
+        """
+        rows, size = self.rows, len(workload)
+        halves = []
+        for logs in (self.prompts, self.answers):
+            table = gather_requests(workload, sent, logs)
+            halves.append(break_down(table, logs, costs))
+        prompts, answers = halves
+        parts = {name: answers[name] + np.nan_to_num(prompts[name]) for name in PARTS}
+        waits = {
+            "decode_queue_time": rows["asked"] - rows["ready"] + rows["scheduled"] - rows["end"],
+            "transfer_time": rows["end"] - rows["asked"],
+        }
+        done = ~np.isnan(parts["prefill_time"])
+        for name, seconds in waits.items():
+            whole = np.zeros(size)  # of those that a consumer computed itself
+            whole[rows["id"]] = seconds
+            parts[name] = np.where(done, whole, np.nan)
+        first, *others = PARTS
+        return {name: parts[name] for name in (first, *TRANSFER_PARTS, *others)}
+
 
 def _with(log: Log, requests: Rows, **others: bytearray) -> Log:
     """Return a log with other rows of requests."""
     return replace(log, request_rows=bytearray(requests.tobytes()), **others)  # type: ignore[arg-type]
-
-
-def time_parts(
-    workload: Workload, sent: Floats, costs: Sequence[CostModel], transfers: Transfers
-) -> dict[str, Floats]:
-    """Return the parts of each completed request's e2el in seconds, by id, in order of time.
-
-    The first step at the consumer, which computes the last prompt token again, is prefill.
-    """
-    rows, size = transfers.rows, len(workload)
-    halves = []
-    for logs in (transfers.prompts, transfers.answers):
-        table = gather_requests(workload, sent, logs)
-        halves.append(break_down(table, logs, costs))
-    prompts, answers = halves
-    parts = {name: answers[name] + np.nan_to_num(prompts[name]) for name in PARTS}
-    waits = {
-        "decode_queue_time": rows["asked"] - rows["ready"] + rows["scheduled"] - rows["end"],
-        "transfer_time": rows["end"] - rows["asked"],
-    }
-    done = ~np.isnan(parts["prefill_time"])
-    for name, seconds in waits.items():
-        whole = np.zeros(size)  # of those that a consumer computed itself
-        whole[rows["id"]] = seconds
-        parts[name] = np.where(done, whole, np.nan)
-    first, *others = PARTS
-    return {name: parts[name] for name in (first, *TRANSFER_PARTS, *others)}
 
 
 def link_summary(transfers: Transfers, paid: float) -> dict[str, object]:

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,6 @@ from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 from simulator.results.breakdown import break_down
-from simulator.results.encodings import Encodings
-from simulator.results.kv_transfers import Transfers, time_parts
 from simulator.results.request_table import (
     RETRY,
     Attempts,
@@ -32,6 +31,10 @@ from simulator.results.request_table import (
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from simulator.results.encodings import Encodings
+    from simulator.results.kv_transfers import Transfers
 
 COME_AND_GO = ("failures", "scalings", "switches")
 """Counts of a cluster: where all are 0 its replicas are up all the time."""
@@ -49,8 +52,8 @@ class ClusterRecord:
     tries: Attempts  # what clients sent again, and what they gave up
     changes: Sequence[tuple[float, int, str]] = ()
     """When (s) a server, by its number, came to a state; none where all are always up."""
-    transfers: Transfers | None = None  # where prefill and decode are apart
-    encodings: Encodings | None = None  # where encoders are
+    transfers: "Transfers | None" = None  # where prefill and decode are apart
+    encodings: "Encodings | None" = None  # where encoders are
 
     def engine_logs(self, record: "Record") -> list[Log]:
         """Return what each engine wrote down; as clients see it, the record has it."""
@@ -119,7 +122,7 @@ class Record:
         return None if self.cluster is None else self.cluster.tries
 
     @property
-    def transfers(self) -> Transfers | None:
+    def transfers(self) -> "Transfers | None":
         """What became of KV caches, where a cluster prefills and decodes apart."""
         return None if self.cluster is None else self.cluster.transfers
 
@@ -132,7 +135,7 @@ class Record:
         if self._time_parts is None:
             columns = (self.workload, self.sent)
             if self.transfers is not None:
-                parts = time_parts(*columns, self.costs, self.transfers)
+                parts = self.transfers.time_parts(*columns, self.costs)
             else:
                 parts = break_down(gather_requests(*columns, self.logs), self.logs, self.costs)
             if self.cluster is not None and self.cluster.encodings is not None:

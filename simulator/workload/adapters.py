@@ -15,7 +15,7 @@ from simulator.workload.workload import Ints, Workload
 MOST = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Adapters:
     """Requests that ask for adapters (LoRA): the k-th most popular in proportion to k ** -zipf.
 

@@ -27,7 +27,7 @@ def check_count(name: str, value: int, most: int = MAX_KEPT_REQUESTS) -> Checks:
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Diurnal:
     """A load that swings about its mean: request_rate x (1 - amplitude cos(2 pi t / period)).
 
@@ -103,7 +103,7 @@ def _one_curve(given: object) -> object:
     return told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
+@dataclass(slots=True, kw_only=True, init=False, repr=False, eq=False)
 class ArrivalProcess:
     """When requests (or sessions) come.
 

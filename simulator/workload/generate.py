@@ -74,7 +74,7 @@ def _range_ratio(given: float | Mapping[str, float]) -> float | RangeRatio:
     return found if isinstance(given, Mapping) else found.input
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TraceLengths:
     """The input and the output length of a trace's requests, drawn together."""
 
@@ -82,7 +82,7 @@ class TraceLengths:
     format: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Generator(ArrivalProcess):
     """What is to be generated; the constructor raises ValueError, one line for each wrong key.
 

@@ -26,7 +26,7 @@ from simulator.workload.workload import Floats, Ints
 ONE, TOKENS = Fixed(1), Fixed(1024)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Multimodal:
     """Images, or clips, of each request; their tokens come on top of the text's.
 

@@ -25,7 +25,7 @@ SHUFFLED = 1 << 20
 PREFIX_LEN, THINK_TIME = Fixed(256), Fixed(0.0)  # tokens; s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PrefixGroups:
     """Prompts that begin with one of a few prefixes: vLLM's dataset `prefix_repetition`.
 
@@ -45,7 +45,7 @@ class PrefixGroups:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Sessions:
     """Conversations: a turn's prompt is the last one, its answer and `input_len` new tokens.
 
