@@ -12,6 +12,7 @@ import numpy as np
 from simulator.cluster.config import AdmissionConfig
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.engines import ENGINES
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
@@ -178,15 +179,17 @@ def ignored_keys(spec: EngineSpec) -> list[str]:
     engine, cls, max_model_len = spec.engine, spec.policy, spec.max_model_len
     if engine.scheduler == "vllm":
         return []
-    if not issubclass(cls, Scheduler):
-        if engine.name != "sglang":
-            return []
-        name = engine.policy_name
-        return [
-            f"engine.scheduling_policy: {name} orders the queue of vLLM's scheduler, here with "
-            f"SGLang's defaults; that of SGLang's: {{policy: sglang, order: {{policy: {name}}}}}"
-        ]
     messages = []
+    if not engine.follows_vllm and (cls is Scheduler or not issubclass(cls, Scheduler)):
+        name, own = engine.policy_name, ENGINES[engine.name].defaults["scheduling_policy"]
+        if own == "sglang" and cls is not Scheduler:
+            own += f", in this order {{policy: sglang, order: {{policy: {name}}}}}"
+        messages.append(
+            f"engine.scheduling_policy: {name}: vLLM's scheduler runs, with {engine.name}'s "
+            f"defaults; its own is {own}"
+        )
+    if not issubclass(cls, Scheduler):
+        return messages
     if engine.preemption_mode != "recompute" and not accepts(cls, "swap_blocks"):
         messages.append(
             f"{policy_name(cls)} computes a preempted request again: engine.preemption_mode has no "

@@ -114,8 +114,12 @@ def test_hints_and_priorities() -> None:
         SgLang(counter(100, 1), policy=SJF(), order="lof")
 
 
-def test_a_policy_in_the_place_of_sglangs_scheduler_is_told() -> None:
-    """It is vLLM's scheduler then, under SGLang's defaults."""
-    keys = ["engine={name: sglang, scheduling_policy: sjf}", "workload.num_prompts=4"]
-    with pytest.warns(HeadwayWarning, match=r"SGLang's: \{policy: sglang, order: \{policy: sjf"):
+@pytest.mark.parametrize(
+    ("policy", "own"),
+    [("sjf", r"sglang, in this order \{policy: sglang, order: \{policy: sjf"), ("fcfs", "sglang$")],
+)
+def test_a_policy_in_the_place_of_sglangs_scheduler_is_told(policy, own) -> None:
+    """It is vLLM's scheduler then, under SGLang's defaults; shipped scenarios pin fcfs."""
+    keys = [f"engine={{name: sglang, scheduling_policy: {policy}}}", "workload.num_prompts=4"]
+    with pytest.warns(HeadwayWarning, match=f"vLLM's scheduler runs.*its own is {own}"):
         run(load_scenario("demo", keys))
