@@ -134,7 +134,7 @@ class Chunk:
         self.tokens = tokens  # tokens to compute now
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Swap:
     """KV blocks of one request that a step copies to the host, or back, before it computes."""
 
@@ -144,7 +144,7 @@ class Swap:
     blocks: list[int] | None = None  # their names, where blocks have names
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Load:
     """Blocks of a prompt's prefix that a step copies from the host tier before it computes.
 
@@ -159,7 +159,7 @@ class Load:
     layerwise: bool = False
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Copies:
     """What a step copies between GPU and host before it computes: few steps do."""
 
@@ -180,7 +180,7 @@ class Copies:
         return sum(swap.count for swap in self.incoming)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class AdapterWork:
     """What adapters (LoRA) have to do with a step."""
 
@@ -193,7 +193,7 @@ class AdapterWork:
     """By which loading makes the step longer; a cost model that knows of adapters notes it."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class EncoderWork:
     """What the encoder of images and clips has to do with a step."""
 

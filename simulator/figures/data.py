@@ -193,16 +193,29 @@ class Run:
             for periods in self.state_periods()
         ]
 
+    @property
+    def told_at_start(self) -> bool:
+        """Whether steps tell how long the queue is as they start.
+
+        Those of an asynchronous engine tell it as they are decided, those of a long run in parts
+        have means over their time.
+        """
+        return self.each == 1 and not self.scenario["engine"].get("async_scheduling")
+
+    @property
+    def first_replica(self) -> "pd.Series[float]":
+        """The replica in whose queue each request waited; no column tells of a decoder's apart."""
+        column = "prefill_replica" if "prefill_replica" in self.requests else "replica"
+        return self.requests[column]
+
     def queues(self) -> "Iterator[tuple[int, pd.DataFrame, Floats]]":
         """Yield each replica's number, its steps and the times at which its queue was joined.
 
-        Of a long run in parts no times: what its steps tell are means over their time.
+        No times where steps do not tell how long the queue is as they start (`told_at_start`).
         """
         entered = self.sent + (self.requests[RETRY].fillna(0.0) if RETRY in self.requests else 0.0)
         entered = entered[self.requests["finish_reason"].astype(object) != "rejected"].dropna()
-        # Where prefill and decode are apart, no column tells when a request came to its decoder.
-        column = "prefill_replica" if "prefill_replica" in self.requests else "replica"
-        joined = {} if self.each > 1 else dict(list(entered.groupby(self.requests[column])))
+        joined = dict(list(entered.groupby(self.first_replica))) if self.told_at_start else {}
         for number, steps in self.replicas():
             if len(steps):
                 yield number, steps, np.sort(np.asarray(joined.get(number, ()), float))
@@ -212,13 +225,13 @@ class Run:
     ) -> Floats:
         """Average over bins a replica's queue: its `levels`, when and how deep, and who came since.
 
-        Of a long run in parts the levels lack those who came within a step, and the requests'
-        times those who waited once more after a preemption: the longer queue is taken.
+        Else the levels lack those who came within a step, and the requests' times those who
+        waited once more after a preemption: the longer queue is taken.
         """
         depth = depth_in_bins(*levels, joined, edges)
-        if self.each == 1:
+        if self.told_at_start:
             return depth
-        left = self.admitted[self.requests["replica"] == number].dropna()
+        left = self.admitted[self.first_replica == number].dropna()
         came = left - self.requests["queue_time"][left.index]
         waits = count_in_bins(came.to_numpy(float), left.to_numpy(float), edges)
         return np.maximum(depth, self.each * waits)

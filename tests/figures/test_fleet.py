@@ -102,6 +102,17 @@ def test_what_waits_for_a_replica_to_serve_is_not_divided_by_the_time_it_serves(
     assert levels.queue[1, 2] == pytest.approx(0.0)  # as its step says, which begins at 3 s
 
 
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_queues_of_the_picture_are_those_of_the_summary(overlaps: bool) -> None:
+    """An asynchronous engine has decided who runs before the step that its row tells of starts."""
+    keys = [f"engine={{async_scheduling: {overlaps}}}", "cluster={replicas: 2}"]
+    result = run(load_scenario("demo", ["workload.num_prompts=400", *keys]))
+    found = Run.of("demo", result)
+    levels = fleet_levels(found, np.linspace(0.0, found.end, 101))
+    waiting = result.summary()["headway"]["mean_waiting"]
+    assert levels.queue.mean() == pytest.approx(waiting, rel=0.03)
+
+
 def test_a_band_is_of_those_that_are_there() -> None:
     low, median, high = band(np.array([[1.0, np.nan, np.nan], [3.0, 4.0, np.nan], [8, 6, np.nan]]))
     assert low[:2].tolist() == [1, 4]
