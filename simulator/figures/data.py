@@ -31,6 +31,7 @@ from simulator.results.record import COME_AND_GO
 from simulator.results.request_table import RETRY, Floats
 from simulator.results.table_parts import count_rows
 from simulator.results.time_series import count_in_bins, depth_in_bins, mean_in_bins
+from simulator.scenario.engine_defaults import policy_name_of
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
@@ -140,7 +141,7 @@ class Run:
     @property
     def policy(self) -> str:
         """The name of the scheduling policy, which may have arguments."""
-        return _policy(self.scenario)
+        return str(policy_name_of(self.scenario["engine"]) or "")
 
     @property
     def groups(self) -> Mapping[str, Mapping[str, Any]]:
@@ -205,8 +206,7 @@ class Run:
     @property
     def first_replica(self) -> "pd.Series[float]":
         """The replica in whose queue each request waited; no column tells of a decoder's apart."""
-        column = "prefill_replica" if "prefill_replica" in self.requests else "replica"
-        return self.requests[column]
+        return self.requests.get("prefill_replica", self.requests["replica"])
 
     def queues(self) -> "Iterator[tuple[int, pd.DataFrame, Floats]]":
         """Yield each replica's number, its steps and the times at which its queue was joined.
@@ -231,17 +231,15 @@ class Run:
         depth = depth_in_bins(*levels, joined, edges)
         if self.told_at_start:
             return depth
-        left = self.admitted[self.first_replica == number].dropna()
-        came = left - self.requests["queue_time"][left.index]
-        waits = count_in_bins(came.to_numpy(float), left.to_numpy(float), edges)
-        return np.maximum(depth, self.each * waits)
+        until = self.admitted[self.first_replica == number].dropna()
+        left = np.asarray(until)
+        came = left - np.asarray(self.requests["queue_time"][until.index])
+        return np.maximum(depth, self.each * count_in_bins(came, left, edges))
 
     def blocks_used(self, steps: "pd.DataFrame") -> Floats:
         """Get the blocks in use, in the middle of each row: with paging they grow by the token."""
-        if self.each > 1:  # they are so already
-            means: Floats = steps["kv_blocks_used"].to_numpy(float)
-            return means
-        return _blocks_used(self.scenario, steps)
+        known = self.each > 1  # they are so already
+        return np.asarray(steps.kv_blocks_used if known else _blocks_used(self.scenario, steps))
 
     def over_time(self, levels: "pd.Series[float]", edges: Floats) -> Floats:
         """Average over each bin what each row of steps holds, added up over replicas."""
@@ -253,18 +251,13 @@ class Run:
         return total
 
 
-def _policy(scenario: Mapping[str, Any]) -> str:
-    policy = scenario["engine"].get("scheduling_policy", "")
-    return str(policy.get("policy", "") if isinstance(policy, Mapping) else policy)
-
-
 def _blocks_used(scenario: Mapping[str, Any], steps: "pd.DataFrame") -> Floats:
     used: Floats = steps["kv_blocks_used"].to_numpy(float)
     engine = scenario["engine"]
     if (
         engine.get("allocation") == "contiguous"
         or engine.get("reserve_output_tokens") is not None
-        or _policy(scenario) in RESERVING
+        or policy_name_of(engine) in RESERVING
     ):
         return used
     sequences = (steps["decode_tokens"] + steps["wasted_tokens"]).to_numpy(float)

@@ -22,7 +22,7 @@ from simulator.util.files import write_together
 from simulator.util.pareto import pareto_front
 from simulator.util.workers import use_backend
 from simulator.views.report import align
-from simulator.views.vllm_serve import serve_command, warn_of_lost_policies
+from simulator.views.vllm_serve import comment, serve_command, warn_of_lost_policies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -290,6 +290,7 @@ def write_plan(
     settings.append(("slo", json.dumps(report["slo"])))
     chosen = load_scenario(problem.path, problem.overrides, vary=settings)
     warn_of_lost_policies(chosen)
+    pod = comment(f"each of {problem.pods} pods") + "\n" if problem.pods > 1 else ""
     return write_together(
         out,
         {
@@ -298,7 +299,7 @@ def write_plan(
             "runs.csv": encode_csv([*_runs(problem, candidates)]),
             "plan.png": partial(_draw, problem, candidates, best),
             "best.yaml": partial(write_scenario, chosen),
-            "vllm_serve.sh": serve_command(chosen).encode(),
+            "vllm_serve.sh": f"{pod}{serve_command(chosen)}".encode(),
         },
     )
 
@@ -347,6 +348,8 @@ def _draw(
             legend_below(figure, figure.axes[0])
         for axes in figure.axes:
             grid(axes)
+        if problem.pods > 1:
+            figure.suptitle(f"One of {problem.pods} pods")
     encode(figure, file)
 
 

@@ -18,12 +18,11 @@ def one_pod(scenario: Scenario) -> list[str]:
     cluster = scenario.cluster
     if cluster is None or cluster.pods is None:
         return []
-    pods, load = cluster.pods, scenario.workload
-    if load.trace is not None:
+    pods, generator = cluster.pods, scenario.workload.generator
+    if scenario.workload.trace is not None:
         raise HeadwayError("cluster.pods: a plan simulates one pod, and a trace is not one pod's")
     if cluster.scalers or cluster.failures is not None:
         raise HeadwayError("cluster.pods: a plan simulates one pod, whose replicas are always up")
-    generator = load.generator
     given, turns = generator.burstiness, cluster.router_name == STATELESS_ROUTERS[0]
     burstiness = given * pods if turns else 1 / (1 + (1 / given - 1) / pods)
     router = json.dumps(as_plain(cluster.pod_router or "least_outstanding"))
@@ -31,7 +30,9 @@ def one_pod(scenario: Scenario) -> list[str]:
     counts = counts or {"replicas": cluster.replicas or 1}
     changed = [f"cluster.{key}={count // pods}" for key, count in counts.items()]
     changed += ["cluster.pods=null", "cluster.pod_router=null", f"cluster.router={router}"]
-    changed.append(f"workload.num_prompts={max(generator.num_prompts // pods, 1)}")
+    told = " of: ".join(filter(None, [f"one of {pods} pods", scenario.description]))
+    count = max(generator.num_prompts // pods, 1)
+    changed += [f"description={json.dumps(told)}", f"workload.num_prompts={count}"]
     if isfinite(generator.request_rate):
         changed.append(f"workload.request_rate={generator.request_rate / pods!r}")
         changed.append(f"workload.burstiness={burstiness!r}")
