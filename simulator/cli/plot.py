@@ -1,7 +1,7 @@
 """The verb `headway plot`: a picture of what other commands wrote."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from cyclopts import Parameter
 
@@ -11,21 +11,8 @@ from simulator.util.errors import HeadwayError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Kind = Literal[
-    "throughput",
-    "occupancy",
-    "kv",
-    "policies",
-    "fairness",
-    "clients",
-    "fleet",
-    "latency",
-    "pareto",
-    "chunk",
-    "steps",
-    "film",
-]
-OF_RUNS = ("throughput", "occupancy", "kv", "policies", "fairness", "clients", "fleet")
+OfRuns = Literal["throughput", "occupancy", "kv", "policies", "fairness", "clients", "fleet"]
+Kind = Literal[OfRuns, "latency", "pareto", "chunk", "steps", "film"]
 ENDINGS = (".png", ".svg")
 FILM_ENDINGS = (".html", ".svg", ".gif")
 
@@ -71,12 +58,19 @@ def plot(
         raise HeadwayError(f"--out {path}: must end in .png or .svg")
     if seconds is not None and not seconds > 0:
         raise HeadwayError(f"--seconds {seconds:g}: must be more than 0")
-    if kind not in OF_RUNS:
+    if kind not in get_args(OfRuns):
         figure = _draw_table(kind, folders)
     elif kind == "occupancy":
         figure = figures.draw_occupancy(read_runs(folders), start=start, seconds=seconds)
     else:
-        figure = getattr(figures, f"draw_{kind}")(read_runs(folders))
+        runs = read_runs(folders)
+        figure = getattr(figures, f"draw_{kind}")(runs)
+        drawn = [
+            f"{run.label}: drawn of {len(run.requests):,} of {run.count:,} requests"
+            for run in runs
+            if run.each > 1
+        ]
+        figure.supxlabel("\n".join(drawn), fontsize="small")
     print(f"written to {save(figure, path)}")
     return 0
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from simulator.cli.main import main
-from simulator.figures import data
+from simulator.figures import data, style
 from simulator.figures.data import Run
 from simulator.figures.fleet import fleet_levels
 from simulator.results import read_parts
@@ -100,8 +101,11 @@ def test_a_page_says_of_how_many_requests_it_is_drawn(
     page = folder / "page.html"
     assert main(["report", str(folder), "--out", str(page)]) == 0
     assert f"{COUNT:,} requests · drawn of {kept:,} of them" in page.read_text()
+    drawn: list[Figure] = []
+    monkeypatch.setattr(style, "save", lambda figure, path: drawn.append(figure))
     for kind in ("throughput", "kv", "fleet", "policies"):
         assert main(["plot", kind, str(folder), "--out", str(folder / "x.png")]) == 0
+        assert drawn[-1].get_supxlabel() == f"out: drawn of {kept:,} of {COUNT:,} requests"
     assert main(["plot", "occupancy", str(folder), "--out", str(folder / "y.png")]) == 2
     assert "has too many requests to tell who sat where" in capsys.readouterr().err
     assert not (folder / "y.png").exists()
