@@ -88,10 +88,10 @@ def print_interrupt(what: str | None = None) -> int:
     return INTERRUPTED
 
 
-def print_interrupted_runs(done: Path) -> int:
-    """Name the file that holds the finished runs of an interrupted command; return the code."""
+def print_interrupted_runs(done: Path, what: str = "runs") -> int:
+    """Name what holds the finished runs of an interrupted command; return the code."""
     return print_interrupt(
-        f"finished runs are in {done}, and the same command goes on from there"
+        f"finished {what} are in {done}, and the same command goes on from there"
         if done.exists()
         else None
     )

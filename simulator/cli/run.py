@@ -339,7 +339,7 @@ def _run_without_tables(
                     scenario, stepwise=options.stepwise, progress=progress, tables=tables
                 )
         except KeyboardInterrupt:
-            return print_interrupted_runs(folder / FOLDER)
+            return print_interrupted_runs(folder / FOLDER, "parts")
         text = json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n"
         files = write_together(
             folder,

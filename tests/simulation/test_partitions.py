@@ -236,7 +236,7 @@ def test_an_interrupt_keeps_the_parts_that_are_done(
     os.kill(child.pid, signal.SIGCONT)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert f"finished runs are in {kept}, and the same command goes on from there" in err
+    assert f"finished parts are in {kept}, and the same command goes on from there" in err
     before = {file.name: file.stat().st_mtime_ns for file in kept.iterdir()}
     assert 0 < len(before) < 8
     assert main([*words, "--seed", "9"]) == 2
