@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import inf, isfinite
 from pathlib import Path
+from typing import Any
 
 from simulator.util.errors import HeadwayError, HeadwayWarning, did_you_mean
 from simulator.util.files import check_regular
@@ -170,7 +171,10 @@ def parse_cells(given: Sequence[str]) -> dict[str, str]:
         if column not in _columns():
             near = did_you_mean(column, _columns())
             raise HeadwayError(f"--set {one}: {column}: no column of runs.csv{near}")
-    return {column: value for _, column, _, value in pairs}
+    cells = {column: value for _, column, _, value in pairs}
+    if wrong := _run("--set", {**dict.fromkeys(REQUIRED, "1"), **cells}).faults:
+        raise HeadwayError(wrong)
+    return cells
 
 
 def _columns() -> list[str]:
@@ -204,7 +208,7 @@ def _digits(name: str) -> str:
     return "".join(filter(str.isdigit, name))
 
 
-def _run(place: str, row: Mapping[str | None, object]) -> Run:
+def _run(place: str, row: Mapping[Any, object]) -> Run:
     words = {
         key.strip(): value.strip()
         for key, value in row.items()
