@@ -72,7 +72,7 @@ def _sensitivity_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _coverage(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Say of each source how many measurements lie in their interval, and half its width of them."""
+    """Say of each source how many measurements lie in their interval, and half its width."""
     held: dict[tuple[str, str], list[tuple[bool, float]]] = {}
     for outcome in outcomes:
         rows = {row.metric: row.measured for row in outcome.rows if isfinite(row.error)}
