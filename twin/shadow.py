@@ -245,7 +245,7 @@ def judge(polls: Sequence[Poll], scenario: Scenario, window: float, tolerance: f
     Windows in which those are still there that were so at the first poll are left out.
     """
     load = traffic(polls, scenario.make_workload(), scenario.seed)
-    result = run(scenario, workload=load)
+    result = run(scenario, workload=load).whole()
     start = polls[0]
     there = start.running + start.waiting
     warm = next((one.time for one in polls if one.finished - start.finished >= there), np.inf)

@@ -273,9 +273,10 @@ def _simulate(scenario: Scenario, spec: EngineSpec, workload: Workload) -> Resul
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     if scenario.cluster is not None:
         cost = None if _in_lock_step(scenario, spec) else spec.cost
-        return run_cluster(scenario, workload=workload, cost=cost)
+        return run_cluster(scenario, workload=workload, cost=cost).whole()
     scheduler = make_scheduler(spec, workload.segments is not None)
-    return play(scenario, spec, workload, make_replica(FastEnvironment(), scheduler, spec.cost))
+    replica = make_replica(FastEnvironment(), scheduler, spec.cost)
+    return play(scenario, spec, workload, replica).whole()
 
 
 def _in_lock_step(scenario: Scenario, spec: EngineSpec) -> bool:

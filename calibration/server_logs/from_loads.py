@@ -105,9 +105,8 @@ def play_load(
     replica = Replica(FastEnvironment(), scheduler, recording, leap=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HeadwayWarning)  # of steps beyond a range
-        result = play(
-            scenario, parts, replace(workload, frontend=Frontend(latency=latency)), replica
-        )
+        load = replace(workload, frontend=Frontend(latency=latency))
+        result = play(scenario, parts, load, replica).whole()
     steps = result.logs[0].steps
     table = gather_requests(workload, result.sent, result.logs)
     return Played(recording.rows[: len(steps)], steps["start"], steps["end"], table)

@@ -93,7 +93,8 @@ class RequestLog:
                 self.simulated[keys[index]] = found
 
     def _simulate(self, terms: Floats) -> dict[str, Floats]:
-        result = run(self.scenario, workload=self.workload, cost=with_terms(self.cost, terms))
+        cost = with_terms(self.cost, terms)
+        result = run(self.scenario, workload=self.workload, cost=cost).whole()
         table = gather_requests(self.workload, result.sent, result.logs)
         return {n: np.where(table.completed, getattr(table, n), np.nan) for n in LATENCIES}
 

@@ -172,7 +172,7 @@ def diagnose(
     be run; advice that cannot be followed says why.
     """
     scenario = as_scenario(scenario)
-    summary = run(scenario).summary()
+    summary = run(scenario).whole().summary()
     findings = summary["headway"]["diagnosis"] or []
     advised: list[tuple[str, str, Mapping[str, Any]]] = []
     for finding in findings:

@@ -79,7 +79,7 @@ def replicate(
 
 def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues:
     """Make the run of a scenario that has the replication's seed, in a worker."""
-    result = run_point(scenario, noise=partial(with_drawn_noise, scenario.seed))
+    result = run_point(scenario, noise=partial(with_drawn_noise, scenario.seed)).whole()
     result.warmup, result.cooldown = warmup, cooldown
     summary = result.summary()
     found = metric_values(summary) | part_values(summary)

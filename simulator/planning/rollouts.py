@@ -103,7 +103,7 @@ def _step(
 ) -> tuple[RolloutStep, list[_Group]]:
     """Run one step; return what came of it, and the groups that the next one goes on with."""
     open_ = [sample for group in groups for sample in group.samples if not sample.done]
-    result = run(scenario, workload=_workload(open_))
+    result = run(scenario, workload=_workload(open_)).whole()
     table = result.request_table()
     if not table.completed.all():
         at = int(np.flatnonzero(~table.completed)[0])

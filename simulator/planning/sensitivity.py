@@ -312,7 +312,7 @@ def measure_sensitivity(
 def _measure(warmup: float, cooldown: float, change: Change) -> MetricValues:
     """Run a changed scenario on a changed cost model, in a worker."""
     scenario, cost = change
-    result = run_point(scenario, cost=cost)
+    result = run_point(scenario, cost=cost).whole()
     result.warmup, result.cooldown = warmup, cooldown
     return latencies(result)
 

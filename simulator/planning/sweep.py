@@ -170,7 +170,7 @@ def _run_missing(
 
 def _measure(scenario: Scenario) -> MetricValues:
     """Run one point, in a worker."""
-    return metric_values(run_point(scenario, tells=True).summary())
+    return metric_values(run_point(scenario, tells=True).whole().summary())
 
 
 def write_table(path: Path, points: Sequence[DesignPoint], rows: Sequence[Row]) -> None:

@@ -1,7 +1,7 @@
 """What `run` returns: the record of a run, its summary and its tables."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from simulator.results.record import Record
 
@@ -28,6 +28,12 @@ class Result(Record):
 
     _summary: dict[str, Any] | None = None
 
+    def whole(self) -> Self:
+        """Return it; KeyboardInterrupt where it was broken off, as half of a run is no answer."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return self
+
     def summary(self) -> dict[str, Any]:
         """Metrics under the names of `vllm bench serve`, and a block `headway` of our own."""
         from simulator.diagnosis.rules import diagnose
@@ -42,12 +48,9 @@ class Result(Record):
     def __repr__(self) -> str:
         """Tell what it is of and its main figures in a line; `summary()` has the rest."""
         summary, shown = self.summary(), ("request_throughput", "mean_ttft_ms")
-        figures = "".join(
-            f"; {SHOWN[key][0]} {SHOWN[key][1].format(summary[key])}"
-            for key in shown
-            if summary.get(key) is not None
-        )
-        return f"<Result of {self._title()}{figures}>"
+        known = [key for key in shown if summary.get(key) is not None]
+        figures = [f"; {SHOWN[key][0]} {SHOWN[key][1].format(summary[key])}" for key in known]
+        return f"<Result of {self._title()}{''.join(figures)}>"
 
     def _repr_html_(self) -> str:
         """Show the most important figures as a table, for notebooks."""

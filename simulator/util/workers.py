@@ -179,7 +179,8 @@ def _jobs(jobs: int | None) -> int | None:
     from joblib.parallel import get_active_backend
 
     backend, active = get_active_backend()
-    return -1 if jobs is None and active == 1 and type(backend).__name__ == "LokyBackend" else jobs
+    own = active in (None, 1)  # 1 before joblib 1.6
+    return -1 if jobs is None and own and type(backend).__name__ == "LokyBackend" else jobs
 
 
 def worker_count(jobs: int | None) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from calibration.measured.workload import generate, replay
 from simulator.cli.main import main
+from simulator.simulation.result import Result
+from simulator.simulation.run import play
 from tests.support.measured_runs import CLOSED, FILED, HEAD, REQUESTS, STRANGE, run_of
 
 
@@ -155,6 +158,19 @@ def test_where_nothing_can_be_written_nothing_is_simulated(folder, capsys, monke
     ):
         assert main(command) == 2
         assert message in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_it_and_half_a_run_is_no_prediction(folder, capsys, monkeypatch):
+    def broken_off(*arguments: Any) -> Result:
+        result = play(*arguments)
+        result.interrupted = True
+        return result
+
+    monkeypatch.setattr("calibration.measured.predict.play", broken_off)
+    run = ["validate", "--measured", str(folder), "--run", "one"]
+    assert main([*run, "--json", "found.json"]) == 130
+    assert capsys.readouterr().err.endswith("headway: interrupted; no file was written\n")
+    assert not Path("found.json").exists()
 
 
 def test_damaged_polls_are_a_note(folder):

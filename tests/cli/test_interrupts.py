@@ -125,6 +125,8 @@ class Terminated:
     ("verb", "pid", "told"),
     [
         ("run", "os.getpid()", r"interrupted at \d\.\d s of .*; no file was written"),
+        ("diagnose", "os.getpid()", "interrupted; no file was written"),
+        ("rollouts", "os.getpid()", "interrupted; no file was written"),
         (
             "sweep",
             "os.getppid()",

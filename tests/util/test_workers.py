@@ -14,7 +14,7 @@ import joblib
 import pytest
 
 from simulator.util.errors import HeadwayError
-from simulator.util.workers import WorkerDied, parallel_map, use_backend
+from simulator.util.workers import WorkerDied, parallel_map, use_backend, worker_count
 
 
 @pytest.mark.medium
@@ -96,6 +96,11 @@ def test_who_stops_early_is_told_nothing(recwarn: pytest.WarningsRecorder):
 
 def slowly(_: int) -> None:
     time.sleep(0.05)
+
+
+def test_without_a_number_there_is_a_worker_for_each_core():
+    """Of joblib's own the default is one."""
+    assert worker_count(None) == joblib.cpu_count()
 
 
 def test_the_users_own_parallel_config_is_obeyed():

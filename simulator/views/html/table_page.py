@@ -243,7 +243,7 @@ def _best(folder: Path, slo: list[str] | None) -> tuple[list[Run], str]:
         load = scenario.make_workload()
         if len(load) > MAX_REQUESTS:
             return [], f"Its {len(load):,} requests are too many to be run again here."
-        result = run(scenario, workload=load)
+        result = run(scenario, workload=load).whole()
     except HeadwayError as error:
         return [], f"It cannot be run again: {escape('; '.join(error.messages))}"
     return [Run.of("best", result)], "Below is its run, made again from best.yaml."
