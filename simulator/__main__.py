@@ -21,7 +21,9 @@ SELDOM = 100_000
 def command() -> NoReturn:
     """Run the command line, and end the process with its exit code."""
     code = main()
-    if not atexit._ncallbacks() and threading.active_count() == 1:
+    from simulator.util.user_code import LOADED
+
+    if not (LOADED or atexit._ncallbacks()) and threading.active_count() == 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # nobody has anything left to do, but for Python to free it all, 0.004 s

@@ -95,32 +95,31 @@ def _run_batch(
         **_watching(),
     )
     call = delayed(partial(_numbered, os.getpid(), os.getcwd(), function))
-    with _without_interrupts(), _quiet_tracker():
-        outcomes = parallel(call(index, items[index]) for index in chosen)
+    outcomes: Any = None
     try:
+        with _without_interrupts(), _quiet_tracker():
+            outcomes = parallel(call(index, items[index]) for index in chosen)
         for outcome in outcomes:  # noqa: UP028  # `yield from` would close them with a warning
             yield outcome
     finally:
-        with warnings.catch_warnings():  # of the tasks that are given up after an interrupt
-            warnings.filterwarnings("ignore", r"\d+ tasks ", UserWarning)
-            outcomes.close()
+        # Of the tasks that are given up after an interrupt.
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            if outcomes is not None:
+                outcomes.close()
 
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Let processes started here leave Ctrl-C, which a terminal sends them too, to their parent.
 
-    They inherit that it is ignored, so that they hear nothing even while they import; a traceback
-    of each would drown what the parent says. It ends them.
+    They inherit that it is blocked, so that they hear nothing even while they import; a traceback
+    of each would drown what the parent says. It ends them. One that comes here is heard behind.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -136,9 +135,8 @@ def _watching() -> dict[str, Any]:
     from joblib.parallel import get_active_backend
 
     backend, _ = get_active_backend()
-    loky = type(backend).__name__ == "LokyBackend"
-    if not loky or "initializer" in backend.backend_kwargs:  # a user's own; then with an item
-        return {}
+    if type(backend).__name__ != "LokyBackend" or "initializer" in backend.backend_kwargs:
+        return {}  # a user's own; then with an item
     return {"initializer": _watch_parent, "initargs": (os.getpid(), True)}
 
 

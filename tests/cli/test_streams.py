@@ -43,10 +43,11 @@ def test_without_stdout_nothing_is_printed(folder):
 
 
 AT_THE_END = {
-    "atexit": "import atexit\n\natexit.register(lambda: open('last', 'w').close())",
+    "atexit": "import atexit\n\natexit.register(lambda: open('last', 'w').write('done'))",
     "thread": """import threading, time
 
-threading.Thread(target=lambda: (time.sleep(0.3), open('last', 'w').close())).start()""",
+threading.Thread(target=lambda: (time.sleep(0.3), open('last', 'w').write('done'))).start()""",
+    "open file": "file = open('last', 'w')\nfile.write('done')",
 }
 
 
@@ -56,7 +57,7 @@ def test_what_own_code_leaves_for_the_end_is_done(folder, kind):
     (folder / "own.py").write_text(AT_THE_END[kind] + "\n\n\nclass Policy:\n    key = id\n")
     policy = ["--set", "engine.scheduling_policy=own:Policy", "--quiet"]
     assert headway("run", "small.yaml", *policy).returncode == 0
-    assert (folder / "last").exists()
+    assert (folder / "last").read_text() == "done"
 
 
 @pytest.mark.medium

@@ -36,14 +36,23 @@ def test_workers_leave_an_interrupt_to_their_parent():
     """A terminal sends Ctrl-C to all of them; only the parent is to tell it."""
 
     def heard(_: int) -> bool:
-        return signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+        return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    with use_backend("loky", 2):
+        assert dict(parallel_map(heard, range(4), 2)) == dict.fromkeys(range(4), False)
+    assert heard(0)
+
+
+def test_an_interrupt_while_workers_start_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*arguments: object, **options: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
 
     # A shell starts what runs in its background with the signal ignored.
     at_first = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(joblib.Parallel, "__call__", started)
     try:
-        with use_backend("loky", 2):
-            assert dict(parallel_map(heard, range(4), 2)) == dict.fromkeys(range(4), False)
-        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            [*parallel_map(abs, range(4), 2)]
     finally:
         signal.signal(signal.SIGINT, at_first)
 
