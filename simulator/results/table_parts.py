@@ -160,12 +160,13 @@ def count_rows(folder: Path) -> int:
 def read_parts(folder: Path, words: Sequence[str]) -> "pd.DataFrame":
     """Read a table in parts whole, in order of its rows; columns of `words` are texts."""
     import pandas as pd
+    import pyarrow as pa
 
     pieces: dict[str, list[Any]] = {}
     for group in row_groups(folder):
         for name in group.column_names:
             column = group[name].combine_chunks()
-            whole = column.dictionary_encode() if name in words else column.to_numpy(False)
+            whole = column.cast("string") if name in words else column.to_numpy(False)
             pieces.setdefault(name, []).append(whole)
     if not pieces:
         raise HeadwayError(f"{folder}: damaged: a folder without parts of a table")
@@ -173,7 +174,7 @@ def read_parts(folder: Path, words: Sequence[str]) -> "pd.DataFrame":
     for name in [*pieces]:
         parts = pieces.pop(name)
         if name in words:
-            columns[name] = pd.api.types.union_categoricals([part.to_pandas() for part in parts])
+            columns[name] = pa.chunked_array(parts).dictionary_encode().to_pandas().array
         else:
             columns[name] = np.concatenate(parts)
     order = ("id",) if "id" in columns else ("start", "replica")

@@ -10,7 +10,7 @@ from simulator.cli.main import main
 from simulator.figures import data, style
 from simulator.figures.data import Run
 from simulator.figures.fleet import fleet_levels
-from simulator.results import read_parts
+from simulator.results import read_parts, table_parts
 from simulator.simulation import stream
 from simulator.util.errors import HeadwayError
 from simulator.views.html.charts import charts
@@ -123,6 +123,10 @@ def test_a_part_that_is_missing_or_damaged_is_told(
     with pytest.raises(HeadwayError, match="finish_reason: 'lost' is none of"):
         thin(folder, monkeypatch)
     frame.to_parquet(path)
+    frame.assign(client=None).to_parquet(path.with_name("part-9.parquet"))  # another run's
+    both = table_parts.read_parts(path.parent, ["client"])
+    assert (both["client"].notna().sum(), len(both)) == (COUNT, 2 * COUNT)
+    path.with_name("part-9.parquet").unlink()
     (steps,) = (folder / "steps").glob("*.parquet")
     steps.write_bytes(b"PAR1")
     with pytest.raises(HeadwayError, match=r"part-00000.parquet: damaged: "):
