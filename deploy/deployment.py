@@ -193,7 +193,7 @@ def _manifest(api: str, kind: str, about: Manifest, spec: Manifest) -> Manifest:
 
 def _remarks(group: Group) -> list[str]:
     """Say what must be seen to, and what vLLM cannot have as simulated."""
-    lines = []
+    lines = [*filter(None, [group.scenario.description])]
     if "/" not in str(group.scenario.model):
         lines.append(f"{group.scenario.model}: put its name on Hugging Face here, or its folder")
     lines += remarks(group.scenario)

@@ -215,7 +215,7 @@ def draw_fairness(runs: Sequence[Run]) -> "Figure":
     Where nobody competes it says so. Raises HeadwayError where a run has one client only.
     """
     if alone := [run.label for run in runs if run.fairness is None]:
-        raise HeadwayError(f"{', '.join(alone)}: has no fairness.csv: its workload has one client")
+        raise HeadwayError(f"{', '.join(alone)}: has no fairness.csv: one client, or no tables")
     with sheet(1, 2, 3.6) as figure:
         jain, difference = figure.axes
         compete = False
@@ -253,7 +253,7 @@ def draw_clients(runs: Sequence[Run]) -> "Figure":
     """
     summaries = [run.summary for run in runs]
     if alone := [run.label for run in runs if not part_names([run.summary])]:
-        raise HeadwayError(f"{', '.join(alone)}: has one client and one priority only")
+        raise HeadwayError(f"{', '.join(alone)}: has one client and one priority, or no tables")
     with sheet(1, 2, 1.9 + ROW_OF_PARTS * len(part_names(summaries)), sharey=True) as figure:
         draw_parts(figure.axes, [run.label for run in runs], summaries)
         legend_below(figure, figure.axes[0])

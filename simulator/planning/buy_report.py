@@ -104,7 +104,7 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     assert best.scenario is not None
     slos = ", ".join(slo.text for slo in problem.criteria.slos)
     unsure = ", if it holds: that is too close to tell" if _close(problem, best) else ""
-    lines = [f"Buy {line(best)}{unsure}", f"  under {slos}"]
+    lines = [*problem.of_pods, f"Buy {line(best)}{unsure}", f"  under {slos}"]
     lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in verdicts(problem, best, best.best)]
     lines.append(f"  looked at {looked_at(best.best)} of load")
     lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]

@@ -69,8 +69,8 @@ def measure_run(
     more: dict[str, float] = {}
     if stop is not None and (result.interrupted or window is not None):
         broken = stop.told or stop.broken(result.request_table(), whole=True)
-    if result.interrupted and not broken:
-        raise KeyboardInterrupt("the user broke it off")
+    if not broken:
+        result.whole()  # else the user broke it off
     if steady and not result.interrupted:
         found = find_warmup(result)
         span = float(np.nanmax(result.sent) - np.nanmin(result.sent))

@@ -80,9 +80,13 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
         notes.append(f"no price is known of {', '.join(unpriced)}: GPUs are counted, not dollars")
     held = [(c.label, c.scenario) for c in candidates if c.result.best and c.scenario]
     notes += scenario_cost_lines([label for label, _ in held], [scenario for _, scenario in held])
-    text = ["under " + ", ".join(slo.text for slo in bounds), "", align(lines, heads=0), ""]
-    if (pods := problem.pods) > 1:
-        text.insert(0, f"one of {pods} pods is simulated: rates, replicas and prices are a pod's")
+    text = [
+        *problem.of_pods,
+        "under " + ", ".join(slo.text for slo in bounds),
+        "",
+        align(lines, heads=0),
+        "",
+    ]
     words = [*_in_words(problem, best), *_by_need(problem, candidates)]
     return "\n".join([*text, *notes, *words])
 

@@ -65,6 +65,12 @@ class PlanProblem:
     by_energy: bool = False  # the best is the one that draws least, not the cheapest
 
     @property
+    def of_pods(self) -> list[str]:
+        """What an answer says first, where the fleet has pods."""
+        told = f"one of {self.pods} pods is simulated: rates, replicas and prices are a pod's"
+        return [told] if self.pods > 1 else []
+
+    @property
     def searches_rate(self) -> bool:
         """Whether the largest load is asked for."""
         return bool(self.key) and not self.high
@@ -208,6 +214,11 @@ def make_problem(
     pods, said = 1, overrides
     if changed := one_pod(base):
         assert base.cluster is not None
+        keys = [*(key for key, _ in axes), (options.fewest or "").partition("=")[0]]
+        if wrong := [key for key in keys if key in ("cluster.pods", "cluster.router")]:
+            raise HeadwayError(f"{wrong[0]}: a plan simulates one pod; vary cluster.pod_router")
+        renamed = {"cluster.pod_router": "cluster.router"}
+        axes = [(renamed.get(key, key), values) for key, values in axes]
         pods, overrides = base.cluster.pods or 1, [*overrides, *changed]
         base = _first_that_loads(path, axes, overrides, seed)
     numbers = ("min_duration", "max_duration", "replications", "tolerance", "window")

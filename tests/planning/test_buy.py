@@ -335,8 +335,10 @@ def test_other_settings_of_the_best_order_are_told_by_whether_they_surely_hold(w
         return Offer(keys, scenario=scenario, result=found, gpu="H100-80GB", price=6.88)
 
     best, sure, unsure = offer(100), offer(100, max_num_seqs="64"), offer(999, max_num_seqs="32")
-    problem = SimpleNamespace(criteria=SimpleNamespace(slos=[parse_slo("p90_ttft_ms<=1000")]))
+    criteria = SimpleNamespace(slos=[parse_slo("p90_ttft_ms<=1000")])
+    problem = SimpleNamespace(criteria=criteria, of_pods=["one of 4 pods"])
     told = buy_lines(problem, Answer([best, sure, unsure], [], True))  # type: ignore[arg-type]
+    assert told[0] == "one of 4 pods"
     assert f"  by short runs these hold, too: {line(sure)}" in told
     assert f"  by short runs these are too close to tell: {line(unsure)}" in told
 

@@ -1,7 +1,9 @@
 """A plan for a fleet of pods simulates one pod, and says so."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +41,22 @@ def test_a_pod_gets_arrivals_as_in_the_fleet(router: str, tmp_path: Path) -> Non
     expected = np.diff(arrival[chosen == 0])
     assert gaps.mean() == pytest.approx(expected.mean(), rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(expected.std() / expected.mean(), rel=0.08)
+
+
+def test_the_router_of_the_pod_may_be_varied_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL + PODS % "random")
+    levels = PlanOptions(
+        slo=["p99_ttft_ms<=1000"], vary=["cluster.pod_router=random,least_outstanding"]
+    )
+    assert make_problem(path, levels).axes[0][0] == "cluster.router"  # of the pod
+    wrong: tuple[dict[str, Any], ...] = (
+        {"vary": ["cluster.router=random"]},
+        {"vary": None, "fewest": "cluster.pods=1..4"},
+    )
+    for keys in wrong:
+        with pytest.raises(HeadwayError, match="one pod; vary cluster"):
+            make_problem(path, replace(levels, **keys))
 
 
 @pytest.mark.parametrize(
