@@ -86,9 +86,9 @@ def run_table(summary: Summary) -> str:
     lines += [f"Warning: {text}" for text in gauges.get("warnings", ())]
     if near_capacity(load := gauges.get("load")):
         lost = any(gauges.get("cluster", {}).get(name) for name in ("shed", "timed_out"))
-        lines.append(f"Warning: the load {load_line(load, lost=lost)}")
+        lines.append(f"Load: {load_line(load, lost=lost)}")
     lines += [
-        f"Warning: on a cliff: 1 % of step time moves {metric_name(key).replace('M', 'm')} "
+        f"On a cliff: 1 % of step time moves {metric_name(key).replace('M', 'm')} "
         f"by {one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
         for key, one in (gauges.get("sensitivity") or {}).items()
         if one["cliff"]

@@ -227,7 +227,7 @@ def test_near_saturation_a_line_says_so(write, tmp_path, capsys):
     told = capsys.readouterr().out
     assert "Mean E2EL, 95 % (ms):" in told
     assert "not known" in told
-    assert "Warning: on a cliff: 1 % of step time moves mean E2EL by" in told
+    assert "On a cliff: 1 % of step time moves mean E2EL by" in told
     summary = json.loads((out / "summary.json").read_text())
     e2el = summary["headway"]["sensitivity"]["mean_e2el_ms"]
     assert main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
@@ -237,7 +237,7 @@ def test_near_saturation_a_line_says_so(write, tmp_path, capsys):
     assert e2el["interval_95"] is None
     calm = write(KNEE.replace("RATE", "20"), "calm.yaml")
     assert main(["run", str(calm), "--sensitivity", "--out", str(out)]) == 0
-    assert "on a cliff" not in capsys.readouterr().out
+    assert "On a cliff" not in capsys.readouterr().out
 
 
 def test_what_it_does_not_go_with(write, tmp_path, capsys):
