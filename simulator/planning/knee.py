@@ -4,16 +4,21 @@ By theory, without another simulation. A replica in balance that holds d decodes
 requests/s as `theory.most_requests` says of d seats; the load decides d, and by Little's law a
 request takes d / rate. If every step takes 1 % longer, the same load needs the d of a rate 1 %
 higher: the time moves by d ln d / d ln rate percent. That is 1 where a step's time does not depend
-on the batch, and grows without bound towards the capacity. Queues come on top, so near full seats
-it is the least that it may be; `sensitivity.py` measures it.
+on the batch, and grows without bound towards the capacity.
+
+What requests have waited for a seat, or its blocks, moves further. By Sakasegawa ("An approximation
+formula Lq = alpha rho^beta / (1 - rho)", 1977) the queue before c seats grows with the load rho as
+rho ** sqrt(2 (c + 1)) / (1 - rho), so the wait by sqrt(2 (c + 1)) + rho / (1 - rho) percent.
 """
 
 from bisect import bisect_left
-from math import inf, log
+from collections.abc import Callable
+from math import inf, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
+from simulator.diagnosis.evidence import KV_BLOCKS, MAX_NUM_SEQS, Evidence
 from simulator.diagnosis.feasibility import Traffic
 from simulator.planning.theory import Replica, batch_sizes, most_requests
 from simulator.results.request_table import COMPLETED
@@ -22,6 +27,8 @@ from simulator.simulation.result import Result
 from simulator.workload.workload import Workload
 
 POINTS = 24  # numbers of decodes at which the rate is looked up
+CALM = 0.5  # share of the capacity up to which nobody waits for seats
+FULL = 0.999  # of the most requests/s: so many seats are those that bound it
 
 
 class Knee(NamedTuple):
@@ -50,8 +57,11 @@ class _Load(NamedTuple):
         tokens = self.replica.engine.max_num_batched_tokens
         return most_requests(self.replica, self.traffic, (), self.known, sizes=(tokens, seats))
 
-    def find(self) -> Knee | None:
-        """Return where it sits; None where theory has no rate."""
+    def find(self, waited: Callable[[], float]) -> Knee | None:
+        """Return where it sits; None where theory has no rate.
+
+        `waited` tells what share of their time requests waited for seats and blocks.
+        """
         seats = self.replica.engine.max_num_seqs
         sizes = batch_sizes(seats, POINTS)
         most, asked = self.rate(sizes[-1]), self.traffic.rate / self.replicas
@@ -63,8 +73,12 @@ class _Load(NamedTuple):
         above = bisect_left(sizes, asked, key=self.rate)  # which grows with the seats
         low, high = sizes[max(above - 1, 0)], sizes[min(max(above, 1), len(sizes) - 1)]
         moved = log(self.rate(high) / few) if (few := self.rate(low)) else 0.0
-        elasticity = log(high / low) / moved if moved > 0 else 1.0
-        return Knee(most * self.replicas, share, max(elasticity, 1.0))
+        elasticity = max(log(high / low) / moved, 1.0) if moved > 0 else 1.0
+        if share > CALM:
+            bound = sizes[bisect_left(sizes, FULL * most, key=self.rate)]
+            of_waits = sqrt(2 * (bound + 1)) + share / (1 - share)
+            elasticity += waited() * max(of_waits - elasticity, 0.0)
+        return Knee(most * self.replicas, share, elasticity)
 
 
 def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:
@@ -86,7 +100,13 @@ def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:
     # Whatever seats are asked for, the KV cache stays as it is.
     engine = spec.engine.model_copy(update={"num_gpu_blocks_override": spec.num_gpu_blocks})
     replica = Replica(engine, spec.model, spec.gpu, spec.cost)
-    return _Load(replica, traffic, replicas * spec.engine.data_parallel_size, known).find()
+    load = _Load(replica, traffic, replicas * spec.engine.data_parallel_size, known)
+    return load.find(lambda: _waited(result))
+
+
+def _waited(result: Result) -> float:
+    shares = Evidence(result, result.summary()).wait_shares
+    return shares[MAX_NUM_SEQS] + shares[KV_BLOCKS]
 
 
 def _is_plain(scenario: Scenario) -> bool:

@@ -44,6 +44,17 @@ def test_theory_agrees_with_what_simulations_measure(write):
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("rate", [3.5, 4.6])
+def test_so_it_does_where_requests_wait_for_seats(write, rate):
+    """12 of them serve 5.4 requests/s."""
+    keys = ["engine.max_num_seqs=12", "workload.num_prompts=6000"]
+    scenario = load_scenario(write(BATCHED.replace("RATE", str(rate))), keys)
+    result = run(scenario)
+    e2el, *_ = measure_sensitivity(result, changed_runs(scenario))
+    assert find_knee(result).elasticity == pytest.approx(e2el.elasticity, rel=0.1)
+
+
+@pytest.mark.medium
 def test_a_run_near_its_capacity_says_so_in_numbers(write, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["run", str(write(BATCHED.replace("RATE", "8.2"))), "--out", str(out)]) == 0
