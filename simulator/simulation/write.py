@@ -44,7 +44,7 @@ TABLES = ("requests", "steps", "clients", "fairness", "replicas")
 def check_folder(folder: Path, format: str = "csv", option: str = "--out") -> Path:
     """See beforehand whether files can be written to a folder; leave it as it is."""
     if format == "parquet":
-        need_package("--format parquet", "parquet", "pyarrow")
+        need_package("--format parquet" if option == "--out" else option, "parquet", "pyarrow")
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise HeadwayError(f"{option} {folder}: {there} is not a folder")
