@@ -105,6 +105,7 @@ def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:
 
 
 def _waited(result: Result) -> float:
+    """Return the share of their time that requests waited for seats and blocks."""
     shares = Evidence(result, result.summary()).wait_shares
     return shares[MAX_NUM_SEQS] + shares[KV_BLOCKS]
 

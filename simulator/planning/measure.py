@@ -70,7 +70,7 @@ def measure_run(
     if stop is not None and (result.interrupted or window is not None):
         broken = stop.told or stop.broken(result.request_table(), whole=True)
     if not broken:
-        result.whole()  # else the user broke it off
+        result.whole()  # who stopped it was the user
     if steady and not result.interrupted:
         found = find_warmup(result)
         span = float(np.nanmax(result.sent) - np.nanmin(result.sent))
