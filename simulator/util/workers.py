@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from simulator.util.environment import environment, need_package
@@ -97,7 +98,7 @@ def _run_batch(
     call = delayed(partial(_numbered, os.getpid(), os.getcwd(), function))
     outcomes: Any = None
     try:
-        with _without_interrupts(), _quiet_tracker():
+        with _quiet_tracker(jobs), _without_interrupts():
             outcomes = parallel(call(index, items[index]) for index in chosen)
         for outcome in outcomes:  # noqa: UP028  # `yield from` would close them with a warning
             yield outcome
@@ -123,10 +124,12 @@ def _without_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_tracker() -> Iterator[None]:
-    """Start loky's resource tracker so that it cleans up after a killed parent without a word."""
+def _quiet_tracker(jobs: int | None) -> Iterator[None]:
+    """Start resource trackers so that they clean up after a killed parent without a word."""
     before = os.environ.get("PYTHONWARNINGS")
     with environment({"PYTHONWARNINGS": f"{before},{TRACKER}" if before else TRACKER}):
+        if worker_count(jobs) > 1:
+            resource_tracker.ensure_running()  # else it lets interrupts through as workers start
         yield
 
 
