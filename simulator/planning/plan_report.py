@@ -22,7 +22,7 @@ from simulator.util.files import write_together
 from simulator.util.pareto import pareto_front
 from simulator.util.workers import use_backend
 from simulator.views.report import align
-from simulator.views.vllm_serve import comment, serve_command, warn_of_lost_policies
+from simulator.views.vllm_serve import serve_command, warn_of_lost_policies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -294,7 +294,6 @@ def write_plan(
     settings.append(("slo", json.dumps(report["slo"])))
     chosen = load_scenario(problem.path, problem.overrides, vary=settings)
     warn_of_lost_policies(chosen)
-    pod = comment(f"each of {problem.pods} pods") + "\n" if problem.pods > 1 else ""
     return write_together(
         out,
         {
@@ -303,7 +302,7 @@ def write_plan(
             "runs.csv": encode_csv([*_runs(problem, candidates)]),
             "plan.png": partial(_draw, problem, candidates, best),
             "best.yaml": partial(write_scenario, chosen),
-            "vllm_serve.sh": f"{pod}{serve_command(chosen)}".encode(),
+            "vllm_serve.sh": serve_command(chosen).encode(),
         },
     )
 

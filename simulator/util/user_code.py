@@ -12,7 +12,7 @@ NO_OWN_CODE = "HEADWAY_NO_OWN_CODE"
 """The environment variable that, where it is set and not empty, refuses users' code. Workers
 inherit it."""
 REFUSED = "is code of the scenario's own, which --no-own-code refuses"
-LOADED: list[str] = []
+LOADED: set[str] = set()
 """What was loaded: its files may be open, which Python closes as it ends."""
 NOT_ALLOWED = "is code of the scenario's own: serve runs it with --own-code alone, the studio never"
 
@@ -41,7 +41,7 @@ def load_user_code(name: str, folder: Path) -> Any:
         raise ValueError(f"{name} {REFUSED}")
     module, _, attribute = name.partition(":")
     search_in(folder)
-    LOADED.append(name)
+    LOADED.add(name)
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # whatever the module does

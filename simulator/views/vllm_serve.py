@@ -65,7 +65,7 @@ def serve_command(scenario: Scenario) -> str:
 
     What vLLM cannot do stands before it as comments.
     """
-    lines = []
+    lines = [comment(scenario.description)] if scenario.description else []
     if "/" not in str(scenario.model):
         lines.append(comment(f"{scenario.model}: put its name on Hugging Face here, or its folder"))
     cluster = scenario.cluster

@@ -86,4 +86,4 @@ def test_the_plan_says_that_it_is_of_a_pod(
     assert "one of 4 pods is simulated: rates, replicas and prices" in capsys.readouterr().out
     assert json.loads((out / "plan.json").read_text())["pods"] == 4
     assert "\ndescription: one of 4 pods" in (out / "best.yaml").read_text()
-    assert (out / "vllm_serve.sh").read_text().startswith("# each of 4 pods\n")
+    assert (out / "vllm_serve.sh").read_text().startswith("# one of 4 pods\n")
