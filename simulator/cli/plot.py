@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OfRuns = Literal["throughput", "occupancy", "kv", "policies", "fairness", "clients", "fleet"]
-Kind = Literal[OfRuns, "latency", "pareto", "chunk", "steps", "film"]
+Kind = Literal[OfRuns, "latency", "pareto", "chunk", "steps"]
 ENDINGS = (".png", ".svg")
-FILM_ENDINGS = (".html", ".svg", ".gif")
 
 
 def plot(
@@ -32,7 +31,7 @@ def plot(
     *,
     out: Annotated[
         Path | None,
-        silent("picture, .png or .svg; film: .html, .svg or .gif [default: OUT_DIR/KIND.png]"),
+        silent("picture, .png or .svg [default: OUT_DIR/KIND.png]"),
     ] = None,
     start: Annotated[
         float | None, Parameter(help="occupancy: from this second on [default: around the middle]")
@@ -41,7 +40,6 @@ def plot(
         float | None,
         Parameter(help="occupancy: seconds to show [default: all of up to 100 requests, else 60]"),
     ] = None,
-    requests: Annotated[int, Parameter(help="film: how many of the first requests to show")] = 12,
 ) -> int:
     """Draw a picture of what run, compare, sweep, plan or live wrote."""
     from simulator import figures
@@ -51,8 +49,6 @@ def plot(
 
     if not folders:
         raise HeadwayError("headway plot: give at least one OUT_DIR")
-    if kind == "film":
-        return _write_film(folders, out or folders[0] / "film.html", requests)
     path = check_file("--out", out or folders[0] / f"{kind}.png")
     if path.suffix.lower() not in ENDINGS:
         raise HeadwayError(f"--out {path}: must end in .png or .svg")
@@ -72,38 +68,6 @@ def plot(
         ]
         figure.supxlabel("\n".join(drawn), fontsize="small")
     print(f"written to {save(figure, path)}")
-    return 0
-
-
-def _write_film(folders: list[Path], out: Path, requests: int) -> int:
-    """Write a film of the runs, simulated again step by step, as a page or a moving picture."""
-    from simulator.figures import film
-    from simulator.figures.data import run_folders
-    from simulator.scenario.load import load_scenario
-    from simulator.util.files import check_file, write_atomic
-    from simulator.views.html.film_page import film_page
-
-    path = check_file("--out", out)
-    ending = path.suffix.lower()
-    if ending not in FILM_ENDINGS:
-        raise HeadwayError(f"--out {path}: must end in .html, .svg or .gif")
-    found = run_folders(folders)
-    for folder, _ in found:
-        if not (folder / "scenario.yaml").is_file():
-            raise HeadwayError(
-                f"{folder}: has no scenario.yaml: film needs a folder of headway run or compare"
-            )
-    if len(found) > film.MOST_FILMS:
-        raise HeadwayError(f"{len(found)} runs are too many: up to {film.MOST_FILMS} side by side")
-    films = [
-        film.record(label, load_scenario(folder / "scenario.yaml"), requests)
-        for folder, label in found
-    ]
-    if ending == ".html":
-        text = film_page(films).encode()
-    else:
-        text = film.svg(films) if ending == ".svg" else film.gif(films)
-    print(f"written to {write_atomic(path, text)}")
     return 0
 
 

@@ -147,7 +147,6 @@ class Studio:
                 web.get("/", self._page),
                 web.get("/favicon.ico", self._icon),
                 web.post("/run", partial(self._stream, kind="run")),
-                web.post("/film", partial(self._stream, kind="film")),
                 web.post("/page", partial(self._stream, kind="page")),
                 web.post("/plan", self._plan),
                 web.post("/trace", self._trace),
@@ -192,7 +191,7 @@ class Studio:
         body = (ASSETS / "studio.html").read_text("utf-8")
         style = (ASSETS / "studio.css").read_text("utf-8")
         script = (ASSETS / "studio.js").read_text("utf-8")
-        parts = (read_asset("uPlot.iife.min.js"), read_asset("player.js"), script)
+        parts = (read_asset("uPlot.iife.min.js"), script)
         scripts = "".join(f"<script>{part}</script>" for part in parts)
         start_data = f'<script type="application/json" id="start">{data}</script>'
         return frame(f"{self.name}, studio", f"<style>{style}</style>{body}", start_data + scripts)

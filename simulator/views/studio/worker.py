@@ -5,7 +5,7 @@ What is asked for last counts: a run that nobody waits for any more ends within 
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import isnan
@@ -18,11 +18,9 @@ import numpy as np
 from simulator.diagnosis.feasibility import obstacles
 from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
-from simulator.figures.film import record
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
-from simulator.util.config import Named
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.yaml_lines import dump_yaml
 from simulator.views.html.charts import distributions, over_time
@@ -44,12 +42,12 @@ FIGURES = (
 )
 
 
-Kind = Literal["run", "film", "page"]
+Kind = Literal["run", "page"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run that the page asks for, a film, or a page of the run to take away."""
+    """A run that the page asks for, or a page of the run to take away."""
 
     ticket: int
     scenario: str
@@ -124,12 +122,6 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     Raises Superseded where `stale()` says that nobody wants it any more.
     """
     scenario = load_scenario(job.scenario, list(job.overrides), own_code=False)
-    if job.kind == "film":
-        cluster = scenario.cluster
-        several = cluster is not None and cluster.most_replicas > 1
-        told = "one replica alone, to which all of these requests go" if several else ""
-        yield {"films": films(scenario), "told": told, "last": True}
-        return
     load = scenario.make_workload()
     if len(load) > MOST_REQUESTS:
         text = f"{len(load):,} requests are more than {MOST_REQUESTS:,}, which the studio takes"
@@ -186,16 +178,3 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
         "advice": advice + [str(text) for text in own.get("warnings") or []],
         "yaml": dump_yaml(resolved),
     }
-
-
-def films(scenario: Scenario) -> Sequence[Any]:
-    """Film the first requests under the scenario's policy, and in static batches beside it.
-
-    Of a cluster it is one engine alone.
-    """
-    alone = scenario.model_copy(update={"cluster": None})
-    policy = alone.engine.scheduling_policy
-    other = "fcfs" if policy == Named("static") else "static"
-    engine = alone.engine.model_copy(update={"scheduling_policy": Named(other)})
-    beside = alone.model_copy(update={"engine": engine})
-    return [asdict(record(str(policy.model_dump()), alone)), asdict(record(other, beside))]

@@ -409,7 +409,7 @@
     byId("copied").textContent = `${name} saved: one file, which opens in any browser.`;
   }
 
-  // Ask for something that takes the place of a run: a page of it, or a film.
+  // Ask for something that takes the place of a run.
   async function instead(address, doing, wrong, done) {
     under?.abort();
     const mine = (under = new AbortController());
@@ -491,12 +491,6 @@
   byId("copy-link").addEventListener("click", () => copy(new URL(link(), location.href).href, "Link", file ? `It brings the knobs; ${file} must be chosen again, since a link cannot hold it.` : ""));
   const beside = (name = file) => (name ? `It names ${name}: that must be in the folder where it is used.` : "");
   byId("reset").addEventListener("click", () => { knobs = start.knobs; trace = file = ""; title = start.name; head(); waiting = {}; for (const name of ["trace-told", "link-told"]) byId(name).textContent = ""; byId("trace").value = ""; offer([], ""); build(); notPlayed(""); run(); });
-  byId("film").addEventListener("click", () => instead("/film", "Filming the first requests", "This cannot be filmed", ({ films, told }) => {
-    byId("film-box").hidden = false;
-    mountPlayer(byId("player"), films);
-    byId("film-box").scrollIntoView({ block: "start" });
-    say(`Ready to be watched${told ? `: ${told}` : ""}`);
-  }));
 
   // Offer the columns of a file to choose from; `columns`: which holds what, at first.
   function offer(names, columns) {
