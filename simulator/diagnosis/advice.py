@@ -107,7 +107,7 @@ class Advisor:
         self.logs: list[Log] = [logs[number] for number in numbers if logs[number].step_rows]
         self.costs = [run.record.costs[n] for n in numbers if logs[n].step_rows]
 
-    def _key(self, name: str, block: str = "engine") -> str:
+    def key(self, name: str, block: str = "engine") -> str:
         """Return the dotted key of this group's engine or GPU."""
         cluster = self.run.record.scenario.cluster
         if cluster is not None and getattr(cluster.replica_groups[self.group], block) is not None:
@@ -116,9 +116,9 @@ class Advisor:
 
     def raised(self, name: str, to: int, **also: int) -> Advice:
         """Advise a greater number for a key of this group's engine, and what must go with it."""
-        keys = {self._key(key): value for key, value in also.items()}
+        keys = {self.key(key): value for key, value in also.items()}
         now = getattr(self.engine, name)
-        return turn(self._key(name), now, to, keys)
+        return turn(self.key(name), now, to, keys)
 
     @property
     def _gauges(self) -> Mapping[str, Any]:
@@ -188,7 +188,7 @@ class Advisor:
         if self.engine.quantization is not None or (cost and cost.get("kind") != "roofline"):
             return []
         to = "fp8" if self.spec.gpu.fp8_flops else "int8"
-        return [turn(self._key("quantization"), None, to)]
+        return [turn(self.key("quantization"), None, to)]
 
     # ---------------------------------------------------------------- seats and tokens
 
@@ -198,12 +198,12 @@ class Advisor:
         wanted = min(self.most_present, self.seats_in_memory, MOST * now)
         to = min(1 << max(wanted - 1, 1).bit_length(), MOST * now, max(self.seats_in_memory, 1))
         while to >= WORTH * now:
-            key = self._key("max_num_batched_tokens")
+            key = self.key("max_num_batched_tokens")
             slower = self._token_time(to) / self._token_time(now)
             if not self.run.would_break("tpot", slower) and self._blocks(
                 max_num_seqs=to, max_num_batched_tokens=max(tokens, to)
             ) >= (self.spec.num_gpu_blocks / WORTH):
-                return [turn(self._key("max_num_seqs"), now, to, {key: to} if to > tokens else {})]
+                return [turn(self.key("max_num_seqs"), now, to, {key: to} if to > tokens else {})]
             to //= 2
         return []
 
@@ -244,7 +244,7 @@ class Advisor:
         takes, room = self._takes("max_num_batched_tokens"), WORTH * blocks
         if not takes or best < WORTH or room < self.spec.num_gpu_blocks:
             return [], 1.0
-        return [turn(self._key("max_num_batched_tokens"), now, times * now)], best
+        return [turn(self.key("max_num_batched_tokens"), now, times * now)], best
 
     def smaller_chunks(self) -> list[Advice]:
         """Fewer tokens a step: so many that prompts take as long as the decodes beside them.
@@ -278,7 +278,7 @@ class Advisor:
         if most < least or not self.engine.enable_chunked_prefill:
             return []
         to = max(1 << (int(min(max(fair, least), most)).bit_length() - 1), least)
-        key = self._key("max_num_batched_tokens")
+        key = self.key("max_num_batched_tokens")
         if self.run.custom_admission:
             return [replace(one, also={key: to} if to < now else {}) for one in self.policy()]
         steps = [to << k for k in range(now.bit_length()) if to << k <= most]
@@ -290,6 +290,14 @@ class Advisor:
         impatient = cluster is not None and cluster.client is not None  # who waits longer gives up
         first = [] if enough[:1] == [to] and not impatient else self.replicas()
         return [*first, *(turn(key, now, size) for size in enough[:1])]
+
+    def seats_within(self, bound: float) -> list[Advice]:
+        """Fewer seats, where the time between tokens of all that run exceeds `bound` (ms)."""
+        seats = min(int(self._gauges["max_running"]), self.engine.max_num_seqs)
+        sizes = [1 << k for k in range(seats.bit_length()) if 1 << k < seats]
+        kept = [size for size in sizes if 1e3 * self._token_time(size) <= bound]
+        key, now = self.key("max_num_seqs"), self.engine.max_num_seqs
+        return [turn(key, now, kept[-1])] if kept else []
 
     # ---------------------------------------------------------------- memory
 
@@ -306,7 +314,7 @@ class Advisor:
         engine, longest = self.engine, self.spec.max_model_len
         if prompt >= longest:
             most = self.spec.model.max_position_embeddings
-            to, key = min(least_length(self.run.record.workload), most), self._key("max_model_len")
+            to, key = min(least_length(self.run.record.workload), most), self.key("max_model_len")
             return [turn(key, longest, to)] if prompt < most else []
         needed = -(-total // engine.block_size) + 1
         enough = [
@@ -318,7 +326,7 @@ class Advisor:
         if enough or offers or self.scenario.cost or engine.num_gpu_blocks_override is not None:
             return [*offers, *enough]
         least = least_change(self.scenario, self.spec.model, self.spec.gpu, needed)
-        keys = {self._key(name, block): to for (block, name), to in _parted(least)}
+        keys = {self.key(name, block): to for (block, name), to in _parted(least)}
         if not keys:
             return []
         (first, to), *others = keys.items()
@@ -340,16 +348,16 @@ class Advisor:
         """Reserve less for each request."""
         engine, table = self.engine, self.run.table
         if engine.allocation == "contiguous":
-            yield turn(self._key("allocation"), "contiguous", "paged")
+            yield turn(self.key("allocation"), "contiguous", "paged")
         reserve = engine.reserve_output_tokens
         if engine.allocation == "contiguous" or reserve == "max_model_len":
             longest = int((table.workload.prompt_tokens + table.generated)[self.run.done].max())
             to = -(-longest // engine.block_size) * engine.block_size
             now = self.spec.max_model_len
             if to * WORTH < now and engine.enable_chunked_prefill:
-                yield turn(self._key("max_model_len"), now, to)
+                yield turn(self.key("max_model_len"), now, to)
         if reserve is not None:
-            yield turn(self._key("reserve_output_tokens"), reserve, None)
+            yield turn(self.key("reserve_output_tokens"), reserve, None)
 
     def _override(self) -> Iterator[Advice]:
         """As many blocks as are wanted and as the GPU has."""
@@ -360,7 +368,7 @@ class Advisor:
         wanted = now * self.most_present / max(self.seats_in_memory, 1)
         to = min(fit, int(np.ceil(min(max(wanted, 2 * now), MOST * now))))
         if to >= WORTH * now:
-            yield turn(self._key("num_gpu_blocks_override"), now, to)
+            yield turn(self.key("num_gpu_blocks_override"), now, to)
 
     def _more_blocks(self) -> list[Advice]:
         """Narrower numbers and more of the memory, as blocks count; last more GPUs."""
@@ -369,12 +377,12 @@ class Advisor:
             return []
         offers = [*self.quantization()]
         if engine.cache_dtype not in EIGHT_BITS:
-            offers.append(turn(self._key("kv_cache_dtype"), engine.kv_cache_dtype, "fp8"))
+            offers.append(turn(self.key("kv_cache_dtype"), engine.kv_cache_dtype, "fp8"))
         if (share := engine.gpu_memory_utilization) < UTILIZATION:
-            offers.append(turn(self._key("gpu_memory_utilization"), share, UTILIZATION))
+            offers.append(turn(self.key("gpu_memory_utilization"), share, UTILIZATION))
         size, count = engine.tensor_parallel_size, self.scenario.gpu.count
-        also = {self._key("count", "gpu"): 2 * count}
-        wider = turn(self._key("tensor_parallel_size"), size, 2 * size, also)
+        also = {self.key("count", "gpu"): 2 * count}
+        wider = turn(self.key("tensor_parallel_size"), size, 2 * size, also)
         blocks = {one: self._blocks(**{one.key.rpartition(".")[2]: one.to}) for one in offers}
         blocks[wider] = 0 if self.scenario.cost else self._blocks(tensor_parallel_size=2 * size)
         useful = [one for one in blocks if blocks[one] >= WORTH * spec.num_gpu_blocks]
@@ -387,7 +395,7 @@ class Advisor:
         each = -(-percentiles(total, [75.0])[0] // self.engine.block_size)
         to = max(int((self.spec.num_gpu_blocks - 1) // each), 1)
         to = min(to, int(self._gauges["max_running"]) - 1)
-        return [turn(self._key("max_num_seqs"), now, to)] if 1 <= to < now else []
+        return [turn(self.key("max_num_seqs"), now, to)] if 1 <= to < now else []
 
     # ---------------------------------------------------------------- rules of the scheduler
 
@@ -395,12 +403,12 @@ class Advisor:
         """Another policy; where SGLang's tree would have to go as well, none."""
         now, tree = self.engine.policy_name, self.engine.prefix_cache == "radix"
         kept = now == to or (tree and now == "sglang")
-        return [] if kept else [turn(self._key("scheduling_policy"), now, to)]
+        return [] if kept else [turn(self.key("scheduling_policy"), now, to)]
 
     def interval(self) -> list[Advice]:
         """Prompts in every step."""
         name, now = "prefill_schedule_interval", self.engine.prefill_schedule_interval
-        return [turn(self._key(name), now, 1)] if now > 1 and self._takes(name) else []
+        return [turn(self.key(name), now, 1)] if now > 1 and self._takes(name) else []
 
     def _takes(self, name: str) -> bool:
         """Say whether the scheduler knows a key; vLLM's, which policies order, knows all."""
@@ -411,14 +419,14 @@ class Advisor:
         caches = getattr(self.run.scheduler, "caches_prefixes", True)
         if not caches or self.engine.allocation != "paged":
             return []
-        return [turn(self._key("enable_prefix_caching"), False, True)]
+        return [turn(self.key("enable_prefix_caching"), False, True)]
 
     def cure(self, cause: str) -> list[Advice]:
         """Say what to do about a cause of waiting, the best first; see `CAUSES`.
 
         What costs no GPU comes before more replicas where it makes the work itself faster.
         """
-        less_kept_free = [turn(self._key(name), now, 0) for name, now in self.kept_free.items()]
+        less_kept_free = [turn(self.key(name), now, 0) for name, now in self.kept_free.items()]
         free, first = [*less_kept_free, *self.memory()], True
         if cause == "seats":
             free, first = self.seats(), self.more_seats_pay()

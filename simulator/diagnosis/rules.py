@@ -31,6 +31,7 @@ from simulator.diagnosis.fleet_rules import (
     routing,
     scattered_prefixes,
 )
+from simulator.diagnosis.levels import BROKEN, levels
 from simulator.diagnosis.losses import rejected, tries
 from simulator.diagnosis.prefixes import forgotten_prefixes, prefix_reuse
 from simulator.diagnosis.wake_ups import wake_ups
@@ -68,7 +69,9 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
     if not len(run.done):
         return []
     if not run.done.any():  # the others look at requests that were served
-        lost = ((rule.__name__, rule(run)) for rule in (rejected, tries))
+        lost = [(rule.__name__, rule(run)) for rule in (rejected, tries)]
+        if all(one is None for _, one in lost):  # else that no level is kept follows
+            lost.append(("levels", levels(run)))
         return [_as_dict(name, one, one.advice) for name, one in lost if one is not None]
     found = [(rule.__name__, finding) for rule in RULES if (finding := rule(run)) is not None]
     taken_off = 1 - explained(run)
@@ -79,7 +82,7 @@ def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]
     found.sort(key=lambda pair: (pair[0] not in LOST, -pair[1].weight))
     taken: dict[str, Advice] = {}
     findings = [(name, finding, _agreeing(finding, taken)) for name, finding in found]
-    return [_as_dict(*one) for one in findings if one[-1] or one[0] in LOST]
+    return [_as_dict(*one) for one in findings if one[-1] or one[0] in SAID]
 
 
 def _agreeing(finding: Finding, taken: dict[str, Advice]) -> list[Advice]:
@@ -130,24 +133,29 @@ def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
     met = bool(gauges.get("slo_met"))
     grows = gauges.get("stationary") is False and (gauges.get("trend_per_s") or 0.0) > 0
     kept = met and not grows
+    findings = gauges.get("diagnosis") or ()
     found = [
         (str(one["text"]), "" if kept and one["rule"] != "low_load" else str(one["knob"]))
-        for one in gauges.get("diagnosis") or ()
+        for one in findings
     ]
+    levels = [(Judged.of(one), one["met"]) for one in gauges.get("slo") or ()]
+    if all(one["rule"] != "levels" for one in findings):  # a run that kept no requests has none
+        found += [(f"{BROKEN}{one.slo.text} is {one}.", "") for one, good in levels if not good]
     if (host := gauges.get("host_share") or 0.0) >= HOST:
         found.append((f"The GPU waits for the host in {host:.0%} of the steps' time.", ""))
     if met and grows:
         return [(GROWS, ""), *found]
-    judged = [Judged.of(one) for one in gauges.get("slo") or ()]
-    if close := [f"{one.slo.text} is {one}" for one in judged if kept and one.close]:
+    if close := [f"{one.slo.text} is {one}" for one, _ in levels if kept and one.close]:
         return [(CLOSE.format("; ".join(close)), ""), *found]
     return [(KEPT, ""), *found] if kept and found else found
 
 
 def diagnosis_lines(gauges: Mapping[str, Any]) -> list[str]:
     """Return the lines that a report prints."""
-    found = told_findings(gauges)[: SHOWN + bool(gauges.get("slo_met"))]
-    return [f"- {text}{f' Knob: {knob}.' if knob else ''}" for text, knob in found] or [NOTHING]
+    found = told_findings(gauges)
+    shown = found[: SHOWN + bool(gauges.get("slo_met"))]
+    shown += [one for one in found if one not in shown and one[0].startswith(BROKEN)]
+    return [f"- {text}{f' Knob: {knob}.' if knob else ''}" for text, knob in shown] or [NOTHING]
 
 
 def memory(run: AdvisedEvidence) -> Finding | None:
@@ -406,6 +414,7 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
 
 
 LOST = ("rejected", "tries")
+SAID = (*LOST, "levels")  # whether or not a key helps
 FLEET = ("failures", "autoscaling", "wake_ups")
 RULES = (
     *(
@@ -426,5 +435,5 @@ RULES = (
         pools,
         prefill_stalls,
     ),
-    *(unused_seats, prefix_reuse, forgotten_prefixes, unfair, low_load),
+    *(levels, unused_seats, prefix_reuse, forgotten_prefixes, unfair, low_load),
 )

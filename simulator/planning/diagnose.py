@@ -190,7 +190,7 @@ def diagnose(
     as_it_is = Trial("", "", {}, values, gpus=gpus, price=price, missed=missed)
     if not trials:
         return Diagnosis(findings, as_it_is, (), verdicts=verdicts)
-    ranked_by = [*([GOODPUT] if GOODPUT in values else []), trials[0].metric]
+    ranked_by = [*dict.fromkeys([*([GOODPUT] if GOODPUT in values else []), trials[0].metric])]
 
     def rank(trial: Trial) -> tuple[bool | float, ...]:
         return _rank(trial, ranked_by, by_price=bool(slos))
@@ -365,9 +365,10 @@ def _known(summary: Mapping[str, Any]) -> MetricValues:
 def table(found: Diagnosis) -> str:
     """Write what stands out, and a row for each advice, the best first."""
     told = [f"Service levels: {'; '.join(found.verdicts)}."] if found.verdicts else []
-    if not found.trials:
-        return "\n".join([NOTHING, *told, *([str(found.held)] if found.held else [])])
     lines = [*told, *(f"- {finding['text']}" for finding in found.findings)]
+    if not found.trials:
+        nothing = [] if found.findings else [NOTHING]
+        return "\n".join([*nothing, *lines, *([str(found.held)] if found.held else [])])
     metrics = [finding["metric"] for finding in found.findings]
     runs = [found.as_it_is, *(trial for trial in found.trials if not trial.error)]
     known = {key for trial in runs for key in trial.values}

@@ -50,6 +50,7 @@ from simulator.results.service_levels import (
     request_bounds,
     service_levels,
     step_span,
+    strain,
 )
 from simulator.results.steady_state import STAY, SteadyState, Window, measurement_window, stays_of
 from simulator.results.token_times import (
@@ -74,6 +75,8 @@ LATENCIES = (
 """In the order of the summary; the last two stand only behind `max_concurrency`."""
 CLUSTER_LATENCIES = (RETRY, *ENCODER_PARTS, *TRANSFER_PARTS)
 """Parts of the requests' time that some clusters have."""
+STRAIN = "strain"
+"""What stands among the latencies for `kept_until` alone."""
 DRAFTED = ("decodes", "drafts", "accepted")  # columns of log.DRAFT
 
 
@@ -235,6 +238,8 @@ class RunMetrics:
         found = latencies(table, measured)
         if self.retries:
             found[RETRY] = table.retry_time[measured]
+        if self._goodput and self._span is not None:
+            found[STRAIN] = strain(table, ended, self._goodput)
         for name, values in part.latencies.items():
             known = ~np.isnan(values)
             if self.within is not None:
@@ -384,7 +389,12 @@ class RunMetrics:
         if slo.metric == "goodput":
             ended = self._completed + self._failed
             ends = share(self._good_at[1], ended), share(self._good_at[0], ended)
-        return {"ends": [*ends], "step_times": [*self._span]}
+        told: Summary = {"ends": [*ends], "step_times": [*self._span]}
+        if slo.metric == "goodput" and STRAIN in self._latencies and self._completed:
+            point = 100.0 * slo.bound * (self._completed + self._failed) / self._completed
+            if point <= 100.0 and (needed := self._latencies[STRAIN].percentiles([point])[0]):
+                told["kept_until"] = 1.0 / needed
+        return told
 
     def _described(self, names: Sequence[str], percentiles: Sequence[float]) -> Summary:
         out: Summary = {}

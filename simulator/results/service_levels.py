@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, inf
+from math import exp, inf, log
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,6 +168,7 @@ class Judged(NamedTuple):
     ends: Span | None  # of the value, by the step times' 95 %; None: nobody knows
     span: Span | None = None  # of these
     served: bool = True  # one request or more; where none was, no latency is kept
+    until: float | None = None  # times the steps' time at which a share just keeps its bound
 
     @classmethod
     def of(cls, one: Mapping[str, Any]) -> "Judged":
@@ -179,6 +180,7 @@ class Judged(NamedTuple):
             None if ends is None else (ends[0], ends[1]),
             None if span is None else (span[0], span[1]),
             one.get("met", True) or not slo.met(one["value"]),
+            one.get("kept_until"),
         )
 
     @property
@@ -186,19 +188,28 @@ class Judged(NamedTuple):
         """Whether the clock's error covers the bound."""
         return self.ends is not None and len({self.slo.met(end) for end in self.ends}) > 1
 
+    @property
+    def unless(self) -> str:
+        """Say which error of the clock would turn the verdict; "": nobody knows."""
+        until = self.until
+        if self.slo.name not in SHARES and self.ends is not None and self.span is not None:
+            # Values move as a power of the steps' time, rates against it.
+            slower = self.ends[1 if self.slo.at_most else 0]
+            power = log(slower / self.value) / log(self.span[1])
+            until = (self.slo.bound / self.value) ** (1.0 / power)
+        if until is None:
+            return ""
+        percent = f"{100 * abs(until - 1.0):.2g} %"
+        return f" unless steps are {percent} {'slower' if until > 1.0 else 'faster'}"
+
     def __str__(self) -> str:
-        """Say it: `kept by 12 %`, `too close to tell (39.45 of 40 ms; ...)`, `broken by 3 %`."""
+        """Say it: `kept by 12 %`, `kept unless steps are 1.4 % slower`, `broken by 3 %`."""
         slo, value = self.slo, self.value
         if not self.served:
             return "broken"
-        if self.close:
-            assert self.span is not None
-            share = slo.name in SHARES
-            unit = " %" if share else " ms" if slo.metric.endswith("_ms") else ""
-            times = 100.0 if share else 1.0
-            got = f"{short(times * value)} of {times * slo.bound:g}"
-            return f"too close to tell ({got}{unit}; step times {span_text(self.span)})"
         verb = "kept" if slo.met(value) else "broken"
+        if self.close:
+            return f"{verb}{self.unless or ' within the error of the step times'}"
         if slo.name in SHARES:
             points = f"{100 * abs(value - slo.bound):.3g}"
             plural = "" if points == "1" else "s"
@@ -212,12 +223,6 @@ class Judged(NamedTuple):
 def short(value: float) -> str:
     """Write four digits, and all before the point."""
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-
-
-def span_text(span: Span) -> str:
-    """Write how far off steps may be: `±3 %`, `-12 to +14 %`."""
-    low, high = (round(100 * (end - 1)) for end in span)
-    return f"±{high} %" if low == -high else f"{low:+d} to {high:+d} %"
 
 
 def parse_slo(text: str) -> Slo:
@@ -324,3 +329,12 @@ def keep_bounds(table: RequestTable, completed: Flags, goodput: Mapping[str, flo
             values = np.where(table.generated > 1, values, 0.0)  # a single token keeps any bound
         keep &= values <= bound / 1000.0  # NaN: not completed
     return keep
+
+
+def strain(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> Floats:
+    """Return how many times its bound, of several the worst, each completed request takes."""
+    found: Floats = np.zeros(int(completed.sum()))
+    for name, bound in goodput.items():
+        values = 1000.0 * getattr(table, name)[completed] / bound
+        found = np.fmax(found, values)  # NaN: a single token has no TPOT
+    return found

@@ -328,7 +328,7 @@ def test_advice_does_not_contradict_itself(diagnose) -> None:
         assert len({one["key"] for one in advised}) == len(
             {(one["key"], one["direction"], str(one["to"])) for one in advised}
         )
-        assert all(finding["advice"] for finding in found.values())
+        assert all(one["advice"] for rule, one in found.items() if rule != "levels")
 
 
 def test_leaps_change_nothing(write) -> None:
@@ -347,8 +347,8 @@ def test_printed_and_written(write, tmp_path: Path, capsys) -> None:
     told = capsys.readouterr().out
     findings = json.loads((tmp_path / "summary.json").read_text())["headway"]["diagnosis"]
     assert findings
-    assert told.count("Knob: ") == min(len(findings), SHOWN)
-    assert f"- {findings[0]['text']} Knob: {findings[0]['knob']}.\n" in told
+    assert told.count("Knob: ") == sum(bool(one["knob"]) for one in findings[:SHOWN])
+    assert all(f"- {one['text']}" in told for one in findings[:SHOWN])
     assert main(["run", str(path), "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "Diagnosis-" in told

@@ -138,6 +138,7 @@ def test_goodput_comes_first(write) -> None:
 def test_a_bad_trade_is_told_and_comes_last() -> None:
     """Smaller chunks shorten the gaps between tokens, and first tokens miss their bound."""
     sets = ["workload.num_prompts=400", "workload.request_rate=4.5", "goodput.ttft=800"]
+    sets += ["slo=[goodput>=0.5]"]
     found = diagnose(load_scenario(Path("scenarios/demo.yaml"), sets), jobs=1)
     (trial,) = found.trials
     assert trial.gain > 0.2

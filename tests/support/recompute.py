@@ -213,6 +213,12 @@ def _service_levels(run: Run, summary: Values) -> Values:
                 strict = [{k: v / f for k, v in goodput.items()} for f in reversed(span)]
                 ends = [share(_keep(done, within).sum(), count) for within in strict]
             verdicts[-1] |= {"ends": ends, "step_times": span}
+            point = 100 * float(bound) * count / max(len(done), 1)
+            if metric == "goodput" and len(done) and point <= 100:
+                each = [1e3 * done[name] / most for name, most in goodput.items()]
+                latest = pd.concat(each, axis=1).max(axis=1)
+                if needed := np.percentile(latest.fillna(0.0), point):
+                    verdicts[-1]["kept_until"] = 1 / needed
     met = all(one["met"] for one in verdicts)
     return own | {"slo": verdicts, "slo_met": met}
 

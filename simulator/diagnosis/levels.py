@@ -1,0 +1,162 @@
+"""Service levels that a run breaks: by how much, and what would keep them."""
+
+from collections.abc import Iterator
+from math import ceil, inf
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.cluster.config import MOST_REPLICAS
+from simulator.core.request import Chunk, Request, Step
+from simulator.diagnosis.advice import Advice, AdvisedEvidence, Finding, turn
+from simulator.diagnosis.evidence import CAUSES
+from simulator.models.gpus import GPUS
+from simulator.results.service_levels import RATES, REQUEST_BOUNDS, Judged, short
+from simulator.scenario.kv_room import kv_blocks
+
+BROKEN = "Service level missed: "
+WIDEST = 8  # GPUs of one replica that is advised
+WAITING = 0.05  # share of the requests' time
+WORTH = 1.1  # times as fast must another GPU be
+FEWER = 0.9  # of the bound: what fewer seats aim at
+
+
+class Broken(NamedTuple):
+    """A latency that is too long, of a level that is broken."""
+
+    latency: str  # ttft, tpot, itl, e2el
+    bound: float  # ms
+    value: float  # ms
+    percentile: float
+
+    @property
+    def times(self) -> float:
+        """How many times as fast it would have to be."""
+        return self.value / self.bound
+
+    def __str__(self) -> str:
+        """Say it: `P99 TPOT is 1.89 times its bound (22.7 of 12 ms)`."""
+        name = f"P{self.percentile:g} {self.latency.upper()}"
+        told = f"{short(self.value)} of {self.bound:,g} ms"
+        return f"{name} is {self.times:.3g} times its bound ({told})"
+
+
+def levels(run: AdvisedEvidence) -> Finding | None:
+    """Service levels are broken, whether requests wait or each of them is too slow.
+
+    The weight is the share of the distance that no queue explains, so that causes of waiting, where
+    there are any, are named before it.
+    """
+    judged = [Judged.of(one) for one in run.gauges.get("slo") or () if not one["met"]]
+    if not judged:
+        return None
+    late, texts, advice = list[Broken](), list[str](), list[Advice]()
+    for level in judged:
+        said = f"{level.slo.text} is {level}"
+        for one in _latencies(run, level):
+            late.append(one)
+            alone = _alone(run, one)
+            advice += _cures(run, one, alone)
+            if level.slo.name == "goodput":
+                said += f"; {one}"
+            if alone > one.bound:
+                said += f"; alone on a replica a request has {short(alone)} ms"
+        texts.append(said)
+    if (
+        any(level.slo.name in RATES for level in judged)
+        and sum(run.wait_shares.values()) >= WAITING
+    ):
+        advice += run.advisor.replicas()
+    worst = max((one.times for one in late), default=inf)
+    waited = min(sum(run.wait_shares.values()), 1.0)
+    metric = judged[0].slo.metric
+    return Finding(
+        (1.0 - 1.0 / worst if late else 1.0) * (1.0 - waited),
+        f"{BROKEN}{'. '.join(texts)}.",
+        metric if metric in run.summary else "request_goodput" if late else "completed",
+        list(dict.fromkeys(advice)),
+        {"broken": len(judged), **({"times_the_bound": worst} if late else {})},
+    )
+
+
+def _latencies(run: AdvisedEvidence, level: Judged) -> Iterator[Broken]:
+    """Yield the latencies of a level that are over their bound; of goodput all that are."""
+    slo, table = level.slo, run.table
+    if slo.metric.endswith("_ms"):
+        latency = slo.latency or slo.name.split("_")[1]
+        if level.value > slo.bound and latency in (*REQUEST_BOUNDS, "itl"):
+            share = 50.0 if slo.percentile is None else slo.percentile
+            yield Broken(latency, slo.bound, level.value, share)
+    elif slo.name == "goodput":
+        done = run.done & slo.asked(table)
+        for latency, bound in run.record.scenario.goodput.bounds.items():
+            counted = done & (table.generated > 1) if latency == "tpot" else done
+            values = 1e3 * getattr(table, latency)[counted]
+            if len(values) and (value := float(np.quantile(values, slo.bound))) > bound:
+                yield Broken(latency, bound, value, 100.0 * slo.bound)
+
+
+def _alone(run: AdvisedEvidence, one: Broken) -> float:
+    """Return what a request alone on a replica has of a latency, in ms."""
+    advisor, table, done = run.advisor, run.table, run.done
+    cost, budget = advisor.costs[0], advisor.engine.max_num_batched_tokens
+    prompts, answers = table.workload.prompt_tokens[done], table.generated[done]
+    context = round(float(prompts.mean() + answers.mean() / 2))
+    token = 1e3 * float(cost.decode_seconds(np.array([1]), np.array([context]))[0])
+    if one.latency in ("tpot", "itl"):
+        return token
+    if run.engine.enable_prefix_caching and run.record.workload.segments is not None:
+        return 0.0  # how much of a prompt is computed is not known beforehand
+    prompt = int(np.percentile(prompts, one.percentile, method="lower"))
+    sizes = [min(budget, prompt - at) for at in range(0, prompt, budget)]
+    steps = [Step([Chunk(Request(-1, 0.0, size, 1), 0, size)], 0, 0) for size in sizes]
+    first = 1e3 * sum(cost.execute(step) for step in steps)
+    if one.latency == "ttft":
+        return first
+    return first + token * float(np.percentile(answers, one.percentile, method="lower") - 1)
+
+
+def _cures(run: AdvisedEvidence, one: Broken, alone: float) -> Iterator[Advice]:
+    """Yield what may keep a bound: smaller steps and replicas, unless one request is too slow."""
+    if alone <= one.bound:
+        if one.latency == "itl":
+            yield from run.advisor.smaller_chunks()
+        fewer = (
+            run.advisor.seats_within(FEWER * one.bound) if one.latency in ("tpot", "itl") else []
+        )
+        yield from fewer
+        cause = max(CAUSES, key=run.wait_shares.__getitem__)
+        waits = one.latency in ("ttft", "e2el") and run.wait_shares[cause] >= WAITING
+        most = run.advisor.cure(cause) if waits else run.advisor.replicas()
+        if fewer and most:  # as many as share the requests by so few seats
+            times = run.gauges["max_running"] / fewer[0].to
+            to = max(ceil(most[0].value * times), most[0].to)
+            most = [turn(most[0].key, most[0].value, min(to, MOST_REPLICAS))]
+        yield from most
+    yield from _faster(run, one)
+
+
+def _faster(run: AdvisedEvidence, one: Broken) -> Iterator[Advice]:
+    """Yield narrower weights, more GPUs for a replica, and the cheapest GPU that is fast enough."""
+    advisor = run.advisor
+    yield from advisor.quantization()
+    scenario, engine, gpu = advisor.scenario, advisor.engine, advisor.spec.gpu
+    if scenario.cost and scenario.cost.get("kind") != "roofline":  # it is of this GPU
+        return
+    size, count = engine.tensor_parallel_size, scenario.gpu.count
+    to = min(size << max(ceil(np.log2(one.times)), 1), WIDEST)
+    if to > size and not advisor.spec.model.num_attention_heads % to:
+        also = {advisor.key("count", "gpu"): count * to // size}
+        yield turn(advisor.key("tensor_parallel_size"), size, to, also)
+    name = "bandwidth" if one.latency in ("tpot", "itl", "e2el") else "bf16_flops"
+    gains = {
+        other: getattr(other, name) / getattr(gpu, name)
+        for other in GPUS.values()
+        if other.dollars_per_hour and kv_blocks(engine, advisor.spec.model, other) > 1
+    }
+    faster = [other for other, gain in gains.items() if gain >= WORTH]
+    enough = [other for other in faster if gains[other] >= one.times]
+    if faster:
+        best = min(enough, key=lambda g: g.dollars_per_hour or inf) if enough else None
+        best = best or max(faster, key=lambda g: (gains[g], -(g.dollars_per_hour or inf)))
+        yield turn(advisor.key("name", "gpu"), gpu.name, best.name)

@@ -1,0 +1,89 @@
+"""Service levels that are broken: each has a finding, and what it advises is tried."""
+
+import random
+from typing import Any
+
+import pytest
+
+from simulator import load_scenario, run
+from simulator.diagnosis.levels import BROKEN
+from simulator.diagnosis.rules import NOTHING, diagnosis_lines, told_findings
+from simulator.planning.diagnose import diagnose, table
+
+SLOW = [
+    *("cost=null", "goodput={tpot: 12}", "workload.request_rate=2"),
+    "workload.num_prompts=200",
+]
+
+
+def broken(*sets: str) -> dict[str, Any]:
+    """Run the demo with keys set; return the finding of its levels."""
+    found = run(load_scenario("demo", sets)).summary()["headway"]["diagnosis"]
+    return next(one for one in found if one["rule"] == "levels")
+
+
+def test_a_gpu_that_is_too_slow_is_a_finding_without_any_queue() -> None:
+    """What would do is narrower weights, tensor parallelism, another GPU."""
+    found = broken(*SLOW)
+    assert "goodput>=0.99 is broken by 9" in found["text"]
+    assert "P99 TPOT is 1." in found["text"]
+    keys = {one["key"] for one in found["advice"]}
+    assert keys >= {"engine.quantization", "engine.tensor_parallel_size", "gpu.name"}
+
+
+def test_what_one_request_alone_breaks_no_replica_keeps() -> None:
+    """A token on an L4 takes 62 ms with nobody beside it."""
+    found = broken(*SLOW, "gpu.name=L4", "goodput={tpot: 30}", "workload.request_rate=0.1")
+    assert "alone on a replica a request has 6" in found["text"]
+    assert all("replicas" not in one["key"] for one in found["advice"])
+
+
+@pytest.mark.medium
+def test_an_advice_keeps_the_level() -> None:
+    """`diagnose` tries each; one at least keeps all levels, and the table says so."""
+    found = diagnose(load_scenario("demo", SLOW), jobs=1)
+    assert found.as_it_is.missed == 1
+    assert found.trials[0].missed == 0
+    assert NOTHING not in table(found)
+
+
+def test_seats_are_lowered_where_fewer_keep_the_bound() -> None:
+    """Steps of 1 ms and 1 ms a token: 8 decodes take 9 ms."""
+    cost = "cost={kind: linear, base: 1e-3, per_token: 1e-3}"
+    sets = ["workload={num_prompts: 64, request_rate: inf, input_len: 1, output_len: 50}"]
+    found = broken(cost, "slo=[p99_tpot_ms<=12]", "goodput=null", *sets)
+    advice = {one["key"]: one["to"] for one in found["advice"]}
+    assert advice["engine.max_num_seqs"] == 8
+    assert advice["cluster.replicas"] == 8  # 64 requests at once
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_stands_out_never_stands_beside_a_broken_level(seed: int) -> None:
+    """Of drawn scenarios each broken level is named, by the run and by all that repeat it."""
+    draw = random.Random(seed)
+    slo = draw.choice(
+        [
+            f"p{draw.choice([50, 90, 99])}_{draw.choice(['ttft', 'tpot', 'itl', 'e2el'])}_ms"
+            f"<={10 ** draw.uniform(0.5, 4):.4g}",
+            "goodput>=0.9",
+            "completion>=1",
+            f"output_throughput>={10 ** draw.uniform(2, 4):.4g}",
+        ]
+    )
+    sets = [
+        *("workload.num_prompts=60", f"seed={seed}", f"slo=['{slo}']"),
+        f"workload.request_rate={10 ** draw.uniform(-1, 2):.3g}",
+        f"goodput={{tpot: {10 ** draw.uniform(0.8, 2):.3g}}}",
+        f"engine.max_num_seqs={draw.choice([2, 16, 256])}",
+        f"engine.scheduling_policy={draw.choice(['fcfs', 'static', 'sjf'])}",
+    ]
+    if draw.random() < 0.3:
+        sets.append("engine.max_model_len=1200")  # some are rejected
+    gauges = run(load_scenario("demo", sets)).summary()["headway"]
+    missed = [one["bound"] for one in gauges["slo"] if not one["met"]]
+    told = " ".join(text for text, _ in told_findings(gauges))
+    assert all(f"{bound} is broken" in told for bound in missed)
+    assert (BROKEN in " ".join(diagnosis_lines(gauges))) == bool(missed)
+    assert not missed or NOTHING not in diagnosis_lines(gauges)
+    unlooked = {**gauges, "diagnosis": None}  # a run without tables
+    assert all(f"{bound} is broken" in str(told_findings(unlooked)) for bound in missed)
