@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-clients test-engine test-compiled lint mutants bench notebooks test-notebooks docs lock clean preflight
 
 demo: $(VENV)/installed
-	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --set engine.max_num_seqs=24 --out out/demo
+	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --set workload.request_rate=1 --out out/demo
 
 # One more than there are cores: some tests wait for a server or a clock.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')

@@ -18,6 +18,8 @@ from simulator.cli.options import (
 )
 from simulator.cli.progress import run_progress, runs_progress
 
+FIRST = 5  # replications, where they are added until a comparison is decided
+
 if TYPE_CHECKING:
     from simulator.planning.design import Alternative
     from simulator.simulation.result import Result
@@ -34,6 +36,10 @@ def compare(
     ] = None,
     all_: Annotated[
         bool, silent("also show rows that hardly differ, or may differ by chance", "--all")
+    ] = False,
+    until_decided: Annotated[
+        bool,
+        silent("add replications, to 16 times as many, until what names a winner is no chance"),
     ] = False,
     settings: Settings = DEFAULT_SETTINGS,
     out: Annotated[Path | None, silent("folder for the files [default: out/NAME-compare]")] = None,
@@ -52,8 +58,8 @@ def compare(
     name = alternatives[0].scenario.name
     folder = check_folder(out or Path("out") / f"{name}-compare", options.format)
     trim = options.trim()
-    if options.replications is not None:
-        return _compare_replications(alternatives, folder, options.replications, all_, options)
+    if options.replications is not None or until_decided:
+        return _compare_replications(alternatives, folder, all_, options, until_decided)
     results = []
     for k, alternative in enumerate(alternatives, 1):
         label = f"{k}/{len(alternatives)} {alternative.label}"
@@ -106,9 +112,9 @@ def _write_runs(
 def _compare_replications(
     alternatives: "Sequence[Alternative]",
     folder: Path,
-    count: int,
     everything: bool,
     options: RunOptions,
+    until_decided: bool,
 ) -> int:
     """Run every alternative so many times under common random numbers; print their differences."""
     from simulator.figures.style import save
@@ -121,11 +127,13 @@ def _compare_replications(
         raise HeadwayError("--vary seed: replications draw their seeds themselves; vary other keys")
     scenarios = [alternative.scenario for alternative in alternatives]
     warmup, cooldown = options.trim()
+    replicate, looks = replications.replicate, 1
+    if until_decided:
+        replicate, looks = replications.replicate_until_decided, replications.LOOKS
+    count = FIRST if options.replications is None else options.replications
     with runs_progress("runs", options.quiet) as progress:
-        runs = replications.replicate(
-            scenarios, count, warmup=warmup, cooldown=cooldown, progress=progress
-        )
-    found = replications.differences(runs)
+        runs = replicate(scenarios, count, warmup=warmup, cooldown=cooldown, progress=progress)
+    found = replications.differences(runs, looks)
     origins = [_origin(alternative) for alternative in alternatives]
     write_together(
         folder,
@@ -141,7 +149,7 @@ def _compare_replications(
     elif not options.quiet:
         print_differences(replications.compare_intervals(labels, found, everything=everything))
         print(*scenario_cost_lines(labels, scenarios), sep="\n")
-        print(*replications.winner_lines(labels, runs), sep="\n")
+        print(*replications.winner_lines(labels, runs, looks), sep="\n")
         print(f"written to {folder}: comparison.csv, replications.csv, comparison.png", flush=True)
     return 0
 

@@ -14,6 +14,7 @@ from simulator.planning.problem import PlanOptions, make_problem, rate_key
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
 from simulator.planning.search import capacity
 from simulator.results.service_levels import Judged, Slo, parse_slo
+from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
@@ -365,6 +366,7 @@ def _known(summary: Mapping[str, Any]) -> MetricValues:
 def table(found: Diagnosis) -> str:
     """Write what stands out, and a row for each advice, the best first."""
     told = [f"Service levels: {'; '.join(found.verdicts)}."] if found.verdicts else []
+    told += filter(None, [trend_warning(found.values)])
     lines = [*told, *(f"- {finding['text']}" for finding in found.findings)]
     if not found.trials:
         nothing = [] if found.findings else [NOTHING]

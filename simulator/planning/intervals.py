@@ -1,12 +1,13 @@
 """Statistics over replications: intervals of means and of single runs, paired differences."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import numpy as np
 
 CONFIDENCE = 0.95
+MOST_PAIRS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +126,22 @@ class Difference:
     difference: Estimate  # other - first, pair by pair
     p: float  # two-sided paired t test; 1 where no pair differs
     adjusted: float = 1.0  # by Holm, over all that were tested together
+    family: int = 1  # how many these are, times the looks that are taken at them
 
     @property
     def significant(self) -> bool:
         """Whether the difference is not chance, at 5 % over all comparisons together."""
         return self.adjusted < 1 - CONFIDENCE
+
+    @property
+    def needed(self) -> int | None:
+        """The pairs that would tell such a difference from chance; None: more than MOST_PAIRS."""
+        count, found = 2, self.difference
+        while count <= MOST_PAIRS:
+            if self.family * _p_value(replace(found, count=count)) < 1 - CONFIDENCE:
+                return count
+            count = max(count + 1, int(1.05 * count))
+        return None
 
 
 def paired(metric: str, first: Sequence[float], other: Sequence[float]) -> Difference:

@@ -26,15 +26,17 @@ from simulator.planning.runs import (
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.views.comparison import ALIKE
 from simulator.views.metric_rows import BY_KEY, DOLLARS, Metric, find_metric, part_values
 from simulator.views.report import align
-from simulator.views.winner import LEADS, prices_differ
+from simulator.views.winner import LEADS, overload_lines, prices_differ
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 MAX_REPLICATIONS = 10_000
+LOOKS = 5  # at ever more replications, of a comparison that is to be decided
 SEED_STREAM = 0x4E9  # of the seeds of replications
 
 
@@ -53,8 +55,11 @@ def replicate(
     warmup: float = 0.0,
     cooldown: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
+    have: Sequence[Sequence[MetricValues]] = (),
 ) -> list[list[MetricValues]]:
     """Run every scenario `count` times on all cores; return the numbers of its summaries.
+
+    Of each those that it `have`s already are not run again.
 
     The k-th replication of each has the same seed: the same arrivals, lengths and, of the same
     cost model, errors, however the scenarios differ otherwise (common random numbers). Raises
@@ -63,18 +68,50 @@ def replicate(
     """
     if not 2 <= count <= MAX_REPLICATIONS:
         raise HeadwayError(f"--replications {count}: must be 2 to {MAX_REPLICATIONS:,}")
+    known = len(have[0]) if have else 0
     work = [
         scenario.model_copy(update={"seed": seed})
         for scenario in scenarios
-        for seed in seeds(scenario.seed, count)
+        for seed in seeds(scenario.seed, count)[known:]
     ]
     found = run_all(partial(_measure, warmup, cooldown), work, None, progress, must=True)
     warn_once(sorted({text for outcome in found for text in outcome.warned}), set())
     values = [outcome.values for outcome in found]
-    runs = [values[at : at + count] for at in range(0, len(values), count)]
+    more = count - known
+    runs = [values[at : at + more] for at in range(0, len(values), more)]
+    runs = [[*old, *new] for old, new in zip(have or [[]] * len(runs), runs, strict=True)]
     if not any(e.sd for same in runs for e in estimates(same).values()):
         warnings.warn(CONSTANT, HeadwayWarning, stacklevel=2)
     return runs
+
+
+def replicate_until_decided(
+    scenarios: Sequence[Scenario],
+    count: int,
+    *,
+    warmup: float = 0.0,
+    cooldown: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[MetricValues]]:
+    """Replicate until what names a winner is no chance, or so alike that nobody minds.
+
+    At most LOOKS times, each time with twice as many: p values then count LOOKS times (Bonferroni).
+    """
+    runs: list[list[MetricValues]] = []
+    for _ in range(LOOKS):
+        trim = {"warmup": warmup, "cooldown": cooldown}
+        runs = replicate(scenarios, count, progress=progress, have=runs, **trim)
+        leads, tests = _leads(runs), _tests(runs, LOOKS)
+        if not any(undecided(one) for (*_, key), one in tests.items() if key in leads):
+            break
+        count = min(2 * count, MAX_REPLICATIONS)
+    return runs
+
+
+def undecided(one: Difference) -> bool:
+    """Say whether a difference is large enough to mind, and may be chance all the same."""
+    apart = abs(one.difference.mean)
+    return not one.significant and apart > ALIKE * max(abs(one.first.mean), abs(one.other.mean))
 
 
 def _measure(warmup: float, cooldown: float, scenario: Scenario) -> MetricValues:
@@ -125,16 +162,18 @@ def _keys(keys: Iterable[str], runs: Sequence[MetricValues]) -> list[str]:
     return [*keys, *(key for key in runs[0] if key.endswith("]"))]
 
 
-def differences(runs: Sequence[Sequence[MetricValues]]) -> list[list[Difference]]:
+def differences(runs: Sequence[Sequence[MetricValues]], looks: int = 1) -> list[list[Difference]]:
     """Compare every run but the first with the first; p values adjusted as in `_tests`."""
-    tests, told = _tests(runs), {*_keys(TESTED, runs[0]), *_leads(runs)}
+    tests, told = _tests(runs, looks), {*_keys(TESTED, runs[0]), *_leads(runs)}
     return [
         [test for (a, b, key), test in tests.items() if a == 0 and b == k and key in told]
         for k in range(1, len(runs))
     ]
 
 
-def _tests(runs: Sequence[Sequence[MetricValues]]) -> dict[tuple[int, int, str], Difference]:
+def _tests(
+    runs: Sequence[Sequence[MetricValues]], looks: int = 1
+) -> dict[tuple[int, int, str], Difference]:
     """Compare pairs of runs by a metric: all that a comparison tells, adjusted as one family.
 
     Every run but the first with the first by each of TESTED, and all pairs by what names a winner:
@@ -152,7 +191,7 @@ def _tests(runs: Sequence[Sequence[MetricValues]]) -> dict[tuple[int, int, str],
     }
     adjusted = holm([test.p for test in tests.values()])
     return {
-        pair: replace(test, adjusted=p)
+        pair: replace(test, adjusted=min(looks * p, 1.0), family=looks * len(tests))
         for (pair, test), p in zip(tests.items(), adjusted, strict=True)
     }
 
@@ -191,12 +230,13 @@ def compare_intervals(
 ) -> str:
     """Tabulate paired differences, a block for each run but the first.
 
-    Differences that may be chance are left out, unless `everything` is asked for.
+    A difference that may be chance has a mark, and the pairs that would decide; one that is small,
+    too, is left out, unless `everything` is asked for.
     """
     blocks = []
     hidden = 0
     for label, tested in zip(labels[1:], found, strict=True):
-        same = [one for one in tested if everything or verdict(one) in "+-"]
+        same = [one for one in tested if everything or one.significant or undecided(one)]
         hidden += len(tested) - len(same)
         count = tested[0].difference.count if tested else 0
         rows = [(f"{count} pairs", labels[0], label, "difference", "95 % interval", "p (Holm)")]
@@ -205,23 +245,28 @@ def compare_intervals(
             first, other = (f"{e.mean * metric.scale:,.2f}" for e in (one.first, one.other))
             p = "<0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}"
             span = f"{apart.mean * metric.scale:+,.2f}", _range(metric, apart.interval, "+,.2f")
-            rows.append((metric.label, first, other, *span, f"{p} {verdict(one)}"))
-        nothing = f"{label}: every difference to {labels[0]} may be chance."
+            told = f"{p} {verdict(one)}"
+            if verdict(one) == "?" and one.needed is not None:
+                told = f"({one.needed:,} pairs) {told}"
+            rows.append((metric.label, first, other, *span, told))
+        nothing = f"{label}: every difference to {labels[0]} is small, and may be chance."
         blocks.append(align(rows) if same else nothing)
     blocks.append(
         f"Differences are to {labels[0]}, pair by pair: same requests, same errors of the cost "
         "model.\n+ better, - worse, at 5 % over all lines and winners together (Holm); ? may be "
-        "chance."
+        "chance: as many pairs would decide. --until-decided runs them for what names a winner."
     )
     if hidden:
-        left_out, them = ("line that may be chance is", "it")
+        left_out, them = (f"line of {ALIKE:.0%} at most that may be chance is", "it")
         if hidden > 1:
-            left_out, them = ("lines that may be chance are", "them")
+            left_out, them = (f"lines of {ALIKE:.0%} at most that may be chance are", "them")
         blocks[-1] += f"\n{hidden} {left_out} left out: --all shows {them}."
     return "\n\n".join(blocks)
 
 
-def winner_lines(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) -> list[str]:
+def winner_lines(
+    labels: Sequence[str], runs: Sequence[Sequence[MetricValues]], looks: int = 1
+) -> list[str]:
     """Name the best run by SLO attainment, else by each of LEADS, as far as chance allows.
 
     By the cost of a token, too, where what is paid differs.
@@ -230,8 +275,13 @@ def winner_lines(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) 
     others is significant at 5 %, by Holm over the differences of all pairs of runs (it was not
     named beforehand) and those of the table.
     """
-    tests = _tests(runs)
-    return [line for key in _leads(runs) for line in _winner(labels, runs, key, tests)]
+    tests, middle = _tests(runs, looks), len(runs[0]) // 2
+    each = [sorted(same, key=lambda run: run.get("served_by_last_arrival") or 1.0) for same in runs]
+    typical = [{"headway": {}, **same[middle]} for same in each]
+    lines, leads = overload_lines(labels, typical), _leads(runs)
+    if lines:
+        leads = [key for key in leads if not key.endswith("_ms")]
+    return lines + [line for key in leads for line in _winner(labels, runs, key, tests)]
 
 
 def _winner(

@@ -44,7 +44,7 @@ from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 from simulator.util.workers import use_backend
 from simulator.views.comparison import row_per_run
-from simulator.views.winner import best_run
+from simulator.views.winner import best_run, overload_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,6 +227,7 @@ def sweep_table(points: Sequence[DesignPoint], rows: Sequence[Row]) -> str:
         if point.scenario is not None and not row.get("error")
     ]
     lines += scenario_cost_lines([label for label, _ in ran], [scenario for _, scenario in ran])
+    lines += overload_lines(labels[:SHOWN], summaries[:SHOWN])
     place, why = best_run(summaries)
     lines.append(f"No best point: {why}." if place is None else f"Best: {labels[place]}: {why}.")
     return "\n".join(lines)

@@ -26,6 +26,8 @@ ROUNDING = 1e-20
 MSER_BATCH = 5  # values in a batch of MSER-5
 TERMS = 100  # of a continued fraction; 40 give every digit for up to 18 degrees of freedom
 
+ASK = "`headway plan` finds the load that keeps service levels for good"
+TREND = ("stationary", "trend_per_s", "trend_p_value", "served_by_last_arrival")
 Window = tuple[float, float]
 
 
@@ -58,6 +60,7 @@ class Trend:
         self._sums = np.zeros(BATCHES)
         self._total, self._seen = total, 0
         self._first, self._last = inf, 0.0  # s
+        self._backlog = 0  # in the system, as the last comes
 
     def add(self, times: Floats, values: Ints) -> None:
         """Add values and the times (ascending, s) at which they were."""
@@ -68,6 +71,7 @@ class Trend:
         )
         self._sums += np.bincount(batch, values, BATCHES)
         self._seen += len(values)
+        self._backlog = int(values[-1]) if len(values) else self._backlog
 
     @property
     def means(self) -> Floats:
@@ -78,13 +82,14 @@ class Trend:
     def test(self) -> dict[str, object]:
         """Judge the series; `stationary` is null where there are too few values to tell."""
         if not (self._total >= MIN_REQUESTS and self._last > self._first):  # or a time is unknown
-            return dict.fromkeys(("stationary", "trend_per_s", "trend_p_value"))
+            return dict.fromkeys(TREND)
         slope, p = linear_trend(self.means)
         change = slope / max(float(self._sums.sum()) / self._total, 1.0)
         return {
             "stationary": not (p < SIGNIFICANCE_LEVEL and abs(change) > MATERIAL_CHANGE),
             "trend_per_s": slope / (self._last - self._first),
             "trend_p_value": p,
+            "served_by_last_arrival": max(1.0 - self._backlog / self._total, 0.0),
         }
 
 
@@ -261,13 +266,27 @@ def mser5(values: Floats | Ints) -> int | None:
     return None if best >= count // 2 else best * MSER_BATCH
 
 
+def overload(found: Mapping[str, object]) -> float | None:
+    """Return the share of its requests that a run served while they came, if a queue grows.
+
+    `found` has the keys of TREND. None: no queue grows, or nobody can tell.
+    """
+    slope, served = found.get("trend_per_s"), found.get("served_by_last_arrival")
+    if found.get("stationary") is not False or not isinstance(slope, float) or slope <= 0:
+        return None
+    return served if isinstance(served, float) and served < 1.0 - MOST_UNSERVED else None
+
+
 def trend_warning(found: Mapping[str, object]) -> str:
     """Say in a line that a run is not stationary; "" where it is, or nobody can tell."""
     slope = found.get("trend_per_s")
     if found.get("stationary") is not False or not isinstance(slope, float):
         return ""
-    word = "grows" if slope > 0 else "falls"
+    word, more = "grows" if slope > 0 else "falls", ""
+    if (served := overload(found)) is not None:
+        more = f" Overloaded: {served:.0%} of the requests were served by the last arrival. {ASK}."
     return (
         f"Not stationary: the number of requests in the system {word} by {abs(slope):.3g}/s "
         f"(p = {found['trend_p_value']:.2g}); means and percentiles depend on the run's length."
+        f"{more}"
     )

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from simulator.results.steady_state import ASK, TREND, overload
+from simulator.util.errors import printable
 from simulator.views.comparison import ALIKE
 from simulator.views.metric_rows import BY_KEY, DOLLARS, find_metric, metric_value
 
@@ -17,18 +19,23 @@ def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
     Of those that keep all service levels the cheapest by the token, where what is paid differs;
     else the one with the highest goodput, SLO attainment or output throughput, or, where the load
     sets these, the least mean E2EL. Where none keeps them there is no best. Without service levels
-    it is the cheapest by the token, where what is paid differs, else the output throughput.
+    it is the cheapest by the token, where what is paid differs, else the output throughput. Of
+    runs that are ALIKE by a key the next key decides, at last their order. A run whose queue grows
+    keeps no level for long, and latencies of such runs decide nothing.
     """
     done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
     judged = [k for k in done if metric_value(summaries[k], "slo_met") is not None]
-    usual = ("output_throughput", "mean_e2el_ms")
+    usual = ["output_throughput", "mean_e2el_ms"]
     if not judged:
+        usual = usual[: 1 if any(overloaded(summaries[k]) for k in done) else 2]
         return _first(summaries, done, (*_dollars(summaries, done), *usual))
     kept = [k for k in judged if metric_value(summaries[k], "slo_met")]
-    if len(kept) == 1:
-        return kept[0], "the only one that keeps the service levels"
-    if not kept:
-        return None, "none keeps the service levels"
+    held = [k for k in kept if not overloaded(summaries[k])]
+    if len(held) == 1:
+        return held[0], "the only one that keeps the service levels"
+    if not held:
+        return None, f"none keeps the service levels{' for long: queues grow' if kept else ''}"
+    kept = held
     keys = (*_dollars(summaries, kept), "request_goodput", "slo_attainment", *usual)
     place, why = _first(summaries, kept, keys)
     of = "between" if place is None else "of"
@@ -55,19 +62,46 @@ def _dollars(summaries: Sequence[Summary], among: Sequence[int]) -> list[str]:
 def _first(
     summaries: Sequence[Summary], among: Sequence[int], keys: Sequence[str]
 ) -> tuple[int | None, str]:
-    """Return the best of some runs by the first key that tells them apart."""
+    """Return the best of some runs by the keys that tell them apart, in turn."""
+    left, why = [*among], ""
     for key in keys:
-        values = {k: metric_value(summaries[k], key) for k in among}
+        values = {k: metric_value(summaries[k], key) for k in left}
         known = {k: value for k, value in values.items() if isinstance(value, int | float)}
         if not known or len(known) < len(values):
             continue
-        low, high = min(known.values()), max(known.values())
-        if len(known) > 1 and high - low <= ALIKE * high:  # they follow from the same load
-            continue
         more = find_metric(key).better > 0
         best = (max if more else min)(known, key=known.__getitem__)
-        return best, _in_words(key, known[best])
-    return None, "no difference to speak of"
+        alike = [k for k, v in known.items() if abs(v - known[best]) <= ALIKE * abs(v)]
+        if len(known) > 1 and len(alike) == len(known):  # they follow from the same load
+            continue
+        left, why = alike, why or _in_words(key, known[best])
+        if len(left) == 1:
+            return best, _in_words(key, known[best])
+    if not why:
+        return None, "no difference to speak of"
+    alike_ = "another is" if len(left) == 2 else f"{len(left) - 1} others are"
+    return left[0], f"{why}, to which {alike_} within {ALIKE:.0%}"
+
+
+def overloaded(summary: Summary) -> bool:
+    """Say whether a run got more requests than it served, so that its queue grew."""
+    return overload({key: metric_value(summary, key) for key in TREND}) is not None
+
+
+def overload_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
+    """Say which of several runs get more than they serve, and which question has an answer."""
+    behind = [
+        f"{printable(label)} {metric_value(one, 'served_by_last_arrival'):.0%}"
+        for label, one in zip(labels, summaries, strict=True)
+        if one.get("completed") and overloaded(one)
+    ]
+    if not behind:
+        return []
+    return [
+        f"Overloaded: by the last arrival {', '.join(behind)} of the requests were served. "
+        "Latencies of such runs, and ratios to these, grow with the run's length; throughput "
+        f"compares. {ASK}; a lower load compares latencies."
+    ]
 
 
 def _in_words(key: str, value: float) -> str:
@@ -99,7 +133,8 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
         if place is not None and prices_differ([s for s in summaries if s.get("completed")]):
             lines = [f"Winner by price: {labels[place]}: {why}; no service level is given (--slo)."]
         done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
-        for key in LEADS if len(done) > 1 else ():
+        grow = any(overloaded(summaries[k]) for k in done)
+        for key in LEADS[: 1 if grow else None] if len(done) > 1 else ():
             leader, what = _first(summaries, done, (key,))
             if leader is not None:
                 text = what[0].upper() + what[1:]
@@ -115,4 +150,5 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
             f"Step times without measurements: {', '.join(guessed)}. A difference that is "
             "smaller than their error (see Step times) says nothing."
         )
+    lines = [*overload_lines(labels, summaries), *lines]
     return [*lines, "One run of each: --replications 5 tells differences from chance."]

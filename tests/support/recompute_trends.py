@@ -10,7 +10,7 @@ from scipy import stats
 
 from tests.support.run_files import Run, Values
 
-KEYS = ("stationary", "trend_per_s", "trend_p_value", "suggested_warmup_s")
+KEYS = ("stationary", "trend_per_s", "trend_p_value", "served_by_last_arrival")
 
 
 def recompute_trend(run: Run) -> Values:
@@ -46,7 +46,8 @@ def recompute_trend(run: Run) -> Values:
         p = 2 * stats.t.sf(abs(fit.slope) / error, max(20 * fewer, 4.0) - 2)
     steady = not (p < 0.01 and abs(change) / max(level.mean(), 1.0) > 0.2)
     trend = change / (come[-1] - come[0])
-    return known | {"stationary": steady, "trend_per_s": trend, "trend_p_value": p}
+    known |= {"stationary": steady, "trend_per_s": trend, "trend_p_value": p}
+    return known | {"served_by_last_arrival": max(1 - level[-1] / len(level), 0.0)}
 
 
 def _mser5(level: list[int]) -> int | None:

@@ -128,3 +128,31 @@ def test_a_run_that_lost_requests_is_the_best_of_nothing() -> None:
 
     assert starred(3, 0, 0) == [False, True, True]
     assert starred(3, 1, 1) == [True, True, True]
+
+
+BEHIND = {"stationary": False, "trend_per_s": 1.0, "served_by_last_arrival": 0.21}
+
+
+def test_no_latency_names_a_winner_among_overloaded_runs() -> None:
+    """What grows with the run's length is said, with the question that has an answer."""
+    runs = [summary(100, 900, **BEHIND), summary(100.2, 9)]
+    assert best_run(runs) == (None, "no difference to speak of")
+    told = winner_lines(["static", "fcfs"], runs)
+    assert told[0].startswith("Overloaded: by the last arrival static 21% of the requests were se")
+    assert "`headway plan` finds" in told[0]
+    assert not any("E2EL" in line for line in told)
+    runs = [summary(100, 900, met=True, **BEHIND), summary(90, 9, met=False)]
+    assert best_run(runs) == (None, "none keeps the service levels for long: queues grow")
+    filling = {**BEHIND, "served_by_last_arrival": 0.97}  # an empty system that fills
+    assert best_run([summary(100, 900, met=True, **filling), runs[1]])[0] == 0
+
+
+def test_points_that_differ_by_less_than_a_percent_are_alike() -> None:
+    """Of 100.07 and 100 beside 50 neither is the best: the first is named, with its equal."""
+    runs = [summary(50, 9), summary(100, 9), summary(100.07, 9)]
+    assert best_run(runs) == (
+        1,
+        "the highest output throughput (100 tok/s), to which another is within 1%",
+    )
+    runs[2] = summary(100.07, 7)
+    assert best_run(runs) == (2, "the lowest mean E2EL (7 ms)")

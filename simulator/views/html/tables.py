@@ -9,6 +9,7 @@ from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, ENCODER_PARTS, RETRY, TRANSFER_PARTS
+from simulator.results.steady_state import trend_warning
 from simulator.util.yaml_lines import dump_yaml
 from simulator.views.metric_rows import BY_KEY, metric_rows
 from simulator.views.report import sensitivity_lines, slo_lines, step_errors
@@ -154,6 +155,7 @@ def diagnosis(run: Run) -> str:
         for text, knob in told_findings(gauges)
     ]
     items += [f"Warning: {escape(str(warning))}" for warning in gauges.get("warnings") or []]
+    items += map(escape, filter(None, [trend_warning(gauges)]))
     lines = "".join(f"<li>{item}</li>" for item in items)
     nothing = NOTHING if gauges.get("diagnosis", ()) is not None else NOT_LOOKED
     return f"<ul>{lines}</ul>" if items else f"<p>{nothing}</p>"

@@ -18,6 +18,7 @@ import numpy as np
 from simulator.diagnosis.feasibility import obstacles
 from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.figures.data import Run
+from simulator.results.steady_state import trend_warning
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
@@ -165,7 +166,8 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
         levels[name] = (counts / np.diff(edges)).tolist()
     own = summary["headway"]
     bounds = {name: own.get(f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
-    advice = [text for text, _ in told_findings(own)] or [NOTHING]
+    advice = [text for text, _ in told_findings(own)]
+    advice = [*filter(None, [trend_warning(own)]), *advice] or [NOTHING]
     return {
         "requests": len(found.requests),
         "figures": {
