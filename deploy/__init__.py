@@ -1,4 +1,4 @@
-"""The files that deploy a fleet: Kubernetes manifests, Helm values, an endpoint picker.
+"""The files that deploy a fleet: `vllm serve`, Kubernetes manifests, Helm values.
 
 It may import `simulator`. Start with `deployment.py`.
 """

@@ -1,14 +1,10 @@
-"""A scenario's fleet as files that deploy the like: Kubernetes, Helm values, scaling, a router.
+"""A scenario's fleet as files that deploy the like: `vllm serve`, Kubernetes, llm-d's Helm values.
 
-The manifests are Kubernetes' own (apps/v1, v1, autoscaling/v2) and KEDA's (keda.sh/v1alpha1, 2.x).
-The values are those of the charts vllm-stack 0.1.9 (vLLM production-stack, `helm/values.yaml`) and
-llm-d-modelservice 0.4.0 (`values.yaml`), the router's options those of production-stack's
-`vllm_router/parsers/parser.py`, all read in 2026. Metrics have vLLM's names.
-The targets are one file: all are written of the same groups and environment.
+The manifests are Kubernetes' own (apps/v1, v1, autoscaling/v2). The values are those of the chart
+llm-d-modelservice 0.4.0 (`values.yaml`), read in 2026. Metrics have vLLM's names.
 """
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -17,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from deploy.endpoint_picker import endpoint_picker
 from simulator.cluster.config import AutoscalingConfig
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.load import load_model
@@ -69,18 +64,6 @@ PRODUCTS = {
 """Values of the node label nvidia.com/gpu.product (NVIDIA's gpu-feature-discovery)."""
 METRICS = {"queue_depth": "vllm:num_requests_waiting", "kv_usage": "vllm:kv_cache_usage_perc"}
 """What vLLM V1 exports of that by which a fleet is scaled."""
-ROUTINGS = {
-    "round_robin": "roundrobin",
-    "session_affinity": "session",
-    "prefix_aware": "prefixaware",
-}
-"""The routers that vLLM's production-stack has, too."""
-
-CHART_OPTIONS = ("--enable-prefix-caching", "--enable-chunked-prefill", "--tensor-parallel-size")
-"""Options of vLLM that production-stack writes by keys of its own."""
-
-SESSION_KEY = "x-session-id"
-
 Manifest = dict[str, Any]
 
 
@@ -163,16 +146,19 @@ def deployment(scenario: Scenario) -> Mapping[str, bytes]:
     groups = groups_of(scenario)
     texts = {
         "vllm_serve.sh": serve_command(scenario),
-        "kubernetes.yaml": _kubernetes(groups),
-        "production-stack-values.yaml": _production_stack(scenario, groups),
-        "router.sh": _router_command(scenario, groups),
+        "kubernetes.yaml": _routing(scenario) + _kubernetes(groups),
         **_llm_d(groups),
+        **_scaling(groups),
     }
-    if scenario.cluster is not None:
-        config, notes = endpoint_picker(scenario)
-        head = "for the endpoint picker: --configFile THIS, or pluginsCustomConfig of the chart"
-        texts["llm-d-epp.yaml"] = _document(config, f"{head} inferencepool", *notes)
-    return {name: text.encode() for name, text in (texts | _scaling(groups)).items()}
+    return {name: text.encode() for name, text in texts.items()}
+
+
+def _routing(scenario: Scenario) -> str:
+    """Say what no file sets up: by which rule requests were spread."""
+    if scenario.cluster is None:
+        return ""
+    router = scenario.cluster.router_name
+    return f"{comment(f'simulated with the router {router}: set up one like it')}\n"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -210,7 +196,6 @@ def _kubernetes(groups: list[Group]) -> str:
     parts = []
     for group in groups:
         labels = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": group.name}
-        labels |= {"model": group.name}  # by which production-stack's router tells groups apart
         about = {"name": group.name, "labels": labels}
         spec: Manifest = {"selector": {"matchLabels": labels}}
         if group.scaling is None:  # else the autoscaler decides
@@ -273,7 +258,7 @@ def _environment(group: Group) -> list[Manifest]:
 
 
 def _scaling(groups: list[Group]) -> dict[str, str]:
-    """Write a HorizontalPodAutoscaler and the same for KEDA, where a group scales."""
+    """Write a HorizontalPodAutoscaler where a group scales."""
     found = next(((group, group.scaling) for group in groups if group.scaling is not None), None)
     if found is None:
         return {}
@@ -302,76 +287,15 @@ def _scaling(groups: list[Group]) -> dict[str, str]:
         "metrics": [{"type": "Pods", "pods": pods}],
         "behavior": behavior,
     }
-    query = {
-        "serverAddress": "http://prometheus-operated.monitoring.svc:9090",
-        "query": f'sum({metric}{{pod=~"{group.name}-.*"}})',
-        "threshold": f"{scaling.target:g}",
-    }
-    scaled_object: Manifest = {
-        "scaleTargetRef": server,
-        "minReplicaCount": scaling.min_replicas,
-        "maxReplicaCount": scaling.max_replicas,
-        "pollingInterval": interval,
-        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
-        "triggers": [{"type": "prometheus", "metricType": "AverageValue", "metadata": query}],
-    }
     hpa = _document(
         _manifest("autoscaling/v2", "HorizontalPodAutoscaler", about, autoscaler),
-        "Apply this or keda.yaml, not both. It wants an adapter that serves vLLM's metrics by pod",
-        f"(prometheus-adapter). Simulated: a look every {scaling.interval:g} s.",
+        "It wants an adapter that serves vLLM's metrics by pod (prometheus-adapter).",
+        f"Simulated: a look every {scaling.interval:g} s.",
     )
-    keda = _document(
-        _manifest("keda.sh/v1alpha1", "ScaledObject", about, scaled_object),
-        "Apply this or hpa.yaml, not both. serverAddress: your Prometheus, which scrapes the pods.",
-    )
-    return {"hpa.yaml": hpa, "keda.yaml": keda}
+    return {"hpa.yaml": hpa}
 
 
-# Helm charts and the router
-
-
-def _production_stack(scenario: Scenario, groups: list[Group]) -> str:
-    """Write values for vLLM's production-stack."""
-    models = []
-    lines = ["helm install vllm vllm/vllm-stack -f production-stack-values.yaml"]
-    for group in groups:
-        engine = group.scenario.engine
-        flags = {
-            "enablePrefixCaching": engine.enable_prefix_caching,
-            "enableChunkedPrefill": engine.enable_chunked_prefill,
-        }
-        model: Manifest = {
-            "name": group.name,
-            "repository": group.image,
-            "tag": group.tag,
-            "modelURL": _unexpanded([str(group.scenario.model)])[0],
-            "replicaCount": group.replicas,
-            "resources": group.gpus,
-            "vllmConfig": {
-                **(flags if engine.follows_vllm else {}),  # else vLLM's own
-                "tensorParallelSize": engine.tensor_parallel_size,
-                "extraArgs": _unexpanded(_without(group.options, *CHART_OPTIONS)),
-            },
-            "env": _environment(group),
-        }
-        if group.product is not None:
-            match = {"key": "nvidia.com/gpu.product", "operator": "In", "values": [group.product]}
-            model["nodeSelectorTerms"] = [{"matchExpressions": [match]}]
-        models.append(model)
-        lines += _remarks(group)
-        if group.scaling is not None:
-            lines.append(
-                f"{group.name} scales: in hpa.yaml or keda.yaml name RELEASE-{group.name}"
-                "-deployment-vllm"
-            )
-    logic, notes = _routing(scenario)
-    router: Manifest = {"routingLogic": logic}
-    if logic == "session":
-        router["sessionKey"] = SESSION_KEY
-    if labels := _role_options(groups):
-        router["extraArgs"] = labels
-    values = {"servingEngineSpec": {"modelSpec": models}, "routerSpec": router}
-    return _document(values, *dict.fromkeys(lines), *notes)
+# llm-d
 
 
 def _without(options: list[str], *names: str) -> list[str]:
@@ -383,43 +307,6 @@ def _without(options: list[str], *names: str) -> list[str]:
         if not gone:
             kept.append(option)
     return kept
-
-
-def _routing(scenario: Scenario) -> tuple[str, list[str]]:
-    """Find the routing logic of production-stack; say so where it has none as simulated."""
-    cluster = scenario.cluster
-    if cluster is None:
-        return "roundrobin", []
-    if cluster.kv_transfer is not None:
-        return "disaggregated_prefill", ["the router hands prompts on; it chooses in turn"]
-    router = cluster.router_name
-    logic = ROUTINGS.get(router)
-    if logic == "session":
-        return logic, [f"sessions are told apart by the header {SESSION_KEY}"]
-    if logic is not None:
-        return logic, []
-    return "roundrobin", [f"production-stack's router has no {router}: this is roundrobin"]
-
-
-def _router_command(scenario: Scenario, groups: list[Group]) -> str:
-    """Write the command of production-stack's router, for the Services in kubernetes.yaml."""
-    logic, notes = _routing(scenario)
-    words = ["vllm-router", "--port", "8001", "--service-discovery", "k8s"]
-    words += ["--k8s-port", f"{PORT}", "--k8s-label-selector", "app.kubernetes.io/name=vllm"]
-    words += ["--routing-logic", logic]
-    words += ["--session-key", SESSION_KEY] if logic == "session" else []
-    words += _role_options(groups)
-    return "".join(f"{comment(line)}\n" for line in notes) + shlex.join(words) + "\n"
-
-
-def _role_options(groups: list[Group]) -> list[str]:
-    """Tell the router who prefills and who decodes."""
-    words = []
-    for role, option in (("kv_producer", "prefill"), ("kv_consumer", "decode")):
-        names = [group.name for group in groups if group.kv_role == role]
-        if names:
-            words += [f"--{option}-model-labels", ",".join(names)]
-    return words
 
 
 def _llm_d(groups: list[Group]) -> dict[str, str]:

@@ -7,16 +7,14 @@ import pytest
 import yaml
 
 from deploy.deployment import PRODUCTS, deployment
-from deploy.endpoint_picker import endpoint_picker
 from simulator import load_scenario
 from simulator.cli.main import main
-from simulator.cluster.routers import ROUTERS
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import ONE_A_SECOND
 
 GOLDEN = Path(__file__).parent / "deployments"
-"""The values follow the charts vllm-stack 0.1.9 and llm-d-modelservice 0.4.0, the ScaledObject is
-KEDA's keda.sh/v1alpha1. Their schemas are on no package index: these files were read beside them.
+"""The values follow the chart llm-d-modelservice 0.4.0, whose schema is on no package index: these
+files were read beside it.
 """
 SCALED = """engine: {name: vllm, async_scheduling: true}
 cluster:
@@ -77,8 +75,8 @@ def test_a_service_finds_its_pods_and_an_autoscaler_its_deployment(written) -> N
         assert service["spec"]["selector"] == server["spec"]["selector"]["matchLabels"] == labels
     names = {server["metadata"]["name"] for server in manifests[::2]}
     assert len(names) == len(manifests) / 2
-    for name in {"hpa.yaml", "keda.yaml"} & files.keys():
-        scaler = yaml.safe_load(files[name])
+    if "hpa.yaml" in files:
+        scaler = yaml.safe_load(files["hpa.yaml"])
         assert scaler["spec"]["scaleTargetRef"]["name"] in names
         assert "replicas" not in manifests[0]["spec"]
 
@@ -90,21 +88,21 @@ def test_files_are_those_that_were_read(written) -> None:
     assert {path.name for path in (GOLDEN / case).iterdir()} == files.keys() - {"vllm_serve.sh"}
 
 
-def test_charts_write_some_options_themselves(written) -> None:
-    """Who repeats one would leave it to chance which counts."""
+def test_the_router_that_was_simulated_is_said(written) -> None:
     case, files = written
-    values = yaml.safe_load(files["production-stack-values.yaml"])
-    for model in values["servingEngineSpec"]["modelSpec"]:
-        extra = " ".join(model["vllmConfig"]["extraArgs"])
-        assert "prefix-caching" not in extra
-        assert "chunked-prefill" not in extra
-        assert "tensor-parallel" not in extra
-        assert "--max-num-seqs" in extra
-    if case == "apart":
-        values = yaml.safe_load(files["llm-d-values.yaml"])
-        assert values["decode"]["parallelism"]["tensor"] == 2
-        for part in ("prefill", "decode"):
+    said = "# simulated with the router "
+    assert files["kubernetes.yaml"].count(said) == (case != "single")
+
+
+def test_the_chart_writes_some_options_itself(written) -> None:
+    """An option that is there twice would leave it to chance which counts."""
+    case, files = written
+    for name in sorted(name for name in files if name.startswith("llm-d-values")):
+        values = yaml.safe_load(files[name])
+        assert values["decode"]["parallelism"]["tensor"] == (2 if case == "apart" else 1)
+        for part in ("prefill", "decode") if case == "apart" else ("decode",):
             (container,) = values[part]["containers"]
+            assert "--max-num-seqs" in container["args"]
             assert "--tensor-parallel-size" not in container["args"]
 
 
@@ -122,42 +120,11 @@ def test_the_autoscaler_scales_as_simulated(tmp_path: Path) -> None:
     assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 3600  # at most
 
 
-@pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize("base", ["cluster: {replicas: 2}", APART])
-def test_every_router_has_an_endpoint_picker(tmp_path: Path, base: str, router: str) -> None:
-    """Each plugin is there that a profile names, with one picker; the nearest scorer counts."""
-    path = tmp_path / "s.yaml"
-    path.write_text("model: llama-3-8b\nworkload: {num_prompts: 4, sessions: {turns: 2}}\n" + base)
-    scenario = load_scenario(path, [f"cluster.router={router}"])
-    config, notes = endpoint_picker(scenario)
-    known = {plugin["type"] for plugin in config["plugins"]}
-    for profile in config["schedulingProfiles"]:
-        names = [plugin["pluginRef"] for plugin in profile["plugins"]]
-        assert set(names) <= known
-        assert sum(name.endswith("-picker") for name in names) == 1
-        assert all(
-            ("weight" in p) == p["pluginRef"].endswith("-scorer") for p in profile["plugins"]
-        )
-        if router == "least_kv":
-            assert "kv-cache-utilization-scorer" in names
-    apart = scenario.cluster is not None and scenario.cluster.kv_transfer is not None
-    assert len(config["schedulingProfiles"]) == (2 if apart else 1)
-    unlike = router in {
-        "round_robin",
-        "least_tokens",
-        "power_of_two",
-        "session_hash",
-        "prefix_hash",
-    }
-    assert any(note.startswith("llm-d has no") for note in notes) == unlike
-
-
 def test_what_vllm_does_not_export_is_said(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     scaling = "{metric: slo_attainment, target: 0.9}"
     path.write_text(ONE_A_SECOND + f"goodput: {{ttft: 900}}\ncluster: {{autoscaling: {scaling}}}\n")
     files = deployment(load_scenario(path))
-    assert "keda.yaml" not in files
     assert files["hpa.yaml"] == b"# slo_attainment: vLLM exports no such metric; scale by another\n"
 
 

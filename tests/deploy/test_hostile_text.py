@@ -87,11 +87,10 @@ def with_text(scenario: dict[str, Any], path: tuple[str, ...], text: str) -> dic
 
 
 def stub(folder: Path) -> dict[str, str]:
-    """Put a `vllm` and a `vllm-router` on the path that write down their arguments."""
-    for name in ("vllm", "vllm-router"):
-        command = folder / name
-        command.write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" >> {folder}/{name}.args\n')
-        command.chmod(0o755)
+    """Put a `vllm` on the path that writes down its arguments."""
+    command = folder / "vllm"
+    command.write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" >> {folder}/vllm.args\n')
+    command.chmod(0o755)
     return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
@@ -164,15 +163,13 @@ def test_a_model_is_one_argument_whatever_its_name(tmp_path: Path, text: str) ->
     out = written(tmp_path, SCENARIO | {"model": text})
     commands = tmp_path / "stubs"
     commands.mkdir()
-    for script in ("vllm_serve.sh", "router.sh"):
-        subprocess.run(["bash", out / script], cwd=tmp_path, env=stub(commands), check=True)
+    subprocess.run(["bash", out / "vllm_serve.sh"], cwd=tmp_path, env=stub(commands), check=True)
     arguments = (commands / "vllm.args").read_bytes().decode().split("\0")
     assert arguments.count(text) == 2  # one of each group
     assert not (tmp_path / "pwned").exists()
     for path in out.glob("*.yaml"):
         found = [word for one in yaml.safe_load_all(path.read_text()) for word in strings(one)]
-        if "epp" not in path.name:
-            assert text in found, path.name
+        assert text in found, path.name
 
 
 def test_the_keys_that_take_text_are_known() -> None:
@@ -200,15 +197,14 @@ def test_text_of_any_key_is_data_or_refused_in_one_line(
         except HeadwayError as error:
             refusals.append(error.messages)
             continue
-        for script in ("vllm_serve.sh", "router.sh"):
-            subprocess.run(["bash", out / script], cwd=folder, env=stub(commands), check=True)
+        subprocess.run(["bash", out / "vllm_serve.sh"], cwd=folder, env=stub(commands), check=True)
         assert not (folder / "pwned").exists()
         arguments = (commands / "vllm.args").read_bytes().decode().split("\0")
         assert arguments.count("serve") == (3 if path[-2:] == ("groups", ANY_KEY) else 2)
         assert arguments.count(text) == (2 if path == ("model", "name") else 0)
         for file in out.glob("*.yaml"):
             found = [one for part in yaml.safe_load_all(file.read_text()) for one in strings(part)]
-            if path == ("model", "name") and "epp" not in file.name:
+            if path == ("model", "name"):
                 assert text in found
             hostile = {one for one in found if "pwned" in one and re.search(r"[^a-z-]", one)}
             assert hostile <= {text, f"hf://{text}"}
@@ -226,8 +222,7 @@ def test_a_group_s_name_is_made_plain(tmp_path: Path, text: str) -> None:
     out = written(tmp_path, scenario)
     commands = tmp_path / "stubs"
     commands.mkdir()
-    for script in ("vllm_serve.sh", "router.sh"):
-        subprocess.run(["bash", out / script], cwd=tmp_path, env=stub(commands), check=True)
+    subprocess.run(["bash", out / "vllm_serve.sh"], cwd=tmp_path, env=stub(commands), check=True)
     assert not (tmp_path / "pwned").exists()
     for path in out.glob("*.yaml"):
         for one in yaml.safe_load_all(path.read_text()):

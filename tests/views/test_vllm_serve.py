@@ -118,8 +118,8 @@ def test_another_engine_is_told_and_its_sizes_are_left_out(
     assert "--tensor-parallel-size 2" in command
     for size in ("max-num", "block-size", "utilization", "chunked-prefill", "prefix-caching"):
         assert size not in command
-    values = (tmp_path / "deploy" / "production-stack-values.yaml").read_text()
-    assert "enablePrefixCaching" not in values
+    values = (tmp_path / "deploy" / "llm-d-values.yaml").read_text()
+    assert "prefix-caching" not in values
 
 
 def test_a_policy_of_ones_own_needs_its_module(tmp_path: Path):
