@@ -39,11 +39,11 @@ FEATURES = {
 }
 """How files name a feature, in code or prose; its own folder would not count."""
 REFUSED = {
-    "calls with more than five positional arguments": 91,
+    "calls with more than five positional arguments": 90,
     "functions with more than five positional arguments": 16,
     "tuple literals unpacked where they are written": 114,
     "public functions that return a bare tuple of three or more": 31,
-    "files of more than 450 lines": 11,
+    "files of more than 500 lines": 5,
 }
 """Forms that nobody should add to, in all packages: how many there are."""
 LONG_FUNCTION = 80  # lines
@@ -113,7 +113,7 @@ def is_long_tuple(kind: ast.expr | None) -> bool:
 def refused(text: str) -> Iterator[str]:
     """Yield the forms of `REFUSED` that a file has, one by one."""
     calls, functions, unpacked, tuples, files = REFUSED
-    if text.count("\n") > 450:
+    if text.count("\n") > 500:
         yield files
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List):
@@ -146,7 +146,7 @@ def test_what_counts() -> None:
         ("def f() -> tuple[int, str] | tuple[int, ...]: ...", []),
         ("def f() -> Iterator[tuple[int, str, int]] | None: ...", [3]),
         ("def _f() -> tuple[int, str, int]: ...", []),
-        ("x = 1\n" * 451, [4]),
+        ("x = 1\n" * 501, [4]),
     ],
 )
 def test_what_is_refused(text: str, found: list[int]) -> None:
