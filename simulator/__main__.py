@@ -5,11 +5,18 @@ Ctrl-C is told in one line even while the command line itself is still being imp
 containers end a command, is taken as Ctrl-C.
 """
 
+import os
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # `python -m` looks for modules in the current folder first, where a stranger's scenario may be.
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if sys.path[0] != here:
+        del sys.path[0]
+
 import atexit
 import gc
-import os
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import NoReturn

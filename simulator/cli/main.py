@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from simulator.cli.console import one_line_warnings, print_errors, print_interrupt, print_os_error
+from simulator.util.environment import SAFE_PATH
 from simulator.util.errors import HeadwayError, NoAnswerError, one_line
 from simulator.util.files import READ_FILES, WRITTEN_FILES
 from simulator.util.user_code import NO_OWN_CODE, exit_message
@@ -22,6 +23,7 @@ gc.set_threshold(200_000)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Pydantic would look for plug-ins in every installed package, and import `email` to read of them.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+os.environ.update(SAFE_PATH)  # for every Python that a verb starts, whichever library does
 
 SETTABLE = ("run", "compare", "sweep", "plan", "rollouts")  # take --set
 VERBS = {

@@ -49,7 +49,8 @@ def make_installed(spec: EngineSpec, options: dict[str, Any]) -> Scheduler:
             raise ValueError(f"engine.{key}: {what}")
     check_rules(engine, "vLLM's scheduler")
     _check_installed(engine)
-    search_in(spec.folder)
+    if engine.scheduler_cls:  # else the scenario names no code
+        search_in(spec.folder)
     return InstalledScheduler(
         InstalledBlocks(spec.num_gpu_blocks, engine.block_size),
         enable_prefix_caching=engine.enable_prefix_caching,

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from simulator.util.errors import HeadwayError
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Keeps a Python that is started by `-m` or `-c` from importing files of the current folder."""
+
 
 def need_package(what: str, extra: str, *modules: str) -> None:
     """Raise HeadwayError where a module that `what` needs is missing: `extra` installs it."""

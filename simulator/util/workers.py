@@ -13,16 +13,18 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any, TypeVar
 
-from simulator.util.environment import environment, need_package
+from simulator.util.environment import SAFE_PATH, environment, need_package
 from simulator.util.errors import HeadwayError, one_line
 
 BACKENDS = ("loky", "dask", "ray")
+PACKAGES = Path(__file__).parents[2]  # where Headway is imported from
 LOOK_PARENT = 0.5  # s between two looks at whether a worker's parent lives
 RAY_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 TRACKER = "ignore:resource_tracker:UserWarning"  # its warnings, in Python's words for filters
@@ -127,7 +129,8 @@ def _without_interrupts() -> Iterator[None]:
 def _quiet_tracker(jobs: int | None) -> Iterator[None]:
     """Start resource trackers so that they clean up after a killed parent without a word."""
     before = os.environ.get("PYTHONWARNINGS")
-    with environment({"PYTHONWARNINGS": f"{before},{TRACKER}" if before else TRACKER}):
+    quiet = {"PYTHONWARNINGS": f"{before},{TRACKER}" if before else TRACKER}
+    with environment(SAFE_PATH | quiet):
         if worker_count(jobs) > 1:
             resource_tracker.ensure_running()  # else it lets interrupts through as workers start
         yield
@@ -211,7 +214,11 @@ def use_backend(name: str | None, jobs: int | None, address: str | None = None) 
     cluster: AbstractContextManager[None] = nullcontext()
     if name != "loky":
         cluster = (_dask if name == "dask" else _ray)(jobs, address)
-    with cluster, parallel_config(backend=name, n_jobs=-1 if jobs is None else jobs):
+    with (
+        environment(SAFE_PATH),
+        cluster,
+        parallel_config(backend=name, n_jobs=-1 if jobs is None else jobs),
+    ):
         yield
 
 
@@ -257,7 +264,8 @@ def _ray(jobs: int | None, address: str | None) -> Iterator[None]:
         _check_address(address)
     local: dict[str, Any] = {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
     on_term = signal.getsignal(signal.SIGTERM)
-    with warnings.catch_warnings(), _loopback_alone(address is None):
+    with warnings.catch_warnings(), _loopback_alone(address is None), chdir(PACKAGES):
+        # Ray's workers import from the folder in which it is started, before all others.
         warnings.simplefilter("ignore", FutureWarning)  # of accelerators that are not there
         try:
             ray.init(
