@@ -5,7 +5,7 @@ Their files are read as every other trace is (`simulator/workload/traces/`).
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.workload.select import renumbered
 from simulator.workload.traces.format import Measured, Table, no_times
-from simulator.workload.traces.read import read_table, warn_of_failed
+from simulator.workload.traces.read import read_table, warn_of_losses
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+ASKED = ("segments", "priority", "max_tokens", "hint", "model", "cancel_after")
 MEASURED = tuple(each.name for each in fields(Measured))
 
 
@@ -40,6 +42,7 @@ class Requests:
     turn: Ints | None = None
     prompt_id: list[str] | None = None  # requests of one id have the same prompt
     patience: Floats | None = None  # s after which its client let go of it; NaN: it was answered
+    asked: Mapping[str, Any] = field(default_factory=dict)  # columns of a workload besides
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -76,7 +79,7 @@ def read_requests(
     answered = len(table.time)
     kept = np.flatnonzero((np.arange(len(patience)) < answered) | ~np.isnan(patience))
     replayed = len(kept) - answered
-    warn_of_failed(replace(table, failed=table.failed - replayed), path)
+    warn_of_losses(replace(table, failed=table.failed - replayed), path)
     if not answered:
         raise HeadwayError(f"{path}: has no requests")
     if np.isnan(table.time).any():
@@ -96,12 +99,18 @@ def read_requests(
             return [whole[k] for k in order.tolist()]
         return np.concatenate(found)[order]
 
+    asked = {name: column(name, parts) for name in ASKED}
+    if asked["segments"] is not None:
+        place = np.full(len(arrival) + 1, -1)
+        place[order] = np.arange(len(order))
+        asked["segments"] = renumbered(asked["segments"], place)
     measured = [part.measured or no_times(len(part.time)) for part in parts]
     return Requests(
         arrival=arrival[order] - arrival[kept].min(),
         **{name: column(name, parts) for name in ("prompt", "output", "client")},
         **{name: column(name, measured) for name in MEASURED},
         patience=patience[order] if replayed else None,
+        asked=asked,
     )
 
 

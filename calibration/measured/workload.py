@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
@@ -35,7 +36,8 @@ def frontend(run: Run) -> Frontend:
 
 def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Workload:
     """Play what was recorded: arrivals, lengths, and which request waited for which."""
-    if requests.conversation is not None and requests.client is not None:
+    told = requests.asked.get("segments") is not None
+    if requests.conversation is not None and requests.client is not None and not told:
         return _conversations(requests)
     arrival, after, delay = _arrivals_and_delays(requests)
     prefix = _common_prefix(run, requests.prompt, config)
@@ -43,16 +45,19 @@ def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Worklo
     segments = _prefix_segments(requests.prompt, prefix, stages) if prefix else None
     if requests.prompt_id is not None:
         segments = _prompt_segments(requests.prompt_id, requests.prompt)
-    return Workload(
+    asked = {k: v for k, v in requests.asked.items() if v is not None and k != "model"}
+    work = Workload(
         arrival,
         requests.prompt,
         requests.output,
+        client=requests.client,
         segments=segments,
         after=after,
         delay=delay,
         cancel_after=requests.patience,
         source=run.run_id,
     )
+    return replace(work, **asked)
 
 
 def _arrivals_and_delays(requests: Requests) -> tuple[Floats, Ints | None, Floats | None]:

@@ -138,6 +138,11 @@ def fit_log(log: RequestLog) -> LogFit:
             break
         free = told  # what the log does not tell stays as it was: the others are found beside that
     half, _ = fit(even)
+    found, half = _no_worse(log, before, found, every), _no_worse(log, before, half, even)
+    intervals = [
+        None if known is None else (min(known[0], value), max(known[1], value))
+        for known, value in zip(intervals, found, strict=True)
+    ]
     terms = [Term(*row) for row in zip(log.names, before, found, intervals, strict=True)]
     unseen = log.block % 2 == 1
     old, new = log.simulate(before), log.simulate(half)
@@ -156,6 +161,12 @@ def fit_log(log: RequestLog) -> LogFit:
     if hosts:
         cost = cost.with_host(host_interval=hosts[0])
     return LogFit(cost, terms, errors, means, left, len(unseen), int(unseen.sum()))
+
+
+def _no_worse(log: RequestLog, before: Floats, found: Floats, blocks: Flags) -> Floats:
+    """Return what was found, unless some blocks of time are no better explained by it."""
+    kept, gained = (float(log.losses(terms)[blocks].sum()) for terms in (before, found))
+    return before if kept <= gained else found
 
 
 def _surface(log: RequestLog, start: Floats, free: Flags) -> Surface | None:

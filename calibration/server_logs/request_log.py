@@ -154,6 +154,8 @@ def read_log(path: Path, scenario: Scenario, columns: str | None = None) -> Requ
         _check_misspelt(path, requests)
     run = Run({"run_id": path.name}, {}, {})
     workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
+    workload.model = requests.asked.get("model")
+    scenario.settle_models(workload)
     cost = resolve(scenario).cost
     if not isinstance(cost, Fitted) or not cost.fitted_terms:
         raise HeadwayError(f"cost {cost.name}: has no terms to fit")

@@ -16,7 +16,7 @@ from simulator.cli.options import (
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.workload.traces.format import Measured
+    from simulator.workload.traces.format import Table
     from simulator.workload.workload import Workload
 
 Format = Annotated[str | None, Parameter(help="format of the trace [default: by how it begins]")]
@@ -46,12 +46,15 @@ def describe(
     from simulator.workload.describe import describe as figures
     from simulator.workload.describe import describe_text
 
-    workload, known, measured = _read(file, format, columns, chars_per_token)
+    workload, known, table = _read(file, format, columns, chars_per_token)
+    ledger = None if table is None else table.ledger
     if json_:
-        print_json(figures(workload, known))
+        print_json(figures(workload, known) | ({} if ledger is None else ledger.figures()))
         return 0
+    measured = None if table is None else table.measured
     names = () if measured is None else ("ttft", "tpot", "e2el")
-    print(describe_text(workload, known, {n.upper(): getattr(measured, n) for n in names}))
+    rows = [] if ledger is None else ledger.rows()
+    print(describe_text(workload, known, {n.upper(): getattr(measured, n) for n in names}, rows))
     return 0
 
 
@@ -91,8 +94,8 @@ def convert(
 
 def _read(
     path: Path, format: str | None, columns: str | None, chars_per_token: float | None
-) -> "tuple[Workload, str, Measured | None]":
-    """Read a trace, or make the workload of a scenario; with its format and latencies."""
+) -> "tuple[Workload, str, Table | None]":
+    """Read a trace, or make the workload of a scenario; with its format and table."""
     given = {"format": format, "columns": columns, "chars_per_token": chars_per_token}
     given = {name: value for name, value in given.items() if value is not None}
     if path.suffix in {".yaml", ".yml"}:
@@ -105,8 +108,8 @@ def _read(
     from simulator.workload.traces.read import read_measured
 
     given.pop("format", None)
-    workload, measured, name = read_measured(path, format, given)
-    return workload, name, measured
+    workload, table, name = read_measured(path, format, given)
+    return workload, name, table
 
 
 @trace.command(name="from-metrics")

@@ -23,6 +23,7 @@ from simulator.util.files import resolve
 from simulator.util.from_mapping import Field, short_repr
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.distributions import TraceReader
+from simulator.workload.unused import has_media, warn_of_images, warn_of_models
 from simulator.workload.workload import Frontend, Workload
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class Scenario(Config):
         """Read the trace or generate the requests; HeadwayError names what is wrong."""
         workload = self._requests()
         workload.frontend = self.frontend()
-        self._settle_models(workload)
+        self.settle_models(workload)
         return workload
 
     @property
@@ -259,7 +260,7 @@ class Scenario(Config):
         names = [group.model or str(self.model) for group in groups.values()]
         return names if len(set(names)) > 1 else []
 
-    def _settle_models(self, workload: Workload) -> None:
+    def settle_models(self, workload: Workload) -> None:
         """Let requests for an engine's own model ask for no adapter; none where there are none."""
         if served := self.models:
             asked = workload.model or [""]
@@ -276,6 +277,7 @@ class Scenario(Config):
             workload.model = ["" if name in own else name for name in workload.model]
         else:
             self._given("adapters", True, "goes with engine.enable_lora: true")
+            warn_of_models(workload)
             workload.model = None
 
     def frontend(self) -> Frontend | None:
@@ -379,9 +381,12 @@ class Scenario(Config):
 
     def _draw_multimodal(self, workload: Workload, load: TraceReader) -> None:
         """Draw the images and clips of a trace's prompts; its tokens are those of the texts."""
+        told = "the trace tells the images of each request itself"
+        self._given("multimodal", has_media(workload), told)
         wrong = "goes with a trace whose requests do not continue one another"
         given = self._given("multimodal", workload.after is not None, wrong)
         if given is None:
+            warn_of_images(workload)
             return
         from simulator.workload.generate import random_streams
         from simulator.workload.multimodal import MultimodalDraws, insert

@@ -1,7 +1,7 @@
 """What a trace is like: how many requests, how fast, how bursty, how long, how much alike."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -94,12 +94,16 @@ def shared_prefix_tokens(workload: Workload) -> int | None:
 
 
 def describe_text(
-    workload: Workload, format: str, latencies: Mapping[str, Floats] | None = None
+    workload: Workload,
+    format: str,
+    latencies: Mapping[str, Floats] | None = None,
+    columns: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Describe a workload in lines of plain text, for a terminal.
 
     With what each client asks for, where there are several, and what was measured of each request:
-    `latencies` by name, in seconds, NaN where one is not told.
+    `latencies` by name, in seconds, NaN where one is not told. `columns`: rows of what became of
+    the file's.
     """
     found = describe(workload, format)
     rate, spread, sharing = found["request_rate"], found["burstiness_cv"], found["prefix_sharing"]
@@ -129,7 +133,7 @@ def describe_text(
         more = f", and {len(levels) - CLIENTS} more" if len(levels) > CLIENTS else ""
         told = ", ".join(f"{level}: {count:,}" for level, count in levels[:CLIENTS])
         rows.append(("priorities", f"{told}{more} (requests of each)"))
-    lines = [f"{name:<16}{text}" for name, text in rows]
+    lines = [f"{name:<16}{text}" for name, text in (*rows, *columns)]
     return "\n".join([*lines, *_clients(workload)])
 
 

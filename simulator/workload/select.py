@@ -101,13 +101,13 @@ def take(workload: Workload, rows: Ints) -> Workload:
         warnings.warn(text, HeadwayWarning, stacklevel=3)
     part = workload.rows(rows)
     if part.segments:
-        part.segments = _renumbered(part.segments, place)
+        part.segments = renumbered(part.segments, place)
     if part.after is not None:
         part.after = np.where(part.after < 0, -1, place[part.after])
     return part
 
 
-def _renumbered(segments: list[Segments | None], place: Ints) -> list[Segments | None]:
+def renumbered(segments: list[Segments | None], place: Ints) -> list[Segments | None]:
     """Let ("out", i), what request i generates, follow request i to its new place.
 
     What a request that is left out would have generated keeps a name of its own.
@@ -153,7 +153,7 @@ def _repeat(workload: Workload, times: int, limit: int | None) -> Workload:
         played.after = np.where(played.after < 0, -1, played.after + turn * n)
     if workload.segments:
         places = (np.arange(n + 1) + k * n for k in range(times))
-        played.segments = [p for place in places for p in _renumbered(workload.segments, place)]
+        played.segments = [p for place in places for p in renumbered(workload.segments, place)]
     return played
 
 

@@ -20,14 +20,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import first_line, line_blocks, lines
 from simulator.workload.traces.fields import (
     CLOCKS,
+    COUNTS,
     NEEDED,
     NO_DATE,
     SPANS,
     Sources,
+    find_fields,
     parse_date,
     units_in,
 )
@@ -39,7 +41,8 @@ from simulator.workload.traces.format import (
     Table,
     name_problem,
 )
-from simulator.workload.traces.records import UNKNOWN, make_table
+from simulator.workload.traces.ledger import sort_columns
+from simulator.workload.traces.records import CHANGING, UNKNOWN, make_table
 
 
 class Column(NamedTuple):
@@ -205,6 +208,7 @@ def csv_format(
     begins: str,
     columns: tuple[Column, Column, Column],
     published: tuple[Published, ...] = (),
+    idle: tuple[str, ...] = (),
 ) -> Format:
     """Make a format of its columns: when, how much comes in, how much goes out."""
     lengths = {column.name for column in columns[1:]}
@@ -213,7 +217,7 @@ def csv_format(
         name,
         begins,
         detect=lambda head: not lengths.isdisjoint(head.columns),
-        read=partial(read_csv, columns={**fields, **OPTIONAL}),
+        read=partial(read_csv, columns=fields, idle=idle),
         published=published,
     )
 
@@ -237,7 +241,7 @@ def check_commas(path: Path, number: int, line: str) -> None:
         )
 
 
-def read_csv(path: Path, columns: Mapping[str, Column]) -> Table:
+def read_csv(path: Path, columns: Mapping[str, Column], idle: Sequence[str] = ()) -> Table:
     """Read a CSV trace, by the names in its header; HeadwayError names every line that is wrong.
 
     A request with no output tokens, where the format means by it that the request failed, is left
@@ -255,11 +259,7 @@ def read_csv(path: Path, columns: Mapping[str, Column]) -> Table:
         if names.count(column.name) > 1:
             problems.add(number, column.name, f"{names.count(column.name)} columns of this name")
     problems.stop()
-    for column in (CLIENT, PRIORITY):
-        alike = [name for name in names if name.lower() == column.name]
-        if alike and column.name not in alike and column in columns.values():
-            text = f"{path}:{number}: {alike[0]}: is not read: the column's name is {column.name}"
-            warnings.warn(text, HeadwayWarning, stacklevel=2)
+    columns = {**columns, **_more_columns(path, names, columns, idle)}
     there = {field: column for field, column in columns.items() if column.name in names}
     wanted = {names.index(column.name): column for column in there.values()}
     parts = []
@@ -281,7 +281,31 @@ def read_csv(path: Path, columns: Mapping[str, Column]) -> Table:
     values = {field: read[names.index(column.name)] for field, column in there.items()}
     units = {field: column.per_second for field, column in there.items()}
     texts = {k: v.tolist() if v.dtype == object else v for k, v in values.items()}
-    return make_table(path, texts, units, lambda k: next(islice(lines(path), k + 1, None))[0])
+    ledger = sort_columns(names, {column.name: field for field, column in there.items()}, idle)
+    place = _line_of(path)
+    return make_table(path, texts, units, place, ledger)
+
+
+def _line_of(path: Path) -> Callable[[int], int]:
+    """Return what gives the line of a request."""
+    return lambda k: next(islice(lines(path), k + 1, None))[0]
+
+
+def _more_columns(
+    path: Path, names: Sequence[str], columns: Mapping[str, Column], idle: Sequence[str]
+) -> dict[str, Column]:
+    """Make columns of fields that were not asked for, and that change a load."""
+    taken = {column.name for column in columns.values()}
+    free = [name for name in names if name not in taken and name not in idle]
+    found = {
+        field: source
+        for field, source in find_fields(free).items()
+        if field not in columns and field in (*CHANGING, *OPTIONAL)
+    }
+    more = named_columns(path, found)
+    return more | (
+        {"client": CLIENT._replace(name=more["client"].name)} if "client" in more else {}
+    )
 
 
 def named_columns(path: Path, sources: Sources) -> dict[str, Column]:
@@ -300,15 +324,19 @@ def named_columns(path: Path, sources: Sources) -> dict[str, Column]:
 def _named_column(field: str, name: str, per_second: float | None, example: str) -> Column:
     if field in CLOCKS:
         return _named_clock(name, per_second, example)
+    column = words(name)._replace(optional=True)
     if field in SPANS:
-        return span(name, per_second or 1.0)
-    if field in {"prompt", "output"}:
-        return tokens(name, least=0)
-    if field == "client":
-        return words(name)._replace(empty=UNKNOWN)
-    if field in PLAIN:
-        return PLAIN[field]._replace(name=name, optional=False)
-    return words(name)._replace(optional=True)
+        column = span(name, per_second or 1.0)
+    elif field in {"prompt", "output"}:
+        column = tokens(name, least=0)
+    elif field == "client":
+        column = words(name)._replace(empty=UNKNOWN)
+    elif field in PLAIN:
+        column = PLAIN[field]._replace(name=name, optional=False)
+    elif field in COUNTS:
+        empty = "-1" if field == "prefix_request" else "0"
+        column = tokens(name, least=int(empty))._replace(empty=empty)
+    return column
 
 
 def _named_clock(name: str, per_second: float | None, example: str) -> Column:

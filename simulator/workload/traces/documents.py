@@ -269,11 +269,20 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = dict(row)
     for key, value in row.items():
         if isinstance(value, Mapping):
-            for inner, deep in flat(value).items():
-                found[f"{key}.{inner}"] = deep
-                if not isinstance(deep, Mapping):
-                    found.setdefault(inner.rpartition(".")[2], deep)
+            inner = sorted(_paths(value), key=len)
+            found |= {f"{key}.{'.'.join(path)}": deep for *path, deep in inner}
+            for *path, deep in inner:
+                found.setdefault(path[-1].rpartition(".")[2], deep)
     return found
+
+
+def _paths(row: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys that lead to each value that is no object, and the value."""
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from ((key, *path) for path in _paths(value))
+        else:
+            yield key, value
 
 
 def flat_objects(

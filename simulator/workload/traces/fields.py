@@ -18,27 +18,34 @@ UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 CLOCKS = {
     "arrival": (
+        "send_time",
+        "sent_at",
+        "sent",
         "arrival",
         "arrival_time",
         "arrived_at",
         "start",
         "start_time",
         "timestamp",
-        "send_time",
-        "sent",
         "request_start_time",
         "created_at",
         "created",
     ),
-    "first": ("first_token_time", "first_token_at", "first_token", "completion_start_time"),
-    "end": ("end", "end_time", "finished_at", "finish_time"),
+    "first": (
+        *("first_token_time", "first_token_at", "first_token", "completion_start_time"),
+        "first_chunk_time",
+    ),
+    "end": ("end", "end_time", "finished_at", "finish_time", "last_chunk_time"),
 }
-"""Fields that are read off a clock: seconds from anywhere, since 1970, or dates."""
+"""Fields that are read off a clock: seconds from anywhere, since 1970, or dates. When a request was
+sent goes before when it was planned."""
 SPANS = {
     "ttft": ("ttft", "time_to_first_token"),
     "tpot": ("tpot", "time_per_output_token", "mean_itl", "itl"),
     "e2el": ("e2e", "e2el", "latency", "e2e_latency", "request_latency", "end_to_end_latency"),
     "decode": ("generation_time", "decode", "decode_time"),
+    "client_queue": ("client_queue_time",),
+    "cancel_after": ("cancel_after",),
 }
 """Fields that are lengths of time."""
 COUNTS = {
@@ -53,6 +60,8 @@ COUNTS = {
         "request_tokens",
         "num_prefill_tokens",
         "prompt_token_count",
+        "native_tokens_prompt",
+        "tokens_prompt",
         "gen_ai_usage_input_tokens",
         "gen_ai_usage_prompt_tokens",
     ),
@@ -67,24 +76,95 @@ COUNTS = {
         "response_tokens",
         "num_decode_tokens",
         "candidates_token_count",
+        "native_tokens_completion",
+        "tokens_completion",
         "gen_ai_usage_output_tokens",
         "gen_ai_usage_completion_tokens",
     ),
     "max_tokens": ("max_tokens", "max_completion_tokens"),
     "images": ("images", "num_images"),
-    "turn": ("input_num_turns", "turn", "turn_index"),
+    "turn": ("input_num_turns", "turn", "turn_index", "round_index"),
+    "hint": ("predicted_output_tokens",),
+    "asked": ("asked_output_tokens",),
+    "cached": (
+        *("cached_tokens", "num_cached_tokens", "native_tokens_cached", "tokens_cached"),
+        *(
+            "prompt_tokens_cached",
+            "cached_prompt_tokens",
+            "cache_read_input_tokens",
+            "gen_ai_usage_cache_read_input_tokens",
+        ),
+    ),
+    "cache_write": ("cache_creation_input_tokens",),
+    "prefix_tokens": ("prefix_tokens", "prefix_length", "prefix_len", "shared_prefix_tokens"),
+    "prefix_request": ("prefix_request",),
+    "whole_prompt": ("server_input_tokens",),
+    "warm": (),
 }
 WORDS = {
     "client": ("client_id", "client", "user", "user_id", "end_user", "session_id"),
-    "model": ("model", "lora", "adapter"),
-    "conversation": ("conversation", "conversation_id", "session"),
+    "model": ("adapter", "lora", "model"),
+    "conversation": ("conversation", "conversation_id", "session", "session_id"),
     "prompt_id": ("prompt_id", "prompt_hash"),
     "error": ("error", "error_message"),
     "success": ("success", "ok"),
-    "finish": ("finish_reason", "status", "status_code"),
+    "finish": ("finish_reason", "finish_reason_normalized"),
+    "status": ("status", "result", "outcome"),
+    "status_code": ("status_code", "http_status"),
+    "cancelled": ("cancelled", "canceled", "was_cancelled"),
+    "cache_hit": ("cache_hit", "from_cache", "response_cache_hit"),
+    "call_type": ("call_type", "api_type", "request_type", "operation", "gen_ai_operation_name"),
+    "prefix": ("prefix_group", "prefix_id", "prefix_hash"),
+    "media": ("media",),
 }
-PRIORITY = {"priority": ("priority",)}
-FIELDS = {**CLOCKS, **COUNTS, **WORDS, **PRIORITY, **SPANS}
+NOTED = {
+    "deadline": (
+        ("deadline", "deadline_ms", "deadline_us", "timeout"),
+        "have a deadline, which no client here keeps but by cancel_after or client.timeout",
+    ),
+    "parent": (
+        ("parent_chat_id", "parent_request_id"),
+        "follow another's answer, and come at their recorded times all the same",
+    ),
+    "samples": (
+        *(("n", "best_of", "num_samples", "gen_ai_request_n", "gen_ai_request_choice_count"),),
+        "ask for several answers, of which one is played",
+    ),
+    "retries": (
+        ("retries", "num_retries", "attempt", "retry_count", "x_litellm_attempted_retries"),
+        "were tried again, and are played once",
+    ),
+    "reasoning": (
+        ("reasoning_tokens", "native_tokens_reasoning", "tokens_reasoning", "reason_ratio"),
+        "reason, in tokens that count if the log counts them as output",
+    ),
+    "audio": (
+        ("audio_tokens", "video_tokens", "num_input_audio_prompt", "audio_seconds"),
+        "have audio or video, whose tokens are taken as text",
+    ),
+    "image_tokens": (
+        ("image_tokens",),
+        "have tokens of images, which are taken as text (workload.multimodal draws images)",
+    ),
+    "media_count": (
+        ("num_media_prompt",),
+        "have media without sizes, whose encoder is not simulated",
+    ),
+    "tools": (
+        ("tool_wait_ms", "tool_duration_ns", "num_tool_calls"),
+        "wait for tools, and come at their recorded times all the same",
+    ),
+    "rank": (
+        ("service_tier", "slo_class", "sla_class"),
+        "have a class of service, which is no priority here (priority= names one)",
+    ),
+}
+"""Fields that change a load and cannot be simulated from a column alone, and what is said of the
+requests that have one."""
+PRIORITY = {"priority": ("priority", "vllm_priority")}
+FIELDS = {
+    **CLOCKS, **COUNTS, **WORDS, **PRIORITY, **SPANS, **{k: v for k, (v, _) in NOTED.items()},
+}  # fmt: skip
 """The names of columns that are known to hold each field, the first that is there taken; in lower
 case with `_` between words, for `startTime` and `Prompt tokens`, too."""
 NEEDED = ("arrival", "prompt", "output")
@@ -122,13 +202,13 @@ def find_fields(names: Iterable[str]) -> dict[str, Source]:
     """Find the fields whose columns have a known name; times may have a unit behind it."""
     known: dict[str, str] = {}
     for name in names:
-        known.setdefault(_words(name), name)
+        known.setdefault(plain_words(name), name)
     found = {}
     for field, words in FIELDS.items():
         ends = ["", *(f"_{unit}" for unit in UNITS)] if field in {*CLOCKS, *SPANS} else [""]
         for word, end in product(words, ends):
             if word + end in known:
-                found[field] = source(known[word + end], unit=end[1:] or None)
+                found[field] = source(known.pop(word + end), unit=end[1:] or None)
                 break
     return found
 
@@ -203,8 +283,8 @@ def guess_columns(names: Iterable[str]) -> dict[str, str]:
     for field, pattern in NEAR.items():
         near = [exact[field].names[0]] if field in exact else []
         near += sorted(
-            (name for name in left if re.search(pattern, _words(name))),
-            key=lambda name: ("token" not in _words(name), "total" in _words(name)),
+            (name for name in left if re.search(pattern, plain_words(name))),
+            key=lambda name: ("token" not in plain_words(name), "total" in plain_words(name)),
         )
         if near := [name for name in near if name in left]:
             found[field] = near[0]
@@ -230,7 +310,7 @@ def propose(names: Iterable[str], option: str, length: int) -> str:
         del found[more[-1]]
 
 
-def _words(name: str) -> str:
+def plain_words(name: str) -> str:
     """Write a name in lower case, with `_` between its words."""
     return re.sub(r"[^a-z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
+from simulator.workload.traces.fields import Sources
+from simulator.workload.traces.ledger import Ledger
 from simulator.workload.workload import Floats, Ints
 
 MAX_MESSAGES = 20  # problems told one by one; the rest are counted
@@ -52,6 +55,7 @@ class Table:
     """Of the failed ones, those whose arrival is told; lengths of 0 are not told, `cancel_after` is
     when each failed, s after its arrival, NaN: not told."""
     has_sessions: bool = False  # then a line says little without those before it
+    ledger: Ledger | None = None
 
 
 @dataclass(slots=True)
@@ -105,6 +109,8 @@ class Format(NamedTuple):
     read: Callable[..., Table]
     options: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
+    sources: Sources = MappingProxyType({})  # what its columns are used as
+    idle: tuple[str, ...] = ()  # patterns of columns without effect
 
 
 class Problems:

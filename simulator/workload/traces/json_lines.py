@@ -4,8 +4,7 @@ The contents of a prompt come as ids of blocks of tokens: equal ids stand for eq
 block becomes the segment (("h", id), tokens).
 """
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isnan, nan
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from simulator.core.request import Segments
-from simulator.util.errors import HeadwayWarning
 from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.workload.traces.documents import lines
 from simulator.workload.traces.format import Problems, name_problem
+from simulator.workload.traces.ledger import Keys
 
 LARGEST_PRIORITY = 10**9
 LARGEST = 9e18  # what still fits 64 bits
@@ -113,29 +112,17 @@ class Row:
 class Labels:
     """Whose each request is, how urgent, and how long its answer may be, of the lines `add`ed."""
 
-    def __init__(self) -> None:
+    def __init__(self, used: Mapping[str, str]) -> None:
         self.lines: list[int] = []
         self.told: dict[str, list[Any]] = {key: [] for key in LABELS}
-        self.keys: set[str] = set()  # of all lines
+        self.keys = Keys({**used, **{key: key for key in LABELS}})
 
     def add(self, row: Row) -> None:
         """Read the labels of one more line."""
-        if not row.values.keys() <= self.keys:
-            self._warn_alike(row)
-            self.keys |= row.values.keys()
+        self.keys.meet(row.values)
         self.lines.append(row.line)
         for key, values in self.told.items():
             values.append(row.label(key))
-
-    def _warn_alike(self, row: Row) -> None:
-        """Warn of keys that a line is the first to have and that are a label but for their case."""
-        for key in row.values.keys() - self.keys:
-            name = key.lower()
-            if name in LABELS and name not in row.values:
-                text = (
-                    f"{row.problems.path}:{row.line}: {key}: is not read: the key's name is {name}"
-                )
-                warnings.warn(text, HeadwayWarning, stacklevel=2)
 
     def columns(self, problems: Problems) -> dict[str, Any]:
         """Return columns of a Table, None for one that no line has.
@@ -144,6 +131,7 @@ class Labels:
         others have one nobody could be named.
         """
         found: dict[str, Any] = dict.fromkeys(column for column, _ in LABELS.values())
+        found["ledger"] = self.keys.ledger()
         for key, (column, untold) in LABELS.items():
             values = self.told[key]
             if all(value is None for value in values):

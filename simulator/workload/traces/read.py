@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import session_starts, take
-from simulator.workload.traces.format import Measured, Table
+from simulator.workload.traces.format import Table
 from simulator.workload.traces.formats import (
     COLUMNS,
     FORMATS,
@@ -64,13 +64,10 @@ def read_trace(
 
 def read_measured(
     path: Path, format: str | None, given: Mapping[str, Any], option: str = "--columns "
-) -> tuple[Workload, Measured | None, str]:
-    """Read a trace, with the latencies that it tells (in the file's order), and its format.
-
-    `given` has options of `read_trace` by name.
-    """
+) -> tuple[Workload, Table, str]:
+    """Read a trace, its table as the file has it, and its format; `given`: options by name."""
     table, name = read_table(path, format, given, option)
-    return _workload(table, path, name), table.measured, name
+    return _workload(table, path, name), table, name
 
 
 def read_table(
@@ -112,18 +109,20 @@ def _check_options(name: str, given: Mapping[str, Any]) -> None:
         raise HeadwayError(wrong)
 
 
-def warn_of_failed(table: Table, path: Path) -> None:
-    """Say how many requests are left out."""
+def warn_of_losses(table: Table, path: Path) -> None:
+    """Say how many requests are left out, and what of the file is not simulated."""
     if table.failed:
         some = "1 request" if table.failed == 1 else f"{table.failed} requests"
         which = "failed when recorded, or without output tokens"
         text = f"{path}: {some} left out: {which}"
         warnings.warn(text, HeadwayWarning, stacklevel=4)
+    for text in table.ledger.warnings() if table.ledger else ():
+        warnings.warn(f"{path}: {text}", HeadwayWarning, stacklevel=4)
 
 
 def _workload(table: Table, path: Path, form: str) -> Workload:
     """Turn a table into a workload: seconds, from 0 on, ascending."""
-    warn_of_failed(table, path)
+    warn_of_losses(table, path)
     if not len(table.time):
         raise HeadwayError(f"{path}: no requests in it")
     timed = ~np.isnan(table.time)

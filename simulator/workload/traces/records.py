@@ -4,6 +4,7 @@
 columns, from a CSV, goes to `make_table` at once.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,13 +17,17 @@ import numpy.typing as npt
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.from_mapping import short_repr
+from simulator.workload.prefixes import read_prefixes
+from simulator.workload.select import renumbered
 from simulator.workload.traces.fields import (
     CLOCKS,
     COUNTS,
     NO_DATE,
+    NOTED,
     PRIORITY,
     SPANS,
     Sources,
+    find_fields,
     parse_date,
     units_in,
 )
@@ -33,19 +38,35 @@ from simulator.workload.traces.format import (
     name_problem,
     no_times,
 )
+from simulator.workload.traces.ledger import BESIDE, Ledger, is_told, sort_columns
 from simulator.workload.workload import Floats, Ints
 
 UNKNOWN = "unknown"
 """The client of a request that names none, where others do."""
-NAMES = ("client", "model", "conversation", "prompt_id")
+NAMES = ("client", "model", "conversation", "prompt_id", "prefix", "media")
 NOTHING = {"", "none", "null", "nan"}
 NO_ERROR = {*NOTHING, "false", "0"}
 NO_SUCCESS = {"false", "0", "no"}
+CHANGING = {
+    *("cache_hit", "call_type", "cancelled", "cached", "prefix", "prefix_tokens", "images"),
+    *("cache_write", "asked", "prefix_request", "media", "whole_prompt"),
+    *("client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
+}
+"""Fields that are read of any format, whether it asks for them or not."""
+NO_VALUE: tuple[object, ...] = (None, "", [], {})
+YES = {"true", "1", "yes", "hit"}
+NO_GENERATION = re.compile(
+    r"embed|rerank|score|moderat|transcri|translat|speech|tts|stt|image|video|ocr|tool|file"
+)
+"""In the type of a call that is none to generate text."""
+JUDGED = ("error", "success", "finish", "status", "status_code", "cancelled")
+"""Fields that say whether a request failed."""
 UNFINISHED = {
     *("rejected", "unfinished", "shed", "timeout", "abort", "error", "cancelled"),
     *("failure", "failed"),
 }
 LARGEST = 1e15  # tokens
+ROUNDING = 2.5e-9  # s: of an arrival, the wait at the client and a latency, added up
 NEAREST = 1e-6  # s: a time that is so little below 0 is rounded
 Columns = Mapping[str, Numbers | list[str]]
 
@@ -53,28 +74,52 @@ Columns = Mapping[str, Numbers | list[str]]
 class Records:
     """Requests as mappings, which become a table; what is wrong is told by line and column."""
 
-    def __init__(self, problems: Problems, sources: Sources) -> None:
+    def __init__(self, problems: Problems, sources: Sources, idle: Sequence[str] = ()) -> None:
         self.problems = problems
-        self.sources = sources
+        self.sources = dict(sources)
+        self.idle = idle  # names that this format has, and that are without effect
+        self.met: set[str] = set()
+        self.names: dict[str, None] = {}  # of these, those with a value
         self.lines: list[int] = []
         self.labels: list[str] = []  # before the column's name, where lines do not tell enough
         self.values: dict[str, list[object]] = {field: [] for field in sources}
 
     def add(self, line: int, row: Mapping[str, object], label: str = "") -> None:
         """Take in one request."""
+        if not row.keys() <= self.met:
+            self._meet(row)
         self.lines.append(line)
         self.labels.append(label)
         for field, found in self.sources.items():
             values = (row.get(name) for name in found.names)
             self.values[field].append(next((v for v in values if v is not None and v != ""), None))
 
+    def _meet(self, row: Mapping[str, object]) -> None:
+        """Note the keys of a request, and add the fields that change a load and were not asked for.
+
+        What an object or a list holds is told by its own keys, or is content.
+        """
+        new = [k for k, value in row.items() if k not in self.names and value not in NO_VALUE]
+        self.met |= row.keys()
+        self.names |= {k: None for k in new if not isinstance(row[k], Mapping)}
+        taken = {name for source in self.sources.values() for name in source.names}
+        free = [k for k in new if k not in taken and not isinstance(row[k], Mapping | list)]
+        for field, source in find_fields(free).items():
+            if field in CHANGING and field not in self.sources:
+                self.sources[field] = source
+                self.values[field] = [None] * len(self.lines)
+
     def table(self) -> Table:
         """Make the table; HeadwayError with all that is wrong.
 
         What is told of failed requests may be anything; those whose arrival is told are `lost`.
         """
-        failed = self._failed()
-        kept = [k for k in range(len(failed)) if not failed[k] or self._clear(k)]
+        words = self._words()
+        beside = apart(words, len(self.lines))
+        failed = failures(words, len(self.lines))
+        gone = np.logical_or.reduce([np.zeros(len(failed), np.bool_), *beside.values()])
+        kept = [k for k in np.flatnonzero(~gone).tolist() if not failed[k] or self._clear(k)]
+        unread = int(failed[~gone].sum()) - int(failed[kept].sum())
         self.lines = [self.lines[k] for k in kept]
         self.labels = [self.labels[k] for k in kept]
         self.values = {name: [values[k] for k in kept] for name, values in self.values.items()}
@@ -90,12 +135,15 @@ class Records:
                 columns[field] = self._whole(field, values)
             elif field in NAMES and any(value is not None for value in values):
                 columns[field] = [self._word(field, k, value) for k, value in enumerate(values)]
+            elif field in NOTED:
+                columns[field] = ["" if value is None else str(value) for value in values]
         self.problems.stop()
         place = self.lines.__getitem__
-        unread = int(failed.sum()) - int(failed[kept].sum())
-        return make_table(
-            self.problems.path, columns, units, place, failed=failed[kept], unread=unread
-        )
+        used = {name: field for field, source in self.sources.items() for name in source.names}
+        ledger = sort_columns(self.names, used, self.idle)
+        ledger.add_left_out(beside)
+        path = self.problems.path
+        return make_table(path, columns, units, place, ledger, failed=failed[kept], unread=unread)
 
     def _clear(self, k: int) -> bool:
         """Return whether the arrival of a failed request is told; keep no more than can be read."""
@@ -106,14 +154,13 @@ class Records:
                     values[k] = 0 if whole else None
         return "arrival" in self.values and self.values["arrival"][k] is not None
 
-    def _failed(self) -> npt.NDArray[np.bool_]:
-        words: dict[str, Sequence[str]] = {
+    def _words(self) -> dict[str, Sequence[str]]:
+        """Return what is said of failures and kinds of calls, as texts."""
+        return {
             name: ["" if value is None else str(value) for value in self.values[name]]
-            for name in ("error", "success", "finish")
+            for name in (*JUDGED, *BESIDE)
             if name in self.values
         }
-        failed = failures(words)
-        return np.zeros(len(self.lines), bool) if failed is None else failed
 
     def _wrong(self, field: str, k: int, why: str) -> None:
         name = self.sources[field].names[0]
@@ -231,19 +278,37 @@ def _is_http_error(word: str) -> bool:
     return len(word) == 3 and word.isdigit() and word >= "400"
 
 
-def failures(words: Mapping[str, Sequence[str]]) -> npt.NDArray[np.bool_] | None:
-    """Return which requests failed, by what is said of errors, success and finish; None: untold."""
+def failures(words: Mapping[str, Sequence[str]], size: int) -> npt.NDArray[np.bool_]:
+    """Return which requests failed, by what is said of errors, success, finish and status."""
     told: dict[str, Callable[[str], bool]] = {
         "error": lambda word: word not in NO_ERROR,
         "success": lambda word: word in NO_SUCCESS,
-        "finish": lambda word: word in UNFINISHED or _is_http_error(word),
+        "cancelled": lambda word: word in YES,
     }
-    flags = [
-        np.array([check(word.strip().lower()) for word in words[name]], np.bool_)
-        for name, check in told.items()
-        if name in words
-    ]
-    return np.logical_or.reduce(np.array(flags)) if flags else None
+    told |= dict.fromkeys(
+        ("finish", "status", "status_code"),
+        lambda word: word in UNFINISHED or _is_http_error(word),
+    )
+    return _any(words, told, size)
+
+
+def apart(words: Mapping[str, Sequence[str]], size: int) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which requests no engine had to generate text for, by the field that says so."""
+    hits = _any(words, {"cache_hit": lambda word: word in YES}, size)
+    others = _any(words, {"call_type": lambda word: bool(NO_GENERATION.search(word))}, size)
+    found = {"cache_hit": hits, "call_type": others & ~hits}
+    return {name: mask for name, mask in found.items() if mask.any()}
+
+
+def _any(
+    words: Mapping[str, Sequence[str]], checks: Mapping[str, Callable[[str], bool]], size: int
+) -> npt.NDArray[np.bool_]:
+    """Return of which requests one of some fields says a word that a check takes."""
+    found = np.zeros(size, np.bool_)
+    for name in checks.keys() & words.keys():
+        known = {word: checks[name](word.strip().lower()) for word in set(words[name])}
+        found |= np.array([known[word] for word in words[name]], np.bool_)
+    return found
 
 
 def make_table(
@@ -251,6 +316,7 @@ def make_table(
     columns: Columns,
     units: Mapping[str, float],
     place: Callable[[int], int],
+    ledger: Ledger,
     *,
     failed: npt.NDArray[np.bool_] | None = None,
     unread: int = 0,
@@ -258,32 +324,122 @@ def make_table(
     """Make a table of whole columns, by field; clocks in their units, the rest in s and tokens.
 
     A request without output tokens, or that is said to have failed, is left out and counted, as
-    are `unread` others; the latter is one of `lost`, where its arrival is told. HeadwayError where
-    times contradict each other; `place` gives a request's line.
+    are `unread` others; the latter is one of `lost`, where its arrival is told. One that broke off
+    in a run of Headway's stays: it says what was asked for. HeadwayError where times contradict
+    each other; `place` gives a request's line.
     """
-    output: Any = columns["output"]
-    words: Any = {name: columns[name] for name in ("error", "success", "finish") if name in columns}
-    if failed is None and (failed := failures(words)) is None:
-        failed = np.zeros(len(output), np.bool_)
-    kept = np.flatnonzero((output > 0) & ~failed)
+    size = len(columns["output"])
+    words: Any = {name: columns[name] for name in (*JUDGED, *BESIDE) if name in columns}
+    beside = apart(words, size)
+    ledger.add_left_out(beside)
+    gone = np.logical_or.reduce([np.zeros(size, np.bool_), *beside.values()])
+    failed = failures(words, size) if failed is None else failed
+    output, asked = _asked(columns)
+    columns = {**columns, "output": output, "prompt": _whole_prompts(columns, ledger)}
+    failed = failed & ~asked & ~gone
+    kept = np.flatnonzero((output > 0) & ~failed & ~gone)
     table = _rows(columns, units, kept)
+    table.ledger = ledger
     if empty := int((table.prompt < 1).sum()):
         text = f"{path}: {empty} prompts of no tokens are taken as of one"
         warnings.warn(text, HeadwayWarning, stacklevel=4)
         table.prompt = np.maximum(table.prompt, 1)
-    table.failed = unread + len(output) - len(kept)
+    table.failed = unread + size - int(gone.sum()) - len(kept)
     if np.isnan(table.time).any():
         k = int(np.isnan(table.time).argmax())
         raise HeadwayError(f"{path}:{place(int(kept[k]))}: arrival: is empty")
     if table.measured is not None:
         for k, problem in _measure(table, columns, kept, units):
             raise HeadwayError(f"{path}:{place(int(kept[k]))}: {problem}")
+        if "client_queue" in columns:
+            _send_with_answers(table)
+        for values in (table.measured.ttft, table.measured.tpot, table.measured.e2el):
+            values[asked[kept]] = nan
+    _add_contents(path, table, columns, kept)
+    _add_notes(table, columns, kept)
     if "arrival" in columns and failed.any():
         gone = np.flatnonzero(failed & ~np.isnan(columns["arrival"]))
         table.lost = _rows(columns, units, gone)
         ended = _since("end", table.lost, columns, gone, units)
         table.lost.cancel_after = np.fmax(_span_of("e2el", columns, gone), ended)
     return table
+
+
+def _send_with_answers(table: Table) -> None:
+    """Put what a client sent when an answer came just before that answer.
+
+    A table of Headway's has nanoseconds: rounded up, such a request would miss the next step.
+    """
+    assert table.measured is not None
+    ends = np.sort(table.time + table.measured.e2el)  # NaN last
+    near = ends[np.minimum(np.searchsorted(ends, table.time - ROUNDING), len(ends) - 1)]
+    ties = np.abs(near - table.time) <= ROUNDING
+    table.time = np.where(ties, np.maximum(table.time - 2 * ROUNDING, 0.0), table.time)
+
+
+def _asked(columns: Columns) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Return the output tokens asked for, and of which requests a run of Headway's broke off."""
+    output: Any = columns["output"]
+    asked: Any = columns.get("asked", np.zeros(len(output), np.int64))
+    return np.where(asked > 0, asked, output), asked > 0
+
+
+def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
+    """Return the tokens of prompts with what some logs count apart: prefixes, and what was cached.
+
+    BLIS counts a prefix apart from `input_tokens`, its server does not; Anthropic's API counts what
+    its cache had, and what went into it.
+    """
+    prompt: Any = columns["prompt"]
+    none = np.zeros(len(prompt), np.int64)
+    if "whole_prompt" in columns:
+        whole: Any = columns["whole_prompt"]
+        return np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", none))
+    names = {field: name.rpartition(".")[2] for name, field in ledger.used.items()}
+    apart_from = names.get("cached") == "cache_read_input_tokens" or "cache_write" in columns
+    if apart_from and names.get("prompt") == "input_tokens":
+        prompt = prompt + columns.get("cached", none) + columns.get("cache_write", none)
+    return np.asarray(prompt)
+
+
+def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> None:
+    """Add what prompts share, where columns tell it; names of answers go by the table's rows."""
+    prompts: Any = np.maximum(columns["prompt"], 1)
+    outputs: Any = columns["output"]
+    try:
+        found = read_prefixes(columns, prompts.tolist(), outputs.tolist())
+    except ValueError as error:
+        raise HeadwayError(f"{path}: prefix: {error}") from None
+    if found is not None:
+        place = np.full(len(found) + 1, -1)
+        place[kept] = np.arange(len(kept))
+        table.segments = renumbered([found[k] for k in kept.tolist()], place)
+        table.has_sessions = True
+
+
+def _add_notes(table: Table, columns: Columns, kept: Ints) -> None:
+    """Tell of what changes the load, and cannot be simulated."""
+    assert table.ledger is not None
+    names = {field: name for name, field in table.ledger.used.items()}
+    for field in sorted(NOTED.keys() & columns.keys() & names.keys()):
+        words = _take(columns, field, kept)
+        table.ledger.add_noted(names[field], field, sum(is_told(field, word) for word in words))
+    cached = _take(columns, "cached", kept)
+    if cached is not None and cached.any():
+        share = f"{cached.sum() / table.prompt.sum():.1%} of input tokens"
+        table.ledger.facts.append(("cached as told", share))
+        if table.segments is None:
+            table.ledger.notes.append(
+                f"{names['cached']}: {share} were in the engine's cache when it was recorded; "
+                "nothing says which prompts share them, so none do here: name prefix=, or "
+                f"cached={names['cached']} lets all begin alike"
+            )
+    several = _take(columns, "conversation", kept)
+    if table.segments is None and several and (later := len(several) - len(set(several))):
+        table.ledger.notes.append(
+            f"{names['conversation']}: {later} requests continue a conversation; their prompts "
+            f"share nothing here, but with prefix={names['conversation']}"
+        )
 
 
 def _take(columns: Columns, name: str, kept: Ints) -> Any:
@@ -297,19 +453,26 @@ def _take(columns: Columns, name: str, kept: Ints) -> Any:
 def _rows(columns: Columns, units: Mapping[str, float], kept: Ints) -> Table:
     """Make a table of some rows, as they stand; the times that each took are not worked out."""
     take = partial(_take, columns, kept=kept)
-    most, arrival = take("max_tokens"), take("arrival")
+    most, hint, arrival = take("max_tokens"), take("hint"), take("arrival")
+    per_second = units.get("arrival", 1.0)
+    if arrival is not None and (held := take("client_queue")) is not None:
+        waited = np.nan_to_num(held) * per_second
+        fine = arrival.dtype == np.int64 and per_second > 1
+        arrival = arrival + (np.rint(waited).astype(np.int64) if fine else waited)
     table = Table(
         np.zeros(len(kept)) if arrival is None else arrival,
-        units.get("arrival", 1.0),
+        per_second,
         take("prompt"),
         take("output"),
         client=take("client"),
         priority=take("priority"),
         model=take("model"),
         max_tokens=most if most is not None and most.any() else None,
+        cancel_after=take("cancel_after"),
+        hint=hint if hint is not None and hint.any() else None,
         images=take("images"),
     )
-    if {*SPANS, "first", "end"} & columns.keys():
+    if {*SPANS, "first", "end"} - {"client_queue", "cancel_after"} & columns.keys():
         table.measured = no_times(len(kept))
         table.measured.conversation = take("conversation")
         table.measured.turn = take("turn")

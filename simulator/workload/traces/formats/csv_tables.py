@@ -46,6 +46,7 @@ BURSTGPT = csv_format(
             "repository HPMLL/BurstGPT on GitHub",
         ),
     ),
+    idle=("Model", "Total tokens", "Log Type", "Session ID", "Elapsed time"),
 )
 """Requests to ChatGPT and GPT-4 at a university; the lines of failed ones are kept."""
 
@@ -57,5 +58,6 @@ LENGTHS = csv_format(
         tokens("num_prefill_tokens"),
         tokens("num_decode_tokens"),
     ),
+    idle=("num_total_tokens", "pd_ratio"),
 )
 """Plain lengths, with arrivals (Splitwise) or without (Vidur, Sarathi-Serve)."""

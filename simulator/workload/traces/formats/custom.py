@@ -14,7 +14,7 @@ from simulator.workload.traces.json_lines import Labels, Row, rows
 PROMPT_KEYS = ("prompt_len", "input_len")
 OUTPUT_KEYS = ("output_tokens", "output_len", "expected_output_len")
 ESTIMATE = "estimate it by --chars-per-token 4, in a scenario trace: {chars_per_token: 4}"
-KEYS = {"prompt", *PROMPT_KEYS, *OUTPUT_KEYS}
+USED = {**dict.fromkeys(("prompt", *PROMPT_KEYS), "prompt"), **dict.fromkeys(OUTPUT_KEYS, "output")}
 
 
 def read(path: Path, chars_per_token: float | None = None) -> Table:
@@ -26,7 +26,7 @@ def read(path: Path, chars_per_token: float | None = None) -> Table:
     problems = Problems(path)
     prompts: list[int] = []
     outputs: list[int] = []
-    labels = Labels()
+    labels = Labels(USED)
     for row in rows(path, problems):
         prompts.append(_prompt_tokens(row, chars_per_token))
         key = next((key for key in OUTPUT_KEYS if key in row.values), OUTPUT_KEYS[0])
@@ -108,7 +108,7 @@ SHAREGPT = Format(
 FORMAT = Format(
     "custom",
     'JSONL: {"prompt": .., "prompt_len": .., "output_tokens": ..}',
-    detect=lambda head: bool(KEYS & head.keys) and not LLMSERVINGSIM_KEYS & head.keys,
+    detect=lambda head: bool(USED.keys() & head.keys) and not LLMSERVINGSIM_KEYS & head.keys,
     read=read,
     options=("chars_per_token",),
 )

@@ -28,19 +28,25 @@ Found = tuple[int, dict[str, Any]] | tuple[int, dict[str, Any], str]
 Requests = Callable[[Path, Problems], Iterator[Found]]
 
 
-def _read(path: Path, requests: Requests, sources: Sources) -> Table:
+def _read(path: Path, requests: Requests, sources: Sources, idle: tuple[str, ...] = ()) -> Table:
     """Read the requests of a file; those not completed count as failed."""
     problems = Problems(path)
-    records = Records(problems, sources)
+    records = Records(problems, sources, idle)
     for found in requests(path, problems):
         records.add(*found)
     return records.table()
 
 
 def _format(
-    name: str, begins: str, detect: Callable[[Head], bool], requests: Requests, sources: Sources
+    name: str,
+    begins: str,
+    detect: Callable[[Head], bool],
+    requests: Requests,
+    sources: Sources,
+    *idle: str,
 ) -> Format:
-    return Format(name, begins, detect, partial(_read, requests=requests, sources=sources))
+    read = partial(_read, requests=requests, sources=sources, idle=idle)
+    return Format(name, begins, detect, read, sources=sources, idle=idle)
 
 
 def _aiperf(path: Path, problems: Problems) -> Iterator[Found]:
@@ -72,6 +78,8 @@ AIPERF = _format(
         "turn": source("metadata.turn_index"),
         "error": source("error", "metadata.was_cancelled"),
     },
+    *("metrics.*", "metadata.session_num", "metadata.*_ns", "metadata.benchmark_phase"),
+    "metadata.context_overflow_skip",
 )
 """AIPerf's `profile_export.jsonl`: moments in ns since 1970, lengths of time in ms."""
 
@@ -105,6 +113,8 @@ GUIDELLM = _format(
         "turn": source("info.turn_index"),
         "error": source("failed"),
     },
+    *("info.timings.*", "info.history_len", "info.preceding_nodes", "*_delay", "*tokens_per_*"),
+    *("time_to_*_ms", "*.text_words", "*.text_characters", "type_"),
 )
 """guidellm's `benchmarks.json`: moments are seconds since 1970; what guidellm cancelled at the end
 of a benchmark is told as incomplete."""

@@ -42,6 +42,7 @@ SOURCES = {
 }
 """The attributes of OpenTelemetry's conventions for generative AI, also as vLLM spells them, and
 the fields of Langfuse's observations."""
+IDLE = ("flags", "resource.*", "scope.*", "*.finish_reasons")
 IDS = ("spanId", "context.span_id", "id")
 PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
 
@@ -66,7 +67,7 @@ def read_spans(path: Path) -> Table:
             parent = parents.get(parent)
     there = {name for _, span in kept for name in span}
     needed = {k: v for k, v in SOURCES.items() if k in NEEDED or not there.isdisjoint(v.names)}
-    records = Records(problems, needed)
+    records = Records(problems, needed, IDLE)
     for line, span in kept:
         if _first(span, IDS) not in sums:
             records.add(line, span)
@@ -221,6 +222,8 @@ OTEL = Format(
     'JSON of OpenTelemetry or Langfuse: {"resourceSpans": ..}, or a span: {"traceId": ..}',
     detect=_is_span,
     read=read_spans,
+    sources=SOURCES,
+    idle=IDLE,
 )
 ACCESS_LOG = Format(
     "access_log",

@@ -25,6 +25,22 @@ from simulator.workload.traces.json_lines import HashBlocks, Labels, Row, rows
 
 PER_SECOND = {"s": 1.0, "ms": 1e3}
 LLMSERVINGSIM_KEYS = {"arrival_time_ns", "input_toks"}
+USED = {
+    "timestamp": "arrival",
+    "input_length": "prompt",
+    "output_length": "output",
+    "hash_ids": "prefix",
+    "hash_block_size": "prefix",
+    "session_id": "session",
+    "delay": "delay",
+    "delay_ms": "delay",
+}
+LLMSERVINGSIM_USED = {
+    "arrival_time_ns": "arrival",
+    "input_toks": "prompt",
+    "output_toks": "output",
+    "hash_ids": "prefix",
+}
 
 
 @dataclass(slots=True)
@@ -64,7 +80,7 @@ def read_mooncake(
     per_second = PER_SECOND[time_unit]
     problems = Problems(path)
     blocks = HashBlocks(hash_block_size or usual_size, fixed=hash_block_size is not None)
-    labels = Labels()
+    labels = Labels(USED)
     turns = [turn for row in rows(path, problems) if (turn := _turn(row, blocks, labels))]
     blocks.add_summary(problems)
     labelled = labels.columns(problems)
@@ -173,7 +189,7 @@ def read_llmservingsim(path: Path, hash_block_size: int = 16) -> Table:
     too short to fill it, the block has no id and these tokens are shared with nobody.
     """
     problems, blocks = Problems(path), HashBlocks(hash_block_size, open_end=True)
-    labels = Labels()
+    labels = Labels(LLMSERVINGSIM_USED)
     requests: list[tuple[int | float, int, int]] = []
     segments: list[Segments | None] = []
     for row in rows(path, problems):

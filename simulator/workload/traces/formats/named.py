@@ -35,6 +35,8 @@ from simulator.workload.traces.records import Records
 def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
     """Read a file by the names of its columns, or by `columns`: see `parse_columns`."""
     sources = None if columns is None else parse_columns(columns)
+    if sources and "cached" in sources:  # told, it is where each prompt starts
+        sources["warm"] = sources["cached"]
     if sources is not None and "arrival" not in sources:
         text = f"{path}: no column of arrivals is named (arrival=): all requests come at once"
         warnings.warn(text, HeadwayWarning, stacklevel=2)

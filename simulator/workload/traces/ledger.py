@@ -1,0 +1,140 @@
+"""What becomes of each column or key of a file: used, without effect, or not understood."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.util.errors import printable
+from simulator.workload.traces.fields import NOTED, find_fields, plain_words
+
+IDLE = re.compile(
+    r"(^|_)(ids?|uuid|guid|keys?|url|uri|ip|host|port|names?|version|hash|label|tags?|schema|type|"
+    r"date|day|kind|index)$"
+    r"|cost|spend|price|usd|discount|byok|usage$|^total|_total$|throughput|percent|pct"
+    r"|^(texts?|contents?|messages?|prompt|response|body|input|output|choices|generated_texts?|"
+    r"details?|metadata|attributes|resource|scope|events|links|kind|object)$"
+    r"|provider|model|engine|region|^app|origin|router|endpoint|backend|tokenizer|referer|agent"
+    r"|api_base|server_request|trace_(state|flags)|level$|sdk|language$|status|ip_address"
+    r"|temperature|top_[pk]|moderation|_details$|cache_write|seed|^stop|stream|penalty|logprobs|fingerprint"
+    r"|(^|_)(ttft|tpot|itls?|e2el?|latency|latencies|duration|elapsed|queue|prefill|decode|time|"
+    r"times|at|timestamps?)(_(s|ms|us|ns|seconds|unix|nano|to))*$"
+    r"|^(turn|turn_index|prompt_id|prompt_hash|pd_ratio|preemptions|replica|prefill_replica|seat_.*|batch_steps|.*cached_tokens_.*|num_chunks|"
+    r"text_tokens|chunks)$"
+)
+"""Names of what the simulator works out itself, or what says nothing of the load."""
+MOST_NAMED = 12
+BESIDE = {"cache_hit": "answered by a proxy's cache", "call_type": "no calls to generate text"}
+"""Fields that say that a request was no load of an engine, and how it is told."""
+FEW = {"", "none", "null", "nan", "false", "0", "-1", "[]", "{}"}
+"""Values of NOTED that say nothing."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The columns of a file by what becomes of them."""
+
+    used: dict[str, str] = field(default_factory=dict)  # column: what it is used as
+    idle: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # of what changes the load
+    facts: list[tuple[str, str]] = field(default_factory=list)  # heads and texts
+
+    def add_left_out(self, masks: Mapping[str, npt.NDArray[np.bool_]]) -> None:
+        """Tell how many requests some fields leave out."""
+        names = {field: name for name, field in self.used.items()}
+        for name, mask in masks.items():
+            self.notes.append(f"{names[name]}: requests left out: {mask.sum()}, {BESIDE[name]}")
+
+    def add_noted(self, name: str, field_name: str, count: int) -> None:
+        """Tell of how many requests a column changes the load."""
+        if count:
+            self.notes.append(f"{name}: requests that {NOTED[field_name][1]}: {count}")
+
+    def warnings(self) -> list[str]:
+        """Return what is to be told of a file, a sentence each."""
+        told = [*self.notes]
+        if self.unknown:
+            told.append(f"not understood, and without effect: {_listed(self.unknown)}")
+        return told
+
+    def figures(self) -> dict[str, object]:
+        """Return the same for JSON."""
+        kinds = {"used": self.used, "without_effect": self.idle, "not_understood": self.unknown}
+        return {"columns": kinds, "notes": self.notes}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return heads and texts for a table."""
+        used = [f"{as_what}={name}" for name, as_what in self.used.items()]
+        rows = [("columns used", used), ("without effect", self.idle)]
+        rows.append(("not understood", self.unknown))
+        return [*self.facts, *((head, _listed(names)) for head, names in rows if names)]
+
+
+def sort_columns(names: Iterable[str], used: Mapping[str, str], idle: Sequence[str] = ()) -> Ledger:
+    """Sort the columns of a file, or the flat keys of its objects; `idle`: patterns of the format.
+
+    Of a nested key also its last part is known, as `flat` brings it up.
+    """
+    ledger = Ledger()
+    every = dict.fromkeys(names)
+    parts = {name.rpartition(".")[2] for name in every if "." in name}
+    rest = {}
+    for name in every:
+        last = name.rpartition(".")[2]
+        if name in parts and "." not in name:
+            continue  # the same as a nested one
+        if field_name := used.get(name) or used.get(last):
+            ledger.used[name] = field_name
+        else:
+            rest[name] = last
+    for name, last in rest.items():
+        said = {*ledger.used.values()} & find_fields([last]).keys()  # by another column, too
+        if said or IDLE.search(plain_words(last)) or any(fnmatchcase(name, one) for one in idle):
+            ledger.idle.append(name)
+        else:
+            ledger.unknown.append(name)
+    return ledger
+
+
+class Keys:
+    """The keys that the objects of a file have, and how many have one that changes the load."""
+
+    def __init__(self, used: Mapping[str, str], idle: Sequence[str] = ()) -> None:
+        self.used, self.idle = used, idle
+        self.names: dict[str, None] = {}
+        self._noted: dict[str, tuple[str, int]] = {}  # key: its field, and requests with a value
+
+    def meet(self, values: Mapping[str, object]) -> None:
+        """Take in one object."""
+        if not values.keys() <= self.names.keys():
+            new = [name for name in values if name not in self.names]
+            self.names |= dict.fromkeys(new)
+            found = find_fields(name for name in new if name not in self.used)
+            self._noted |= {s.names[0]: (f, 0) for f, s in found.items() if f in NOTED}
+        for name, (field_name, count) in self._noted.items():
+            if is_told(field_name, str(values.get(name, ""))):
+                self._noted[name] = field_name, count + 1
+
+    def ledger(self) -> Ledger:
+        """Return what becomes of them."""
+        noted = {name: field_name for name, (field_name, _) in self._noted.items()}
+        ledger = sort_columns(self.names, {**self.used, **noted}, self.idle)
+        for name, (field_name, count) in self._noted.items():
+            ledger.add_noted(name, field_name, count)
+        return ledger
+
+
+def is_told(field_name: str, word: str) -> bool:
+    """Return whether a value of one of NOTED says anything."""
+    plain = word.strip().lower().removesuffix(".0")
+    return plain not in FEW and not (field_name == "samples" and plain == "1")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    named = ", ".join(printable(name) for name in names[:MOST_NAMED])
+    return f"{named} and {more} more" if more > 0 else named

@@ -1,0 +1,180 @@
+"""What becomes of each column: used, without effect, not understood; nothing changes in silence."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from simulator.cli.main import main
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayWarning
+from simulator.workload.traces import read_trace
+from simulator.workload.traces.read import read_measured
+
+ROWS = (
+    "request_id,start,prompt_tokens,completion_tokens,cache_hit,call_type,e2e\n"
+    "a,0,100,20,False,acompletion,2\nb,1,100,20,True,acompletion,0.003\n"
+    "c,2,100,0,False,aembedding,2\nd,3,100,20,None,acompletion,2\n"
+)
+HEAD = "arrival,prompt_tokens,output_tokens"
+
+
+def told(path, **options):
+    """Read a trace; with what is told of it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        work = read_trace(path, **options)
+    return work, [str(one.message).removeprefix(f"{path}: ") for one in caught]
+
+
+def as_json(text):
+    """Return the rows of a CSV as JSON lines, numbers as such."""
+    head, *rows = [line.split(",") for line in text.splitlines()]
+    number = {k: lambda one: float(one or 0) for k in range(len(head)) if rows[0][k].isdigit()}
+    return "\n".join(
+        json.dumps({n: number.get(k, str)(row[k]) for k, n in enumerate(head)}) for row in rows
+    )
+
+
+@pytest.mark.parametrize("form", [str, as_json])
+def test_what_no_engine_generated_is_no_load(put, form):
+    """Answers of a proxy's cache, and calls that are none to generate text, each counted."""
+    path = put(form(ROWS), "spend.csv")
+    work, said = told(path)
+    assert work.arrival.tolist() == [0, 3]
+    assert said[:2] == [
+        "cache_hit: requests left out: 1, answered by a proxy's cache",
+        "call_type: requests left out: 1, no calls to generate text",
+    ]
+    assert read_measured(path, None, {})[1].measured.e2el.tolist() == [2, 2]
+
+
+def test_the_number_of_images_is_read(put):
+    """Of Azure's multimodal trace, under the name that its columns have."""
+    text = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
+    text += "".join(f"2024-10-15T12:00:0{k}Z,{k},{100 + k},5\n" for k in range(4))
+    work, said = told(put(text))
+    assert work.images.tolist() == [0, 1, 2, 3]
+    assert not said
+
+
+def test_images_without_sizes_are_told(tmp_path):
+    """Where the scenario does not say how many tokens each has."""
+    (tmp_path / "t.csv").write_text(f"{HEAD},num_images\n0,9,5,1\n1,9,5,2\n")
+    (tmp_path / "s.yaml").write_text("model: llama-3-8b\nworkload: {trace: {path: t.csv}}\n")
+    with pytest.warns(HeadwayWarning, match="images: 3, whose sizes nothing tells"):
+        load_scenario(tmp_path / "s.yaml").make_workload()
+
+
+def test_several_models_on_one_engine_are_told(tmp_path):
+    (tmp_path / "t.csv").write_text(f"{HEAD},model\n0,9,5,a\n1,9,5,b\n2,9,5,b\n")
+    (tmp_path / "s.yaml").write_text("model: llama-3-8b\nworkload: {trace: {path: t.csv}}\n")
+    with pytest.warns(HeadwayWarning, match=r"several models: b \(2\), a \(1\); one serves all"):
+        load_scenario(tmp_path / "s.yaml").make_workload()
+
+
+def test_when_it_was_sent_not_when_it_was_planned(put):
+    """And a prefix that the log counts apart is part of the prompt: BLIS' TraceV2."""
+    head = "client_id,prefix_group,prefix_length,input_tokens,output_tokens,server_input_tokens"
+    rows = "".join(
+        f"c,doc,400,16,5,{whole},{k * 10_000},{k // 2 * 10**6},ok,length\n"
+        for k, whole in enumerate([416, 416, 0, 416])
+    )
+    text = f"{head},arrival_time_us,send_time_us,status,finish_reason\n{rows}"
+    work, said = told(put(text))
+    assert work.arrival.tolist() == [0, 0, 1, 1]
+    assert work.prompt_tokens.tolist() == [416] * 4
+    assert [parts[0] for parts in work.segments] == [(("prefix", "doc"), 400)] * 4
+    assert not said
+
+
+@pytest.mark.parametrize("column", ["finish_reason", "status", "status_code"])
+def test_each_column_that_tells_a_failure_counts(put, column):
+    """A status beside a finish_reason, too."""
+    others = {"finish_reason": "stop", "status": "ok", "status_code": "200"}
+    bad = others | {column: "503" if column == "status_code" else "timeout"}
+    head = f"{HEAD},{','.join(others)}\n"
+    rows = f"0,9,5,{','.join(others.values())}\n1,9,5,{','.join(bad.values())}\n"
+    work, said = told(put(head + rows))
+    assert len(work) == 1
+    assert said == ["1 request left out: failed when recorded, or without output tokens"]
+
+
+def test_what_an_engine_had_cached_is_told(put):
+    """Which prompts share it is not; `cached=` lets all begin alike."""
+    path = put(f"{HEAD},cached_tokens\n0,100,5,0\n1,100,5,80\n2,100,5,48\n")
+    work, said = told(path)
+    assert work.segments is None
+    assert said[0].startswith("cached_tokens: 42.7% of input tokens were in the engine's cache")
+    columns = "arrival=arrival,prompt=prompt_tokens,output=output_tokens,cached=cached_tokens"
+    work, said = told(path, columns=columns)
+    assert [parts[0] for parts in work.segments[1:]] == [(("cached",), 80), (("cached",), 48)]
+    assert not said
+
+
+def test_requests_of_one_conversation_share_what_came_before(put):
+    """Prompt and answer, cut to the prompt's length; without `prefix=` that is told."""
+    path = put(f"{HEAD},conversation_id\n0,10,5,a\n1,30,5,b\n2,40,5,a\n3,12,5,a\n")
+    work, said = told(path)
+    assert work.segments is None
+    assert said == [
+        "conversation_id: 2 requests continue a conversation; their prompts share nothing here, "
+        "but with prefix=conversation_id"
+    ]
+    columns = "arrival=arrival,prompt=prompt_tokens,output=output_tokens,prefix=conversation_id"
+    work, said = told(path, columns=columns)
+    first = (("in", 0, 0), 10)
+    assert work.segments[2] == (first, (("out", 0), 5), (("in", 2, 15), 25))
+    assert work.segments[3] == (first, (("out", 0), 2))
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "none", "said"),
+    [
+        ("deadline_us", "500", "0", "have a deadline"),
+        ("reasoning_tokens", "7", "0", "reason, in tokens"),
+        ("n", "4", "1", "ask for several answers"),
+        ("num_retries", "1", "0", "were tried again"),
+        ("audio_tokens", "5", "", "have audio or video"),
+        ("service_tier", "flex", "", "have a class of service"),
+        ("parent_chat_id", "3", "-1", "follow another's answer"),
+    ],
+)
+@pytest.mark.parametrize("form", [str, as_json])
+def test_what_changes_a_load_and_is_not_simulated_is_counted(put, name, value, none, said, form):
+    path = put(form(f"{HEAD},{name}\n0,9,5,{value}\n1,9,5,{none}\n2,9,5,{value}\n"))
+    _, all_said = told(path)
+    assert len(all_said) == 1
+    assert all_said[0].startswith(f"{name}: requests that {said}")
+    assert all_said[0].endswith(": 2")
+    mooncake = [{"timestamp": k, "input_length": 9, "output_length": 5} for k in range(2)]
+    mooncake[1][name] = value
+    _, all_said = told(put("\n".join(map(json.dumps, mooncake))))
+    assert all_said[0].startswith(f"{name}: requests that {said}")
+
+
+def test_the_ledger_of_columns(put, capsys):
+    """Told by `trace describe`, and what is not understood once on stderr."""
+    path = put(f"id,{HEAD},mood,total_cost\n1,0,9,5,x,0.1\n", "log.csv")
+    assert main(["trace", "describe", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "columns used    arrival=arrival, prompt=prompt_tokens, output=output_tokens" in out
+    assert "without effect  id, total_cost" in out
+    assert "not understood  mood" in out
+    assert err == f"headway: warning: {path}: not understood, and without effect: mood\n"
+    assert main(["trace", "describe", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["columns"]["not_understood"] == ["mood"]
+
+
+def test_prompts_as_anthropic_counts_them(put):
+    """What its cache had, and what went into it, comes on top of `input_tokens`."""
+    head = "start,input_tokens,output_tokens,cache_read_input_tokens,cache_creation_input_tokens"
+    work, _ = told(put(f"{head}\n0,10,5,0,90\n1,10,5,90,0\n"))
+    assert work.prompt_tokens.tolist() == [100, 100]
+
+
+def test_a_wait_at_the_client_is_part_of_when_it_was_sent(put):
+    work, _ = told(put(f"{HEAD},client_queue_time\n0,9,5,0\n0,9,5,1.5\n"))
+    assert np.allclose(work.arrival, [0, 1.5])
