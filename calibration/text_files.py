@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from simulator.util.csv_text import unescape_formula
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json
@@ -62,7 +63,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     if text.lstrip()[:1] != "{":
         try:
             rows = csv.DictReader(io.StringIO(text))
-            return [{key.strip(): cell or "" for key, cell in row.items() if key} for row in rows]
+            return [
+                {key.strip(): unescape_formula(cell or "") for key, cell in row.items() if key}
+                for row in rows
+            ]
         except csv.Error as error:
             raise HeadwayError(f"{path}: no CSV: {error}") from None
     found = []

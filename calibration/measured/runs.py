@@ -10,6 +10,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from simulator.util.csv_text import unescape_formula
 from simulator.util.errors import HeadwayError, HeadwayWarning, did_you_mean
 from simulator.util.files import check_regular
 
@@ -132,7 +133,10 @@ def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            rows = [(reader.line_num, row) for row in reader]
+            rows = [
+                (reader.line_num, {name: unescape_formula(cell) for name, cell in row.items()})
+                for row in reader
+            ]
             known = list(reader.fieldnames or ())
     except OSError as error:
         raise HeadwayError(f"{path}: cannot read: {error.strerror}") from None

@@ -114,7 +114,9 @@ def print_json(found: object) -> None:
     if isinstance(found, Path) and found.suffix == ".csv":
         import pandas as pd
 
-        print(pd.read_csv(found).to_json(orient="records", indent=2))
+        from simulator.results.read import unescape_frame
+
+        print(unescape_frame(pd.read_csv(found)).to_json(orient="records", indent=2))
     elif isinstance(found, Path):
         print(found.read_text("utf-8"), end="")
     else:

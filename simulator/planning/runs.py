@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from simulator.scenario.resolve import describe_costs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
+from simulator.util.csv_text import escape_formula
 from simulator.util.errors import HeadwayError, HeadwayWarning, one_line
 from simulator.util.files import resolve
 from simulator.util.user_code import exit_message
@@ -173,7 +175,13 @@ def encode_csv(rows: Sequence[Mapping[str, object]], columns: Iterable[str] = ()
     """
     names = dict.fromkeys([*columns, *(key for row in rows for key in row)])
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_cell, names))
+    writer.writerows([_cell(row.get(name, "")) for name in names] for row in rows)
     return text.getvalue().encode()
+
+
+def _cell(value: object) -> object:
+    """Escape a text that a spreadsheet would run; a number that was written already is none."""
+    is_text = isinstance(value, str) and not re.fullmatch(r"-[0-9]+\.?[0-9]*(e[+-]?[0-9]+)?", value)
+    return escape_formula(str(value)) if is_text else value

@@ -35,6 +35,7 @@ from simulator.planning.runs import (
     scenario_cost_lines,
     warn_once,
 )
+from simulator.results.read import unescape_frame
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import Source, load_scenario, load_sweep, source_name
 from simulator.scenario.planning_config import SweepConfig
@@ -274,4 +275,4 @@ def sweep(
     points = load_sweep_points(scenario, axes, [*overrides, *more], seed)
     with TemporaryDirectory() if out is None else nullcontext(out) as folder:
         run_sweep(points, Path(folder), jobs=jobs, backend=backend, address=address)
-        return pd.read_csv(Path(folder) / TABLE)
+        return unescape_frame(pd.read_csv(Path(folder) / TABLE))

@@ -16,6 +16,7 @@ import numpy as np
 
 from simulator.cluster.lifecycle import STATES
 from simulator.core.log import REASONS
+from simulator.util.csv_text import unescape_formula
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.util.files import check_regular
@@ -227,8 +228,16 @@ def read_table(folder: Path, name: str, columns: Sequence[str] = ()) -> "pd.Data
         raise HeadwayError(f"{path}: damaged: {' '.join(str(error).split())}") from None
     if path.suffix == ".csv":
         check_end(path)
+    if path.suffix == ".csv":
+        frame = unescape_frame(frame)
     check_columns(frame, columns, path)
     return frame if len(frame) else frame.astype(dict.fromkeys(columns, float))
+
+
+def unescape_frame(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a table that was read of a CSV of ours with its texts as they were written."""
+    texts = frame.select_dtypes(exclude="number")
+    return frame.assign(**{name: texts[name].map(unescape_formula, "ignore") for name in texts})
 
 
 def check_count(path: Path, count: float, summary: Mapping[str, Any], key: str) -> None:
@@ -352,7 +361,7 @@ def read_rows(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             for row in reader:
                 if None in row or None in row.values():
                     raise ValueError(f"line {reader.line_num} has not as many cells as the first")
-                yield f"{path}:{reader.line_num}", row
+                yield f"{path}:{reader.line_num}", {k: unescape_formula(v) for k, v in row.items()}
     except FileNotFoundError:
         raise HeadwayError(f"{path}: no such file; {WRITES}") from None
     except (ValueError, csv.Error) as error:

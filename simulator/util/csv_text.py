@@ -10,8 +10,10 @@ number of decimals (the file is a fifth larger) and quotes every word.
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 DECIMALS = 9  # of a float: a nanosecond, where the column is in seconds
+FORMULA = re.compile(r"'*\s*[=+@\-\t\r\n\uff1d\uff0b\uff20\uff0d]")
+"""How a text begins that a spreadsheet takes for a formula, or that is escaped already."""
 LARGEST = 9.0e18  # an int64 holds it
 _NUMBERS = np.arange(10_000, dtype=np.int16)[:, None]
 _PLACES = np.array([1000, 100, 10, 1], np.int16)
@@ -91,6 +95,20 @@ def encode_rows(columns: Sequence[Column]) -> bytes:
 def encode_header(names: Sequence[str]) -> bytes:
     """Return the first line."""
     return _quoted(names) + b"\n"
+
+
+def escape_formula(text: str) -> str:
+    """Put an apostrophe before a text that a spreadsheet would run as a formula.
+
+    The cure is OWASP's against CSV injection: a spreadsheet shows the rest as text.
+    """
+    return f"'{text}" if FORMULA.match(text) else text
+
+
+def unescape_formula(cell: Any) -> Any:
+    """Return the text that `escape_formula` made this cell of; what is no text as it is."""
+    escaped = isinstance(cell, str) and cell[:1] == "'" and FORMULA.match(cell)
+    return cell[1:] if escaped else cell
 
 
 def _cells(column: Column) -> Sequence[Chars]:
@@ -172,5 +190,5 @@ def _digits(values: Ints, width: int) -> Chars:
 def _quoted(fields: Sequence[str]) -> bytes:
     """Quote as the csv module does, where that is needed."""
     line = io.StringIO()
-    csv.writer(line).writerow(fields)
+    csv.writer(line).writerow(map(escape_formula, fields))
     return line.getvalue().removesuffix("\r\n").encode()

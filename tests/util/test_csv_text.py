@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.util.csv_text import Signed, Words, encode_header, encode_rows
+from simulator.util.csv_text import (
+    Signed,
+    Words,
+    encode_header,
+    encode_rows,
+    escape_formula,
+    unescape_formula,
+)
 
 cells = st.integers(0, 2**62)
 seconds = st.one_of(st.none(), st.floats(0, 8.9e9), st.floats(0, 1))
@@ -25,7 +32,7 @@ def test_rows_read_back(rows: list[tuple[int, float | None, str]]) -> None:
     text = encode_rows([np.array(integers), times, Words(codes, words)]).decode()
     back = list(csv.reader(io.StringIO(text, newline="")))
     assert [int(row[0]) for row in back] == list(integers)
-    assert [row[2] for row in back] == list(names)
+    assert [unescape_formula(row[2]) for row in back] == list(names)
     for cell, value in zip((row[1] for row in back), floats, strict=True):
         if value is None:
             assert cell == ""
@@ -40,6 +47,16 @@ def test_empty_cells() -> None:
     assert encode_rows(columns) == b",,\n12,0.500000000,a\n"
     assert encode_rows([c[slice(0)] for c in columns]) == b""
     assert encode_header(["a", "b"]) == b"a,b\n"
+
+
+STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+@given(st.text(), st.sampled_from(["", *STARTS]), st.sampled_from(["", " ", "'", "''", "'\n"]))
+def test_no_text_is_a_formula_and_each_reads_back(text: str, start: str, before: str) -> None:
+    cell = escape_formula(before + start + text)
+    assert not cell.lstrip(" ").startswith(STARTS)
+    assert unescape_formula(cell) == before + start + text
 
 
 def test_signed_integers() -> None:

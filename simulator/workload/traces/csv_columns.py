@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.util.csv_text import unescape_formula
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import first_line, line_blocks, lines
 from simulator.workload.traces.fields import (
@@ -132,7 +133,7 @@ def _spans(texts: Sequence[str], per_second: float) -> Numbers:
 
 
 def _names(texts: Sequence[str]) -> Numbers:
-    return np.array(texts, object)
+    return np.array([unescape_formula(text) for text in texts], object)
 
 
 def _whole_numbers(texts: Sequence[str]) -> Numbers:
@@ -400,7 +401,7 @@ def _wrong(text: str | None, column: Column) -> str:
             return ""
         return "missing" if text is None else "empty"
     if column.quoted:
-        wrong = name_problem(text)
+        wrong = name_problem(unescape_formula(text))
         return f"{text[:40]!r} {wrong}" if wrong else ""
     if not re.fullmatch(column.pattern, text):
         return f"{text[:40]!r} {column.wrong}"

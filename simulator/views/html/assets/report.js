@@ -28,7 +28,10 @@
   // The numbers of a chart, as a file.
   function download(node, title) {
     const { names, columns } = tables.get(node);
-    const cell = (value) => (value == null ? "" : /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
+    // A spreadsheet would run a text that begins as a formula.
+    const text = (value) => (typeof value === "string" && /^'*\s*[=+@\-\t\r\n\uff1d\uff0b\uff20\uff0d]/.test(value) ? `'${value}` : value);
+    const quoted = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
+    const cell = (value) => (value == null ? "" : quoted(text(value)));
     const rows = columns[0].map((_, k) => columns.map((values) => cell(values[k])).join(","));
     const link = document.createElement("a");
     const address = URL.createObjectURL(new Blob([[names.map(cell).join(","), ...rows, ""].join("\n")], { type: "text/csv" }));
