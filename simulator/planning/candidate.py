@@ -67,12 +67,12 @@ class Candidate(DesignPoint):
 
     @property
     def capacity(self) -> float:
-        """The load that it just holds, as near as the runs tell."""
-        return capacity(self.result.trials)[1] or self.best.at
+        """The largest load that a long run has held."""
+        return self.best.at
 
     @property
     def capacity_interval(self) -> tuple[float | None, float | None]:
-        """The ends of the interval of that load; None for one that is not known.
+        """The ends of the interval of that load, which has it; None for one that is not known.
 
         Where nothing is random the load is between the last place that holds and the next.
         """
@@ -81,7 +81,10 @@ class Candidate(DesignPoint):
         if not is_random(self.scenario):
             beyond = self.result.beyond
             return self.best.at, None if beyond is None else beyond.at
-        return (None, None) if low == high else (low, high)  # one run, not told by batches
+        if low == high:  # one run, not told by batches
+            return None, None
+        low = None if low is None else min(low, self.best.at)
+        return low, None if high is None else max(high, self.best.at)
 
     @property
     def cut_short(self) -> bool:

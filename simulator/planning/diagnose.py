@@ -12,7 +12,6 @@ from simulator.planning.candidate import Candidate, resources
 from simulator.planning.plan import Runs, search_all
 from simulator.planning.problem import PlanOptions, make_problem, rate_key
 from simulator.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
-from simulator.planning.search import capacity
 from simulator.results.service_levels import Judged, Slo, parse_slo
 from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps
@@ -93,9 +92,9 @@ class Held:
         unit = " req/s" if self.key.endswith("request_rate") else " times this trace's load"
         low_high = ""
         if self.interval is not None:
-            low_high = " (95 %: {:.3g} to {:.3g})".format(*self.interval)
+            low_high = " (95 %: {:.4g} to {:.4g})".format(*self.interval)
         return (
-            f"The load is {self.offered / self.capacity:.0%} of the {self.capacity:.3g}{unit}"
+            f"The load is {self.offered / self.capacity:.0%} of the {self.capacity:.4g}{unit}"
             f"{low_high} that this holds with {' and '.join(self.slo)}."
         )
 
@@ -230,7 +229,7 @@ def find_held(
     search_all(replace(problem, key=key, low=0, high=0), [candidate], Runs(jobs))
     if candidate.result.best is None:
         return None
-    low, _, high = capacity(candidate.result.trials)
+    low, high = candidate.capacity_interval
     ends = (low, high) if low is not None and high is not None and low < high else None
     bounds = [f"{name} {bound:g} ms" for name, bound in scenario.goodput.bounds.items()]
     slos = [

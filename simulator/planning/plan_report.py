@@ -98,7 +98,7 @@ def _cells(
     if not row["holds"]:
         yield "no"
     elif problem.searches_rate:
-        yield f"{row['capacity']:.3g}"
+        yield f"{row['capacity']:.4g}"
         yield _range(candidate)
     else:
         begins = "from " if problem.key == REPLICAS and scales(candidate.scenario) else ""
@@ -121,8 +121,8 @@ def _range(candidate: Candidate) -> str:
     """Write the interval of a capacity; an end that is not known lies beyond all that was tried."""
     low, high = candidate.capacity_interval
     places = [trial.at for trial in candidate.result.trials]
-    least = f"<{min(places):.3g}" if low is None else f"{low:.3g}"
-    most = f">{max(places):.3g}" if high is None else f"{high:.3g}"
+    least = f"<{min(places):.4g}" if low is None else f"{low:.4g}"
+    most = f">{max(places):.4g}" if high is None else f"{high:.4g}"
     return f"{least} to {most}"
 
 
@@ -134,7 +134,7 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     if problem.searches_rate:
         unit = " req/s" if problem.key == "workload.request_rate" else " x the trace's rate"
         sure = f"{100 * problem.criteria.confidence:g} %: {_range(best)}"
-        parts = [f"capacity {row['capacity']:.3g}{unit} ({sure})"]
+        parts = [f"capacity {row['capacity']:.4g}{unit} ({sure})"]
     if row["attainment"] is not None:
         parts.append(f"SLO attainment {100 * row['attainment']:.2f} %")
     if row["reason"]:

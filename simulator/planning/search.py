@@ -100,11 +100,13 @@ def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = 
 
     def next_level(holds: float | None, fails: float | None, tried: int) -> float | None:
         if holds and fails:
-            return sqrt(holds * fails) if fails > holds * (1 + criteria.tolerance) else None
+            between = rounded(sqrt(holds * fails))
+            wide = fails > holds * (1 + criteria.tolerance) and between not in (holds, fails)
+            return between if wide else None
         if tried > STEPS:
             return None
         step = min(FIRST_STEP**2 ** min(tried - 1, 3), LARGEST_STEP)
-        return float(holds * step if holds else (fails or start) / step)
+        return rounded(holds * step if holds else (fails or start) / step)
 
     trials = [] if trials is None else trials
     result = yield from _search(start, criteria, next_level, trials, rising=False)
@@ -113,11 +115,16 @@ def largest_rate(start: float, criteria: Criteria, trials: list[Trial] | None = 
             for _ in range(FLANKS):
                 if capacity(trials)[side] is not None:
                     break
-                at = (max if side else min)(trial.at for trial in trials) * step
+                at = rounded((max if side else min)(trial.at for trial in trials) * step)
                 trial = Trial(at, criteria.first_seconds)
                 counts = sorted({1, criteria.replications})
                 trials.append((yield from look(trial, criteria, counts)))
     return result
+
+
+def rounded(rate: float) -> float:
+    """Round a load to the four digits that are printed of it: one number stands everywhere."""
+    return float(f"{rate:.4g}")
 
 
 def capacity(trials: Sequence[Trial]) -> tuple[float | None, float | None, float | None]:

@@ -214,8 +214,8 @@ def _answer(row: dict[str, Any], searched: str) -> Iterator[str]:
     capacity, low, high = (read(key) for key in ("capacity", "capacity_low", "capacity_high"))
     if capacity is not None:
         unit = " req/s" if searched == "workload.request_rate" else " x the trace's rate"
-        ends = f" ({low:.3g} to {high:.3g})" if low is not None and high is not None else ""
-        yield f"; capacity {capacity:.3g}{unit}{ends}"
+        ends = f" ({low:.4g} to {high:.4g})" if low is not None and high is not None else ""
+        yield f"; capacity {capacity:.4g}{unit}{ends}"
     if (share := read("attainment", 100.0)) is not None:
         yield f"; SLO attainment {share:.2f} %"
     if (room := read("headroom", 100.0)) is not None:
