@@ -446,9 +446,9 @@ class _Watch:
         self._core_commit(scheduled, decided, start, ends)
         if not self.core.scheduler.delivers_together:
             self._tell(self._counts() if late is None else late, ends[-1])
-        scheduler = self.core.scheduler
-        used = self.core.used / scheduler.blocks.usable
-        self.engine.gauges[self.core] = Gauges(len(scheduler.running), self.waiting, used)
+        stats, usable = self.core.stats(), self.core.scheduler.blocks.usable
+        used = stats.blocks_used / usable
+        self.engine.gauges[self.core] = Gauges(stats.running, self.waiting, used)
         if self.engine.on_step is not None:
             self.engine.on_step(self.core, scheduled[0])
         if self.engine.kv_events is not None:

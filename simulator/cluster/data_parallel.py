@@ -23,7 +23,7 @@ import simpy
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.costs.joint_step import JointStep
-from simulator.engine.core import EngineCore, InFlight, ScheduledStep
+from simulator.engine.core import EngineCore, InFlight, ScheduledStep, SchedulerStats
 from simulator.engine.loop import EngineLoop, Timer
 from simulator.schedulers.vllm.scheduler import Scheduler
 
@@ -222,31 +222,15 @@ class DataParallelServer:
 
     def _publish(self, _: simpy.Event) -> None:
         """Tell the front ends what the ranks have to do; a request on its way counts as waiting."""
-        self._balancer.publish(
-            [
-                (
-                    core.queued,
-                    len(core.scheduler.running),
-                    core.blocks_used / core.scheduler.blocks.usable,
-                )
-                for core in self.cores
-            ]
-        )
+        counts = []
+        for core in self.cores:
+            stats, usable = core.stats(), core.scheduler.blocks.usable
+            counts.append((stats.waiting, stats.running, stats.blocks_used / usable))
+        self._balancer.publish(counts)
         self._publishes = self._balancer.busy
         if self._publishes:
             self._alarm.set(self.env.now + INTERVAL)
 
-    @property
-    def queued(self) -> int:
-        """Requests that wait, at all ranks."""
-        return sum(core.queued for core in self.cores)
-
-    @property
-    def used(self) -> int:
-        """KV blocks in use at all ranks, between two steps."""
-        return sum(core.used for core in self.cores)
-
-    @property
-    def blocks_used(self) -> int:
-        """KV blocks in use before anything happens at this instant, also within a leap."""
-        return sum(core.blocks_used for core in self.cores)
+    def stats(self) -> SchedulerStats:
+        """Add up what the ranks have; see `EngineCore.stats`."""
+        return SchedulerStats(*map(sum, zip(*(core.stats() for core in self.cores), strict=True)))

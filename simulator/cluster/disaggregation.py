@@ -273,10 +273,10 @@ class DisaggregatedFleet(Fleet):
     def _release(self, handoff: Handoff) -> None:
         target = handoff.producer
         assert target is not None
-        scheduler = self._producer(target)
-        scheduler.sent(handoff.job)
-        if scheduler.waiting:
-            self.cores[target.index].wake()
+        core = self.cores[target.index]
+        self._producer(target).sent(handoff.job)
+        if core.stats().waiting:
+            core.wake()
         self._notify_if_idle(target)
 
     def _notify_if_idle(self, target: Target) -> None:

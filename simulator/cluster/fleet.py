@@ -298,7 +298,15 @@ class Fleet:
 
     def hang_up(self, request: Request) -> None:
         """Let a request go whose client has hung up."""
-        self.cancel(request.id)
+        now = self.env.now
+        if self._clock.settled == now:  # the next steps have begun, as in `submit`
+            Alarm(self.env, partial(self._hang_up, request.id)).set(nextafter(now, inf))
+        else:
+            self.cancel(request.id)
+
+    def _hang_up(self, id: int, _: simpy.Event) -> None:
+        if id in self._at:
+            self.cancel(id)
 
     def has_first_token(self, id: int) -> bool:
         """Say whether the first token of a request that has not ended is out."""
@@ -345,7 +353,7 @@ class Fleet:
             self._leave(target, request)
             changed[target.index] = target
         for target in changed.values():
-            target.used = self.engines[target.index].used
+            target.used = self.engines[target.index].stats().blocks_used
             self.router.changed(target)
         for target, request in ended:
             self._notify(target, request)

@@ -107,7 +107,7 @@ class Gateway:
         if self._in_flight.pop(request.id, None) is None:
             self._hung_up.add(request.id)  # between two tries
         else:
-            self.fleet.cancel(request.id)
+            self.fleet.hang_up(request)
 
     def _try(self, request: Request, number: int, _: simpy.Event | None = None) -> None:
         if request.id in self._hung_up:

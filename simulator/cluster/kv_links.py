@@ -107,10 +107,10 @@ class Link:
         if not dropped:
             return []
         self._queue = deque(handoff for handoff in self._queue if not gone(handoff))
-        self._free = self._last = 0.0
+        self._free = self._last = now  # until now the link had others to send
         for handoff in self._queue:
             if handoff.begin < now:
-                self._free = self._last = handoff.end - self.latency
+                self._free = self._last = max(handoff.end - self.latency, now)
             else:
                 self._plan(handoff)
         self._alarm = Alarm(self.env, self._ring)

@@ -261,11 +261,12 @@ class Autoscaler:
             return 1.0
         if metric == "slo_attainment":
             return (1.0 - kept / ended) / (1.0 - self.block.target) if ended else 1.0
+        stats = [engines[target.index].stats() for target in up]
         if metric == "queue_depth":
-            value = sum(engines[target.index].queued for target in up) / len(up)
+            value = sum(each.waiting for each in stats) / len(up)
         else:
-            used = sum(engines[t.index].blocks_used / t.blocks for t in up)
-            value = used / len(up)
+            shares = (each.blocks_used / t.blocks for each, t in zip(stats, up, strict=True))
+            value = sum(shares) / len(up)
         return value / self.block.target
 
     def _wanted(self, quotient: float, up: int, have: int) -> int:

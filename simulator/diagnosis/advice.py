@@ -104,8 +104,9 @@ class Advisor:
         self.engine: EngineConfig = self.scenario.engine
         self.spec: EngineSpec = run.record.cores[numbers[0]]
         logs = run.record.logs if cluster is None else cluster.engine_logs(run.record)
-        self.logs: list[Log] = [logs[number] for number in numbers if logs[number].step_rows]
-        self.costs = [run.record.costs[n] for n in numbers if logs[n].step_rows]
+        worked = [n for n in numbers if logs[n].step_rows] or numbers  # a model may sleep on
+        self.logs: list[Log] = [logs[number] for number in worked]
+        self.costs = [run.record.costs[number] for number in worked]
 
     def key(self, name: str, block: str = "engine") -> str:
         """Return the dotted key of this group's engine or GPU."""

@@ -6,7 +6,7 @@ When it schedules is up to an `EngineLoop` (`loop.py`).
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import simpy
 
@@ -30,6 +30,14 @@ ScheduledStep = tuple[Step, StepRow]
 
 
 """A step, and what the log says of it beside its times."""
+
+
+class SchedulerStats(NamedTuple):
+    """What an engine says of itself between two events, as vLLM's gauges."""
+
+    running: int  # requests
+    waiting: int
+    blocks_used: int  # KV blocks
 
 
 class InFlight:
@@ -277,21 +285,14 @@ class EngineCore:
         scheduler.decodes.tick = log.ticks_before + len(log.column("tick_ends"))
         return lost
 
-    @property
-    def queued(self) -> int:
-        """Requests that wait."""
-        return len(self.scheduler.waiting)
+    def stats(self) -> SchedulerStats:
+        """Say what the core has before anything happens at this instant, also within a leap.
 
-    @property
-    def used(self) -> int:
-        """KV blocks in use, between two steps."""
-        blocks = self.scheduler.blocks
-        return blocks.usable - blocks.free
-
-    @property
-    def blocks_used(self) -> int:
-        """KV blocks in use before anything happens at this instant, also within a leap."""
-        first = 0 if self.scheduler.overlaps else 1  # the first step's blocks are taken already
-        return self.used + self.scheduler.decodes.blocks(
-            self.loop.repeats_scheduled(self), skip=first
-        )
+        Nobody outside reads the scheduler between two events: it is where the leap began.
+        """
+        scheduler = self.scheduler
+        blocks = scheduler.blocks
+        first = 0 if scheduler.overlaps else 1  # the first step's blocks are taken already
+        repeats = self.loop.repeats_scheduled(self)
+        used = blocks.usable - blocks.free + scheduler.decodes.blocks(repeats, skip=first)
+        return SchedulerStats(len(scheduler.running), len(scheduler.waiting), used)

@@ -4,7 +4,7 @@ The engines' logs each tell of their own: a producer has a row for each prompt t
 consumer for each answer. What the client saw is put together here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,10 +35,20 @@ class Transfers(NamedTuple):
 
     @classmethod
     def of(
-        cls, rows: bytes, engines: list[Log], producers: dict[int, tuple[int, float, float]]
+        cls,
+        rows: bytes,
+        engines: list[Log],
+        producers: dict[int, tuple[int, float, float]],
+        sent_again: Mapping[int, float],
     ) -> "Transfers":
-        """Take the facts of a run; `rows` are of dtype TRANSFER, those of earlier tries, too."""
+        """Take the facts of a run; `rows` are of dtype TRANSFER, those of earlier tries, too.
+
+        `sent_again` has the time (s) of each last try, which need not have moved anything.
+        """
         every = np.frombuffer(rows, TRANSFER)
+        if sent_again:
+            since = np.array([sent_again.get(id, -1.0) for id in every["id"].tolist()])
+            every = every[every["scheduled"] > since]
         _, last = np.unique(every["id"][::-1], return_index=True)
         return cls(every[::-1][last], engines, producers)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.log import LENGTH, REJECTED, STOP, Log
+from simulator.core.log import LENGTH, REJECTED, STOP, UNFINISHED, Log
 from simulator.util.csv_text import Words
 from simulator.workload.workload import Workload
 
@@ -90,6 +90,8 @@ class RequestTable:
     def left(self) -> Floats:
         """The time each was over for its client, whether or not it was served."""
         ended = np.where(self.reason == REJECTED, self.sent, self.finish)
+        if (patience := self.workload.cancel_after) is not None:
+            ended = np.where(self.reason == UNFINISHED, self.sent + patience, ended)
         return np.where(np.isnan(self.given_up), ended, self.given_up)
 
     @property

@@ -138,7 +138,7 @@ def _transfers(fleet: DisaggregatedFleet, specs: Mapping[str, EngineSpec]) -> Tr
         spec = specs[fleet.targets[number].group]
         size = spec.block_bytes * spec.engine.tensor_parallel_size
         producers[number] = link.transfers, link.blocks * size, link.busy
-    return Transfers.of(bytes(fleet.transfers), fleet.logs, producers)
+    return Transfers.of(bytes(fleet.transfers), fleet.logs, producers, fleet.sent_again)
 
 
 def spread_cluster(

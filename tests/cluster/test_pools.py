@@ -177,3 +177,41 @@ def test_the_diagnosis_names_the_pool_that_is_short(path: Path) -> None:
     assert (x > 1, x + y) == (True, 8)
     better = run(load_scenario(path, [*keys, f"cluster.kv_transfer.ratio={advice['to']}"]))
     assert better.summary()["mean_ttft_ms"] < 0.5 * first["mean_ttft_ms"]
+
+
+def test_what_comes_after_a_broken_transfer_does_not_arrive_in_the_past() -> None:
+    """Two prompts of 0.5 s to 2.5 s; the first breaks off at 2.75 s: the second is sent from then.
+
+    Its layers were there before, but the link was busy with the first.
+    """
+    env, seen = FastEnvironment(), []
+    link = Link(env, 1.0, 0.0, seen.append, layers=4)
+    first, second = (
+        SimpleNamespace(blocks=2, ready=2.5, job=SimpleNamespace(first_scheduled=0.5))
+        for _ in range(2)
+    )
+    env.run(2.5)
+    link.put(first)  # type: ignore[arg-type]
+    link.put(second)  # type: ignore[arg-type]
+    assert (first.begin, first.end, second.begin, second.end) == (1.0, 3.0, 3.0, 5.0)
+    env.run(2.75)
+    assert link.drop(lambda one: one is first) == [first]
+    assert (second.begin, second.end) == (2.75, 4.75)
+    env.run()
+    assert seen == [second]
+    assert env.now == 4.75
+
+
+def test_a_try_that_moves_nothing_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    """The first try is given up while it decodes; the second finds its prompt in the cache."""
+    (tmp_path / "pools.yaml").write_text(
+        "{model: tiny-test, cost: {kind: linear, base: 0.125}, engine: {name: textbook, "
+        "max_num_seqs: 7, max_num_batched_tokens: 8, max_model_len: 64}, cluster: {client: "
+        "{timeout: 1.0, max_retries: 2}, kv_transfer: {max_local_prefill_length: 8}, groups: "
+        "{p: {kv_role: kv_producer}, d: {kv_role: kv_consumer}}}}"
+    )
+    found = run(load_scenario(tmp_path / "pools.yaml"), workload=workload((0.0, 20, 5)))
+    (row,) = found.requests.to_dict("records")
+    assert row["retry_time"] == 2.0  # a timeout, and a second's wait
+    assert (row["queue_time"], row["prefill_time"]) == (0.0, 0.125)  # 4 tokens of 20
+    assert row["transfer_time"] == 0.0

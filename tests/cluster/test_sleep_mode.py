@@ -248,3 +248,9 @@ def test_shared_gpus_count_once(tmp_path: Path) -> None:
 def test_what_does_not_go_with_it_is_refused(tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises(HeadwayError, match=message):
         fleet(tmp_path, [(0.0, 1, A)], change)
+
+
+def test_a_fleet_of_which_the_first_model_sleeps_on_is_diagnosed(tmp_path: Path) -> None:
+    slow = ["engine.max_num_seqs=4", "goodput={ttft: 300}"]
+    result = fleet(tmp_path, [(0.0, 3, B), (0.0, 3, B)], *slow)
+    assert result.summary()["headway"]["diagnosis"]

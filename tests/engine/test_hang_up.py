@@ -105,3 +105,14 @@ def test_times_below_0_are_refused() -> None:
     load.cancel_after, load.hint = None, np.array([-1])
     with pytest.raises(ValueError, match="hint: not every one is 0 or more"):
         load.check()
+
+
+def test_a_turn_after_one_whose_client_hung_up_has_waited_no_nan(tmp_path: Path) -> None:
+    """The first is let go at 0.5 s; its next turn is due 0.25 s later, behind nobody."""
+    values = {"model": "tiny-test", "cost": {"kind": "linear", "base": 0.125}}
+    load = workload((0.0, 4, 50), (None, 4, 2), max_concurrency=1)
+    load.cancel_after = np.array([0.5, np.nan])
+    load.after, load.delay = np.array([-1, 0]), np.array([0.0, 0.25])
+    found = run(values, workload=load)
+    assert found.requests.arrival.tolist() == [0.0, 0.75]
+    assert found.summary()["mean_client_queue_time_ms"] == 0.0

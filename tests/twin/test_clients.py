@@ -38,7 +38,9 @@ async def settled(server: Server) -> None:
         while server.engine.streams:
             await asyncio.sleep(0.01)
     server.engine.clock.advance()
-    while server.engine.cores[0].used:  # whoever has gone leaves at the end of the step
+    while (
+        server.engine.cores[0].stats().blocks_used
+    ):  # whoever has gone leaves at the end of the step
         await asyncio.sleep(0.01)
     assert not server.engine.cores[0].scheduler.running
 

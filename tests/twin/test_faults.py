@@ -120,7 +120,11 @@ def test_a_replica_that_is_killed_drops_its_connections(stream: bool) -> None:
         assert (await client.get("/health")).status == 200
         await ask(client)
         assert server.result().summary()["completed"] == 1
-        assert server.engine.cores[0].used == server.engine.cores[1].used == 0
+        assert (
+            server.engine.cores[0].stats().blocks_used
+            == server.engine.cores[1].stats().blocks_used
+            == 0
+        )
 
     served_by(play, FLEET, admin=True, speed=2)
 

@@ -141,7 +141,7 @@ def test_who_hangs_up_leaves_and_is_told_as_unfinished() -> None:
         clock.cancel()
         assert ends == ["stop"]
         assert short.told == 3
-        assert engine.cores[0].used == 0
+        assert engine.cores[0].stats().blocks_used == 0
         requests = engine.result().requests
         assert [*requests.finish_reason] == ["unfinished", "stop"]
 
