@@ -85,6 +85,17 @@ def test_overlap_chooses_before_it_knows(tmp_path: Path, leap: bool) -> None:
     assert rows[-2]["reason"] == "FINISH_MATCHED_TOKEN"
 
 
+@pytest.mark.parametrize("leap", [False, True])
+def test_two_end_in_the_order_of_their_batch(tmp_path: Path, leap: bool) -> None:
+    """Step 7, chosen while step 6 runs, retracts request 2 and puts 1 before 0: 6 has 0 first."""
+    options = {"init_new_token_ratio": 0.0, "min_new_token_ratio_factor": 0.0}
+    options |= {"disable_overlap_schedule": False, "disable_radix_cache": True}
+    options |= {"chunked_prefill_size": 32, "max_total_tokens": 34}
+    asked = [ask(0, 10, 5, max_new_tokens=8), ask(0, 6, 5, max_new_tokens=8), ask(300, 5, 9)]
+    steps = steps_of(play(make(tmp_path, asked, **options), leap), "finished", "retracted")
+    assert steps[6:8] == [([0, 1], []), ([], [2])]
+
+
 def test_a_written_log_is_a_golden_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also in one command with others; a wrong ratio is found."""
     path = make(tmp_path, [ask(0, 6, 3), ask(0, 5, 2)])

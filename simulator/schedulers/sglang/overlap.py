@@ -127,10 +127,15 @@ class OverlappedSgLang(SgLang):
             self._note_ends(batch, over)
 
     def _note_ends(self, batch: BatchInFlight, over: list[Request]) -> None:
-        """Note that a batch brings the last tokens of members of the decode set."""
+        """Note that a batch brings the last tokens of members of the decode set.
+
+        They end in the order that the batch has now: a retraction may change that of the next one.
+        """
         ended = self.running.ended
         if ended:
             over = [r for r in over if r not in ended]
+        if len(over) > 1:
+            over.sort(key=by_admission)
         for request in over:
             ended[request] = None
         batch.ending = [*batch.ending, *over] if batch.ending else over
@@ -270,7 +275,7 @@ class OverlappedSgLang(SgLang):
                 over.append(request)
             elif tree is not None:
                 tree.insert(request, tokens)
-        for request in sorted(ending, key=by_admission) if len(ending) > 1 else ending:
+        for request in ending:
             self.finish(request, now)
             over.append(request)
         if self.aborted:
