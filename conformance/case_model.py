@@ -87,6 +87,10 @@ class VllmConfig(_Model):
     enable_prefix_caching: Flag = True
     hash_id_tokens: Positive = 512
     kv_cache_groups: Windows = [0]
+    prefix_cache_retention_interval: Annotated[
+        int | None,
+        _checked(lambda v: v is None or _is_whole(v, 0), "a whole number >= 0, or null"),
+    ] = None
     max_loras: Natural = 0
     encoder_cache_size: Natural = 0
     max_num_encoder_input_tokens: Natural = 0
@@ -109,6 +113,11 @@ class VllmConfig(_Model):
             wrong.append(f"must be >= max_num_seqs ({self.max_num_seqs}), not {tokens}")
         if not self.enable_chunked_prefill and tokens < self.max_model_len:
             wrong.append(f"without chunked prefill must be >= max_model_len, not {tokens}")
+        if (self.prefix_cache_retention_interval or 0) % self.block_size:
+            what = f"must be a multiple of block_size ({self.block_size})"
+            raise ValueError(f"prefix_cache_retention_interval: {what}")
+        if self.prefix_cache_retention_interval and not any(self.kv_cache_groups):
+            raise ValueError("prefix_cache_retention_interval: goes with windows")
         if wrong:
             raise ValueError("\n".join(f"max_num_batched_tokens: {what}" for what in wrong))
         return self
@@ -205,6 +214,16 @@ class Case(_Model):
         int | None, _checked(lambda v: v is None or _is_whole(v, 1), "a whole number >= 1")
     ] = None
     requests: list[CaseRequest]
+
+    def with_retention(self, tokens: int | None) -> "Case":
+        """Fill in `prefix_cache_retention_interval` where the case leaves it open.
+
+        vLLM's default is that of the release; recordings that do not name it are older than it.
+        """
+        config, name = self.config, "prefix_cache_retention_interval"
+        if name in config.model_fields_set or name not in type(config).model_fields:
+            return self
+        return self.model_copy(update={"config": config.model_copy(update={name: tokens})})
 
     @model_validator(mode="before")
     @classmethod

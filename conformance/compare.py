@@ -43,6 +43,12 @@ class Golden:
     first: int  # line of the header
     lines: list[tuple[int, str]]
 
+    def of(self, case: Case) -> Case:
+        """Fill in what a case leaves open as it was recorded."""
+        config = self.header.get("config")
+        config = config if isinstance(config, dict) else {}
+        return case.with_retention(config.get("prefix_cache_retention_interval"))
+
     @property
     def release(self) -> Release | None:
         """The vLLM that it was recorded from; None: it does not say."""
@@ -114,11 +120,12 @@ def conform(
     try:
         if write is None or golden is not None or default.exists():
             goldens = read_goldens(golden or default, cases)
+            cases = [one.of(case) for case, one in zip(cases, goldens, strict=True)]
     finally:
         if write is not None:
-            releases = [one.release for one in goldens] if goldens else [None] * len(cases)
             replays = (
-                _replay(case, leap, release) for case, release in zip(cases, releases, strict=True)
+                _replay(case, leap, golden and golden.release)
+                for case, golden in zip(cases, goldens or [None] * len(cases), strict=True)
             )
             write_lines(write, (row for replay in replays for row in replay.log()))
     if goldens is None:
@@ -159,7 +166,9 @@ def conform_families(
         raise HeadwayError(f"--families: {path}: versions of SGLang are not told apart")
     pairs = list(zip(cases, read_goldens(golden or default_golden(path), cases), strict=True))
     return {
-        name: [_compare(Replay(case, leap=leap, release=release), one) for case, one in pairs]
+        name: [
+            _compare(Replay(one.of(case), leap=leap, release=release), one) for case, one in pairs
+        ]
         for name, release in families().items()
     }
 
@@ -248,7 +257,7 @@ def _check(case: Case, golden: Golden) -> Iterator[str]:
     if header.get("requests", len(case.requests)) != len(case.requests):
         yield f"{place}: requests: {header['requests']}, but the case has {len(case.requests)}"
     for block in ("config", "step_time"):
-        mine, theirs = getattr(case, block).model_dump(), header.get(block, {})
+        mine, theirs = getattr(golden.of(case), block).model_dump(), header.get(block, {})
         for key in theirs if isinstance(theirs, dict) else ():
             if key not in mine:
                 yield f"{place}: {block}.{key}: an option that Headway does not know"

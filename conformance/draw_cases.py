@@ -28,16 +28,19 @@ def draw_case(
     images: bool = False,
     connector: bool = False,
     offloading: bool = False,
+    retention: bool = False,
+    stops: bool = False,
 ) -> Values:
     """Get a case of a seed, as a case file has it.
 
-    With windows some groups of layers have one; with loras requests have adapters; with images
+    With windows some groups of layers have one, with retention a part of their blocks is cached and
+    prompts branch off inside earlier ones; with loras requests have adapters; with images
     prompts have some, with a connector some of these encoded elsewhere; with offloading there is
-    host memory for the prefix cache.
+    host memory for the prefix cache; with stops answers end by a stop token.
     """
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
-    if windows:
+    if windows or retention:
         _add_windows(rng, config)
     gap = rng.choice([0, 200_000, 2_000_000, 20_000_000, 100_000_000])
     requests: list[Values] = []
@@ -55,6 +58,11 @@ def draw_case(
         config["ec_cache"] = [str(image) for image in range(12) if rng.random() < 0.6]
     if offloading:
         _add_offloading(rng, config, requests)
+    if retention:
+        _add_retention(rng, config, requests)
+    if stops:
+        for request in requests:
+            request["max_tokens"] = request["output_len"] + rng.choice([0, 1, 3, 20])
     times = {
         "base_ns": rng.choice([100_000, 1_000_000, 6_000_000]),
         "per_token_ns": rng.choice([0, 1_000, 40_000]),
@@ -120,7 +128,8 @@ def _add_images(rng: Random, config: Values, requests: list[Values]) -> None:
     sizes = [rng.choice([1, 3, 8, rng.randint(1, 40)]) for _ in range(rng.choice([2, 5, 12]))]
     for name in ("encoder_cache_size", "max_num_encoder_input_tokens"):
         config[name] = max(sizes) + rng.choice([0, 0, 5, 20, 200])
-    tokens = config["max_num_batched_tokens"]
+    tokens = config["max_num_batched_tokens"]  # of a chunk: a larger image would wait for ever
+    tokens = min(tokens, config["long_prefill_token_threshold"] or tokens)
     config["disable_chunked_mm_input"] = rng.random() < 0.3 and max(sizes) <= tokens
     for request in requests:
         left, before = request["prompt_len"], request.get("segments", [[f"in:{request['id']}", -1]])
@@ -149,6 +158,26 @@ def _add_offloading(rng: Random, config: Values, requests: list[Values]) -> None
         if prompt > shared:
             request["segments"].append([f"in:{request['id']}", prompt - shared])
         request["max_tokens"] = request["output_len"] + rng.choice([0, 0, 0, 3])
+
+
+def _add_retention(rng: Random, config: Values, requests: list[Values]) -> None:
+    """Draw which blocks of a window are cached, and prompts that branch off inside earlier ones."""
+    kept = [0, 0, config["block_size"] * rng.randint(1, 6), None]
+    config["prefix_cache_retention_interval"] = rng.choice(kept)
+    config["enable_prefix_caching"] = True
+    for request in requests[1:]:
+        if rng.random() < 0.3:
+            continue
+        before = rng.choice(requests[: request["id"]])
+        left = rng.randint(1, min(before["prompt_len"], request["prompt_len"]))
+        own, request["segments"] = request["prompt_len"], []
+        for name, count in before.get("segments", [[f"in:{before['id']}", before["prompt_len"]]]):
+            taken = min(count, left)
+            if not taken or (taken < count and name.startswith("image:")):
+                break
+            request["segments"].append([name, taken])
+            left, own = left - taken, own - taken
+        request["segments"] += [[f"in:{request['id']}", own]] * (own > 0)
 
 
 def _request(rng: Random, config: Values, before: list[Values], index: int, now: int) -> Values:
@@ -184,9 +213,12 @@ def main(arguments: list[str]) -> int:
         "--connector", action="store_true", help="draw images, some of them encoded elsewhere"
     )
     parser.add_argument("--offloading", action="store_true", help="draw host memory, too")
+    parser.add_argument(
+        "--retention", action="store_true", help="draw windows of which a part is cached"
+    )
+    parser.add_argument("--stops", action="store_true", help="let answers end by a stop token")
     asked = parser.parse_args(arguments)
-    names = "windows", "loras", "images", "connector", "offloading"
-    kind = {name: getattr(asked, name) for name in names}
+    kind = {name: on for name, on in vars(asked).items() if name not in ("out", "count", "seed")}
     cases = (draw_case(asked.seed, number, **kind) for number in range(asked.count))
     data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()
     write_atomic(asked.out, gzip.compress(data, mtime=0) if asked.out.suffix == ".gz" else data)

@@ -29,6 +29,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.encoder_cache import items_of
 from simulator.schedulers.vllm.installed import start_vllm
 from simulator.schedulers.vllm.interface import check_vllm, is_chunk, sampled
+from simulator.schedulers.vllm.rules import NEWEST_RELEASE, options_without_effect, read_release
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import write_atomic
 
@@ -134,6 +135,7 @@ class RecordedVllm:
         self.vllm, self._new_request = start_vllm(
             *(options, blocks, config.enable_prefix_caching, config.kv_cache_groups),
             max_loras=config.max_loras,
+            retention=config.prefix_cache_retention_interval,
             offloading=self._offloading(),
         )
         if config.encoder_cache_size:
@@ -378,6 +380,8 @@ def _connector(names: Container[str]) -> Any:
 
 def record(case: Case) -> list[str]:
     """Return the lines of one case's recorded schedule."""
+    options = options_without_effect(read_release(version("vllm")) or NEWEST_RELEASE)
+    case = case.with_retention(options.get("prefix_cache_retention_interval", 0))
     header = {
         "type": "case",
         "schema": 1,

@@ -214,6 +214,7 @@ _OPTIONS = (
     "long_prefill_token_threshold",
     "long_prefill_token_threshold_adaptive",
     "prefill_schedule_interval",
+    "prefix_cache_retention_interval",
     "watermark",
     "max_loras",
 )
@@ -239,7 +240,8 @@ class Replay:
         installed: bool = False,
         release: Release | None = None,
     ) -> None:
-        self.case = case
+        options = options_without_effect(release or NEWEST_RELEASE)
+        self.case = case = case.with_retention(options.get("prefix_cache_retention_interval", 0))
         self.release = release
         config = case.config
         named = [r.named_prompt(config.hash_id_tokens) for r in case.requests]
@@ -278,6 +280,9 @@ class Replay:
         options = config.model_dump(include={*_OPTIONS})
         options["scheduler_reserve_full_isl"] = config.reserve_full_isl
         size = (config.num_gpu_blocks, config.block_size)
+        release = self.release or NEWEST_RELEASE
+        options |= options_without_effect(release)
+        retention = options.pop("prefix_cache_retention_interval")
         if installed:
             if options.pop("max_loras"):
                 raise HeadwayError("config.max_loras: --installed knows of no adapters")
@@ -299,6 +304,7 @@ class Replay:
                 windows=config.kv_cache_groups,
                 max_in_flight=config.max_num_batched_tokens * (1 + config.async_scheduling),
                 max_model_len=config.max_model_len,
+                prefix_cache_retention_interval=retention,
             )
         elif caching:
             blocks = RecordedManager(*size, prefix_caching=True)
@@ -311,7 +317,6 @@ class Replay:
                 config.max_num_encoder_input_tokens,
                 config.disable_chunked_mm_input,
             )
-        release = self.release or NEWEST_RELEASE
         kinds = self.schedulers
         if config.kv_offloading_blocks:
             times = self.case.step_time
@@ -325,7 +330,7 @@ class Replay:
             blocks,
             policy=Priority() if config.policy == "priority" else None,
             rules=rules_of(release),
-            **options | options_without_effect(release),
+            **options,
         )
         if made.encoder is not None:
             made.encoder.stored = {Media("image", name) for name in config.ec_cache}

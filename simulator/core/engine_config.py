@@ -320,6 +320,12 @@ class EngineConfig(Config):
         "window keep the window alone; left out, false under vllm if the model has "
         "windows (memory.md)",
     )
+    prefix_cache_retention_interval: WholeNumber | None = Field(
+        0,
+        description="of layers that keep a window alone the prefix cache has blocks at the end of "
+        "each prompt, where prompts were seen to branch, and every so many tokens; 0: at the "
+        "former alone; null: all of them, as vLLM before 0.29",
+    )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding, see below; null: none"
     )

@@ -89,6 +89,14 @@ class SpeculativeConfig(Config):
         ahead = self.method not in (None, "ngram") or (self.method is None and self.draft)
         return self.num_speculative_tokens if ahead else 0
 
+    @property
+    def draft_slots(self) -> int:
+        """Tokens of the budget that a request's drafts take beside those that are verified.
+
+        As vLLM 0.33's SpeculativeConfig.max_num_new_slots_for_drafting, without parallel drafting.
+        """
+        return int(self.method == "draft_model" or (self.method is None and bool(self.draft)))
+
     @cached_property
     def _survival(self) -> npt.NDArray[np.float64]:
         """Probabilities that the last, the last but one, ... drafts are accepted; ascending."""

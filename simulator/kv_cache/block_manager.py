@@ -47,6 +47,7 @@ class BlockCounter:
         self.ordered = False
         # Of freed blocks those that nobody will find are taken first; before vLLM 0.24, in turn.
         self.splits_free_list = True
+        self.masks_windows = True
         # Steps after which a generated token is known to the prefix cache; 1: async_scheduling.
         self.delay = 0
         self.shared = 0  # table entries beyond the first of each block in use

@@ -19,12 +19,14 @@ _SALT = 0x9E3779B97F4A7C15
 class GroupHits(list[int]):
     """A prompt's cached prefix, as the manager's `match` finds it: so many blocks in each table.
 
-    The list itself has the first group's.
+    The list itself has the first group's. `junction` is the end of what the groups with full
+    attention have, in blocks, where that is longer, else 0.
     """
 
-    def __init__(self, tables: Sequence[list[int]]) -> None:
+    def __init__(self, tables: Sequence[list[int]], junction: int = 0) -> None:
         super().__init__(tables[0])
         self.tables = tables  # by group; 0: a block that nobody reads any more
+        self.junction = junction
 
 
 class HybridManager(BlockManager):
@@ -35,6 +37,10 @@ class HybridManager(BlockManager):
     count as processed, which bounds what a window's table holds; no request is longer than
     `max_model_len` tokens. Block 0 is vLLM's null block: it stands in a table for what has left the
     window.
+
+    `prefix_cache_retention_interval` is vLLM's, in tokens: which of a window's blocks get a name.
+    Those that a hit needs which ends at a multiple of it (None: at any block), at the last block
+    before the end of the prompt, or at the junction; 0: at the latter two alone.
 
     A window's blocks leave when their request is scheduled, before it takes new ones, and by the
     tokens whose step is over: with async_scheduling one step later.
@@ -49,6 +55,7 @@ class HybridManager(BlockManager):
         windows: Sequence[int],
         max_in_flight: int,
         max_model_len: int,
+        prefix_cache_retention_interval: int | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size, prefix_caching)
         self.leaps = False
@@ -62,7 +69,10 @@ class HybridManager(BlockManager):
         reach = min(self.window - 1 + max_in_flight, max_model_len)
         self._cap = -(-reach // block_size) + 1  # entries, one for a window that begins in a block
         # A window's blocks that a hit needs before its end.
-        self._needed = max(-(-(self.window - 1) // block_size), 1)
+        self._seen = -(-(self.window - 1) // block_size)
+        self._needed = max(self._seen, 1)
+        self._retention = prefix_cache_retention_interval
+        self._junctions: dict[Request, int] = {}
         self._tables: dict[Request, list[list[int]]] = {}  # by group
         self._gone: dict[Request, int] = {}  # entries that have left the window
         self._entries = 0  # of one table, summed over the requests
@@ -83,8 +93,8 @@ class HybridManager(BlockManager):
         """
         limit = (request.known - 1) // self.block_size if self.prefix_caching else 0
         hashes = known_hashes(request, limit, self.block_size) if limit else []
-        end = self._longest(hashes, limit, self._full) if self._full else limit
-        end = self._longest_window(hashes, end)
+        longest = self._longest(hashes, limit, self._full) if self._full else limit
+        end = self._longest_window(hashes, longest)
         skipped = self._skipped(end * self.block_size)
         known = self._block_of
         tables = []
@@ -93,7 +103,7 @@ class HybridManager(BlockManager):
             salt = group * _SALT
             found = [known[key + salt] for key in hashes[first:end]]
             tables.append([0] * first + found)
-        return GroupHits(tables)
+        return GroupHits(tables, longest if self._full and longest > end else 0)
 
     def _longest(self, hashes: Sequence[int], limit: int, groups: Sequence[int]) -> int:
         """Count the blocks, from the first on, that all these groups have; it has no gaps."""
@@ -192,6 +202,7 @@ class HybridManager(BlockManager):
                     self._sharers[block] = self._sharers.get(block, 0) + 1
                     self.shared += 1
         self._hashed[request] = found = len(hits)
+        self._junctions[request] = hits.junction
         request.computed = found * self.block_size
         self._tables[request] = [*hits.tables]
         self._gone[request] = self._skipped(request.computed)
@@ -276,12 +287,37 @@ class HybridManager(BlockManager):
         self._hashed[request] = end
         known = self._block_of
         hashes = known_hashes(request, end, self.block_size)[first:end]
+        kept = self._kept(request, first, end)
         for group, table in enumerate(self._tables[request]):
             salt = group * _SALT
-            for name, block in zip(hashes, table[first:end], strict=True):
+            entries = enumerate(zip(hashes, table[first:end], strict=True), first)
+            for at, (name, block) in entries:
+                if kept is not None and group in self._sliding and at not in kept:
+                    continue
                 key = name + salt
                 if block and known.setdefault(key, block) != block:
                     self._others_of.setdefault(key, []).append(block)
+
+    def _names_all(self) -> bool:
+        """Say whether every block of a window gets a name."""
+        interval = self.block_size if self._retention is None else self._retention
+        return not self.masks_windows or self._seen * self.block_size >= interval > 0
+
+    def _kept(self, request: Request, first: int, end: int) -> set[int] | None:
+        """Return the entries, of those from `first` to `end`, that a window's group names.
+
+        None: all of them (`SlidingWindowManager.reachable_block_mask`).
+        """
+        if self._names_all():
+            return None
+        size, seen, kept = self.block_size, self._seen, set[int]()
+        if self._retention is None:
+            return kept  # of a window of one token
+        if segment := self._retention // size:
+            kept.update(at for at in range(first, end) if at % segment >= segment - seen)
+        for last in ((request.prompt_tokens - 1) // size, self._junctions[request]):
+            kept.update(range(max(last - seen, first), min(last, end)))
+        return kept
 
     # A request goes.
 
@@ -293,10 +329,16 @@ class HybridManager(BlockManager):
         for group, table in enumerate(tables):
             first = gone if group in self._sliding else 0
             self._give_back(request, group, table[first:], first)
-        del self._hashed[request]
+        del self._hashed[request], self._junctions[request]
         for notes in (self._in_flight, self._scheduled, self._fresh):
             notes.pop(request, None)
         request.computed = 0
+
+    def _is_named(self, block: int, key: int | None) -> bool:
+        """Say whether a block has the name that its tokens give it."""
+        if key is None or self._block_of.get(key) == block:
+            return True
+        return block in self._others_of.get(key, ())
 
     def _give_back(self, request: Request, group: int, blocks: Sequence[int], first: int) -> None:
         """Free blocks of a group's table from entry `first` on, the last before the others."""
@@ -306,6 +348,8 @@ class HybridManager(BlockManager):
         keys: Iterable[int | None] = [*(name + salt for name in hashes)]
         keys = [*keys, *[None] * (len(blocks) - len(hashes))]
         pairs = list(zip(blocks, keys, strict=True))
+        if group in self._sliding and not self._names_all():
+            pairs = [(block, key if self._is_named(block, key) else None) for block, key in pairs]
         if self._sharers and (shared := self._sharers.keys() & set(blocks)):
             self._unshare(shared)
             pairs = [pair for pair in pairs if pair[0] not in shared]

@@ -15,8 +15,10 @@ class SlotCounter(BlockCounter):
     """Blocks whose tables have room for drafts.
 
     A running request holds `lookahead` slots more than it computes, `max_model_len` at most, in the
-    tables of each of the `groups` of layers.
+    tables of each of the `groups` of layers; with `looks_ahead_at_once` from its first step on.
     """
+
+    looks_ahead_at_once = True
 
     def __init__(
         self,
@@ -49,12 +51,21 @@ class SlotCounter(BlockCounter):
         """Count the same, less those that leave the window; it may be below 0."""
         return self.groups.blocks_held(*self._grown(request, tokens)) - self.owned(request, tokens)
 
+    def _first_slots(self, tokens: int) -> int:
+        """Count the slots of a request that is admitted to compute so many tokens."""
+        ahead = self.lookahead if self.looks_ahead_at_once else 0
+        return min(tokens + ahead, self.max_model_len)
+
     def missing(self, tokens: int, hits: Sequence[int]) -> int:
-        return self.groups.max_blocks(tokens, self.block_size)
+        return self.groups.max_blocks(self._first_slots(tokens), self.block_size)
+
+    def missing_whole(self, prompt: int, tokens: int, hits: Sequence[int]) -> int:
+        """Count what the whole prompt, or the first chunk and slots ahead of it, need."""
+        return max(self.groups.max_blocks(prompt, self.block_size), self.missing(tokens, hits))
 
     def admit(self, request: Request, hits: Sequence[int], tokens: int) -> None:
-        """Allocate a new request's blocks for `tokens` tokens; as in vLLM, none ahead yet."""
-        self.tables[request] = -(-tokens // self.block_size), 0
+        """Allocate a new request's blocks for `tokens` tokens."""
+        self.tables[request] = -(-self._first_slots(tokens) // self.block_size), 0
         self.free -= self.owned(request, tokens)
         request.computed = tokens
 

@@ -8,8 +8,10 @@ begins as the request comes (SGLang's prefetch from storage does), vLLM's when i
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 
+Rank = tuple[int, int]
 TRACKED = 64_000  # blocks whose offers are counted, as vLLM's max_tracker_size
 
 
@@ -38,6 +40,9 @@ class HostTier:
         self._threshold = threshold
         self._offers: OrderedDict[int, int] = OrderedDict()
         self._keys: OrderedDict[int, None] = OrderedDict()
+        self._ranks: dict[int, Rank] = {}  # of blocks that have one: the least goes first
+        self._by_rank: list[tuple[Rank, int]] = []  # a heap; what is out of date is passed over
+        self._newest = 0
         self._coming: dict[int, float] = {}  # s, when what is being fetched will be here
         self.writing: set[int] = set()  # what is being copied here
         self.reading: set[int] = set()  # and from here
@@ -109,7 +114,7 @@ class HostTier:
         if lacking <= 0:
             return True
         now, gone, busy = self.now, [], protected | self.writing | self.reading
-        for key in self._keys:
+        for key in self._by_age() if self._ranks else self._keys:
             if key not in busy and self._coming.get(key, 0.0) <= now:
                 gone.append(key)
                 if len(gone) == lacking:
@@ -118,8 +123,33 @@ class HostTier:
             return False
         for key in gone:
             del self._keys[key]
+            self._ranks.pop(key, None)
             self._coming.pop(key, None)
         return True
+
+    def _by_age(self) -> Iterator[int]:
+        """Yield the blocks in the order of their ranks, as long as the caller wants more."""
+        heap, ranks, seen = self._by_rank, self._ranks, dict[int, Rank]()
+        try:
+            while heap:
+                rank, key = heappop(heap)
+                if ranks.get(key) == rank and key not in seen:
+                    seen[key] = rank
+                    yield key
+        finally:
+            for key, rank in seen.items():
+                heappush(heap, (rank, key))
+
+    def begin(self) -> int:
+        """Return an age for what a request uses from now on, younger than all before."""
+        self._newest += 1
+        return self._newest
+
+    def rank(self, key: int, rank: Rank) -> None:
+        """Let a block that is here go after those of a lower rank, unless it does so already."""
+        if key in self._keys and self._ranks.get(key, (0, 0)) < rank:
+            self._ranks[key] = rank
+            heappush(self._by_rank, (rank, key))
 
     def _insert(self, keys: Sequence[int]) -> None:
         for key in keys:
@@ -132,6 +162,8 @@ class HostTier:
         for key in reversed(keys):
             if key in self._keys:
                 self._keys.move_to_end(key)
+                if self._ranks:
+                    self.rank(key, (self.begin(), 0))
 
     def fetch(self, keys: Sequence[int]) -> tuple[list[int], float]:
         """Begin to fetch what secondary tiers have of the run that these hashes begin.

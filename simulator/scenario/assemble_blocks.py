@@ -116,6 +116,7 @@ def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:
         windows=[*first, *second],
         max_in_flight=engine.max_num_batched_tokens * (1 + engine.async_scheduling),
         max_model_len=spec.max_model_len,
+        prefix_cache_retention_interval=engine.prefix_cache_retention_interval,
     )
 
 

@@ -281,6 +281,9 @@ def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
     if engine.secondary_tiers and (engine.enable_lora or not engine.enable_chunked_prefill):
         what = "goes without enable_lora, and with enable_chunked_prefill"
         yield "engine.secondary_tiers", "engine.enable_lora engine.enable_chunked_prefill", what
+    if (engine.prefix_cache_retention_interval or 0) % engine.block_size:
+        what = f"must be a multiple of engine.block_size ({engine.block_size})"
+        yield "engine.prefix_cache_retention_interval", "engine.block_size", what
     names = [tier.type for tier in engine.secondary_tiers]
     if len(set(names)) < len(names):
         yield "engine.secondary_tiers", "", f"two have the type {names[0]}: tell them apart"

@@ -71,6 +71,7 @@ ENGINES = {
             "long_prefill_token_threshold": 0,
             "long_prefill_token_threshold_adaptive": False,
             "prefill_schedule_interval": 1,
+            "prefix_cache_retention_interval": 0,
             "scheduler_reserve_full_isl": True,
             "watermark": 0.0,
             "async_scheduling": True,

@@ -48,6 +48,13 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
         model = load_model(own.known_model, folder)
     if model is None:
         return None
+    with attempt("engine.prefix_cache_retention_interval", "model"):
+        windows = model.keeps_window and not engine.disable_hybrid_kv_cache_manager
+        if engine.prefix_cache_retention_interval and not windows:
+            raise ValueError(
+                "engine.prefix_cache_retention_interval: goes with layers that keep a window "
+                "alone; vLLM takes no other number than 0 here, either"
+            )
     longest = engine.max_model_len or model.max_position_embeddings
     tokens = engine.max_num_batched_tokens
     holds_longest = engine.enable_chunked_prefill or tokens >= longest

@@ -55,6 +55,7 @@ COVERED = (
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
     "enable_expert_parallel",
     "expert_routing",  # the model's
+    "prefix_cache_retention_interval",
     "pipeline_parallel_bandwidth",  # the network's
 )
 """Keys that the command has, or a comment of its own; others are told to be missing."""
@@ -217,6 +218,9 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
             words += [f"--{key.replace('_', '-')}", f"{value}"]
     if longest := longest_that_fits(scenario):
         words += ["--max-model-len", f"{longest}"]
+    kept, absent = engine.prefix_cache_retention_interval, options_without_effect
+    if kept != 0 and "prefix_cache_retention_interval" not in absent(release_of(engine)):
+        words += ["--prefix-cache-retention-interval", f"{kept}"]
     if engine.enable_lora:
         words.append("--enable-lora")
     if engine.enable_expert_parallel:

@@ -1,6 +1,7 @@
-"""Cases drawn at random, and what vLLM 0.33.0 decided on them in its own engine loop.
+"""Cases drawn at random, and what vLLM 0.33.0 and 0.32.0 decided on them in its own engine loop.
 
-`conformance.draw_cases` drew them, `conformance.record_vllm` recorded them.
+`conformance.draw_cases` drew them, `conformance.record_vllm` recorded them: `golden/NAME.jsonl.gz`
+from 0.33.0, `golden/NAME.032.jsonl.gz` from 0.32.0.
 """
 
 from pathlib import Path
@@ -8,45 +9,71 @@ from pathlib import Path
 import pytest
 
 from conformance.cases import read_cases
-from conformance.compare import conform, report
+from conformance.compare import conform, read_goldens, report
 from conformance.draw_cases import draw_case, main
 from conformance.replay import Replay
+from simulator.schedulers.vllm.rules import family_of, read_release
 
 HERE = Path(__file__).parent
 
 
+KINDS = [
+    ("drawn", 80, 4000, ""),  # more than a tenth meet the sleep after the last request
+    ("windows", 60, 3000, "--windows"),  # KV cache groups: hits, evictions, what leaves a window
+    ("retention", 60, 3900, "--retention"),  # of their blocks a part is cached, and prompts branch
+    ("adapters", 60, 3500, "--loras"),  # one too many is passed over; no two share blocks
+    ("offloading", 60, 4500, "--offloading"),  # its OffloadingConnector, with loads and stores
+    ("images", 60, 3400, "--images"),  # what is encoded when, whose outputs are evicted
+    ("connector", 60, 3400, "--connector"),  # likewise, and what its EC connector loads
+    ("stops", 24, 1000, "--stops"),  # a stop token ends answers
+    ("combos", 36, 2700, "--loras --images --retention --stops"),
+]
+
+
 @pytest.mark.parametrize("leap", [False, True], ids=["stepwise", "leaping"])
 @pytest.mark.parametrize(
-    ("kind", "count", "steps"),
+    ("kind", "count", "steps", "release"),
     [
-        ("drawn", 80, 4000),  # more than a tenth meet the sleep after the last request
-        ("windows", 60, 3000),  # several KV cache groups: hits, evictions, what leaves a window
-        ("adapters", 60, 3000),  # one too many is passed over; no two share blocks
-        ("offloading", 60, 4000),  # vLLM 0.32: its OffloadingConnector, with loads and stores
-        ("images", 120, 7000),  # vLLM 0.32: what is encoded when, whose outputs are evicted
-        ("connector", 120, 7000),  # vLLM 0.32: likewise, and what its EC connector loads
+        (kind, count, steps, release)
+        for kind, count, steps, _ in KINDS
+        for release in ("0.33", "0.32")
+        if release == "0.33" or kind not in ("drawn", "windows")
     ],
 )
 def test_all_drawn_cases_agree_in_every_field(
-    kind: str, count: int, steps: int, leap: bool
+    kind: str, count: int, steps: int, release: str, leap: bool
 ) -> None:
-    outcomes = conform(HERE / f"cases/{kind}.jsonl.gz", leap=leap)
+    golden = HERE / f"golden/{kind}{'.032' if release == '0.32' else ''}.jsonl.gz"
+    outcomes = conform(HERE / f"cases/{kind}.jsonl.gz", golden, leap=leap)
     assert len(outcomes) == count
     assert not any(outcome.difference for outcome in outcomes), report(outcomes)
     assert sum(outcome.steps for outcome in outcomes) > steps
+    assert {outcome.family for outcome in outcomes} == {family_of(read_release(release))}
+
+
+@pytest.mark.parametrize("kind", ["retention", "adapters", "offloading", "images", "connector"])
+def test_what_another_release_decides_differs(kind: str) -> None:
+    """Of each kind some cases tell 0.32 from 0.33: the recordings hold the rules apart."""
+    path = HERE / f"cases/{kind}.jsonl.gz"
+    cases = read_cases(path)
+    found = [
+        golden.header["name"]
+        for golden, other in zip(
+            read_goldens(HERE / f"golden/{kind}.jsonl.gz", cases),
+            read_goldens(HERE / f"golden/{kind}.032.jsonl.gz", cases),
+            strict=True,
+        )
+        if [line for _, line in golden.lines] != [line for _, line in other.lines]
+    ]
+    assert found
 
 
 def test_a_seed_draws_the_same_cases(tmp_path: Path) -> None:
     """Those of the recording; another seed draws others."""
     out = tmp_path / "drawn.jsonl.gz"
-    assert main([str(out), "--count", "80", "--seed", "1"]) == 0
-    assert out.read_bytes() == (HERE / "cases/drawn.jsonl.gz").read_bytes()
     assert draw_case(2, 0) != draw_case(1, 0)
-    kinds = {"windows": ("--windows", 60), "adapters": ("--loras", 60)}
-    kinds |= {"images": ("--images", 120), "connector": ("--connector", 120)}
-    kinds["offloading"] = "--offloading", 60
-    for kind, (option, count) in kinds.items():
-        assert main([str(out), "--count", str(count), "--seed", "1", option]) == 0
+    for kind, count, _, options in KINDS:
+        assert main([str(out), "--count", str(count), "--seed", "1", *options.split()]) == 0
         assert out.read_bytes() == (HERE / f"cases/{kind}.jsonl.gz").read_bytes()
 
 

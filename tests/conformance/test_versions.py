@@ -39,13 +39,22 @@ def test_recorded_releases_agree_in_every_step(path: Path, leap: bool) -> None:
     assert all(outcome.agrees for outcome in outcomes), report(outcomes)
 
 
+@recorded("cases/parity/[klsv]*.cases.jsonl*")
+def test_fresh_recordings_agree_in_every_field(path: Path) -> None:
+    """Of 0.32, 0.33 and SGLang, drawn by others."""
+    golden = path.with_name(path.name.replace(".cases.jsonl", ".golden.jsonl"))
+    outcomes = conform(path, golden if golden.exists() else Path(f"{golden}.gz"))
+    assert outcomes
+    assert all(outcome.agrees for outcome in outcomes), report(outcomes)
+
+
 def test_families_are_named_by_their_first_and_last_versions() -> None:
-    """Eight of them; a version without a patch release is its last one that differs."""
+    """Twelve of them; a version without a patch release is its last one that differs."""
     assert [*families()] == [
-        *("0.10 to 0.11.0", "0.11.1 to 0.11.2", "0.12 to 0.18", "0.19 to 0.23", "0.24 to 0.27"),
-        *("0.28 to 0.30", "0.31 to 0.32", "0.33"),
+        *("0.10 to 0.11.0", "0.11.1 to 0.11.2", "0.12 to 0.16", "0.17 to 0.18", "0.19 to 0.22"),
+        *("0.23", "0.24", "0.25 to 0.27", "0.28", "0.29 to 0.30", "0.31 to 0.32", "0.33"),
     ]
-    told = {"0.8.5": 0, "v0.11.0": 0, "0.11": 1, "0.11.1rc2": 1, "vllm:0.23.0+cu128": 3, "0.40": 7}
+    told = {"0.8.5": 0, "v0.11.0": 0, "0.11": 1, "0.11.1rc2": 1, "vllm:0.23.0+cu128": 5, "0.40": 11}
     for text, number in told.items():
         assert family_of(read_release(text)) == [*families()][number]
     assert family_of(None) == "0.33"
@@ -198,7 +207,7 @@ def test_a_recordings_version_is_followed_and_families_are_found(tmp_path: Path,
     assert "steps agree (rules of vLLM 0.31 to 0.32)" in capsys.readouterr().out
     assert main(["conform", str(path), "--families"]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert [line[0] for line in told] == ["*"] * 7 + [" "]
+    assert [line[0] for line in told] == ["*"] * 11 + [" "]
     assert told[-1].split() == ["vLLM", "0.33", "0", "of", "1", "cases", "agree"]
     assert "vLLM 0.11.1 to 0.11.2  1 of 1" in told[1]
     golden.write_text(golden.read_text().replace('"free":', '"free":1'))

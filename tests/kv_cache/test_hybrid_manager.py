@@ -57,6 +57,51 @@ def test_a_prompt_in_flight_keeps_its_blocks_for_one_step() -> None:
         assert log.steps["blocks_used"].tolist() == used
 
 
+def found(prompts: list[Segments], windows: list[int], retention: int | None) -> list[int]:
+    """Return the tokens that prompts, one after the other, find of those before; blocks of 4."""
+    limits = {"max_in_flight": 64, "max_model_len": 64}
+    blocks = HybridManager(
+        99, 4, True, windows=windows, prefix_cache_retention_interval=retention, **limits
+    )
+    scheduler, cached = Scheduler(blocks, max_num_seqs=4, max_num_batched_tokens=64), []
+    for number, segments in enumerate(prompts):
+        tokens = sum(count for _, count in segments)
+        request = Request(number, 0.0, tokens, 1, segments=segments)
+        scheduler.add(request)
+        scheduler.commit(scheduler.schedule(float(number)), [number + 0.5])
+        cached.append(request.cached)
+    assert blocks.free == 98
+    return cached
+
+
+@pytest.mark.parametrize(
+    ("retention", "cached"),
+    [
+        (None, [0, 40, 24, 24]),
+        (0, [0, 40, 0, 24]),  # the third prompt branches at 24, which the fourth then finds
+        (16, [0, 40, 16, 24]),
+        (40, [0, 40, 0, 24]),
+    ],
+)
+def test_of_a_window_the_end_and_the_junctions_are_cached(
+    retention: int | None, cached: list[int]
+) -> None:
+    """A window of 8 needs two blocks before the end of a hit."""
+    whole = (("a", 42),)
+    branch = (("a", 24), ("b", 10))
+    assert found([whole, whole, branch, (("a", 24), ("c", 10))], [0, 8], retention) == cached
+    if retention is None:
+        assert found([whole, branch], [8], retention) == [0, 24]
+
+
+@pytest.mark.parametrize("retention", [None, 0, 8])
+def test_of_a_window_of_one_token_nothing_is_cached(retention: int | None) -> None:
+    """No block before the next query is seen by it, and vLLM finds no hit without one."""
+    whole = (("a", 42),)
+    assert found([whole, whole], [0, 1], retention) == [0, 0]
+    assert found([whole, whole], [0, 2], retention) == [0, 40]
+
+
 def test_groups_hold_what_each_of_them_needs() -> None:
     """The same with two full groups beside: 2 * 2, 3 or 4 more; too little memory is told."""
     log, _ = play(workload((0, 8, 10)), Scheduler(hybrid(50, [0, 8, 0])))

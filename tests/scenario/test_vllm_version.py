@@ -69,7 +69,9 @@ def test_of_the_textbook_a_version_says_rules_alone() -> None:
     plain, old = engine(name="textbook"), engine(name="textbook", version="0.18")
     assert plain.scheduler_reserve_full_isl
     assert not old.scheduler_reserve_full_isl
-    assert old == plain.model_copy(update={"version": "0.18", "scheduler_reserve_full_isl": False})
+    assert plain.prefix_cache_retention_interval == 0
+    off = {"scheduler_reserve_full_isl": False, "prefix_cache_retention_interval": None}
+    assert old == plain.model_copy(update={"version": "0.18", **off})
 
 
 def test_a_version_may_look_like_a_number() -> None:
@@ -101,6 +103,7 @@ def test_an_unknown_version_is_told_in_one_line(version: object, name: dict) -> 
     [
         ("0.18", "scheduler_reserve_full_isl", True, "0.19.0"),
         ("0.23", "watermark", 0.1, "0.24.0"),
+        ("0.28", "prefix_cache_retention_interval", 0, "0.29.0"),
         ("0.30", "long_prefill_token_threshold_adaptive", True, "0.31.0"),
         ("0.32", "prefill_schedule_interval", 2, "0.33.0"),
     ],

@@ -10,6 +10,7 @@ from simulator import load_scenario, run
 from simulator.core.request import Media, Request, Segments, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.schedulers.vllm.encoder_cache import EncoderLimits
+from simulator.schedulers.vllm.rules import Release, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
 
@@ -64,16 +65,30 @@ def test_a_step_ends_before_an_image_that_the_budget_is_too_small_for() -> None:
     assert steps(one, 2) == [({0: 20}, {0: [0]}), ({0: 15}, {0: [1]})]
 
 
-def test_the_budget_is_one_of_all_requests() -> None:
-    """Behind request 0 request 1 gets the text before its image, and request 2 nothing."""
-    one = scheduler(100, 15)
+@pytest.mark.parametrize("release", [(0, 32, 0), (0, 33, 0)])
+def test_the_budget_is_one_of_all_requests(release: Release) -> None:
+    """Behind request 0 request 1 gets the text before its image, and request 2 nothing.
+
+    Request 3 waits behind that, to 0.32; from 0.33 on request 2 is passed over.
+    """
+    one = scheduler(100, 15, rules=rules_of(release))
     for request in (ask(0, ("a", 10), 2), ask(1, 4, ("b", 10)), ask(2, ("c", 6), 3), ask(3, 7)):
         one.add(request)
-    assert steps(one, 2) == [
-        ({0: 12, 1: 4}, {0: [0]}),
-        ({1: 10}, {1: [0]}),  # 5 tokens are left: request 2 is the head and waits, 3 behind it
+    early, late = ({3: 7}, {}) if release >= (0, 33, 0) else ({}, {3: 7})
+    assert steps(one, 3) == [
+        ({0: 12, 1: 4} | early, {0: [0]}),
+        ({1: 10}, {1: [0]}),  # 5 tokens are left
+        ({2: 9} | late, {2: [0]}),
     ]
-    assert steps(one, 1) == [({2: 9, 3: 7}, {2: [0]})]
+
+
+def test_who_is_passed_over_for_an_image_keeps_its_place() -> None:
+    """Requests 1 and 2 want the cache that request 0's image has, 3 and 4 do not."""
+    one = scheduler(10, 10, max_num_batched_tokens=14)
+    for request in (ask(0, ("a", 10), 2), *(ask(k, (f"b{k}", 10)) for k in (1, 2)), ask(3, 1)):
+        one.add(request)
+    assert steps(one, 1) == [({0: 12, 3: 1}, {0: [0]})]
+    assert [one.waiting.take().id for _ in range(2)] == [1, 2]
 
 
 def test_an_image_in_the_cache_is_not_encoded_again() -> None:
@@ -97,6 +112,16 @@ def test_an_image_is_not_split_where_it_need_not_be() -> None:
     one = scheduler(100, 100, whole=True, max_num_batched_tokens=12)
     one.add(ask(0, 5, ("a", 10), 5))
     assert steps(one, 2) == [({0: 5}, {}), ({0: 12}, {0: [0]})]
+
+
+@pytest.mark.parametrize(("release", "first"), [((0, 32, 0), 4), ((0, 33, 0), 0)])
+def test_nor_is_an_image_at_which_a_chunk_begins(release: Release, first: int) -> None:
+    """From 0.33 on; request 0 leaves 4 tokens of the budget."""
+    one = scheduler(100, 100, whole=True, max_num_batched_tokens=12, rules=rules_of(release))
+    one.add(ask(0, 8))
+    one.add(ask(1, ("a", 10)))
+    ((tokens, _),) = steps(one, 1)
+    assert tokens.get(1, 0) == first
 
 
 def test_images_in_the_prefix_cache_are_not_encoded() -> None:

@@ -84,6 +84,20 @@ def test_vllm_and_headway_decide_alike(
 
 
 @needs_vllm
+def test_nobody_sleeps_after_the_extra_step_of_one_that_was_stopped(tmp_path: Path) -> None:
+    """Request 1 comes before, during and after the step that request 0 computes for nothing."""
+    path = make(tmp_path, [(0, 6, 3), (0, 5, 2)], async_scheduling=True)
+    raw = json.loads(path.read_text())
+    raw["requests"][0]["max_tokens"] = 9
+    for arrival in range(250, 900, 50):
+        raw["requests"][1]["arrival_ns"] = arrival
+        path.write_text(json.dumps(raw))
+        (case,) = read_cases(path)
+        mine, theirs = (list(Replay(case, installed=one).rows()) for one in (False, True))
+        assert mine == theirs, arrival
+
+
+@needs_vllm
 def test_a_recording_is_a_golden_file(tmp_path: Path) -> None:
     """What the recorder writes, `headway conform` reads."""
     from conformance.record_vllm import main

@@ -124,8 +124,8 @@ def test_where_the_budget_ends_drafts_are_cut_off() -> None:
 
 
 def test_slots_of_drafts_take_blocks_before_they_are_right() -> None:
-    """4 tokens are computed, then 5; with 4 to verify 8 and 9 slots, and 3 more ahead."""
-    for method, used in (("ngram", [1, 2, 3]), ("eagle", [1, 3, 3])):
+    """4 tokens are computed, then 5; 3 slots more ahead, and with 4 to verify 8 and 9 slots."""
+    for method, used in (("ngram", [1, 2, 3]), ("eagle", [2, 3, 3])):
         log, _ = play(workload((0, 4, 3)), drafted(3, 0.0, method=method))
         assert log.steps["blocks_used"].tolist() == used
 
@@ -162,19 +162,18 @@ def test_no_draft_lies_beyond_the_longest_request() -> None:
     st.integers(2, 60),
     st.integers(1, 6),
     st.integers(6, 40),
-    st.booleans(),
+    st.sampled_from(["ngram", "eagle", "draft_model"]),
     st.sampled_from([(1, 0, 0), (1, 0, 0), (0, 1, 5), (1, 1, 4), (2, 1, 11), (1, 3, 1)]),
 )
 @settings(max_examples=400, deadline=None)
 def test_sums_decide_as_the_plain_loop_does(
-    load, k, share, size, num_blocks, seats, budget, eagle, windows
+    load, k, share, size, num_blocks, seats, budget, method, windows
 ) -> None:
     """Step by step: tokens, drafts, chunks, blocks, preemptions, and who is done."""
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 40}
-    groups, method = LayerGroups(*windows, budget), "eagle" if eagle else "ngram"
-    fast = drafted(k, share, num_blocks, size, method, groups, **limits)
-    ahead = k if eagle else 0
-    plain = ReferenceSpeculative(num_blocks, size, k, ahead, seats, budget, 40, windows)
+    fast = drafted(k, share, num_blocks, size, method, LayerGroups(*windows, budget), **limits)
+    ahead, slots = 0 if method == "ngram" else k, int(method == "draft_model")
+    plain = ReferenceSpeculative(num_blocks, size, k, ahead, seats, budget, 40, windows, slots)
     for id, (prompt, output) in enumerate(load):
         request = Request(id, 0.0, prompt, output)
         if fast.fits(request):

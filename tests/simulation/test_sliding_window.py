@@ -105,3 +105,30 @@ def test_what_no_window_costs_is_told(write) -> None:
 def test_what_windows_do_not_go_with_is_refused(write, change: str, told: str) -> None:
     lines = errors(write(WINDOWED), [f"engine.{change}"])
     assert lines == [f"s.yaml:3: engine.disable_hybrid_kv_cache_manager: {told}"]
+
+
+def test_what_of_a_window_is_cached_is_that_of_the_release(write) -> None:
+    """From 0.29 on the ends of prompts alone: of documents asked about again less is found."""
+    text = SHARED.replace("num_gpu_blocks_override: 700", "num_gpu_blocks_override: 7000")
+    rates = {}
+    for version, key in (("0.28", []), ("0.33", []), ("0.33", ["null"]), ("0.33", ["160"])):
+        keys = [f"engine.prefix_cache_retention_interval={value}" for value in key]
+        result = run(load_scenario(write(text), [f"engine.version='{version}'", *keys]))
+        rates[version, *key] = result.summary()["headway"]["prefix_cache_hit_rate"]
+    assert rates["0.28",] == rates["0.33", "null"] > rates["0.33",]
+    assert rates["0.33", "160"] > rates["0.33",]
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "told"),
+    [
+        ("gpt-oss-20b", 24, "must be a multiple of engine.block_size (16)"),
+        ("llama-3-8b", 16, "goes with layers that keep a window alone; vLLM takes no other"),
+    ],
+)
+def test_a_retention_that_vllm_refuses_is_refused(
+    write, model: str, tokens: int, told: str
+) -> None:
+    text = f"model: {model}\nengine:\n  prefix_cache_retention_interval: {tokens}\n"
+    (line,) = errors(write(text))
+    assert line.startswith(f"s.yaml:3: engine.prefix_cache_retention_interval: {told}")

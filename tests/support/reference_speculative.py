@@ -38,7 +38,9 @@ class ReferenceSpeculative:
         budget: int,
         longest: int,
         groups: tuple[int, int, int] = (1, 0, 0),
+        draft_slots: int = 0,
     ) -> None:
+        self.draft_slots = draft_slots
         self.full, self.windowed, self.window = groups
         self.free, self.size, self.k, self.lookahead = blocks - 1, size, k, lookahead
         self.seats, self.budget, self.longest = seats, budget, longest
@@ -52,9 +54,9 @@ class ReferenceSpeculative:
         for job in list(self.running):
             if job not in self.running:
                 continue
-            tokens = min(job.known + job.drafts - job.computed, left)
+            tokens = min(job.known + job.drafts - job.computed, left - self.draft_slots)
             tokens = min(tokens, self.longest - 1 - job.computed)
-            if not tokens:
+            if tokens <= 0:
                 break
             slots = min(job.computed + tokens + self.lookahead, self.longest)
             if self.windowed:
@@ -64,24 +66,33 @@ class ReferenceSpeculative:
                 self._preempt()
             if job in self.running:
                 self._take(job, tokens, slots)
-                left -= tokens
-        while not preempted and left and self.waiting and len(self.running) < self.seats:
+                left -= tokens + self.draft_slots
+        pads = bool(self.given) and all(map(self._decodes, self.given))
+        slots = self.draft_slots
+        while not preempted and left > slots and self.waiting and len(self.running) < self.seats:
             job = self.waiting[0]
             table = -(-job.known // self.size)
             window = min(table, -(-(self.window - 1 + self.budget) // self.size) + 1)
-            if self.full * table + self.windowed * window > self.free:
+            tokens = min(job.known, left - slots)
+            if pads and job.known == 1 and 2 + self.k <= self.longest:
+                tokens = 1 + self.k
+            ahead = min(tokens + self.lookahead, self.longest)
+            need = max(self.full * table + self.windowed * window, self._more(job, ahead))
+            if tokens > left - slots or need > self.free:
                 break
             self.running.append(self.waiting.pop(0))
-            tokens = min(job.known, left)
-            self._take(job, tokens, tokens)
-            left -= tokens
+            self._take(job, tokens, ahead)
+            job.computed = min(tokens, job.known)
+            left -= tokens + slots
         decodes = [job for job in self.given if self._decodes(job)]
         return {
             "decodes": len(decodes),
             "drafts": sum(self.given[job] - 1 for job in decodes),
             "context": sum(job.computed for job in decodes),
             "chunks": sorted(
-                (job.id, job.computed - n, n) for job, n in self.given.items() if job not in decodes
+                (job.id, max(job.computed - n, 0), n)
+                for job, n in self.given.items()
+                if job not in decodes
             ),
             "preempted": preempted,
             "free": self.free,

@@ -153,3 +153,20 @@ def test_a_policy_that_came_by_the_environment_is_in_the_command(monkeypatch) ->
         engine = scenario.engine.model_copy(update={"scheduler_cls": PLUGIN})
         command = serve_command(scenario.model_copy(update={"engine": engine}))
         assert f"""HEADWAY_POLICY='{{"policy": "{there}"}}' vllm serve""" in command
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "told"),
+    [
+        ("0.33", "0", ""),
+        ("0.33", "null", " --prefix-cache-retention-interval None"),
+        ("0.33", "64", " --prefix-cache-retention-interval 64"),
+        ("0.28", "null", ""),
+    ],
+)
+def test_what_of_a_window_is_cached_is_told(tmp_path: Path, version, given, told):
+    path = tmp_path / "s.yaml"
+    path.write_text("model: gpt-oss-20b\n")
+    keys = [f"engine.version='{version}'", f"engine.prefix_cache_retention_interval={given}"]
+    command = serve_command(load_scenario(path, keys))
+    assert "retention" not in command if not told else told in command

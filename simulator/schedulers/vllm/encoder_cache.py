@@ -1,6 +1,6 @@
 """Which images and clips are encoded in a step, and whose encoder outputs are kept.
 
-As vLLM's `_try_schedule_encoder_inputs` and `EncoderCacheManager` (0.32; the names of the methods
+As vLLM's `_try_schedule_encoder_inputs` and `EncoderCacheManager` (0.33; the names of the methods
 in brackets are theirs). An item is encoded, whole, in the first step that computes a token of it.
 That takes encoder tokens of the step's compute budget, and as many places in a cache of encoder
 outputs; where either lacks, the request computes the tokens before the item and no more. An output
@@ -33,10 +33,12 @@ class EncoderLimits(NamedTuple):
 class EncoderCache:
     """The encoder's budget in each step and its cache.
 
-    `fit` is asked before a request is given tokens, and `take` told when it is.
+    `fit` is asked before a request is given tokens, and `take` told when it is. With
+    `keeps_first_whole` an item at which a chunk begins is not chunked, either, where none is.
     """
 
-    def __init__(self, limits: EncoderLimits) -> None:
+    def __init__(self, limits: EncoderLimits, *, keeps_first_whole: bool = True) -> None:
+        self._begins_inside = 0 if keeps_first_whole else 1
         size, budget, self.whole, self.most = limits
         self.size, self.budget = size, budget
         self.left = budget  # of this step
@@ -74,7 +76,7 @@ class EncoderCache:
                 continue
             if item.start >= end:
                 break
-            if self.whole and start < item.start and end < item.end:
+            if self.whole and start + self._begins_inside <= item.start and end < item.end:
                 return item.start - start
             if item.media in asked:
                 repeated.append(number)

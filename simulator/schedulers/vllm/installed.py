@@ -235,6 +235,7 @@ class InstalledScheduler(Scheduler):
         for request in over:
             request.finish = now
             self.running.pop(request, None)
+        self.ended = bool(over)
         return over
 
     def _update(self, output: Any, with_token: list[Request]) -> list[Request]:
@@ -296,12 +297,14 @@ def start_vllm(
     windows: Sequence[int] = (0,),
     *,
     max_loras: int = 0,
+    retention: int | None = None,
     offloading: Mapping[str, int] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
     """Start vLLM's scheduler; return it and what makes a request for it.
 
     `windows` has one for each of its KV cache groups, in tokens; 0: full attention. `max_loras`
-    is vLLM's; 0: no adapters. `offloading` is the extra configuration of an OffloadingConnector.
+    is vLLM's; 0: no adapters. `retention` is its prefix_cache_retention_interval. `offloading` is
+    the extra configuration of an OffloadingConnector.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -347,7 +350,7 @@ def start_vllm(
     size = {"block_size": blocks.block_size} if has(release, "block_size") else {}
     scheduler = _scheduler_class(config.scheduler_config)(
         vllm_config=config,
-        kv_cache_config=_kv_cache(blocks, model.dtype, windows),
+        kv_cache_config=_kv_cache(blocks, model.dtype, windows, retention),
         structured_output_manager=StructuredOutputManager(config),
         log_stats=False,
         **size,
@@ -398,7 +401,9 @@ def _model(max_model_len: int) -> Any:
         )
 
 
-def _kv_cache(blocks: BlockCounter, dtype: object, windows: Sequence[int]) -> Any:
+def _kv_cache(
+    blocks: BlockCounter, dtype: object, windows: Sequence[int], retention: int | None
+) -> Any:
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
         KVCacheConfig,
@@ -415,6 +420,7 @@ def _kv_cache(blocks: BlockCounter, dtype: object, windows: Sequence[int]) -> An
         num_blocks=blocks.usable + 1,
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec([f"layer{n}"], spec) for n, spec in enumerate(specs)],
+        **({} if retention is None else {"prefix_cache_retention_interval": retention}),
     )
 
 

@@ -96,6 +96,7 @@ class Offloading(Scheduler):
         self._storing: dict[Request, int] = {}  # copies under way
         self._offered: dict[Request, int] = {}  # blocks, from the first on
         self._used: dict[Request, set[int]] = {}  # numbers of blocks stored, found there or loaded
+        self._ages: dict[Request, int] = {}  # of those, where a request's blocks have one age
         self._lacking: set[Request] = set()  # for whom there was no room
         self._loaded: dict[Request, int] = {}  # blocks, of those who hold them
         self._prefilling: list[Request] = []
@@ -161,6 +162,7 @@ class Offloading(Scheduler):
     def admit(self, step: Step, budget: int, cap: int) -> None:
         self._cap = cap
         super().admit(step, budget, cap)
+        self._deferred.update(self._passed_over)
         for request in reversed(self._passed_over):
             self.waiting.put_back(request)
         self._passed_over.clear()
@@ -178,6 +180,8 @@ class Offloading(Scheduler):
         if when is not None and when <= self._heard:
             return self._take_up(step, request, budget)
         found: int | None = None
+        if when is None and self.rules.offers_again:
+            self._offered.pop(request, None)
         if when is None and request not in self._storing:
             hits = self.blocks.match(request)
             found = self._look_up(request, len(hits))
@@ -226,7 +230,10 @@ class Offloading(Scheduler):
         self.kept_tokens += request.computed
         keys = known_hashes(request, first + count, size)[first : first + count]
         tier.reading.update(keys)
-        self._used.setdefault(request, set()).update(range(first, first + count))
+        known = self._used.setdefault(request, set())
+        numbers = range(first, first + count)
+        self._rank(request, {n: k for n, k in zip(numbers, keys, strict=True) if n not in known})
+        known.update(numbers)
         self._offered[request] = first + count
         self._load_free = when = max(self._load_free, self.now) + self._load_time(count)
         self._loads.append((when, keys))
@@ -283,6 +290,7 @@ class Offloading(Scheduler):
             hashes = known_hashes(request, used[-1] + 1, self.blocks.block_size) if used else ()
             tier.finished([hashes[number] for number in used])
             self._offered.pop(request, None)
+            self._ages.pop(request, None)
             self._lacking.discard(request)
         self._ended.clear()
         self._prefilling = [one for one in self.running.partial if one.pending > 0]
@@ -297,8 +305,11 @@ class Offloading(Scheduler):
         keys = known_hashes(request, end, size)[first:end]
         used, new = tier.take(keys)
         there = set(used)
-        numbers = {first + at for at, key in enumerate(keys) if key in there}
-        self._used.setdefault(request, set()).update(numbers)
+        known = self._used.setdefault(request, set())
+        fresh = {*new} if new else set[int]()
+        numbered = {first + at: key for at, key in enumerate(keys) if key in there}
+        self._rank(request, {n: k for n, k in numbered.items() if n not in known or k in fresh})
+        known.update(numbered)
         if new is None:
             self._lacking.add(request)
             return
@@ -308,6 +319,16 @@ class Offloading(Scheduler):
             tier.writing.update(new)
             self._storing[request] = self._storing.get(request, 0) + 1
             self._deciding.append((request, new))
+
+    def _rank(self, request: Request, blocks: dict[int, int]) -> None:
+        """Let blocks of host memory, by their numbers in the prompt, be as old as their user."""
+        if not blocks or not self.rules.ranks_by_request:
+            return
+        age = self._ages.get(request)
+        if age is None:
+            age = self._ages[request] = self.tier.begin()
+        for number, key in blocks.items():
+            self.tier.rank(key, (age, -number))
 
     def finish(self, request: Request, now: float) -> None:
         super().finish(request, now)
@@ -320,6 +341,7 @@ class Offloading(Scheduler):
             super().cancel(request)
             return
         self.waiting.remove(request)
+        self._deferred.discard(request)
         del self.waiting.holding[request], self._loaded[request]
         self.running.forget(request)
         if when <= self._heard:

@@ -58,6 +58,30 @@ class Rules(NamedTuple):
     """`long_prefill_token_threshold` does not hold for a request that is alone."""
     walks_on_after_self: bool = True
     """Priorities: when a request preempts itself, those behind it have their turn in this step."""
+    masks_windows: bool = True
+    """A window's group names the blocks that a hit may need, of a window of one token none. Before,
+    all."""
+    passes_over_items: bool = True
+    """A waiting request that gets no token for want of encoder budget or cache is passed over.
+    Before, it ended admission."""
+    keeps_first_item_whole: bool = True
+    """`disable_chunked_mm_input` holds for an item at which a chunk begins, too."""
+    counts_all_adapters: bool = True
+    """`max_loras` counts the adapters of all who run. Before, of those scheduled in this step."""
+    offers_again: bool = True
+    """Offloading: a preempted request's blocks are offered to the host from the first on."""
+    reserves_draft_slots: bool = True
+    """Drafts of a draft model take a slot of the budget for each request. Before 0.28, one for each
+    of `max_num_seqs`, whoever runs."""
+    counts_draft_slots: bool = True
+    """Those slots are taken by the requests that a step schedules, one for each."""
+    looks_ahead_at_once: bool = True
+    """A request takes the slots of its first drafts as it is admitted. Before, in its next step."""
+    pads_new_decodes: bool = True
+    """A request admitted for one token beside others that decode has places for drafts, too."""
+    ranks_by_request: bool = True
+    """Offloading: what a running request stores or loads is as old as its first such block, and the
+    last block of its prompt goes first. Before, each was as old as itself."""
 
 
 NEWEST_RULES = Rules()
@@ -69,11 +93,22 @@ RULES_SINCE: dict[str, Release] = {
     "goes_back_after_victim": (0, 28, 0),
     "lifts_cap_for_one": (0, 31, 0),
     "walks_on_after_self": (0, 33, 0),
+    "masks_windows": (0, 23, 0),
+    "passes_over_items": (0, 33, 0),
+    "keeps_first_item_whole": (0, 33, 0),
+    "counts_all_adapters": (0, 33, 0),
+    "offers_again": (0, 33, 0),
+    "ranks_by_request": (0, 33, 0),
+    "reserves_draft_slots": (0, 17, 0),
+    "counts_draft_slots": (0, 28, 0),
+    "looks_ahead_at_once": (0, 23, 0),
+    "pads_new_decodes": (0, 25, 0),
 }
 """The first release with each rule."""
 OPTIONS_SINCE: dict[str, tuple[Release, Any]] = {
     "scheduler_reserve_full_isl": ((0, 19, 0), False),
     "watermark": ((0, 24, 0), 0.0),
+    "prefix_cache_retention_interval": ((0, 29, 0), None),
     "long_prefill_token_threshold_adaptive": ((0, 31, 0), False),
     "prefill_schedule_interval": ((0, 33, 0), 1),
 }

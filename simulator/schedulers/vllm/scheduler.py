@@ -19,7 +19,7 @@ result is the same as that of vLLM's loop:
   the running list is walked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
@@ -137,6 +137,7 @@ class Scheduler:
         self.tier = blocks.tier
         self.rules = rules = rules or NEWEST_RULES
         blocks.splits_free_list = rules.splits_free_list
+        blocks.masks_windows = rules.masks_windows
         self.running = self.running_type(
             blocks, PreemptionLoop(type(self if policy is None else policy).__name__)
         )
@@ -178,7 +179,8 @@ class Scheduler:
         self._reordered = False  # by the last call of `admit`, the waiting queue
         slots = max_loras, max(max_loras, max_cpu_loras)
         self.adapters = AdapterSlots(*slots) if max_loras else None
-        self.encoder = EncoderCache(encoder) if encoder else None
+        whole = rules.keeps_first_item_whole
+        self.encoder = EncoderCache(encoder, keeps_first_whole=whole) if encoder else None
         self._annotates = bool(self.adapters or self.encoder)  # steps say what else costs time
         self._expect_adapters()
         self._expect_tiers()
@@ -202,13 +204,19 @@ class Scheduler:
     def _expect_adapters(self) -> None:
         self._active: set[str] = set()  # adapters of those who run, where there are some
         self._refused = 0  # by the last call of `schedule`, for their adapters
-        self._deferred: set[Request] = set()  # who wait and were passed over for their adapters
+        self._deferred: set[Request] = set()  # who wait and were passed over in their places
+        self._passes_over_items = (
+            self.encoder is not None
+            and self.rules.passes_over_items
+            and type(self.waiting) in QUEUES_WITHOUT_BOOKS
+        )
         if self.adapters is not None and type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
             raise ValueError("enable_lora: goes with policies of a key alone: fcfs, priority, sjf")
 
     def _expect_subclass(self) -> None:
         """Set what a subclass may set otherwise."""
         self.displacing = False  # a waiting request may take the place of one that runs
+        self.draft_slots = 0  # tokens of the budget that a request takes beside its own
         self.ended = True  # the last outcome may have ended somebody
         self.delivers_together = False  # answers are given when a batch is over, not each by itself
         self.seat_rows: bytearray | None = None  # of log.SEAT; None: who has ended keeps no seat
@@ -283,7 +291,8 @@ class Scheduler:
         self.running.loop.arrived()
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
-        changes |= self.adapters is not None  # those before it may be passed over
+        # Those before it may be passed over.
+        changes |= self.adapters is not None or self._passes_over_items
         if self._fetches:
             self._new.append(request)
             return True
@@ -417,10 +426,10 @@ class Scheduler:
         """Go through the running list one by one, as vLLM does; return the tokens left."""
         running, interval = self.running, self.prefill_interval
         running.dissolve()
-        budget = self.max_num_batched_tokens
+        budget, slots = self.max_num_batched_tokens, self.draft_slots
         passed_over = 0  # requests that have no turn in this step
         for request in list(running):
-            if not budget:
+            if budget <= slots:
                 break
             if request not in running:
                 continue  # preempted meanwhile
@@ -429,7 +438,7 @@ class Scheduler:
                 continue
             if interval is not None and interval.holds(request):
                 continue
-            tokens = min(self.tokens_wanted(request), cap, budget)
+            tokens = min(self.tokens_wanted(request), cap, budget - slots)
             if tokens and self.encoder is not None:
                 tokens = self.encoder.fit(request, request.computed, tokens)
             if not tokens:
@@ -440,12 +449,12 @@ class Scheduler:
                 if self.spares_victim():
                     return budget
                 victim, given = self._make_room(step)
-                budget += given
+                budget += given and given + slots
                 if not self.rules.goes_back_after_victim and not given:
                     passed_over += victim.admission < request.admission
             if request in running:
                 self.schedule_tokens(step, request, tokens)
-                budget -= tokens
+                budget -= tokens + slots
                 if self.encoder is not None:
                     self.encoder.take(request)
             elif not self.rules.walks_on_after_self:
@@ -492,39 +501,42 @@ class Scheduler:
         # Other queues may count who is taken out of them.
         tries_others = self._tries_others and type(waiting) in QUEUES_WITHOUT_BOOKS
         set_aside: list[Request] = []
-        adapters, encoder = self.adapters, self.encoder
+        adapters, encoder, slots = self.adapters, self.encoder, self.draft_slots
         self._reordered = False
         if adapters is not None:
-            self._active = {one.model for one in self.running if one.model}
-        while budget and waiting and len(self.running) < self.max_num_seqs:
+            self._active = self._adapters_in_use(step)
+        while budget > slots and waiting and len(self.running) < self.max_num_seqs:
             request = waiting.head()
             if request.remote:
                 budget = self.pull(step, request, budget)
                 continue
             refused = adapters is not None and adapters.refuses(request, self._active)
             if refused or (self._fetching and self._comes_later(request)):
+                self._refused += refused
                 set_aside.append(waiting.take())
                 continue
             hits, loads, start = self._find_prefix(request)
             if interval is not None and interval.refuses(request, start):
                 break
             pending = request.padding + request.prompt_tokens + request.generated - start
-            tokens = self.chunk(pending if pending < cap else cap, budget)
-            if not tokens and tries_others:
-                set_aside.append(waiting.take())
-                continue
+            tokens = self.chunk(pending if pending < cap else cap, budget - slots)
+            passes = not tokens and tries_others
             if tokens and encoder is not None:
                 tokens = encoder.fit(request, start, tokens)
+                passes = not tokens and self._passes_over_items
             if not tokens or self.lacks_blocks(request, hits, start + tokens):
                 if encoder is not None:
                     encoder.drop(request)
-                break
+                if not passes:
+                    break
+                set_aside.append(waiting.take())
+                continue
             if loads:
                 load = Load(request, loads, request.preemptions == 0, self._fetched(request, loads))
                 step.add_copies().loads.append(load)
                 blocks.load(request, hits, loads)
             self.admit_head(step, hits, start, tokens)
-            budget -= tokens
+            budget -= tokens + slots
             if encoder is not None:
                 encoder.take(request)
         if set_aside:
@@ -540,12 +552,22 @@ class Scheduler:
             start = max((len(hits) + loads) * blocks.block_size, start)
         return hits, loads, start
 
+    def _adapters_in_use(self, step: Step) -> set[str]:
+        """Name the adapters whose slots a waiting request finds taken."""
+        using: Iterable[Request] = self.running
+        if not self.rules.counts_all_adapters:
+            using = [chunk.request for chunk in (*step.prefills, *(step.singles or ()))]
+            using += [one for one in self.running if one.joined >= 0]
+        return {one.model for one in using if one.model}
+
     def _put_back(self, passed_over: list[Request]) -> None:
-        """Take back requests that were passed over: for their adapters, each keeps its place."""
+        """Take back requests that were passed over.
+
+        Each keeps its place where it lacked an adapter's slot, or room for an image.
+        """
         if self._fetches:
             passed_over.reverse()
-        elif self.adapters is not None:
-            self._refused = len(passed_over)
+        elif self.adapters is not None or self._passes_over_items:
             self._deferred.update(passed_over)
             passed_over.reverse()
         else:  # so several come back in reversed order
@@ -621,7 +643,7 @@ class Scheduler:
         self.running.admit(request, self.now)
         if request.model:
             self._active.add(request.model)
-            self._deferred.discard(request)
+        self._deferred.discard(request)
 
     # Running requests make way.
 

@@ -57,6 +57,14 @@ class Speculative(Scheduler):
         self._streams: dict[Request, Sequence[int]] = {}
         self.most_drafts = speculation.num_speculative_tokens
         self.decodes = DraftedSet(blocks, self.most_drafts, self.accepted)
+        blocks.looks_ahead_at_once = self.rules.looks_ahead_at_once
+        self._pads = False  # in this step, requests that are admitted for one token
+        if self.rules.counts_draft_slots:
+            self.draft_slots = self.decodes.draft_slots = speculation.draft_slots
+        elif self.rules.reserves_draft_slots:
+            self.max_num_batched_tokens -= speculation.draft_slots * self.max_num_seqs
+            if self.max_num_batched_tokens <= 0:
+                raise ValueError("max_num_batched_tokens: the slots of the drafts take all of it")
         if 0 < self.long_prefill_token_threshold <= self.most_drafts:
             raise ValueError(
                 f"long_prefill_token_threshold: {self.long_prefill_token_threshold} would cut off "
@@ -83,7 +91,7 @@ class Speculative(Scheduler):
         """Leave `Step.longest` at 0: the set knows no single member's length."""
 
     def plan(self, cap: int) -> list[tuple[Request, int]] | None:
-        if any(map(_verifies, self.running.partial)):
+        if any(map(_verifies, self.running.partial)) or (self.draft_slots and self.running.partial):
             return None
         return super().plan(cap)
 
@@ -92,7 +100,23 @@ class Speculative(Scheduler):
         self.blocks.free -= need
         step.decodes = self.decodes.count
         step.drafts = queries - step.decodes
-        return queries
+        return queries + self.draft_slots * step.decodes
+
+    def admit(self, step: Step, budget: int, cap: int) -> None:
+        self._pads = self.rules.pads_new_decodes and step.decodes > 0 and not step.prefills
+        super().admit(step, budget, cap)
+
+    def chunk(self, pending: int, budget: int) -> int:
+        """Return the tokens of a prompt; of one token, with places for drafts or not at all."""
+        if pending > 1 or not self._pads or 2 + self.most_drafts > self.max_model_len:
+            return super().chunk(pending, budget)
+        return 1 + self.most_drafts if self.most_drafts < budget else 0
+
+    def admit_head(self, step: Step, hits: Sequence[int], start: int, tokens: int) -> None:
+        request = self.waiting.head()
+        super().admit_head(step, hits, start, tokens)
+        # Nobody has drafted what is in the places of a new decode: it is rejected.
+        request.computed = min(request.computed, request.known)
 
     def tokens_wanted(self, request: Request) -> int:
         if not _verifies(request):
@@ -177,6 +201,7 @@ class DraftedSet(DecodeSet):
         self.alike = False
         self.slots = blocks
         self.drafts = drafts
+        self.draft_slots = 0  # of the budget, for each member
         self.accepted = accepted
         self.paths: dict[Request, Path] = {}
         self._sums: Ints = np.zeros((ROWS, 256), np.int64)
@@ -218,7 +243,7 @@ class DraftedSet(DecodeSet):
     def demand(self) -> tuple[int, int]:
         """Count the tokens and the blocks that the next tick takes, before any are given back."""
         queries, _, _, taken, *_ = self.now()
-        return queries, taken
+        return queries + self.draft_slots * self.count, taken
 
     def _path(self, request: Request, left: int) -> Path:
         """Follow a request to its end."""
