@@ -81,6 +81,7 @@ class EncoderFleet(Fleet):
             of_link = self._token_seconds[group], self._latency, self._arrived
             self.links[target.index] = Link(self.env, *of_link)
             self.routers.consumers.add(target.index)
+            scheduler.encoder.alone = True
             self._kinds.setdefault(group, target.index)
         return target
 

@@ -293,6 +293,7 @@ class EngineCore:
         scheduler = self.scheduler
         blocks = scheduler.blocks
         first = 0 if scheduler.overlaps else 1  # the first step's blocks are taken already
-        repeats = self.loop.repeats_scheduled(self)
-        used = blocks.usable - blocks.free + scheduler.decodes.blocks(repeats, skip=first)
+        used = blocks.usable - blocks.free
+        if repeats := self.loop.repeats_scheduled(self):
+            used += scheduler.decodes.blocks(repeats, skip=first)
         return SchedulerStats(len(scheduler.running), len(scheduler.waiting), used)

@@ -30,10 +30,12 @@ class VirtualFinishTime:
     Weighted fair queueing (Demers, Keshav and Shenker, SIGCOMM 1989), self-clocked (Golestani,
     INFOCOM 1994), with each request as a flow of its own where `wfq` has clients. Virtual time is
     the largest finish that was admitted. A request keeps that of the time when it came to wait, so
-    that those who come later pass it less and less. Remaining are the prompt tokens not computed
-    and the tokens of the answer not said, of as many as the predictor expects, or else the client
-    allows (`max_tokens`); without both they count nothing. `weights` are those of clients, 1 for
-    others.
+    that those who come later pass it until virtual time has grown by its size. The proof that this
+    is soon is of few flows; here each request is one, and of a queue that only grows virtual time
+    grows as the logarithm of time, which a long request waits out. Remaining are the
+    prompt tokens not computed and the tokens of the answer not said, of as many as the predictor
+    expects, or else the client allows (`max_tokens`); without both they count nothing. `weights`
+    are those of clients, 1 for others.
 
     Who waits has a boost: of its remaining tokens, up to the share `starvation_boost` does not
     count, in proportion to its wait divided by the longest in the queue. It is taken of the

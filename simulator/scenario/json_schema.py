@@ -37,8 +37,8 @@ GENERATOR_KEYS = {
     "beside trace",
     "priorities": "a whole number for each client, the smaller the more urgent; also beside trace",
     "max_tokens": "output tokens that each request's client allows, a number or a distribution: "
-    "longer answers end there, with finish_reason length; null: no limit; also "
-    "beside trace",
+    "longer answers end there, with finish_reason length; null: each its answer's own length, as "
+    "vllm bench serve asks for it; also beside trace",
     "models": "{name: weight} of the models that requests ask for, where a cluster's groups serve "
     "several; null: the trace's, or one; also beside trace",
     "adapters": "which adapters (LoRA) requests ask for, see below; null: none; also beside trace",

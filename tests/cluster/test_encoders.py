@@ -92,6 +92,9 @@ def test_what_is_stored_is_neither_encoded_nor_sent_again(tmp_path: Path) -> Non
     assert sent == pytest.approx([SEND + LATENCY, 0, 0], abs=1e-9)
     own = result.summary()["headway"]
     assert own["encoded_items"] == 2
+    prompts = sum(result.requests.prompt_tokens - result.requests.cached_tokens)
+    assert own["encoded_tokens"] == 40
+    assert own["prefill_tokens"] == prompts + own["encoded_tokens"]
     assert own["cluster"]["ec_transfer"]["transfers"] == 1
 
 

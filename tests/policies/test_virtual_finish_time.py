@@ -37,6 +37,19 @@ def test_one_seat(boost: float, late: tuple[float, float]) -> None:
     assert starts(load, starvation_boost=boost) == [0, late[0], 4, 8, late[1]]
 
 
+@pytest.mark.parametrize("boost", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("gap", "passed"), [(0.8, 190), (1.25, 0)])
+def test_a_long_request_waits_until_an_overload_is_over(gap: float, passed: int, boost) -> None:
+    """Steps of 1 s, a request each, and one of 99 s: at 1.25 times the capacity it is the last.
+
+    It came as the eleventh of 201. Below capacity it goes as soon as nobody else waits.
+    """
+    rows = [(k * gap, 1, 1) for k in range(201)]
+    rows[10] = (10 * gap, 4, 99)
+    found = starts(workload(*rows), starvation_boost=boost)
+    assert sum(one < found[10] for one in found[11:]) == (passed if boost < 1 else 0)
+
+
 def test_weights_are_those_of_clients() -> None:
     """8 tokens come before 12, 12 / 2 before 8."""
     load = workload((0, 6, 2), (0, 8, 4), client=["a", "b"])

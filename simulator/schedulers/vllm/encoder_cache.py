@@ -45,6 +45,7 @@ class EncoderCache:
         self.free = size
         self.reclaimable = size  # free, or of outputs that nobody refers to
         self.stored: Container[Media] = ()  # outputs that need but be loaded
+        self.alone = False  # no language model runs beside it
         self.held: dict[Request, set[int]] = {}
         """Items, by their numbers, to whose outputs a request refers."""
         self._users: dict[Media, set[Request]] = {}  # of each output in the cache

@@ -835,6 +835,8 @@ class Scheduler:
             size = chunk.tokens
             tokens += size
             pairs += size * (size + 1 + 2 * chunk.start) // 2
+        if step.encoder is not None and self.encoder is not None and self.encoder.alone:
+            tokens = sum(step.encoder.sizes())  # what is stored already goes through no model
         if step.ghosts:
             wasted += step.ghosts
             decodes -= step.ghosts
