@@ -57,6 +57,20 @@ def test_without_max_tokens_there_is_no_column(tmp_path: Path) -> None:
     assert set(found["finish_reason"]) == {"stop"}
 
 
+def test_without_it_an_asynchronous_engine_knows_the_last_token_beforehand(tmp_path: Path) -> None:
+    """As if each asked for just what it gets; one that may say more computes a token in vain."""
+    text = SCENARIO.replace("POLICY", "fcfs, async_scheduling: true")
+    text = text.replace("{kind: cycle, values: [10, 60]}", "10")
+    asks = "  max_tokens: {kind: cycle, values: [40, 20, 200]}\n"
+    unsaid, exact, room = (
+        play(tmp_path, text.replace(asks, more))
+        for more in ("", "  max_tokens: 10\n", "  max_tokens: 96\n")
+    )
+    assert unsaid.requests.e2el.tolist() == exact.requests.e2el.tolist()
+    wasted = [one.summary()["headway"]["wasted_tokens"] for one in (unsaid, exact, room)]
+    assert wasted == [0, 0, 6]
+
+
 def test_a_trace_may_have_some_and_what_it_does_not_say_is_an_empty_cell(tmp_path: Path) -> None:
     rows = "arrived_at,num_prefill_tokens,num_decode_tokens,max_tokens\n0,9,9,4\n0,9,9,\n"
     (tmp_path / "trace.csv").write_text(rows)
