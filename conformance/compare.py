@@ -123,9 +123,9 @@ def conform(
             cases = [one.of(case) for case, one in zip(cases, goldens, strict=True)]
     finally:
         if write is not None:
+            releases = [one.release for one in goldens] if goldens else [None] * len(cases)
             replays = (
-                _replay(case, leap, golden and golden.release)
-                for case, golden in zip(cases, goldens or [None] * len(cases), strict=True)
+                _replay(case, leap, release) for case, release in zip(cases, releases, strict=True)
             )
             write_lines(write, (row for replay in replays for row in replay.log()))
     if goldens is None:

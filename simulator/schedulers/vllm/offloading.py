@@ -324,11 +324,12 @@ class Offloading(Scheduler):
         """Let blocks of host memory, by their numbers in the prompt, be as old as their user."""
         if not blocks or not self.rules.ranks_by_request:
             return
-        age = self._ages.get(request)
+        tier, age = self.tier, self._ages.get(request)
+        assert tier is not None
         if age is None:
-            age = self._ages[request] = self.tier.begin()
+            age = self._ages[request] = tier.begin()
         for number, key in blocks.items():
-            self.tier.rank(key, (age, -number))
+            tier.rank(key, (age, -number))
 
     def finish(self, request: Request, now: float) -> None:
         super().finish(request, now)
