@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from simulator.core.request import Media, Segments
+from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
 from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES
 from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
@@ -33,6 +34,10 @@ def _is_whole(value: object, least: int) -> bool:
 
 def _whole(least: int) -> PlainValidator:
     return _checked(lambda v: _is_whole(v, least), f"a whole number >= {least}")
+
+
+def _is_number(value: object, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 def _is_share(value: object) -> bool:
@@ -68,6 +73,22 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Speculation(_Model):
+    """Drafts, by vLLM's names; `acceptance` is the probability that one is right.
+
+    Which are is drawn as in a simulation of seed 0: by request and place in its answer.
+    """
+
+    method: Literal["ngram", "eagle", "mtp", "draft_model"]
+    num_speculative_tokens: Positive
+    acceptance: Annotated[float, _checked(lambda v: _is_number(v, 0, 1), "a number from 0 to 1")]
+
+    def settings(self) -> SpeculativeConfig:
+        """Make the block of a scenario that says the same."""
+        draft = None if self.method == "ngram" else DraftConfig()
+        return SpeculativeConfig(**self.model_dump(), draft=draft)
+
+
 class VllmConfig(_Model):
     """Settings of vLLM's scheduler: its names, but for `scheduler_reserve_full_isl`."""
 
@@ -99,6 +120,7 @@ class VllmConfig(_Model):
     """Images, by their hashes, whose outputs an EC connector has; []: there is no connector."""
     kv_offloading_blocks: Natural = 0
     store_threshold: Natural = 0
+    speculative_config: Speculation | None = None
 
     @model_validator(mode="after")
     def _refuse_what_vllm_refuses(self) -> "VllmConfig":
@@ -113,6 +135,10 @@ class VllmConfig(_Model):
             wrong.append(f"must be >= max_num_seqs ({self.max_num_seqs}), not {tokens}")
         if not self.enable_chunked_prefill and tokens < self.max_model_len:
             wrong.append(f"without chunked prefill must be >= max_model_len, not {tokens}")
+        others = self.async_scheduling, self.enable_prefix_caching, any(self.kv_cache_groups)
+        if self.speculative_config and (any(others) or self.max_loras or self.encoder_cache_size):
+            what = "goes without async_scheduling, prefix cache, windows, adapters and encoder"
+            raise ValueError(f"speculative_config: {what}")
         if (self.prefix_cache_retention_interval or 0) % self.block_size:
             what = f"must be a multiple of block_size ({self.block_size})"
             raise ValueError(f"prefix_cache_retention_interval: {what}")
@@ -267,10 +293,6 @@ class Case(_Model):
                 raise ValueError(f"segments: the encoder takes images of {most} tokens at most")
             if isinstance(name, Media) and sizes.setdefault(name, count) != count:
                 raise ValueError(f"segments: image:{name.name} has {sizes[name]} tokens, too")
-
-
-def _is_number(value: object, least: float, most: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
 def _or_none(least: int) -> object:

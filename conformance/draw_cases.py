@@ -30,16 +30,20 @@ def draw_case(
     offloading: bool = False,
     retention: bool = False,
     stops: bool = False,
+    drafts: bool = False,
 ) -> Values:
     """Get a case of a seed, as a case file has it.
 
     With windows some groups of layers have one, with retention a part of their blocks is cached and
     prompts branch off inside earlier ones; with loras requests have adapters; with images
     prompts have some, with a connector some of these encoded elsewhere; with offloading there is
-    host memory for the prefix cache; with stops answers end by a stop token.
+    host memory for the prefix cache; with stops answers end by a stop token; with drafts decoding
+    is speculative.
     """
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
+    if drafts:
+        _add_drafts(rng, config)
     if windows or retention:
         _add_windows(rng, config)
     gap = rng.choice([0, 200_000, 2_000_000, 20_000_000, 100_000_000])
@@ -50,8 +54,8 @@ def draw_case(
         requests.append(_request(rng, config, requests, index, now))
     if loras:
         config["max_loras"] = rng.randint(1, 3)
-        for request in requests:
-            request["adapter"] = rng.choice([0, 1, 2, 3, 4, 4])
+    for request in requests if loras else ():
+        request["adapter"] = rng.choice([0, 1, 2, 3, 4, 4])
     if images or connector:
         _add_images(rng, config, requests)
     if connector:
@@ -60,9 +64,8 @@ def draw_case(
         _add_offloading(rng, config, requests)
     if retention:
         _add_retention(rng, config, requests)
-    if stops:
-        for request in requests:
-            request["max_tokens"] = request["output_len"] + rng.choice([0, 1, 3, 20])
+    for request in requests if stops else ():
+        request["max_tokens"] = request["output_len"] + rng.choice([0, 1, 3, 20])
     times = {
         "base_ns": rng.choice([100_000, 1_000_000, 6_000_000]),
         "per_token_ns": rng.choice([0, 1_000, 40_000]),
@@ -102,6 +105,18 @@ def _config(rng: Random) -> Values:
         "block_size": size,
         "num_gpu_blocks": longest // size + rng.choice([1, 2, 5, 20, 100]) + 1,
         "enable_prefix_caching": rng.random() < 0.5,
+    }
+
+
+def _add_drafts(rng: Random, config: Values) -> None:
+    """Draw speculative decoding, one step after another and without a prefix cache."""
+    config["async_scheduling"] = config["enable_prefix_caching"] = False
+    drafts = rng.choice([1, 2, 3, 5])
+    config["long_prefill_token_threshold"] = rng.choice([0, 0, drafts + 1, 20])
+    config["speculative_config"] = {
+        "method": rng.choice(["ngram", "eagle", "mtp", "draft_model"]),
+        "num_speculative_tokens": drafts,
+        "acceptance": rng.choice([0, 0.5, 0.8, 1]),
     }
 
 
@@ -216,6 +231,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--retention", action="store_true", help="draw windows of which a part is cached"
     )
+    parser.add_argument("--drafts", action="store_true", help="draw speculative decoding, too")
     parser.add_argument("--stops", action="store_true", help="let answers end by a stop token")
     asked = parser.parse_args(arguments)
     kind = {name: on for name, on in vars(asked).items() if name not in ("out", "count", "seed")}

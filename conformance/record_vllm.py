@@ -87,6 +87,7 @@ class Batch:
     output: Any  # vLLM's SchedulerOutput
     getting: list[str]  # those who get a token
     end: int = 0  # ns
+    come: dict[str, int] = field(default_factory=dict)  # tokens of each that come out
 
     def result(self) -> Any:
         """Wait for the end of the batch; give its tokens."""
@@ -113,9 +114,9 @@ class _CaseSteps(VllmSteps):
 
     def outcome_begins(self, output: Any) -> int:
         engine = self._engine
-        getting = engine.batches.pop(id(output)).getting
-        live = [name for name in getting if name in self.vllm.requests]  # others have ended before
-        self.recorder.count_tokens(engine.now, map(int, live))
+        come = engine.batches.pop(id(output)).come
+        tokens = [int(name) for name, count in come.items() for _ in range(count)]
+        self.recorder.count_tokens(engine.now, tokens)
         return engine.now
 
 
@@ -128,7 +129,8 @@ class RecordedVllm:
     rows: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        config = self.case.config
+        config, drafts = self.case.config, self.case.config.speculative_config
+        self._drafts = drafts.settings() if drafts is not None else None
         options = config.model_dump(include={*OPTIONS})
         options["scheduler_reserve_full_isl"] = config.reserve_full_isl
         blocks = BlockCounter(config.num_gpu_blocks, config.block_size)
@@ -137,6 +139,7 @@ class RecordedVllm:
             max_loras=config.max_loras,
             retention=config.prefix_cache_retention_interval,
             offloading=self._offloading(),
+            drafts=drafts.model_dump(exclude={"acceptance"}) if drafts is not None else None,
         )
         if config.encoder_cache_size:
             self._add_encoder()
@@ -200,7 +203,7 @@ class RecordedVllm:
             _process_aborts_queue=lambda: None,
             _attach_iteration_details=lambda *_: None,
             _attach_weight_version=lambda *_: None,
-            post_step=lambda _: None,
+            post_step=self._propose,
         )
         engine.step_fn = lambda: step(engine)
         return engine
@@ -236,8 +239,11 @@ class RecordedVllm:
             if name not in self.vllm.requests:  # it has ended by a stop token
                 tokens.append([self._token("ghost", 0)])
                 continue
-            place = self.vllm.requests[name].num_output_tokens
-            tokens.append([self._token(("out", int(name)), place)] if name in batch.getting else [])
+            place, count = self.vllm.requests[name].num_output_tokens, 0
+            if name in batch.getting:
+                count = batch.come[name] = self._accepted(batch, name, place) + 1
+            places = range(place, place + count)
+            tokens.append([self._token(("out", int(name)), at) for at in places])
         told = None
         if self._transfers is not None:
             self._transfers.send("store", batch.output.kv_connector_metadata.store_jobs, self.now)
@@ -251,6 +257,28 @@ class RecordedVllm:
             prompt_logprobs_dict={},
             pooler_output=[],
         )
+
+    def _accepted(self, batch: Batch, name: str, place: int) -> int:
+        """Count the drafts of a request that are right, and that its answer has room for."""
+        drafts = batch.output.scheduled_spec_decode_tokens.get(name, ())
+        right = len([draft for draft in drafts if draft >= 0])  # others are places without a draft
+        if not right or self._drafts is None:
+            return 0
+        request = self.vllm.requests[name]
+        allowed: int = request.max_tokens
+        stream = self._drafts.accepted(0, int(name), allowed)
+        most: int = min(allowed, self.vllm.max_model_len - request.num_prompt_tokens)
+        return min(stream[place], right, most - place - 1)
+
+    def _propose(self, executed: bool) -> None:
+        """Let those who were computed have drafts for their next step."""
+        if self._drafts is None or not executed or self._last is None:
+            return
+        from vllm.v1.outputs import DraftTokenIds
+
+        names = list(self._last.output.num_scheduled_tokens)
+        drafts = [[0] * self._drafts.num_speculative_tokens for _ in names]
+        self.vllm.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def _token(self, name: Hashable, place: int) -> int:
         return (self._numbers.setdefault(name, len(self._numbers)) << 32) + place

@@ -17,6 +17,7 @@ from simulator.core.request import EncoderWork, Request, Step
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.offloading import HoldersFirst
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.speculative import DraftedSet
 
 
 class StepLimit(Exception):  # noqa: N818  it is no error
@@ -79,7 +80,7 @@ class Recorder:
         """Take in what has just been scheduled."""
         scheduler = self.scheduler
         now = int(self.env.now)
-        tokens, context = step.decodes, step.context
+        tokens, context = step.decodes + step.drafts, step.context
         for chunk in step.prefills:
             tokens += chunk.tokens
             context += chunk.start + chunk.tokens
@@ -119,6 +120,9 @@ class Recorder:
         running: Iterable[Request] = scheduler.running
         tick = scheduler.decodes.tick
         chunks = {c.request: (c.tokens, c.start) for c in (*step.prefills, *(step.singles or ()))}
+        if isinstance(scheduler.decodes, DraftedSet):
+            chunks |= {r: scheduler.decodes.verified(r) for r in running if r.joined >= 0}
+            return [(r.id, *chunks[r]) for r in running if r in chunks]
         if step.decodes == len(step.singles or ()):
             return [(r.id, *chunks[r]) for r in running if r in chunks]
         if isinstance(scheduler, AsyncScheduler):
@@ -225,9 +229,7 @@ class Recorder:
 
     def received(self, request: Request) -> int:
         """Count the tokens of an answer that have come out."""
-        tokens = request.generated
-        if request.joined >= 0:
-            tokens += self.scheduler.decodes.tick - request.joined
+        tokens = self.scheduler.decodes.generated(request)
         if self.asynchronous:  # what is in flight has been counted
             for row in self.pending:
                 ids = {id for id, _, _ in row.scheduled}

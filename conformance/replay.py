@@ -20,6 +20,7 @@ from simulator.engine.loop import EngineLoop
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.hybrid_manager import HybridManager
+from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.kv_cache.tiers import HostTier
 from simulator.policies.orders import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
@@ -34,6 +35,7 @@ from simulator.schedulers.vllm.rules import (
     write_release,
 )
 from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.speculative import Speculative
 from simulator.util.errors import HeadwayError
 from simulator.util.version import __version__
 
@@ -98,6 +100,16 @@ class RecordedOffloading(RecordedScheduler, Offloading):
 
 class RecordedAsyncOffloading(RecordedAsyncScheduler, AsyncOffloading):
     """The same, asynchronous."""
+
+
+class RecordedSlots(SlotCounter):
+    """Blocks of drafts."""
+
+    recorder: Recorder
+
+
+class RecordedSpeculative(RecordedScheduler, Speculative):
+    """With drafts."""
 
 
 class RecordedInstalledScheduler(RecordedScheduler, InstalledScheduler):
@@ -288,6 +300,8 @@ class Replay:
                 raise HeadwayError("config.max_loras: --installed knows of no adapters")
             if config.encoder_cache_size:
                 raise HeadwayError("config.encoder_cache_size: --installed knows of no images")
+            if config.speculative_config is not None:
+                raise HeadwayError("config.speculative_config: --installed knows of no drafts")
             return RecordedInstalledScheduler(
                 InstalledBlocks(*size),
                 enable_prefix_caching=config.enable_prefix_caching,
@@ -296,8 +310,14 @@ class Replay:
                 **options,
             )
         caching = config.enable_prefix_caching
-        blocks: RecordedCounter | RecordedManager | RecordedHybrid
-        if any(config.kv_cache_groups):
+        blocks: RecordedCounter | RecordedManager | RecordedHybrid | RecordedSlots
+        kinds = self.schedulers
+        if config.speculative_config is not None:
+            options["speculation"] = drafts = config.speculative_config.settings()
+            ahead, longest = drafts.lookahead, config.max_model_len
+            blocks = RecordedSlots(*size, lookahead=ahead, max_model_len=longest)
+            kinds = (RecordedSpeculative,)
+        elif any(config.kv_cache_groups):
             blocks = RecordedHybrid(
                 *size,
                 prefix_caching=caching,
@@ -317,7 +337,6 @@ class Replay:
                 config.max_num_encoder_input_tokens,
                 config.disable_chunked_mm_input,
             )
-        kinds = self.schedulers
         if config.kv_offloading_blocks:
             times = self.case.step_time
             threshold = config.store_threshold

@@ -284,6 +284,9 @@ def _header(vllm: Any) -> Row:
             "num_gpu_blocks": cache.num_gpu_blocks,
             "enable_prefix_caching": bool(cache.enable_prefix_caching),
             "kv_cache_groups": [getattr(spec, "sliding_window", None) or 0 for spec in specs],
+            "prefix_cache_retention_interval": getattr(
+                vllm.kv_cache_config, "prefix_cache_retention_interval", None
+            ),
         },
     }
 

@@ -1,6 +1,6 @@
 """Tiers of the prefix cache beyond the GPU: host memory, and what lies behind it.
 
-The rules are those of vLLM 0.32's offloading connector (`v1/kv_offload/cpu/manager.py`,
+The rules are those of vLLM 0.33's offloading connector (`v1/kv_offload/cpu/manager.py`,
 `v1/kv_offload/tiering/manager.py`, read in 2026): prompts' blocks are copied to the host as they
 are computed and from there to every secondary tier; what only a secondary tier has is fetched
 into host memory first, and until it is there its request waits and others are tried. Here a fetch

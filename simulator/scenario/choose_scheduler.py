@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
-from simulator.schedulers.vllm.rules import NEWEST_RELEASE
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.imported import Imported
 
@@ -56,8 +55,8 @@ SCHEDULERS: Imported[type[Scheduler]] = Imported(
     }
 )
 """What schedules in the place of `Scheduler`, by a group's kv_role or by what the engine does."""
-ENCODES_SINCE = (0, 32, 0)
-"""The release of vLLM whose encoder budget and cache were recorded."""
+RECORDED_SINCE = (0, 32, 0)
+"""The first release of vLLM whose rules for images and for adapters were recorded."""
 ORDERING = "policies that only order the queue: priority, sjf"
 
 
@@ -78,8 +77,9 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
             raise ValueError(otherwise)
 
     if engine.enable_lora:
-        if not engine.follows_vllm or spec.release < NEWEST_RELEASE or role is not None:
-            raise ValueError("engine.enable_lora: goes with vLLM 0.33's rules, without a kv_role")
+        if not engine.follows_vllm or spec.release < RECORDED_SINCE or role is not None:
+            rules = "goes with the rules of vLLM 0.32 or later, without a kv_role"
+            raise ValueError(f"engine.enable_lora: {rules}")
         need(
             REQUIRED_FOR_ADAPTERS,
             "engine.enable_lora: goes with {key}: {word}",
@@ -87,7 +87,7 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
         )
     if engine.multimodal_config is not None:
         at = "engine.multimodal_config"
-        if not engine.follows_vllm or spec.release < ENCODES_SINCE or role is not None:
+        if not engine.follows_vllm or spec.release < RECORDED_SINCE or role is not None:
             raise ValueError(f"{at}: goes with the rules of vLLM 0.32 or later, without a kv_role")
         need(
             REQUIRED_FOR_ENCODER,

@@ -40,7 +40,10 @@ class FakeScheduler:
             long_prefill_token_threshold=0,
         )
         self.cache_config = SimpleNamespace(num_gpu_blocks=10, enable_prefix_caching=True)
-        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[])
+        groups = [SimpleNamespace(kv_cache_spec=SimpleNamespace(sliding_window=8))]
+        self.kv_cache_config = SimpleNamespace(
+            kv_cache_groups=groups, prefix_cache_retention_interval=16
+        )
         self.kv_cache_manager = SimpleNamespace(block_pool=FakePool())
         self.parallel_config = SimpleNamespace(pipeline_parallel_size=1)
         nothing = dict.fromkeys(("speculative_config", "lora_config", "kv_transfer_config"))
@@ -137,6 +140,8 @@ def test_a_live_record_has_what_was_scheduled_and_when(file: Path) -> None:
         *("case", "arrival", "arrival", "step", "step", "step", "request", "request"),
         *("arrival", "abort", "empty"),
     ]
+    assert rows[0]["config"]["kv_cache_groups"] == [8]
+    assert rows[0]["config"]["prefix_cache_retention_interval"] == 16
     assert rows[1]["hash_ids"] == [7]
     steps = [row for row in rows if row["type"] == "step"]
     assert [(row["t"], row["start"], row["dur"]) for row in steps] == [

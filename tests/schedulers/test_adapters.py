@@ -161,7 +161,7 @@ def test_a_wait_for_max_loras_is_diagnosed(tmp_path: Path) -> None:
     [
         ("engine.enable_lora=false", "engine.max_loras: goes with enable_lora: true"),
         ("engine.max_cpu_loras=0", "engine.max_cpu_loras: must be at least 1, not 0"),
-        ("engine.version=0.32", "engine.enable_lora: goes with vLLM 0.33's rules, without"),
+        ("engine.version=0.31", "engine.enable_lora: goes with the rules of vLLM 0.32 or later"),
         ("engine.prefix_cache=radix", "engine.enable_lora: goes with prefix_cache: hash"),
         ("engine.scheduling_policy=fair", "enable_lora: goes with policies of a key alone"),
         ("engine.scheduling_policy=sarathi", "engine.enable_lora: sarathi knows no adapters"),

@@ -299,12 +299,14 @@ def start_vllm(
     max_loras: int = 0,
     retention: int | None = None,
     offloading: Mapping[str, int] | None = None,
+    drafts: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
     """Start vLLM's scheduler; return it and what makes a request for it.
 
     `windows` has one for each of its KV cache groups, in tokens; 0: full attention. `max_loras`
     is vLLM's; 0: no adapters. `retention` is its prefix_cache_retention_interval. `offloading` is
-    the extra configuration of an OffloadingConnector.
+    the extra configuration of an OffloadingConnector, `drafts` has `method` and
+    `num_speculative_tokens`.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -347,6 +349,8 @@ def start_vllm(
             kv_role="kv_both",
             kv_connector_extra_config=dict(offloading),
         )
+    if drafts:
+        config.speculative_config = _drafts(model, **drafts)
     size = {"block_size": blocks.block_size} if has(release, "block_size") else {}
     scheduler = _scheduler_class(config.scheduler_config)(
         vllm_config=config,
@@ -356,6 +360,21 @@ def start_vllm(
         **size,
     )
     return scheduler, _request_maker(release, blocks.block_size, enable_prefix_caching)
+
+
+def _drafts(model: Any, method: str, num_speculative_tokens: int) -> Any:
+    """Make vLLM's settings of drafts: with any method but ngram, of a model that is not there."""
+    from vllm.config import ParallelConfig, SpeculativeConfig
+
+    made = SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=num_speculative_tokens,
+        prompt_lookup_max=2,
+        target_model_config=model,
+        target_parallel_config=ParallelConfig(),
+    )
+    made.method = method
+    return made
 
 
 def _known(release: Release, options: dict[str, Any], kind: Any) -> dict[str, Any]:

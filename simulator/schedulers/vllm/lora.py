@@ -1,11 +1,11 @@
 """Adapters (LoRA) of an engine: who may be admitted beside whom, and what has to be loaded.
 
 As in vLLM 0.33. The scheduler (`Scheduler.schedule`) passes over a waiting request whose adapter
-would be one more than `max_loras` among those of all who run, scheduled in this step or not; those
-behind it are tried, and it keeps its place. The worker (`LRUCacheWorkerLoRAManager`) keeps the last
-used `max_cpu_loras` adapters in host memory and the last used `max_loras` in slots on the GPU. It
-loads what a step needs before the step, one after the other; an adapter that leaves host memory
-leaves its slot, too.
+would be one more than `max_loras` among those of all who run, scheduled in this step or not (to
+0.32: who are scheduled in it); those behind it are tried, and it keeps its place. The worker
+(`LRUCacheWorkerLoRAManager`) keeps the last used `max_cpu_loras` adapters in host memory and the
+last used `max_loras` in slots on the GPU. It loads what a step needs before the step, one after the
+other; an adapter that leaves host memory leaves its slot, too.
 """
 
 from collections import OrderedDict

@@ -1,6 +1,6 @@
 """vLLM's scheduler with its OffloadingConnector: blocks come from host memory while others compute.
 
-As in vLLM 0.32 (`v1/core/sched/scheduler.py`, `kv_connector/v1/offloading/scheduler.py`):
+As in vLLM 0.33 (`v1/core/sched/scheduler.py`, `kv_connector/v1/offloading/scheduler.py`), or 0.32:
 
 - A request that comes to the head of the queue, and of whose blocks the host has the next ones,
   takes blocks of the GPU for them and waits (WAITING_FOR_REMOTE_KVS) while they are copied; others

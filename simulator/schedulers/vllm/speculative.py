@@ -240,6 +240,11 @@ class DraftedSet(DecodeSet):
         path = self.paths.get(request)
         return request.generated if path is None else path.generated[self.tick - request.joined]
 
+    def verified(self, request: Request) -> tuple[int, int]:
+        """Count the tokens that a member computes at the next tick, and those that it has."""
+        path, at = self.paths[request], self.tick - request.joined
+        return int(path.sums[0, at]), request.prompt_tokens + path.generated[at] - 1
+
     def demand(self) -> tuple[int, int]:
         """Count the tokens and the blocks that the next tick takes, before any are given back."""
         queries, _, _, taken, *_ = self.now()
