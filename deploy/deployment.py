@@ -24,6 +24,7 @@ from simulator.util.files import write_together
 from simulator.views.vllm_serve import (
     comment,
     environment,
+    model_argument,
     remarks,
     serve_command,
     serve_options,
@@ -32,6 +33,7 @@ from simulator.views.vllm_serve import (
 
 IMAGE, ROCM_IMAGE = "vllm/vllm-openai", "vllm/vllm-openai-rocm"
 PORT = 8000
+BEHIND_PROXY = 8200  # port of a server of llm-d's behind its proxy
 NIXL_PORT = 5600  # VLLM_NIXL_SIDE_CHANNEL_PORT
 PROBE_PERIOD = 10  # s
 LONGEST_PERIOD, LONGEST_STABILIZATION = 1800, 3600  # s, that a HorizontalPodAutoscaler takes
@@ -214,7 +216,7 @@ def _pod(group: Group) -> Manifest:
     container: Manifest = {
         "name": "vllm",
         "image": f"{group.image}:{group.tag}",
-        "args": _unexpanded([str(group.scenario.model), *group.options]),
+        "args": _unexpanded([model_argument(group.scenario), *group.options]),
         "ports": [{"name": "http", "containerPort": PORT}],
         "env": _environment(group),
         "resources": group.gpus,
@@ -298,17 +300,6 @@ def _scaling(groups: list[Group]) -> dict[str, str]:
 # llm-d
 
 
-def _without(options: list[str], *names: str) -> list[str]:
-    """Leave options out that a chart writes itself, each with its value, if it has one."""
-    kept, gone = [], False
-    for option in options:
-        if option.startswith("--"):
-            gone = option.replace("--no-", "--") in names
-        if not gone:
-            kept.append(option)
-    return kept
-
-
 def _llm_d(groups: list[Group]) -> dict[str, str]:
     """Write values for llm-d's chart: a prefill and a decode group together, others one by one."""
     producers = [group for group in groups if group.kv_role == "kv_producer"]
@@ -324,9 +315,10 @@ def _llm_d(groups: list[Group]) -> dict[str, str]:
 
 
 def _llm_d_values(decode: Group, prefill: Group | None, notes: list[str]) -> str:
-    model = _unexpanded([str(decode.scenario.model)])[0]  # the chart makes an argument of it
+    model = str(decode.scenario.model)  # no argument: the command is written out
     spec = load_model(decode.scenario.known_model, decode.scenario.folder)
     weights = spec.weight_bytes(decode.scenario.engine.weight_dtype)
+    proxy = {"enabled": True, "targetPort": BEHIND_PROXY} if prefill else {"enabled": False}
     values: Manifest = {
         "modelArtifacts": {
             "name": model,
@@ -334,21 +326,23 @@ def _llm_d_values(decode: Group, prefill: Group | None, notes: list[str]) -> str
             "size": f"{ceil(1.25 * weights / GIB)}Gi",
             "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": decode.name},
         },
-        "routing": {"servicePort": PORT, "proxy": {"enabled": prefill is not None}},
-        "decode": _llm_d_part(decode),
-        "prefill": {"create": False} if prefill is None else _llm_d_part(prefill),
+        "routing": {"servicePort": PORT, "proxy": proxy},
+        "decode": _llm_d_part(decode, BEHIND_PROXY if prefill else PORT),
+        "prefill": _llm_d_part(prefill, PORT) if prefill else {"create": False},
     }
     lines = [f"helm install {decode.name} llm-d-modelservice/llm-d-modelservice -f THIS"]
     lines += dict.fromkeys([*_remarks(decode), *(_remarks(prefill) if prefill else [])])
     return _document(values, *lines, *notes)
 
 
-def _llm_d_part(group: Group) -> Manifest:
+def _llm_d_part(group: Group, port: int) -> Manifest:
+    """Write a group's values; the chart's own command reads the model as a template of Helm's."""
     engine = group.scenario.engine
+    words = [model_argument(group.scenario), "--port", f"{port}", *group.options]
     part: Manifest = {
         "create": True,
         "replicas": group.replicas,
-        # The chart asks for tensor x dataLocal GPUs, and tells vLLM of both.
+        # The chart asks for tensor x dataLocal GPUs.
         "parallelism": {
             "tensor": engine.tensor_parallel_size,
             "data": engine.data_parallel_size,
@@ -358,11 +352,10 @@ def _llm_d_part(group: Group) -> Manifest:
             {
                 "name": "vllm",
                 "image": f"{group.image}:{group.tag}",
-                "modelCommand": "vllmServe",
-                "args": _unexpanded(
-                    _without(group.options, "--tensor-parallel-size", "--data-parallel-size")
-                ),
-                "env": _environment(group),
+                "modelCommand": "custom",
+                "command": ["vllm", "serve"],
+                "args": _unexpanded(words),
+                "env": [{k: _literal(v) for k, v in one.items()} for one in _environment(group)],
                 "mountModelVolume": True,
             }
         ],
@@ -373,3 +366,8 @@ def _llm_d_part(group: Group) -> Manifest:
             "labelValues": [group.product],
         }
     return part
+
+
+def _literal(value: Any) -> Any:
+    """Write a text so that Helm, which reads llm-d's variables as templates, leaves it alone."""
+    return value.replace("{{", "{{`{{`}}") if isinstance(value, str) else value

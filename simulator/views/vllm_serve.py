@@ -82,7 +82,7 @@ def serve_command(scenario: Scenario) -> str:
         lines += _command(group, kind.kv_role)
         if kind.ec_role is not None:
             config = {"ec_connector": "ECExampleConnector", "ec_role": kind.ec_role}
-            lines[-1] += f" --ec-transfer-config {shlex.quote(json.dumps(config))}"
+            lines[-1] += f" --ec-transfer-config {quote(json.dumps(config))}"
         if name in cluster.sleepers:
             lines[-1] += " --enable-sleep-mode"
     return "\n".join([*lines, ""])
@@ -93,11 +93,30 @@ def comment(text: str) -> str:
     return f"# {printable(text)}"
 
 
+def quote(word: str) -> str:
+    """Quote a word for bash; what does not print is written as its bytes, so that all is seen."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = (
+        one
+        if one.isprintable() and one not in "'\\"
+        else "".join(f"\\x{byte:02x}" for byte in one.encode())
+        for one in word
+    )
+    return f"$'{''.join(escaped)}'"
+
+
+def model_argument(scenario: Scenario) -> str:
+    """Return what follows `vllm serve`: a folder whose name begins with `-` is no option."""
+    name = str(scenario.model)
+    return f"./{name}" if name.startswith("-") else name
+
+
 def _command(scenario: Scenario, kv_role: str | None = None) -> list[str]:
     """Write the command of one engine after comments on what it cannot have."""
-    words = ["vllm", "serve", str(scenario.model), *serve_options(scenario, kv_role)]
-    policy = [f"{name}={shlex.quote(value)}" for name, value in environment(scenario).items()]
-    return [*map(comment, remarks(scenario)), " ".join([*policy, shlex.join(words)])]
+    words = ["vllm", "serve", model_argument(scenario), *serve_options(scenario, kv_role)]
+    policy = [f"{name}={quote(value)}" for name, value in environment(scenario).items()]
+    return [*map(comment, remarks(scenario)), " ".join([*policy, *map(quote, words)])]
 
 
 def environment(scenario: Scenario) -> dict[str, str]:
@@ -208,14 +227,14 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
     if engine.policy_name in VLLM_POLICIES:
         words += ["--scheduling-policy", engine.policy_name]
     if engine.scheduler_cls is not None or _has_plugin(scenario):
-        words += ["--scheduler-cls", engine.scheduler_cls or PLUGIN]
+        words += _option("--scheduler-cls", engine.scheduler_cls or PLUGIN)
     for key in VALUES:
         if key in SIZES and not engine.follows_vllm:
             continue
         value = getattr(engine, key)
         default = type(engine).model_fields[key].default
         if value is not None and (value != default or key in VALUES[:2]):
-            words += [f"--{key.replace('_', '-')}", f"{value}"]
+            words += _option(f"--{key.replace('_', '-')}", f"{value}")
     if longest := longest_that_fits(scenario):
         words += ["--max-model-len", f"{longest}"]
     kept, absent = engine.prefix_cache_retention_interval, options_without_effect
@@ -231,3 +250,8 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
         config = {"kv_connector": "NixlConnector", "kv_role": kv_role}
         words += ["--kv-transfer-config", json.dumps(config)]
     return words
+
+
+def _option(name: str, value: str) -> list[str]:
+    """Write an option so that its value, whatever it begins with, is no option."""
+    return [f"{name}={value}"] if value.startswith("-") else [name, value]

@@ -94,16 +94,19 @@ def test_the_router_that_was_simulated_is_said(written) -> None:
     assert files["kubernetes.yaml"].count(said) == (case != "single")
 
 
-def test_the_chart_writes_some_options_itself(written) -> None:
-    """An option that is there twice would leave it to chance which counts."""
+def test_the_command_of_the_chart_is_written_out(written) -> None:
+    """The chart's own reads the model as a template of Helm's. No option is there twice."""
     case, files = written
     for name in sorted(name for name in files if name.startswith("llm-d-values")):
         values = yaml.safe_load(files[name])
         assert values["decode"]["parallelism"]["tensor"] == (2 if case == "apart" else 1)
         for part in ("prefill", "decode") if case == "apart" else ("decode",):
             (container,) = values[part]["containers"]
-            assert "--max-num-seqs" in container["args"]
-            assert "--tensor-parallel-size" not in container["args"]
+            assert container["command"] == ["vllm", "serve"]
+            options = [word for word in container["args"] if word.startswith("--")]
+            assert {"--port", "--max-num-seqs"} < {*options}
+            assert ("--tensor-parallel-size" in options) == (case == "apart")
+            assert len({*options}) == len(options)
 
 
 def test_the_autoscaler_scales_as_simulated(tmp_path: Path) -> None:

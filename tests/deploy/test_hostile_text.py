@@ -27,6 +27,8 @@ HOSTILE = (
     '"; touch pwned; "',
     "a\u2028touch pwned",
     "a\x85touch pwned",
+    "a\u202etouch pwned",
+    "--trust-remote-code",
     "a: {b: [c, &d *d !!e]}",
     "a # b",
     "{{ .Values.x }} ${HOME} %s \\n",
@@ -94,6 +96,11 @@ def stub(folder: Path) -> dict[str, str]:
     return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
+def argument(model: str) -> str:
+    """Return what `vllm serve` is given: a folder where a name would be an option."""
+    return f"./{model}" if model.startswith("-") else model
+
+
 def strings(value: object) -> list[str]:
     """Return all text in a YAML document, as Kubernetes reads `$$` in arguments."""
     return [text.replace("$$", "$") for text in texts(value)]
@@ -136,7 +143,8 @@ def test_kubernetes_expands_nothing(tmp_path: Path, text: str) -> None:
         assert json.loads(values["HEADWAY_POLICY"])["weights"] == {text: 2.0}
     charts = [yaml.safe_load(path.read_text()) for path in out.glob("*values*.yaml")]
     assert len(charts) > 1
-    for chart in charts:
+    for chart in charts:  # whose names are no arguments
+        assert [*chart.pop("modelArtifacts").values()][:2] == [text, f"hf://{text}"]
         told = [one for one in texts(expanded(chart)) if "weights" in one and "fair" in one]
         assert told
         assert not [one for one in texts(expanded(chart)) if "pwned" in one]
@@ -164,12 +172,13 @@ def test_a_model_is_one_argument_whatever_its_name(tmp_path: Path, text: str) ->
     commands = tmp_path / "stubs"
     commands.mkdir()
     subprocess.run(["bash", out / "vllm_serve.sh"], cwd=tmp_path, env=stub(commands), check=True)
+    assert all(one.isprintable() for one in (out / "vllm_serve.sh").read_text().splitlines())
     arguments = (commands / "vllm.args").read_bytes().decode().split("\0")
-    assert arguments.count(text) == 2  # one of each group
+    assert arguments.count(argument(text)) == 2  # one of each group
     assert not (tmp_path / "pwned").exists()
     for path in out.glob("*.yaml"):
         found = [word for one in yaml.safe_load_all(path.read_text()) for word in strings(one)]
-        assert text in found, path.name
+        assert argument(text) in found, path.name
 
 
 def test_the_keys_that_take_text_are_known() -> None:
@@ -201,11 +210,11 @@ def test_text_of_any_key_is_data_or_refused_in_one_line(
         assert not (folder / "pwned").exists()
         arguments = (commands / "vllm.args").read_bytes().decode().split("\0")
         assert arguments.count("serve") == (3 if path[-2:] == ("groups", ANY_KEY) else 2)
-        assert arguments.count(text) == (2 if path == ("model", "name") else 0)
+        assert arguments.count(argument(text)) == (2 if path == ("model", "name") else 0)
         for file in out.glob("*.yaml"):
             found = [one for part in yaml.safe_load_all(file.read_text()) for one in strings(part)]
             if path == ("model", "name"):
-                assert text in found
+                assert argument(text) in found
             hostile = {one for one in found if "pwned" in one and re.search(r"[^a-z-]", one)}
             assert hostile <= {text, f"hf://{text}"}
     assert all(refusals)
