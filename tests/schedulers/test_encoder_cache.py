@@ -114,6 +114,17 @@ def test_an_image_is_not_split_where_it_need_not_be() -> None:
     assert steps(one, 2) == [({0: 5}, {}), ({0: 12}, {0: [0]})]
 
 
+@pytest.mark.parametrize("release", [(0, 32, 0), (0, 33, 0)])
+def test_an_image_that_no_chunk_holds_is_refused_where_none_is_split(release: Release) -> None:
+    """From 0.33 on it would wait for ever: 12 tokens are a step, 7 of a long prompt."""
+    rules, limits = rules_of(release), {"max_num_batched_tokens": 12}
+    for more, tokens in (({}, 12), ({"long_prefill_token_threshold": 7}, 7)):
+        one = scheduler(100, 100, whole=True, rules=rules, **limits, **more)
+        assert one.fits(ask(0, ("a", tokens)))
+        assert one.fits(ask(1, ("a", tokens + 1))) == (release < (0, 33, 0))
+        assert scheduler(100, 100, rules=rules, **limits, **more).fits(ask(2, ("a", 20)))
+
+
 @pytest.mark.parametrize(("release", "first"), [((0, 32, 0), 4), ((0, 33, 0), 0)])
 def test_nor_is_an_image_at_which_a_chunk_begins(release: Release, first: int) -> None:
     """From 0.33 on; request 0 leaves 4 tokens of the budget."""

@@ -34,11 +34,12 @@ class EncoderCache:
     """The encoder's budget in each step and its cache.
 
     `fit` is asked before a request is given tokens, and `take` told when it is. With
-    `keeps_first_whole` an item at which a chunk begins is not chunked, either, where none is.
+    `longest_chunk`, in tokens, an item at which a chunk begins is not chunked, either, where none
+    is; so none may be longer. 0: it is, as in vLLM before 0.33.
     """
 
-    def __init__(self, limits: EncoderLimits, *, keeps_first_whole: bool = True) -> None:
-        self._begins_inside = 0 if keeps_first_whole else 1
+    def __init__(self, limits: EncoderLimits, *, longest_chunk: int) -> None:
+        self._longest_chunk = longest_chunk
         size, budget, self.whole, self.most = limits
         self.size, self.budget = size, budget
         self.left = budget  # of this step
@@ -62,6 +63,8 @@ class EncoderCache:
     def fits(self, items: Sequence[Item]) -> bool:
         """Say whether a prompt's items are few enough, and each can ever be encoded."""
         most, counts = min(self.size, self.budget), Counter(item.media.modality for item in items)
+        if self.whole and self._longest_chunk:
+            most = min(most, self._longest_chunk)
         return all(item.end - item.start <= most for item in items) and all(
             counts[modality] <= limit for modality, limit in self.most
         )
@@ -77,7 +80,8 @@ class EncoderCache:
                 continue
             if item.start >= end:
                 break
-            if self.whole and start + self._begins_inside <= item.start and end < item.end:
+            first = start if self._longest_chunk else start + 1
+            if self.whole and first <= item.start and end < item.end:
                 return item.start - start
             if item.media in asked:
                 repeated.append(number)

@@ -351,6 +351,8 @@ def start_vllm(
         )
     if drafts:
         config.speculative_config = _drafts(model, **drafts)
+        if hasattr(config, "_set_max_num_scheduled_tokens"):  # from 0.17 on
+            config._set_max_num_scheduled_tokens()
     size = {"block_size": blocks.block_size} if has(release, "block_size") else {}
     scheduler = _scheduler_class(config.scheduler_config)(
         vllm_config=config,

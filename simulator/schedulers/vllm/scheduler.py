@@ -179,8 +179,9 @@ class Scheduler:
         self._reordered = False  # by the last call of `admit`, the waiting queue
         slots = max_loras, max(max_loras, max_cpu_loras)
         self.adapters = AdapterSlots(*slots) if max_loras else None
-        whole = rules.keeps_first_item_whole
-        self.encoder = EncoderCache(encoder, keeps_first_whole=whole) if encoder else None
+        chunk = long_prefill_token_threshold or max_num_batched_tokens
+        chunk = chunk if rules.keeps_first_item_whole else 0
+        self.encoder = EncoderCache(encoder, longest_chunk=chunk) if encoder else None
         self._annotates = bool(self.adapters or self.encoder)  # steps say what else costs time
         self._expect_adapters()
         self._expect_tiers()
