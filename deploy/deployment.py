@@ -54,14 +54,23 @@ PRODUCTS = {
     "B300": "NVIDIA-B300-SXM6-AC",
     "GB200": "NVIDIA-GB200",
     "GB300": "NVIDIA-GB300",
+    "A10": "NVIDIA-A10",
     "A10G": "NVIDIA-A10G",
+    "A5000": "NVIDIA-RTX-A5000",
     "A6000": "NVIDIA-RTX-A6000",
     "L4": "NVIDIA-L4",
     "L40": "NVIDIA-L40",
     "L40S": "NVIDIA-L40S",
+    "RTX-3090": "NVIDIA-GeForce-RTX-3090",
+    "RTX-4080": "NVIDIA-GeForce-RTX-4080",
     "RTX-4090": "NVIDIA-GeForce-RTX-4090",
+    "RTX-5060-Ti-16GB": "NVIDIA-GeForce-RTX-5060-Ti",
+    "RTX-5080": "NVIDIA-GeForce-RTX-5080",
     "RTX-5090": "NVIDIA-GeForce-RTX-5090",
     "RTX-PRO-6000": "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
+    "GB10": "NVIDIA-GB10",
+    "T4": "Tesla-T4",
+    "V100-16GB": "Tesla-V100-SXM2-16GB",
 }
 """Values of the node label nvidia.com/gpu.product (NVIDIA's gpu-feature-discovery)."""
 METRICS = {"queue_depth": "vllm:num_requests_waiting", "kv_usage": "vllm:kv_cache_usage_perc"}

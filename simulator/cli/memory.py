@@ -1,71 +1,91 @@
-"""The verb `headway memory`: what fits on a GPU."""
+"""The verb `headway memory`: what fills a GPU's memory, and what fits into the rest."""
 
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from simulator.cli.options import Json, print_json
+from simulator.cli.options import Json, SetKeys, print_json, silent
+from simulator.util.errors import HeadwayError
 
+if TYPE_CHECKING:
+    from simulator.models.kv_budget import MemoryBudget
 
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """Keys of a scenario's engine that the KV cache depends on."""
-
-    tensor_parallel_size: Annotated[
-        int, Parameter(alias=["--tp", "-tp"], help="GPUs that share each layer")
-    ] = 1
-    pipeline_parallel_size: Annotated[
-        int, Parameter(alias=["--pp", "-pp"], help="pipeline stages")
-    ] = 1
-    gpu_memory_utilization: Annotated[
-        float, Parameter(help="share of the GPU's memory, 0 to 1")
-    ] = 0.92
-    dtype: Annotated[str, Parameter(help="type of the weights; auto: the model's")] = "auto"
-    quantization: Annotated[str | None, Parameter(help="type of weights: fp8, int8, int4")] = None
-    kv_cache_dtype: Annotated[str, Parameter(help="type of the KV cache; auto: as dtype")] = "auto"
-    block_size: Annotated[int, Parameter(help="tokens in a block of the KV cache")] = 16
-    max_model_len: Annotated[
-        int | None, Parameter(help="most tokens of a request [default: the model's]")
-    ] = None
-    max_num_seqs: Annotated[int, Parameter(help="most requests at once")] = 256
-    max_num_batched_tokens: Annotated[int, Parameter(help="most tokens of a step")] = 2048
-
-
-DEFAULT_ENGINE = EngineOptions()
+SHORT = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size"}
 
 
 def memory(
+    scenario: Annotated[
+        Path | None, Parameter(name="SCENARIO", help="scenario file (YAML), for the rest")
+    ] = None,
+    /,
     *,
-    model: Annotated[str, Parameter(help="shipped model, or the path of a config.json")],
-    gpu: Annotated[str, Parameter(help="GPU, for example A100-80GB")],
-    engine: EngineOptions = DEFAULT_ENGINE,
+    model: Annotated[str | None, silent("shipped model, or the path of a config.json")] = None,
+    gpu: Annotated[str | None, silent("GPU, for example A100-80GB")] = None,
+    gpu_memory_gib: Annotated[float | None, silent("GiB that its driver shows")] = None,
+    engine: Annotated[str | None, silent("vllm (the default), sglang, tensorrt-llm, ...")] = None,
+    enforce_eager: Annotated[bool, silent("no CUDA graphs")] = False,
+    set_: SetKeys = None,
     json_: Json = False,
+    **keys: Annotated[
+        str,
+        silent(
+            "any other key of a scenario's engine: --tensor-parallel-size (--tp) "
+            "--pipeline-parallel-size (--pp) --quantization --kv-cache-dtype --max-model-len ..."
+        ),
+    ],
 ) -> int:
-    """Print how many tokens and requests fit on a GPU."""
-    from simulator.models.gpus import find_gpu
-    from simulator.models.kv_budget import memory_figures, memory_table
-    from simulator.models.load import load_model
-    from simulator.scenario.kv_room import memory_budget
-    from simulator.scenario.load import check_scenario
-    from simulator.util.yaml_lines import SourceMap
+    """Print what fills a GPU's memory, and how many tokens and requests fit."""
+    from simulator.views.memory_report import memory_figures, memory_table
 
-    source_map = SourceMap("headway memory", {})  # what is wrong is told by its option
-    source_map.override(("model",), f"--model {model}")
-    source_map.override(("gpu",), f"--gpu {gpu}")
-    for name, value in asdict(engine).items():
-        source_map.override(("engine", name), f"--{name.replace('_', '-')} {value}")
-    raw = {
-        "model": model,
-        "gpu": {"name": gpu, "count": engine.tensor_parallel_size * engine.pipeline_parallel_size},
-        "engine": asdict(engine),
-        "cost": {"kind": "roofline"},
-    }
-    checked = check_scenario(raw, source_map).engine
-    budget = memory_budget(checked, load_model(model), find_gpu(gpu))
+    given = {"model": '""' if model == "" else model, "gpu.name": gpu, "engine.name": engine}
+    options = {"model": "model", "gpu.name": "gpu", "engine.name": "engine"}
+    for option, value in [*keys.items(), *([("enforce-eager", "true")] if enforce_eager else [])]:
+        key = f"engine.{SHORT.get(option, option.replace('-', '_'))}"
+        given[key], options[key] = value, option
+    if scenario is None and None in (model, gpu):
+        raise HeadwayError("headway memory: give --model and --gpu, or a scenario")
+    sets = {f"{key}={value}": key for key, value in given.items() if value is not None}
+    source = scenario or {"cost": {"kind": "roofline"}}
+    try:
+        budget, change = read_budget(source, [*sets, *(set_ or [])], gpu_memory_gib)
+    except HeadwayError as error:  # of what an option gave it is told by its name
+        messages = list(error.messages)
+        for text, key in sets.items():
+            option = f"--{options[key]} {text.partition('=')[2]}"
+            messages = [one.replace(f"--set {text}", option) for one in messages]
+        raise HeadwayError(messages) from None
     if json_:
-        print_json(memory_figures(budget, checked.max_model_len))
+        print_json(memory_figures(budget))
     else:
-        print(memory_table(budget, max_model_len=checked.max_model_len))
+        print(memory_table(budget))
+    if why := budget.refusal:
+        enough = f"; it starts with {change}" if change else ""
+        where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
+        raise HeadwayError(f"{where} does not start: {why}{enough}")
     return 0
+
+
+def read_budget(
+    source: Path | Mapping[str, Any], overrides: Iterable[str], gib: float | None = None
+) -> "tuple[MemoryBudget, str]":
+    """Work out the memory of a scenario's engine on a GPU, of `gib` GiB where they are given.
+
+    Beside it is the least change after which one that does not start would, "" if it does.
+    """
+    from simulator.models.gpus import GIB, find_gpu
+    from simulator.models.kv_budget import estimate
+    from simulator.models.load import load_model
+    from simulator.scenario.kv_room import engine_sizes, least_change, settings
+    from simulator.scenario.load import load_scenario
+
+    scenario = load_scenario(source, overrides, fits=False)
+    gpu, model = find_gpu(scenario.gpu.name), load_model(scenario.known_model, scenario.folder)
+    if gib is not None:
+        gpu = gpu._replace(memory=int(gib * GIB))
+    budget = estimate(model, gpu, engine_sizes(scenario.engine, model))
+    if not budget.refusal:
+        return budget, ""
+    needed = budget.needed(budget.max_model_len) + 1 if budget.layout.even else None
+    return budget, settings(least_change(scenario, model, gpu, needed))

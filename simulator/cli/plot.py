@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OfRuns = Literal["throughput", "occupancy", "kv", "policies", "fairness", "clients", "fleet"]
-Kind = Literal[OfRuns, "latency", "pareto", "chunk", "steps"]
+Kind = Literal[OfRuns, "latency", "pareto", "chunk", "steps", "memory"]
 ENDINGS = (".png", ".svg")
 
 
@@ -24,7 +24,7 @@ def plot(
             name="OUT_DIR",
             negative="",
             help="folder that run or compare wrote; for latency, pareto and chunk sweep (pareto: "
-            "or plan); for steps live",
+            "or plan); for steps live; for memory a scenario",
         ),
     ],
     /,
@@ -40,6 +40,9 @@ def plot(
         float | None,
         Parameter(help="occupancy: seconds to show [default: all of up to 100 requests, else 60]"),
     ] = None,
+    gpu: Annotated[
+        list[str] | None, silent("memory: a candidate (repeatable) [default: all with a price]")
+    ] = None,
 ) -> int:
     """Draw a picture of what run, compare, sweep, plan or live wrote."""
     from simulator import figures
@@ -49,12 +52,15 @@ def plot(
 
     if not folders:
         raise HeadwayError("headway plot: give at least one OUT_DIR")
-    path = check_file("--out", out or folders[0] / f"{kind}.png")
+    place = folders[0].parent if kind == "memory" and folders[0].is_file() else folders[0]
+    path = check_file("--out", out or place / f"{kind}.png")
     if path.suffix.lower() not in ENDINGS:
         raise HeadwayError(f"--out {path}: must end in .png or .svg")
     if seconds is not None and not seconds > 0:
         raise HeadwayError(f"--seconds {seconds:g}: must be more than 0")
-    if kind not in get_args(OfRuns):
+    if kind == "memory":
+        figure = _draw_memory(folders[0], gpu)
+    elif kind not in get_args(OfRuns):
         figure = _draw_table(kind, folders)
     elif kind == "occupancy":
         figure = figures.draw_occupancy(read_runs(folders), start=start, seconds=seconds)
@@ -69,6 +75,18 @@ def plot(
         figure.supxlabel("\n".join(drawn), fontsize="small")
     print(f"written to {save(figure, path)}")
     return 0
+
+
+def _draw_memory(source: Path, names: list[str] | None) -> "Figure":
+    """Draw what fills the memory of GPUs that may serve a scenario's model."""
+    from simulator.cli.memory import read_budget
+    from simulator.figures import draw_memory
+    from simulator.models.gpus import GPUS
+
+    source = source / "scenario.yaml" if source.is_dir() else source
+    found = names or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour]
+    roofline = ["cost={kind: roofline}"]  # profiles are of one GPU
+    return draw_memory([read_budget(source, [f"gpu.name={one}", *roofline])[0] for one in found])
 
 
 def _draw_table(kind: Kind, folders: list[Path]) -> "Figure":

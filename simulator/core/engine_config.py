@@ -255,6 +255,9 @@ class EngineConfig(Config):
     max_model_len: Count | None = Field(
         None, description="most tokens of prompt and answer together; null: the model's"
     )
+    enforce_eager: bool = Field(
+        False, description="no CUDA graphs: the memory that they take is left to the KV cache"
+    )
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], _dtype] = Field(
         "auto",
         description="type of weights and activations; auto: the model's; also bf16, fp16, "

@@ -38,7 +38,9 @@ class MultimodalConfig(Config):
     """What an engine takes of images and clips, and what its encoder costs."""
 
     limit_mm_per_prompt: Annotated[dict[str, WholeNumber], _modalities] = Field(
-        {}, description="images of a prompt at most, {image: 4}; one with more is refused"
+        {},
+        description="images of a prompt at most, {image: 4}; one with more is refused; with 0 of "
+        "each the encoder is not loaded (vLLM's --language-model-only)",
     )
     max_num_encoder_input_tokens: Count | None = Field(
         None,
@@ -56,3 +58,8 @@ class MultimodalConfig(Config):
         description="what encoding one takes, a list of [tokens, seconds], straight between; null: "
         "by roofline, from the model's vision_config",
     )
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether any image or clip may come; else vLLM does not load the encoder."""
+        return not self.limit_mm_per_prompt or any(self.limit_mm_per_prompt.values())

@@ -18,8 +18,9 @@ from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 from simulator.costs.joint_step import JointStep
 from simulator.costs.roofline import efficiency_of
+from simulator.models.dtypes import HALF
 from simulator.models.gpus import Gpu
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.spec import ModelSpec
 
 MAX_PADDED_TOKENS = 512
 """Tokens up to which a step runs as a CUDA graph (vLLM's default), where all ranks are padded to

@@ -14,8 +14,9 @@ from simulator.core.engine_config import EngineConfig
 from simulator.costs.noise import REGIMES
 from simulator.costs.piecewise import TERMS, WINDOW_TERMS, PiecewiseCost
 from simulator.costs.roofline import all_reduce, roofline
+from simulator.models.dtypes import HALF
 from simulator.models.gpus import Gpu
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.spec import ModelSpec
 
 SCALED = 0.1
 """Standard deviation of log(measured / predicted) of steps for what data sheets do not tell."""

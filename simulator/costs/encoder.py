@@ -14,8 +14,9 @@ from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 from simulator.costs.linear import Fitted
 from simulator.costs.roofline import LAUNCH, efficiency_of
+from simulator.models.dtypes import HALF
 from simulator.models.gpus import Gpu
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.spec import ModelSpec
 
 KERNELS = 9
 """Of a layer: two norms, rotary embedding, attention, activation, four products."""

@@ -16,9 +16,10 @@ from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel
 from simulator.costs.roofline import LAUNCH, STREAM_SHARE, efficiency_of
+from simulator.models.dtypes import HALF
 from simulator.models.gpus import HOST_SHARE, Gpu
 from simulator.models.lora import adapter_size
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.spec import ModelSpec
 
 KERNELS = 8
 """Of a layer."""

@@ -18,8 +18,9 @@ from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 from simulator.costs.linear import Fitted
 from simulator.costs.roofline import efficiency_of
+from simulator.models.dtypes import HALF
 from simulator.models.gpus import Gpu
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.spec import ModelSpec
 
 SENT = 2
 """Hidden states of a token that a stage sends to the next."""

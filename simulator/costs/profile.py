@@ -13,9 +13,10 @@ from simulator.costs.linear import QUANTITIES, Fitted, Limits
 from simulator.costs.noise import check_residuals
 from simulator.costs.overhead import unknown_overhead
 from simulator.costs.tables import Table, check_table
+from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.gpus import GPUS, Gpu
 from simulator.models.load import load_model, shipped_models
-from simulator.models.spec import HALF, ModelSpec, bytes_of
+from simulator.models.spec import ModelSpec
 from simulator.util.errors import FieldError, HeadwayError, field_errors
 from simulator.util.files import resolve, why_not_regular
 from simulator.util.from_mapping import from_mapping, short_repr

@@ -21,8 +21,9 @@ import yaml
 
 from simulator.costs.noise import REGIMES
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.models.dtypes import HALF
 from simulator.models.gpus import GPUS, NVLINK, Gpu
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.spec import ModelSpec
 
 EFFICIENCIES = Path(__file__).parent / "efficiencies.yaml"
 
@@ -78,9 +79,16 @@ SIMILAR_GPUS = {
     "GB300": "B200",
     "RTX-5090": "RTX-PRO-6000",
     "A6000": "RTX-4090",
+    "A10": "RTX-4090",
     "A10G": "RTX-4090",
+    "A5000": "RTX-4090",
+    "RTX-3090": "RTX-4090",
+    "RTX-4080": "RTX-4090",
+    "RTX-5060-Ti-16GB": "RTX-PRO-6000",
+    "RTX-5080": "RTX-PRO-6000",
+    "GB10": "RTX-PRO-6000",
 }
-GA102 = {"A6000": 0.67, "A10G": 0.67}
+GA102 = {"A6000": 0.67, "A10G": 0.67, "A10": 0.67, "A5000": 0.67, "RTX-3090": 0.67}
 """Of the FLOP/s, what products reach on chips whose clocks give way: Llama-3.1-8B's of 512 to 2,048
 tokens on an A6000 (LLMServingSim's first profile, MIT); an RTX 4090 beats its data sheet's."""
 PCIE_GPU = "RTX-PRO-6000"

@@ -6,6 +6,7 @@ It may import `simulation` and what lies below. Start with `data.py`, the run th
 
 from simulator.figures.data import Run
 from simulator.figures.fleet import draw_fleet
+from simulator.figures.memory import draw_memory
 from simulator.figures.occupancy import draw_occupancy
 from simulator.figures.runs import (
     draw_clients,
@@ -24,6 +25,7 @@ __all__ = [
     "draw_fleet",
     "draw_kv",
     "draw_latency",
+    "draw_memory",
     "draw_occupancy",
     "draw_pareto",
     "draw_policies",

@@ -10,16 +10,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from simulator.models.spec import (
-    BYTES,
-    REQUIRED,
-    LatentAttention,
-    LinearAttention,
-    ModelSpec,
-    RopeScaling,
+from simulator.models.config_parts import (
+    Family,
+    number,
+    read_kinds,
+    read_latent,
+    read_linear,
+    read_mamba,
+    read_rope,
+    read_window,
+    size_of,
+    whole_or_zero,
 )
+from simulator.models.dtypes import BYTES
+from simulator.models.quantization import read_quantization
+from simulator.models.spec import REQUIRED, ModelSpec
 from simulator.models.vision import read_vision
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import short_repr
@@ -28,30 +35,29 @@ from simulator.util.yaml_lines import read_text
 
 WHOLE_NUMBERS = {
     **{name: (name,) for name in (*REQUIRED, "num_key_value_heads", "head_dim")},
-    "num_experts_per_tok": ("num_experts_per_tok",),
+    "num_experts_per_tok": ("num_experts_per_tok", "top_k_experts"),
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "expert_intermediate_size": ("moe_intermediate_size",),
     "num_shared_experts": ("n_shared_experts",),
     "dense_layers": ("first_k_dense_replace",),
     "dense_intermediate_size": ("intermediate_size_mlp",),
+    "rotary_dim": ("rotary_dim",),
+    "moe_latent_size": ("moe_latent_size",),
+    "full_head_dim": ("global_head_dim",),
+    "kv_shared_layers": ("num_kv_shared_layers",),
+    "per_layer_input": ("hidden_size_per_layer_input",),
 }
 """Keys of each size, of which the first that is there counts."""
 
 
-class Family(NamedTuple):
-    """What holds for the files of a `model_type` where they do not say otherwise."""
+SHARED = (
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)
+"""Keys of the width of what all tokens meet beside the experts."""
 
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    use_qk_norm: bool = False
-    norms_per_layer: int = 2  # 4: before attention and MLP, and behind each
-    latent_attention: bool = False  # True: its sizes must be there
-    sliding_window_pattern: int = 1  # each n-th layer has no window; 1: all have it
-    num_shared_experts: int = 0
-    shared_expert_gate: bool = False
-    attention_gate: bool = False
-    full_attention_interval: int = 0  # each n-th layer has a KV cache, the others a state; 0: all
-    sizes: Mapping[str, int] = {}
+TOWERS = ("vision_config", "audio_config")
 
 
 FAMILIES = {
@@ -60,15 +66,23 @@ FAMILIES = {
     "mixtral": Family(),
     "phi3": Family(),
     "qwen2": Family(attention_bias=True),
+    "qwen2_vl": Family(attention_bias=True),
     "qwen2_5_vl": Family(attention_bias=True),
     "qwen3": Family(use_qk_norm=True),
     "qwen3_moe": Family(use_qk_norm=True),
+    "qwen3_vl": Family(use_qk_norm=True),
+    "qwen3_vl_moe": Family(use_qk_norm=True),
     "deepseek_v2": Family(latent_attention=True),
     "deepseek_v3": Family(latent_attention=True),
+    "deepseek_v32": Family(latent_attention=True),
     "kimi_k2": Family(latent_attention=True),
     "llama4_text": Family(num_shared_experts=1, sliding_window_pattern=4),
     "ministral3": Family(),
     "qwen3_next": Family(
+        use_qk_norm=True, attention_gate=True, shared_expert_gate=True, full_attention_interval=4
+    ),
+    "qwen3_5": Family(use_qk_norm=True, attention_gate=True, full_attention_interval=4),
+    "qwen3_5_moe": Family(
         use_qk_norm=True, attention_gate=True, shared_expert_gate=True, full_attention_interval=4
     ),
     "gemma2": Family(tie_word_embeddings=True, norms_per_layer=4, sliding_window_pattern=2),
@@ -85,46 +99,83 @@ FAMILIES = {
             "max_position_embeddings": 131_072,
         },
     ),
+    "gemma4": Family(
+        tie_word_embeddings=True,
+        use_qk_norm=True,
+        norms_per_layer=4,
+        sliding_window_pattern=6,
+        sizes={"global_head_dim": 512, "hidden_size_per_layer_input": 256, "sliding_window": 512},
+    ),
+    "minimax_m2": Family(use_qk_norm=True, qk_norm_whole=True),
+    "granite": Family(),
+    "granitemoe": Family(),
+    "granitemoeshared": Family(),
+    "nemotron_h": Family(norms_per_layer=1, gated_mlp=False),
     "glm": Family(),
     "glm4": Family(norms_per_layer=4),
     "glm4_moe": Family(),
-    "gpt_oss": Family(),
+    "gpt_oss": Family(attention_bias=True, expert_bias=True),
 }
 """Values of `model_type` whose architecture is the one that `ModelSpec` counts."""
 
 OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Keys that a file with a `text_config` may have beside it."""
 
-QUANTIZATIONS = {
-    "fp8": "fp8",
-    "fbgemm_fp8": "fp8",
-    "mxfp4": "mxfp4",
-    "awq": "int4",
-    "modelopt_fp4": "nvfp4",
-}
-"""Values of `quantization_config.quant_method` that say the width by themselves."""
-
 
 def read_config(path: Path) -> ModelSpec:
-    """Read a Hugging Face config.json; HeadwayError names the file and every bad key."""
+    """Read a Hugging Face config.json; HeadwayError names the file and every bad key.
+
+    Where it says no formats, ModelOpt's `hf_quant_config.json` beside it may.
+    """
     text = read_text(path)
+    whole = _object(path, text)
+    beside = path.with_name("hf_quant_config.json")
+    if beside.is_file() and not _says_formats(whole):
+        whole["quantization_config"] = _object(beside, read_text(beside)).get("quantization")
+    raw = whole
+    if isinstance(text_config := whole.get("text_config"), dict):
+        raw = {key: whole[key] for key in OUTER if key in whole} | text_config
+    raw = {"model_type": _kind(raw, whole)} | {k: v for k, v in raw.items() if k != "model_type"}
+    try:
+        spec = _spec(path.resolve().parent.name, raw)
+        vision = read_vision(whole, spec.hidden_size)
+        towers = [key for key in TOWERS if isinstance(whole.get(key), dict)]
+        unread = [key for key in towers if key != "vision_config" or vision is None]
+        return replace(spec, vision=vision, unread=", ".join(filter(None, (spec.unread, *unread))))
+    except ValueError as error:
+        messages = str(error).split("\n")
+        raise HeadwayError(
+            f"{path}{_line(text, message)}: {message}" for message in messages
+        ) from None
+
+
+def _object(path: Path, text: str) -> dict[str, Any]:
+    """Parse a JSON object."""
     try:
         raw = parse_json(text)
     except json.JSONDecodeError as error:
         raise HeadwayError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a JSON object, not {type(raw).__name__}")
-    whole = raw
-    if isinstance(text_config := raw.get("text_config"), dict):
-        raw = {key: raw[key] for key in OUTER if key in raw} | text_config
-    try:
-        spec = _spec(path.resolve().parent.name, raw)
-        return replace(spec, vision=read_vision(whole, spec.hidden_size))
-    except ValueError as error:
-        messages = str(error).split("\n")
-        raise HeadwayError(
-            f"{path}{_line(text, message)}: {message}" for message in messages
-        ) from None
+    return raw
+
+
+def _says_formats(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json says of each module what it is in, or that none is quantized."""
+    config = raw.get("quantization_config")
+    mixed = isinstance(config, dict) and config.get("quant_algo") == "MIXED_PRECISION"
+    return config is not None and not (mixed and not config.get("quantized_layers"))
+
+
+def _kind(raw: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
+    """Return the family of a file: its `model_type`, or its architecture where it has none."""
+    kind = raw.get("model_type") or whole.get("model_type")
+    if kind is None and isinstance(names := whole.get("architectures"), list) and names:
+        word = str(names[0]).partition("For")[0].replace("_", "").lower()
+        plain = {name.replace("_", ""): name for name in FAMILIES}
+        kind = plain.get(word) or plain.get(f"{word}text") or names[0]
+    kind = str(kind or "llama")
+    return kind if kind in FAMILIES else kind.removesuffix("_text")
 
 
 def _line(text: str, message: str) -> str:
@@ -138,7 +189,10 @@ def _wrong(raw: Mapping[str, object]) -> list[str]:
     kind = raw.get("model_type", "llama")
     family = FAMILIES.get(str(kind), Family())
     wrong = [
-        f"{key}: is missing" for key in REQUIRED if raw.get(key) is None and key not in family.sizes
+        f"{key}: is missing"
+        for key in REQUIRED
+        if raw.get(key) is None and key not in family.sizes
+        if key != "intermediate_size" or raw.get("moe_intermediate_size") is None
     ]
     wrong += [
         f"{key}: must be a whole number, not {short_repr(raw[key])}"
@@ -169,10 +223,11 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         raise ValueError("\n".join(wrong))
     family = FAMILIES[str(raw.get("model_type", "llama"))]
     raw = {**family.sizes, **{key: value for key, value in raw.items() if value is not None}}
-    sizes = {}
+    sizes: dict[str, int] = {}
     for size, keys in WHOLE_NUMBERS.items():
         value = next((raw[key] for key in keys if key in raw), 0)
         sizes[size] = value if isinstance(value, int) else 0
+    sizes["intermediate_size"] = sizes["intermediate_size"] or sizes["expert_intermediate_size"]
     heads = sizes["num_attention_heads"]
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
     if not sizes["head_dim"]:
@@ -180,8 +235,13 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         if over and not family.latent_attention:
             raise ValueError(f"hidden_size: {sizes['hidden_size']} is no multiple of {heads} heads")
     _set_experts(raw, family, sizes)
-    window, windowed_layers, full_first = _read_window(raw, family, sizes)
+    window = read_window(raw, family, sizes)
     rope_theta, rope_scaling = read_rope(raw)
+    kinds, linear = read_kinds(raw, sizes["num_hidden_layers"]), None
+    if "mamba" in kinds:
+        linear = read_mamba(raw, kinds.count("mamba"))
+    elif family.full_attention_interval:
+        linear = read_linear(raw, family, sizes["num_hidden_layers"])
     return ModelSpec(
         name,
         **sizes,  # type: ignore[arg-type]
@@ -191,15 +251,24 @@ def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
         norms_per_layer=family.norms_per_layer,
         shared_expert_gate=family.shared_expert_gate,
         attention_gate=family.attention_gate,
-        latent=_read_latent(raw, family),
-        linear=_read_linear(raw, family, sizes["num_hidden_layers"]),
-        sliding_window=window,
-        windowed_layers=windowed_layers,
-        full_first=full_first,
-        chunked=bool(window) and "attention_chunk_size" in raw,
+        latent=read_latent(raw, family),
+        linear=linear,
+        kinds=kinds,
+        single_blocks="mamba" in kinds,
+        gated_mlp=family.gated_mlp,
+        expert_bias=family.expert_bias,
+        qk_norm_whole=family.qk_norm_whole,
+        full_kv_heads=whole_or_zero(raw, "num_global_key_value_heads")
+        if raw.get("attention_k_eq_v")
+        else 0,
+        wide_shared_mlp=bool(raw.get("use_double_wide_mlp")),
+        sliding_window=window.tokens,
+        windowed_layers=window.layers,
+        full_first=window.full_first,
+        chunked=bool(window.tokens) and "attention_chunk_size" in raw,
         dtype=_dtype(raw),
-        quantization=_read_quantization(raw),
-        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
+        checkpoint=read_quantization(raw.get("quantization_config")),
+        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
     )
@@ -218,152 +287,16 @@ def _set_experts(raw: Mapping[str, object], family: Family, sizes: dict[str, int
         return
     sizes["intermediate_size"] = expert_size or inner
     sizes["num_shared_experts"] = sizes["num_shared_experts"] or family.num_shared_experts
-    if "shared_expert_intermediate_size" in raw:
-        shared = _size(raw, "shared_expert_intermediate_size")
+    key = next((key for key in SHARED if raw.get(key)), None)
+    if key is None and raw.get("enable_moe_block"):  # an MLP beside the experts (Gemma 4)
+        key = "intermediate_size"
+    if key is not None:
+        shared = size_of(raw, key)
         sizes["num_shared_experts"], over = divmod(shared, sizes["intermediate_size"])
         if over:
-            raise ValueError(
-                f"shared_expert_intermediate_size: {shared} is no multiple of moe_intermediate_size"
-            )
+            raise ValueError(f"{key}: {shared} is no multiple of moe_intermediate_size")
     if "interleave_moe_layer_step" in raw:
         layers = sizes["num_hidden_layers"]
-        sizes["dense_layers"] = layers - layers // _size(raw, "interleave_moe_layer_step")
+        sizes["dense_layers"] = layers - layers // size_of(raw, "interleave_moe_layer_step")
     given = sizes["dense_intermediate_size"]
     sizes["dense_intermediate_size"] = (given or inner) if sizes["dense_layers"] else 0
-
-
-def _read_linear(raw: Mapping[str, object], family: Family, layers: int) -> LinearAttention | None:
-    """Read the sizes of the layers with linear attention; None where there are none."""
-    every = family.full_attention_interval
-    if not every:
-        return None
-    kinds = raw.get("layer_types")
-    if isinstance(kinds, list):
-        count = kinds.count("linear_attention")
-    else:
-        if "full_attention_interval" in raw:
-            every = _size(raw, "full_attention_interval")
-        count = layers - layers // every
-    keys = LinearAttention._fields[1:]
-    return LinearAttention(count, *(_size(raw, f"linear_{key}") for key in keys))
-
-
-def _read_quantization(raw: Mapping[str, object]) -> str:
-    """Return the dtype that the weights are published in, "" for that of the rest.
-
-    ValueError, `key: what is wrong`, for one that is not known.
-    """
-    config = raw.get("quantization_config")
-    if config is None:
-        return ""
-    if not isinstance(config, Mapping):
-        raise ValueError(f"quantization_config: must be a mapping, not {config!r}")
-    method = str(config.get("quant_method"))
-    if method in QUANTIZATIONS:
-        return QUANTIZATIONS[method]
-    if method not in {"gptq", "modelopt", "compressed-tensors"}:
-        known = ", ".join((*QUANTIZATIONS, "gptq", "modelopt", "compressed-tensors"))
-        raise ValueError(
-            f"quantization_config: quant_method {method!r} is not known; there are {known}. "
-            "Without this key, engine.quantization says what the weights are"
-        )
-    if method == "modelopt":
-        return "nvfp4" if config.get("quant_algo") == "NVFP4" else "fp8"
-    weights: Mapping[str, object] = config
-    if method == "compressed-tensors":
-        groups = config.get("config_groups")
-        first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-        given = first.get("weights") if isinstance(first, Mapping) else None
-        weights = given if isinstance(given, Mapping) else {}
-    bits = weights.get("num_bits", weights.get("bits"))
-    floats = {4: "nvfp4", 8: "fp8"} if weights.get("type") == "float" else {}
-    found = floats.get(bits, f"int{bits}") if isinstance(bits, int) else ""
-    if found not in BYTES:
-        raise ValueError(f"quantization_config: weights of {bits} bits are not supported")
-    return found
-
-
-def _read_latent(raw: Mapping[str, object], family: Family) -> LatentAttention | None:
-    """Read the sizes of multi-head latent attention; None where there is none.
-
-    ValueError, `key: what is wrong`, where one is missing or no positive whole number.
-    """
-    if raw.get("kv_lora_rank") is None and not family.latent_attention:
-        return None
-    keys = [*LatentAttention._fields]
-    if raw.get("q_lora_rank") is None:
-        keys.remove("q_lora_rank")
-    return LatentAttention(**{key: _size(raw, key) for key in keys})
-
-
-def _read_window(
-    raw: Mapping[str, object], family: Family, sizes: Mapping[str, int]
-) -> tuple[int, int, bool]:
-    """Get the tokens of a sliding window, the layers that have it, and whether the first has none.
-
-    Without a window that is 0, 0, False.
-
-    `layer_types` names each layer's kind (gpt-oss and new files of other families); without it all
-    layers have the window (Mistral-7B-v0.1), in Qwen's families those from `max_window_layers` on,
-    in Gemma's all but each `sliding_window_pattern`-th.
-    Llama 4's chunks are taken for windows: at most so far back each of its queries sees.
-    A window as long as the model's longest request is none. ValueError where a key is wrong.
-    """
-    if "attention_chunk_size" in raw:
-        raw = {"sliding_window": raw["attention_chunk_size"]}
-    if raw.get("sliding_window") is None or not raw.get("use_sliding_window", True):
-        return 0, 0, False
-    window, layers = _size(raw, "sliding_window"), sizes["num_hidden_layers"]
-    kinds, full_first = raw.get("layer_types"), False
-    if isinstance(kinds, list):
-        if len(kinds) != layers:
-            raise ValueError(f"layer_types: must name {layers} layers, not {len(kinds)}")
-        windowed = kinds.count("sliding_attention")
-        full_first = kinds[0] != "sliding_attention"
-    elif "use_sliding_window" in raw and raw.get("max_window_layers") is not None:
-        windowed = max(layers - _size(raw, "max_window_layers"), 0)
-        full_first = windowed < layers
-    elif (every := family.sliding_window_pattern) > 1:
-        if raw.get("sliding_window_pattern") is not None:
-            every = _size(raw, "sliding_window_pattern")
-        windowed = layers - layers // every
-    else:
-        windowed = layers
-    if not windowed or window >= sizes["max_position_embeddings"]:
-        return 0, 0, False
-    return window, windowed, full_first
-
-
-def read_rope(raw: Mapping[str, object]) -> tuple[float, RopeScaling | None]:
-    """Return theta and scaling; ValueError, `key: what is wrong`, where they are no numbers.
-
-    Newer files hold both in `rope_parameters`.
-    """
-    key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    scaling = raw.get(key) or {}
-    if not isinstance(scaling, Mapping):
-        raise ValueError(f"{key}: must be a mapping, not {short_repr(scaling)}")
-    theta = _number({**raw, **scaling}, "rope_theta", 10000.0)
-    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
-    if kind == "default":
-        return theta, None
-    keys = [name for name in RopeScaling._fields[1:] if name in scaling]
-    return theta, RopeScaling(kind, **{key: _number(scaling, key, 0.0) for key in keys})
-
-
-def _number(raw: Mapping[str, object], key: str, default: float) -> float:
-    """Return a positive number, the default where the key is missing or null."""
-    value = raw.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{key}: must be a positive number, not {short_repr(value)}")
-    return value
-
-
-def _size(raw: Mapping[str, object], key: str) -> int:
-    """Return a positive whole number."""
-    value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key}: must be a positive whole number, not {short_repr(value)}")
-    return value

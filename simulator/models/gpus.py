@@ -1,11 +1,13 @@
 """A table of GPUs: what their makers publish, and the memory that CUDA lets a program use."""
 
 import re
+from contextlib import suppress
 from typing import NamedTuple
 
 GIB = 1 << 30
 NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
 GRACE = {"GH200", "GB200", "GB300"}
+MAKERS = re.compile(r"nvidia|tesla|amd", re.IGNORECASE)
 SXM = re.compile(r"sxm\d?\b", re.IGNORECASE)
 HOST_SHARE = 0.85
 """Of `host_bandwidth`, what copies between GPU and pinned host memory are taken to reach: an
@@ -63,7 +65,7 @@ class Gpu(NamedTuple):
 # of the smallest instance that has it.
 _TABLE: tuple[tuple[str, float, float, float, float, float, float, float, float], ...] = (
     # GPU, GiB, TB/s, TFLOP/s in bf16, in fp8, GB/s to its peers, capability, $/h, W; 0: none
-    ("A100-40GB", 39.4, 1.555, 312, 0, 300, 8.0, 2.74, 400),
+    ("A100-40GB", 39.49, 1.555, 312, 0, 300, 8.0, 2.74, 400),
     ("A100-80GB", 79.25, 2.039, 312, 0, 300, 8.0, 3.43, 400),
     ("A100-80GB-PCIe", 79.25, 1.935, 312, 0, 32, 8.0, 0, 300),
     ("H100-80GB", 79.2, 3.35, 989, 1979, 450, 9.0, 6.88, 700),
@@ -80,14 +82,23 @@ _TABLE: tuple[tuple[str, float, float, float, float, float, float, float, float]
     ("MI300X", 191.9, 5.3, 1307, 2615, 448, 9.4, 0, 750),
     ("MI325X", 255.9, 6.0, 1307, 2615, 448, 9.4, 0, 1000),
     ("MI355X", 287.9, 8.0, 2517, 5033, 537, 9.5, 0, 1400),
-    ("A10G", 22.1, 0.6, 70, 0, 32, 8.6, 1.01, 300),
+    ("A10G", 22.06, 0.6, 70, 0, 32, 8.6, 1.01, 300),
+    ("A10", 22.06, 0.6, 125, 0, 32, 8.6, 0, 150),
+    ("A5000", 23.68, 0.768, 111, 0, 32, 8.6, 0, 230),
     ("A6000", 47.5, 0.768, 155, 0, 32, 8.6, 0, 300),
     ("L4", 22.1, 0.3, 121, 242, 32, 8.9, 0.80, 72),
     ("L40", 44.4, 0.864, 181, 362, 32, 8.9, 0, 300),
     ("L40S", 44.4, 0.864, 362, 733, 32, 8.9, 1.86, 350),
-    ("RTX-4090", 23.6, 1.008, 165, 330, 32, 8.9, 0, 450),
-    ("RTX-5090", 31.3, 1.792, 209, 419, 64, 12.0, 0, 575),
+    ("RTX-3090", 23.68, 0.936, 71, 0, 32, 8.6, 0, 350),
+    ("RTX-4080", 15.7, 0.717, 97, 195, 32, 8.9, 0, 320),
+    ("RTX-4090", 23.53, 1.008, 165, 330, 32, 8.9, 0, 450),
+    ("RTX-5060-Ti-16GB", 15.5, 0.448, 47, 95, 32, 12.0, 0, 180),
+    ("RTX-5080", 15.5, 0.96, 113, 225, 64, 12.0, 0, 360),
+    ("RTX-5090", 31.36, 1.792, 209, 419, 64, 12.0, 0, 575),
     ("RTX-PRO-6000", 94.97, 1.597, 468, 936, 64, 12.0, 0, 600),  # Blackwell, Server Edition
+    ("GB10", 119.7, 0.273, 125, 250, 25, 12.1, 0, 140),  # shares it with its CPU
+    ("T4", 14.56, 0.32, 65, 0, 16, 7.5, 0.53, 70),
+    ("V100-16GB", 15.77, 0.9, 125, 0, 150, 7.0, 3.06, 300),
 )
 
 GPUS = {
@@ -107,10 +118,10 @@ GPUS = {
 """Bandwidth and FLOP/s: the data sheets of NVIDIA (SXM versions of A100, H100, H200, B200, B300
 where the name says nothing else; cards on PCIe without NVLink bridges) and of AMD (MI300X, MI325X,
 MI355X; their compute capability is that of gfx942 and gfx950, their link the sum of those to seven
-peers). Memory: totals that vLLM and PyTorch print; of GH200, H20, B300, GB200, GB300, RTX 5090 and
-AMD's an estimate: what is sold, less what the others keep back. Power: the maximum of the data
-sheets (TDP, TBP), of B200 and B300 on an HGX board; GH200's is that of CPU and GPU together. That
-of A10G, which has none, is the limit that nvidia-smi shows on AWS's g5."""
+peers). Memory: totals that vLLM and PyTorch print; of GH200, H20, GB200, GB300, AMD's, A10,
+A5000 and cards of 16 GB an estimate: what is sold, less what the others keep back. Power: the
+maximum of the data sheets (TDP, TBP), of B200 and B300 on an HGX board; GH200's is that of CPU and
+GPU together. That of A10G, which has none, is the limit that nvidia-smi shows on AWS's g5."""
 
 CPU = Gpu(
     "CPU",
@@ -149,6 +160,10 @@ def find_gpu(name: str, price: float | None = None) -> Gpu:
     if len(linked) == 1:
         return linked[0]
 
+    if MAKERS.match(name) and " " in name.strip():  # as drivers print it, with what is no name
+        with suppress(ValueError):
+            return find_gpu(name.strip().rpartition(" ")[0])
+
     def alike(part: str) -> list[str]:
         return [known for known in GPUS if part in _normalised(known)] if part else []
 
@@ -178,4 +193,5 @@ def find_gpu_of_driver(name: str) -> Gpu:
 
 
 def _normalised(name: str) -> str:
-    return re.sub(r"nvidia|geforce|[^a-z0-9]", "", SXM.sub("", name.lower()))
+    words = re.sub(r"nvidia|geforce|tesla|amd|instinct|rtx(?= ?a\d)", "", SXM.sub("", name.lower()))
+    return re.sub(r"[^a-z0-9]", "", words)

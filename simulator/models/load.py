@@ -1,12 +1,14 @@
 """Find a model: a shipped one by its own name or a listed one of the hub, or a config.json."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import yaml
 
 from simulator.models.config_json import read_config
+from simulator.models.quantization import read_quantization
 from simulator.models.spec import ModelSpec
 from simulator.util.config import Config
 from simulator.util.files import resolve, why_not_regular
@@ -64,16 +66,35 @@ def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
         return _shipped_model(wanted)
     path = resolve(name_or_path, base or Path())
     if path.is_dir():
-        path = path / "config.json"
+        path = _config_in(path)
     if not path.exists():
         if wanted[0] in "./~" or wanted.count("/") > 1:
             raise ValueError(f"model: {wanted!r} is a path, and there is no file {str(path)!r}")
-        if (found := shipped_name(wanted)) is None:
+        if found := shipped_name(wanted):
+            return _shipped_model(found)
+        if (by_name := _of_precision(wanted)) is None:
             raise _unknown(wanted)
-        return _shipped_model(found)
+        return by_name
     if wrong := why_not_regular(path):
         raise ValueError(f"model: {wrong}")
+    if path.suffix == ".gguf" or path.name == "params.json":
+        raise ValueError(
+            f"model: {path} is {FOREIGN[path.suffix]}: give a Hugging Face config.json"
+        )
     return read_config(path)
+
+
+FOREIGN = {".gguf": "a GGUF file", ".json": "Mistral's own format"}
+
+
+def _config_in(folder: Path) -> Path:
+    """Return the config.json in a folder; ValueError, with what is there instead, if none is."""
+    if (path := folder / "config.json").exists():
+        return path
+    ours = sorted(one.name for one in folder.iterdir() if one.suffix in (".gguf", ".json"))
+    there = f"has {', '.join(ours[:3])} and" if ours else "has"
+    why = "; params.json is Mistral's own format" if "params.json" in ours else ""
+    raise ValueError(f"model: {str(folder)!r} {there} no config.json{why}")
 
 
 @cache
@@ -84,6 +105,47 @@ def _shipped_model(name: str) -> ModelSpec:
 def shipped_name(name: str) -> str | None:
     """Return the shipped model of this name, its own or one of `hub_names.yaml`; None: no such."""
     return name if name in shipped_models() else _hub_names().get(name.lower())
+
+
+FORMATS_BY_WORD: tuple[tuple[str, dict[str, object]], ...] = (
+    (r"awq|awq-int4", {"quant_method": "awq", "bits": 4, "group_size": 128}),
+    (r"gptq-int8", {"quant_method": "gptq", "bits": 8, "group_size": 128}),
+    (r"gptq(-int4)?", {"quant_method": "gptq", "bits": 4, "group_size": 128}),
+    (r"(unsloth-)?(bnb|bnb-4bit)", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    (r"nvfp4|fp4", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    (r"fp8", {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    (r"fp8(-dynamic|-kv|-block)*", {"quant_method": "fp8"}),
+    (r"(quantized[.-])?w8a8|int8", {"quant_method": "modelopt", "quant_algo": "INT8"}),
+    (r"(quantized[.-])?w4a16|int4", {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
+)
+"""Formats that words of a checkpoint's name tell of, the likeliest; of its config.json better."""
+
+
+OTHERS = ("self_attn", "linear_attn")  # what takes no part in a mixture of experts
+
+
+def _of_precision(name: str) -> ModelSpec | None:
+    """Return the shipped model of the name without the words of a precision, in that precision.
+
+    None where the name has no such words, or no shipped model has its shape; its `unread` says
+    that the formats are those of the name. Names of vision towers and attention are left in 16
+    bits.
+    """
+    shape = same_shape(name)
+    told = "-".join(word for word in _words(name) if PRECISION.fullmatch(word))
+    config = next((one for words, one in FORMATS_BY_WORD if re.fullmatch(words, told)), None)
+    if shape is None or config is None:
+        return None
+    own = _shipped_model(shape)
+    if config.get("quant_algo") == "NVFP4" and (own.latent or own.linear or own.full_head_dim):
+        config = config | {"exclude_modules": [*OTHERS, "shared_experts"]}  # experts alone
+    elif own.linear is not None:
+        config = config | {"modules_to_not_convert": ["linear_attn"]}
+    return replace(
+        own,
+        checkpoint=read_quantization(config),
+        unread=f"formats of the weights, taken for {told} by the name; its config.json has them",
+    )
 
 
 def _unknown(name: str) -> ValueError:
@@ -99,7 +161,10 @@ def _unknown(name: str) -> ValueError:
     near = dict.fromkeys([*([like] if like else []), *(hubs.get(each, each) for each in close)])
     hint = f"; did you mean {' or '.join(list(near)[:3])}?;" if near else ";"
     other = f"model: {{like: {next(iter(near), 'NAME')}, name: ...}}"
-    if any(map(PRECISION.fullmatch, _words(name))):
+    numbers = set(re.findall(r"\d+", words))
+    if near and not numbers.issuperset(re.findall(r"\d+", next(iter(near)))):  # of another size
+        hint += " for another model give the path of its config.json"
+    elif any(map(PRECISION.fullmatch, _words(name))):
         hint += f" the name tells of another precision: give {other} and engine.quantization"
     else:
         hint += f" a fine-tune is {other}"

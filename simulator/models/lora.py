@@ -8,7 +8,8 @@ Embedding and lm_head have room for an adapter, too, which usually has none for 
 
 from typing import NamedTuple
 
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.dtypes import HALF
+from simulator.models.spec import ModelSpec
 
 
 class AdapterSize(NamedTuple):

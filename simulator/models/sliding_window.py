@@ -1,5 +1,6 @@
 """What layers with a sliding window keep and compute: blocks of KV cache, (query, key) pairs."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -13,9 +14,14 @@ def layer_groups(layers: int, windowed: int) -> tuple[int, int, int]:
     full = layers - windowed
     if not full or not windowed:
         return int(not windowed), int(not full), layers
-    size, most = min(full, windowed), max(full, windowed)
-    size = most if most < 1.5 * size else size
+    size = group_size([full, windowed])
     return -(-full // size), -(-windowed // size), size
+
+
+def group_size(counts: Sequence[int]) -> int:
+    """Return the layers of a group where there are so many of each kind."""
+    least, most = min(counts), max(counts)
+    return most if most < 1.5 * least else least
 
 
 class LayerGroups(NamedTuple):

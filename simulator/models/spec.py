@@ -1,15 +1,21 @@
 """What a model weighs and computes, from its Hugging Face config.json alone.
 
-Decoder-only transformers with gated MLPs: the Llama, Mistral, Qwen, DeepSeek, GLM, Gemma, Phi and
-gpt-oss families, dense or with a mixture of experts. One token needs 2 FLOPs per weight it meets;
-every (query, key) pair of the attention needs 4 more per head dimension, head and layer. What works
-on a token's numbers one by one is not counted: which function gates the MLP, Gemma-2's soft caps.
+Decoder-only transformers: the Llama, Mistral, Qwen, DeepSeek, GLM, Gemma, Phi, gpt-oss, MiniMax,
+Granite and Nemotron families, dense or with a mixture of experts. One token needs 2 FLOPs per
+weight it meets; every (query, key) pair of the attention needs 4 more per head dimension, head and
+layer. What works on a token's numbers one by one is not counted: which function gates the MLP,
+Gemma-2's soft caps.
 """
 
-from dataclasses import astuple, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
+from simulator.models.attention import LatentAttention, LinearAttention
+from simulator.models.dtypes import HALF, bytes_of
+from simulator.models.modules import ATTENTION, Module
+from simulator.models.quantization import FORMATS, Quantization
 from simulator.models.vision import VisionEncoder
 
 REQUIRED = (
@@ -20,110 +26,21 @@ REQUIRED = (
     "vocab_size",
     "max_position_embeddings",
 )
-HALF = 2.0  # bytes of fp16 and bf16
-BYTES = {
-    **dict.fromkeys(("float32", "float", "fp32"), 4.0),
-    **dict.fromkeys(("float16", "fp16", "half", "bfloat16", "bf16"), HALF),
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), 1.0),
-    "int4": 0.5,
-    "nvfp4": 0.5625,  # with a scale of 8 bits for every 16 numbers
-    "mxfp4": 0.53125,  # with one for every 32
-}
-"""Bytes of one number, by vLLM's words and the short ones."""
-
 EXPERTS_ALONE = {"mxfp4"}
 """Dtypes that quantize the experts and leave attention in 16 bits, as gpt-oss is published."""
 
 
-def bytes_of(dtype: str) -> float:
-    """Return the bytes of one number of a dtype; ValueError for a word that is none."""
-    if dtype not in BYTES:
-        raise ValueError(f"dtype: {dtype!r} is none of auto, {', '.join(BYTES)}")
-    return BYTES[dtype]
-
-
-class LatentAttention(NamedTuple):
-    """Multi-head latent attention (DeepSeek-V2, 2024), under the names of config.json.
-
-    The cache holds one vector per token and layer, of `kv_lora_rank` + `qk_rope_head_dim` numbers,
-    whatever the heads; so with tensor parallelism every GPU holds all of it (vLLM's
-    MLAAttentionSpec, page_size_bytes).
-    """
-
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    q_lora_rank: int = 0  # 0: queries are projected at once
-
-    @property
-    def cached(self) -> int:
-        """Numbers that a token and layer take in the cache."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
-
-    def parameters(self, hidden: int, heads: int) -> int:
-        """Weights of one layer's projections, the norms of the latents left out."""
-        width = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        rank = self.q_lora_rank
-        query = rank * (hidden + width) if rank else hidden * width
-        down = hidden * self.cached
-        up = self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
-        return query + down + up + heads * self.v_head_dim * hidden
-
-    @property
-    def prompt_flops(self) -> int:
-        """FLOPs of a head and (query, key) pair where keys and values are spelt out."""
-        return 2 * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
-
-    @property
-    def decode_flops(self) -> int:
-        """FLOPs of the same where the query is multiplied with the latents themselves."""
-        return 2 * (self.cached + self.kv_lora_rank)
-
-
-class LinearAttention(NamedTuple):
-    """Gated DeltaNet (Qwen3-Next, 2025) in some of the layers; config.json has `linear_` before it.
-
-    A request keeps a state of fixed size in place of a cache. As vLLM's gated_delta_net_state_shape
-    (0.24): the last inputs of the convolution, and a matrix for each value head.
-    """
-
-    layers: int
-    num_key_heads: int
-    num_value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    conv_kernel_dim: int
-
-    @property
-    def convolved(self) -> int:
-        """Width of the queries, keys and values, over which the convolution goes."""
-        keys = self.num_key_heads * self.key_head_dim
-        return 2 * keys + self.num_value_heads * self.value_head_dim
-
-    def parameters(self, hidden: int) -> int:
-        """Weights of a layer's projections: queries, keys, values, gates; and the convolution."""
-        values = self.num_value_heads * self.value_head_dim
-        gates = 2 * self.num_value_heads
-        return (
-            hidden * (self.convolved + 2 * values + gates) + self.convolved * self.conv_kernel_dim
-        )
-
-    @property
-    def small_parameters(self) -> int:
-        """Weights of a layer that are in no matrix: decay and bias of each head, and the norm."""
-        return 2 * self.num_value_heads + self.value_head_dim
-
-    @property
-    def state(self) -> int:
-        """Numbers that a request keeps in a layer."""
-        matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim
-        return (self.conv_kernel_dim - 1) * self.convolved + matrices
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of a token in a layer besides the projections: three products with the state."""
-        return 6 * self.num_value_heads * self.key_head_dim * self.value_head_dim
+def module_bytes(
+    module: Module, formats: Quantization | None, width: float, gpus: int = 1, kv_heads: int = 1
+) -> float:
+    """Bytes of a module on each GPU of a group: as the formats say, else `width` a number."""
+    outputs, inputs = module.share(gpus, kv_heads)
+    found = None
+    if formats is not None and module.quantizes:
+        found = formats.of(module.name, module.is_expert)
+    if found is None:
+        return width * module.number * outputs * inputs
+    return module.number * found.bytes_of(outputs, inputs)
 
 
 class RopeScaling(NamedTuple):
@@ -154,6 +71,7 @@ class ModelSpec:
     tie_word_embeddings: bool = False
     attention_bias: bool = False  # on the query, key and value projections
     qk_norm: bool = False
+    qk_norm_whole: bool = False  # over all heads together
     num_experts: int = 0  # 0: a dense model
     num_experts_per_tok: int = 0
     num_shared_experts: int = 0  # that every token meets, beside the chosen ones
@@ -168,9 +86,21 @@ class ModelSpec:
     full_first: bool = False  # the first layer has no window
     chunked: bool = False  # the window is a chunk of the text, as Llama 4's attention_chunk_size
     norms_per_layer: int = 2  # of the hidden size
+    gated_mlp: bool = True  # with three matrices, not two
+    moe_latent_size: int = 0  # experts work on so many numbers, not on the hidden size
+    expert_bias: bool = False
+    single_blocks: bool = False  # a layer is attention, MLP or experts (Nemotron-H), not a pair
+    full_head_dim: int = 0  # of layers without a window; 0: as the others
+    full_kv_heads: int = 0
+    kv_shared_layers: int = 0  # the last layers, which read the cache of others
+    wide_shared_mlp: bool = False  # their MLPs are twice as wide
+    per_layer_input: int = 0  # numbers that each layer has of a token in a table of its own
     max_position_embeddings: int = 4096
+    kinds: tuple[str, ...] = ()  # of each layer; (): evenly spread, by the numbers above
     dtype: str = "bfloat16"  # of the published weights, or of what is not quantized
-    quantization: str = ""  # of the published weights
+    checkpoint: Quantization | None = None  # formats of the published weights; None: `dtype`
+    unread: str = ""  # what of the config.json is not counted
+    rotary_dim: int = 0  # numbers of a head that are turned; 0: all
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
@@ -189,7 +119,40 @@ class ModelSpec:
         if wrong:
             raise ValueError("\n".join(wrong))
         bytes_of(self.dtype)
-        bytes_of(self.quantization or self.dtype)
+
+    @property
+    def quantization(self) -> str:
+        """What most matrices are published in, or the experts alone; "": as the rest."""
+        return self.checkpoint.word if self.checkpoint else ""
+
+    @cached_property
+    def layer_kinds(self) -> tuple[str, ...]:
+        """What each layer is: full_attention, sliding_attention, linear_attention, ..."""
+        layers, other = self.num_hidden_layers, self.linear.layers if self.linear else 0
+        if self.kinds:
+            return self.kinds
+        special = "linear_attention" if other else "sliding_attention"
+        count = other or self.windowed_layers
+        every = layers / max(layers - count, 1)  # of `every` layers the last has full attention
+        full = {round((n + 1) * every) - 1 for n in range(layers - count)}
+        return tuple("full_attention" if at in full else special for at in range(layers))
+
+    def head_size(self, kind: str) -> int:
+        """Numbers of a head in layers of a kind."""
+        return self.full_head_dim if self.full_head_dim and kind == ATTENTION[0] else self.head_dim
+
+    def kv_heads(self, kind: str) -> int:
+        """Heads of keys and values in layers of a kind."""
+        own = self.full_kv_heads and kind == ATTENTION[0]
+        return self.full_kv_heads if own else self.num_key_value_heads
+
+    def qk_norm_size(self, query: int, key: int, size: int) -> int:
+        """Numbers that scale a layer's queries and keys: of a head, or of all (MiniMax-M2)."""
+        return query + key if self.qk_norm_whole else 2 * size
+
+    def is_dense(self, at: int) -> bool:
+        """Whether the layer at a place has one MLP and no experts."""
+        return at < self.dense_layers
 
     @property
     def output_bytes(self) -> int:
@@ -204,38 +167,47 @@ class ModelSpec:
     @property
     def attention_layers(self) -> int:
         """Layers with a KV cache."""
+        if self.single_blocks:
+            return sum(kind in ATTENTION for kind in self.kinds)
         return self.num_hidden_layers - (self.linear.layers if self.linear else 0)
 
     @property
     def shape(self) -> tuple[object, ...]:
         """What decides the time of a step: all but name, length limit, dtypes, angles, encoder."""
-        return astuple(self)[1:-7]
+        names = [field.name for field in fields(self)]
+        last = names.index("max_position_embeddings")
+        return tuple(getattr(self, name) for name in names[1:last])
 
     @cached_property
     def attention_parameters(self) -> int:
         """Weights of the projections of the attention of a layer that has a KV cache."""
-        if self.latent is not None:
-            return self.latent.parameters(self.hidden_size, self.num_attention_heads)
-        query = self.num_attention_heads * self.head_dim
-        key = self.num_key_value_heads * self.head_dim
-        biases = self.attention_bias * (query + 2 * key)
-        return self.hidden_size * ((2 + self.attention_gate) * query + 2 * key) + biases
+        at = next(at for at, kind in enumerate(self.layer_kinds) if kind in ATTENTION)
+        head = f"layers.{at}.self_attn."
+        own = (one for one in self.modules if one.name.startswith(head))
+        return sum(one.numbers for one in own if not one.is_small)
 
     @cached_property
     def expert_parameters(self) -> int:
         """Weights of one expert of one layer, or of its whole MLP in a dense model."""
-        return 3 * self.hidden_size * self.intermediate_size
+        inputs = self.moe_latent_size or self.hidden_size
+        return (2 + self.gated_mlp) * inputs * self.intermediate_size
+
+    @cached_property
+    def modules(self) -> tuple[Module, ...]:
+        """Matrices of all layers, and what is in none."""
+        return tuple(modules_of(self))
+
+    @cached_property
+    def _matrices(self) -> tuple[int, int]:
+        """Weights in the matrices that every token meets, and in one expert of each layer."""
+        matrices = [one for one in self.modules if not one.is_small]
+        chosen = sum(one.numbers for one in matrices if one.is_expert)
+        return sum(one.numbers for one in matrices) - chosen, chosen // max(self.num_experts, 1)
 
     def linear_parameters(self, experts: float) -> float:
         """Weights in the matrices of all layers when `experts` of each layer's are counted."""
-        layers, dense = self.num_hidden_layers, self.dense_layers
-        router = self.hidden_size * (self.num_experts + self.shared_expert_gate)
-        met = experts + self.num_shared_experts if self.num_experts else 1
-        mlp = (layers - dense) * (router + met * self.expert_parameters)
-        mlp += dense * 3 * self.hidden_size * self.dense_intermediate_size
-        linear = self.linear
-        states = linear.layers * linear.parameters(self.hidden_size) if linear else 0
-        return self.attention_layers * self.attention_parameters + states + mlp
+        shared, one = self._matrices
+        return shared + experts * one
 
     @cached_property
     def head_parameters(self) -> int:
@@ -243,22 +215,17 @@ class ModelSpec:
         return self.vocab_size * self.hidden_size
 
     @cached_property
-    def _half_precision_parameters(self) -> int:
-        """What quantization leaves alone: embedding, lm_head and norms."""
-        norms = 2 * self.head_dim * self.qk_norm
-        if self.latent is not None:
-            norms += self.latent.kv_lora_rank + self.latent.q_lora_rank
-        norms *= self.attention_layers
-        norms += self.norms_per_layer * self.hidden_size * self.num_hidden_layers
-        if self.linear is not None:
-            norms += self.linear.layers * self.linear.small_parameters
-        tables = 1 if self.tie_word_embeddings else 2
-        return tables * self.head_parameters + norms + self.hidden_size
-
-    @cached_property
     def parameters(self) -> int:
         """All weights."""
-        return self._half_precision_parameters + int(self.linear_parameters(self.num_experts))
+        tables = 1 if self.tie_word_embeddings else 2
+        inner = sum(one.numbers for one in self.modules)
+        return tables * self.head_parameters + self.own_tables + inner + self.hidden_size
+
+    @property
+    def own_tables(self) -> int:
+        """Weights of the layers' own tables of tokens, with the projection behind (Gemma 4)."""
+        width = self.num_hidden_layers * self.per_layer_input
+        return width * (self.vocab_size + self.hidden_size) + self.per_layer_input
 
     def resolve_dtype(self, dtype: str = "auto") -> str:
         """Return the dtype that vLLM's `auto` stands for: the published one, float32 as float16."""
@@ -267,12 +234,25 @@ class ModelSpec:
         return "float16" if bytes_of(self.dtype) > HALF else self.dtype
 
     def weight_dtype(self, dtype: str = "auto") -> str:
-        """Return the dtype of the layers' weights; `auto` is as they are published."""
-        return (
-            self.quantization
-            if dtype == "auto" and self.quantization
-            else self.resolve_dtype(dtype)
-        )
+        """Return the dtype of the layers' weights; 16 bits and `auto` are as they are published."""
+        if self.quantization and bytes_of("float16" if dtype == "auto" else dtype) >= HALF:
+            return self.quantization
+        return self.resolve_dtype(dtype)
+
+    def formats(self, dtype: str = "auto") -> Quantization | None:
+        """Return the formats of the weights, as published or for a dtype of fewer bits.
+
+        Raises ValueError, `model: what is not known`, where the checkpoint does not say them.
+        """
+        word = self.weight_dtype(dtype)
+        if word in FORMATS:
+            own = self.checkpoint
+            return own if own and own.word == word else Quantization(word)
+        if self.checkpoint and self.checkpoint.unsaid:
+            raise ValueError(
+                f"model: {self.name}: {self.checkpoint.unsaid}; engine.quantization says it"
+            )
+        return None
 
     def matrix_bytes(self, experts: float, dtype: str = "auto") -> float:
         """Bytes of the matrices of all layers when `experts` of each layer's are counted."""
@@ -284,15 +264,16 @@ class ModelSpec:
         return HALF * others + width * (self.linear_parameters(experts) - others)
 
     def weight_bytes(self, dtype: str = "auto") -> int:
-        """Bytes of all weights.
+        """Bytes of all weights of a checkpoint, towers apart."""
+        formats, width = self.formats(dtype), self.wide(dtype)
+        inner = sum(module_bytes(one, formats, width) for one in self.modules)
+        tables = 1 if self.tie_word_embeddings else 2
+        outer = tables * self.head_parameters + self.own_tables + self.hidden_size
+        return int(inner + width * outer)
 
-        fp8, int8, int4 and nvfp4 are those of the layers' matrices, mxfp4 of the experts alone;
-        embedding, lm_head and norms stay at 2 bytes, as in vLLM. The scales of fp8, int8 and int4
-        (1 to 4 % more) are left out.
-        """
-        width = max(bytes_of(self.weight_dtype(dtype)), HALF)
-        rest = width * self._half_precision_parameters
-        return int(rest + self.matrix_bytes(self.num_experts, dtype))
+    def wide(self, dtype: str = "auto") -> float:
+        """Bytes of a number that is not quantized."""
+        return max(bytes_of(self.weight_dtype(dtype)), HALF)
 
     def expert_bytes(self, dtype: str = "auto") -> float:
         """Bytes of all experts that tokens choose among."""
@@ -302,14 +283,32 @@ class ModelSpec:
         """Bytes that a request keeps in the layers with linear attention, whatever its length."""
         if self.linear is None:
             return 0.0
-        return self.linear.layers * self.linear.state * bytes_of(self.resolve_dtype(dtype))
+        width = max(bytes_of(self.resolve_dtype(dtype)), HALF)  # states are not those of the cache
+        return self.linear.layers * self.linear.state_bytes(width)
+
+    def cache_dtype(self, dtype: str = "auto") -> str:
+        """Return the dtype of the KV cache; `auto` is as the checkpoint says, else as the rest."""
+        own = self.checkpoint.cache if self.checkpoint else ""
+        return own if dtype == "auto" and own else self.resolve_dtype(dtype)
+
+    def layer_bytes(self, kind: str, dtype: str = "auto") -> float:
+        """Bytes of a token in the cache of one layer of a kind."""
+        width = bytes_of(self.cache_dtype(dtype))
+        if self.latent is None:
+            return 2 * self.kv_heads(kind) * self.head_size(kind) * width
+        if self.latent.index_n_heads and width < HALF:  # vLLM's fp8_ds_mla: scales, rope in 16 bits
+            return 656 + self.latent.index_bytes
+        return self.latent.cached * width + self.latent.index_bytes
+
+    @cached_property
+    def cached_layers(self) -> dict[str, int]:
+        """Layers of each kind that have a KV cache of their own."""
+        own = self.layer_kinds[: self.num_hidden_layers - self.kv_shared_layers]
+        return {kind: own.count(kind) for kind in ATTENTION if kind in own}
 
     def kv_bytes_per_token(self, dtype: str = "auto") -> float:
         """Bytes that the keys and values of one token take in the cache, all layers together."""
-        numbers = 2 * self.num_key_value_heads * self.head_dim
-        if self.latent is not None:
-            numbers = self.latent.cached
-        return self.attention_layers * numbers * bytes_of(self.resolve_dtype(dtype))
+        return sum(n * self.layer_bytes(kind, dtype) for kind, n in self.cached_layers.items())
 
     def kv_share(self, tensor_parallel_size: int) -> float:
         """Share of the KV cache that each GPU holds; heads fewer than GPUs are copied."""
@@ -382,3 +381,78 @@ class ModelSpec:
             return 0.0
         missed = 1.0 - self.num_experts_per_tok / self.num_experts
         return float(self.num_experts * (1.0 - missed**tokens))
+
+
+def modules_of(model: ModelSpec) -> Iterator[Module]:
+    """Yield the modules of all layers, embedding and lm_head apart."""
+    for at, kind in enumerate(model.layer_kinds):
+        head = f"layers.{at}"
+        if kind in ("linear_attention", "mamba"):
+            assert model.linear is not None
+            yield from model.linear.modules(head, model.hidden_size)
+        elif kind in ATTENTION:
+            yield from _attention(model, head, at, kind)
+        if kind != "mamba":
+            yield Module(
+                f"{head}.norms", 1, model.norms_per_layer * model.hidden_size, quantizes=False
+            )
+        if model.per_layer_input:
+            hidden, size = model.hidden_size, model.per_layer_input
+            yield Module(f"{head}.per_layer_input_gate", size, hidden)
+            yield Module(f"{head}.per_layer_projection", hidden, size)
+        if kind in ("moe", "mlp") or not model.single_blocks:
+            yield from _mlp(model, f"{head}.mlp", at, kind)
+
+
+def _attention(model: ModelSpec, head: str, at: int, kind: str) -> Iterator[Module]:
+    """Yield the projections of a layer with a KV cache, or one that reads another's."""
+    name, hidden = f"{head}.self_attn", model.hidden_size
+    if model.latent is not None:
+        yield from model.latent.modules(name, hidden, model.num_attention_heads)
+        return
+    size, heads = model.head_size(kind), model.num_attention_heads
+    query, key = heads * size, model.kv_heads(kind) * size
+    bias = model.attention_bias
+    gated = query * (1 + model.attention_gate)
+    yield Module(f"{name}.q_proj", gated, hidden, "outputs")
+    own = at < model.num_hidden_layers - model.kv_shared_layers
+    if own:
+        yield Module(f"{name}.k_proj", key, hidden, "heads")
+        yield Module(f"{name}.v_proj", key, hidden, "heads")
+    yield Module(f"{name}.o_proj", hidden, query, "inputs")
+    if bias:
+        yield Module(f"{name}.bias", query + 2 * key, 1, "outputs", quantizes=False)
+    if model.qk_norm:
+        yield Module(f"{name}.qk_norm", 1, model.qk_norm_size(query, key, size), quantizes=False)
+
+
+def _mlp(model: ModelSpec, name: str, at: int, kind: str) -> Iterator[Module]:
+    """Yield a layer's MLP, or its router and experts, with what all tokens meet."""
+    hidden = model.hidden_size
+    up = ("gate_proj", "up_proj") if model.gated_mlp else ("up_proj",)
+
+    def one(name: str, size: int, inputs: int, count: int = 1) -> Iterator[Module]:
+        for part in up:
+            yield Module(f"{name}.{part}", size, inputs, "outputs", count)
+        yield Module(f"{name}.down_proj", inputs, size, "inputs", count)
+
+    if not model.num_experts or kind == "mlp":
+        wide = model.wide_shared_mlp and at >= model.num_hidden_layers - model.kv_shared_layers
+        yield from one(name, model.intermediate_size * (2 if wide else 1), hidden)
+    elif model.is_dense(at):
+        yield from one(name, model.dense_intermediate_size, hidden)
+    else:
+        yield Module(f"{name}.gate", model.num_experts, hidden, quantizes=False)
+        latent = model.moe_latent_size
+        if latent:
+            yield Module(f"{name}.fc1_latent_proj", latent, hidden)
+            yield Module(f"{name}.fc2_latent_proj", hidden, latent)
+        size, inputs = model.intermediate_size, latent or hidden
+        yield from one(f"{name}.experts.0", size, inputs, model.num_experts)
+        if model.expert_bias:
+            biases = 2 * size + hidden
+            yield Module(f"{name}.experts.bias", model.num_experts, biases, quantizes=False)
+        if model.num_shared_experts:
+            yield from one(f"{name}.shared_experts", model.num_shared_experts * size, hidden)
+        if model.shared_expert_gate:
+            yield Module(f"{name}.shared_expert_gate", 1, hidden, quantizes=False)

@@ -75,18 +75,20 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
     merge, patch = block.get("spatial_merge_size", 0), block.get("patch_size", 0)
     side, tokens = block.get("image_size", 0), raw.get("mm_tokens_per_image", 0)
     patches = (side // patch) ** 2 if patch and side else 0
+    merge = merge or block.get("pooling_kernel_size", 0)  # Gemma 4's
     per_token = merge**2 if merge else patches // tokens if patches and tokens else 1
     if not all(type(n) is int and n > 0 for n in (*found.values(), per_token)):
         return None
+    pools = "pooling_kernel_size" in block
     window = block.get("window_size", 0)
     full = len(block["fullatt_block_indexes"]) if window else found["layers"]
     return VisionEncoder(
         **found,
         output_size=block.get("out_hidden_size", hidden_size),
         patches_per_token=per_token,
-        gated=block.get("hidden_act") == "silu",
-        merges=merge > 0,
+        gated=block.get("hidden_act") == "silu" or pools,
+        merges=merge > 0 and not pools,
         window=(window // patch) ** 2 if window and patch else 0,
         full_layers=full,
-        most_tokens=patches // per_token or QWEN_TOKENS * (merge > 0),
+        most_tokens=patches // per_token or QWEN_TOKENS * (merge > 0 and not pools),
     )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from simulator.core.log import Log
-from simulator.models.spec import HALF, ModelSpec, bytes_of
+from simulator.models.dtypes import HALF, bytes_of
+from simulator.models.spec import ModelSpec
 from simulator.results.request_table import Floats, RequestTable
 from simulator.scenario.engine_spec import EngineSpec
 

@@ -6,7 +6,8 @@ from simulator.core.request import Copies, Request, Step, Swap
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.tiers import HostTier, SecondaryTier
 from simulator.models.gpus import GIB
-from simulator.models.sliding_window import LayerGroups, layer_groups
+from simulator.models.kv_layout import model_groups
+from simulator.models.sliding_window import LayerGroups
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.util.imported import Imported
 
@@ -106,7 +107,7 @@ def _make_tiers(spec: EngineSpec) -> HostTier:
 def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:
     """Make the blocks of a model with a window: vLLM's groups, that of the first layer first."""
     engine, model = spec.engine, spec.model
-    full, sliding, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
+    full, sliding = model_groups(model)
     kinds = [[0] * full, [model.sliding_window] * sliding]
     first, second = kinds if model.full_first else reversed(kinds)
     return BLOCKS["hybrid"](
@@ -127,7 +128,7 @@ def _make_counter(spec: EngineSpec, count: int, size: int) -> BlockCounter:
         return BlockCounter(count, size)
     groups = None
     if spec.keeps_window:
-        full, others, _ = layer_groups(model.num_hidden_layers, model.windowed_layers)
+        full, others = model_groups(model)
         most = spec.engine.max_num_batched_tokens
         groups = LayerGroups(full, others, model.sliding_window, most)
     lookahead, longest = speculation.lookahead, spec.max_model_len

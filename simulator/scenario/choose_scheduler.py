@@ -85,7 +85,7 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
             "engine.enable_lora: goes with {key}: {word}",
             f"engine.enable_lora: {name} knows no adapters; fcfs does, and {ORDERING}",
         )
-    if engine.multimodal_config is not None:
+    if engine.multimodal_config is not None and engine.multimodal_config.takes_any:
         at = "engine.multimodal_config"
         if not engine.follows_vllm or spec.release < RECORDED_SINCE or role is not None:
             raise ValueError(f"{at}: goes with the rules of vLLM 0.32 or later, without a kv_role")

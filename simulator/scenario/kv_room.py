@@ -5,10 +5,10 @@ from typing import Any
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import Gpu
-from simulator.models.kv_budget import MemoryBudget, kv_budget
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.kv_budget import EngineSizes, MemoryBudget, estimate, fitting
+from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
-from simulator.scenario.engines import ENGINES
+from simulator.scenario.engines import ENGINES, release_of
 
 UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
 EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
@@ -28,34 +28,50 @@ MEMORY_KEYS = {
     "block_size",
     "max_num_batched_tokens",
     "max_num_seqs",
+    "max_model_len",
+    "enable_prefix_caching",
+    "enable_expert_parallel",
+    "enforce_eager",
 }
 """Keys of the engine on which the memory left for the KV cache depends."""
 
+OLD_RELEASE = (0, 6, 3)  # of vLLM: engines that follow none take memory as V0 did
+V0_CHUNKS_FROM = 32_768  # tokens of a request, from which vLLM V0 splits prompts
+V0_CHUNK = 2048
 
-def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
-    """Work out what memory an engine has for its KV cache; ValueError where it has none."""
-    sizes = engine.values_of(MEMORY_KEYS)
+
+def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
+    """Gather the keys of an engine on which its memory depends."""
+    keys = engine.values_of(MEMORY_KEYS)
     if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
-        sizes["gpu_memory_utilization"] = 1.0
-    extras = 0
+        keys["gpu_memory_utilization"] = 1.0
+    longest = engine.max_model_len or model.max_position_embeddings
+    if engine.name == "vllm-v0" and longest > V0_CHUNKS_FROM:  # no prompt ends in its profile run
+        keys |= {"max_num_batched_tokens": V0_CHUNK, "max_num_seqs": 1}
+    adapters, images = 0, engine.multimodal_config
     if engine.enable_lora:
         from simulator.models.lora import adapter_size
 
         size = adapter_size(model, engine.max_lora_rank, engine.tensor_parallel_size)
-        extras = int(engine.max_loras * size.slot_bytes)
-    if (images := engine.multimodal_config) is not None:
-        outputs = max(engine.max_num_batched_tokens, model.largest_image)
-        outputs = (images.encoder_cache_size or outputs) * model.output_bytes
-        weights = model.vision.parameters // engine.tensor_parallel_size if model.vision else 0
-        extras += outputs + int(HALF * weights)
-    return kv_budget(
-        model,
-        gpu,
-        **sizes,
+        adapters = int(engine.max_loras * size.slot_bytes)
+    speculation = engine.speculative_config
+    return EngineSizes(
+        **keys,
         fraction_of=ENGINES[engine.name].fraction_of,
         hybrid=not engine.disable_hybrid_kv_cache_manager,
-        extras=extras,
+        release=release_of(engine) if engine.follows_vllm else OLD_RELEASE,
+        drafts=speculation.method if speculation else None,
+        ahead=speculation.num_speculative_tokens if speculation else 0,
+        adapters=adapters,
+        encoder_cache=images.encoder_cache_size if images else None,
+        tower=images is None or images.takes_any,
+        trtllm=engine.name == "tensorrt-llm",
     )
+
+
+def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
+    """Work out what memory an engine has for its KV cache; ValueError where it has none."""
+    return fitting(estimate(model, gpu, engine_sizes(engine, model)))
 
 
 def kv_blocks(engine: EngineConfig, model: ModelSpec, gpu: Gpu, **keys: Any) -> int:
@@ -116,10 +132,13 @@ def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> MemoryBudget
     try:
         return memory_budget(own.engine, model, gpu)
     except ValueError as error:
+        if "does not fit" not in str(error):
+            raise
         change = settings(least_change(own, model, gpu))
         enough = f"it fits with {change}" if change else "take a larger GPU"
-        fits = "does not fit" in str(error)
-        raise ValueError(f"{error}; {enough}" if fits else str(error)) from None
+        said = estimate(model, gpu, engine_sizes(own.engine, model)).refusal
+        log = f'; its log would say "ValueError: {said}"' if own.engine.follows_vllm else ""
+        raise ValueError(f"{error}{log}; {enough}") from None
 
 
 def settings(change: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import NOT_ALLOWED, REFUSED, own_code_refused
 from simulator.util.yaml_lines import SourceMap, parse, read_text
 
+TOO_LITTLE = " does not fit the "  # in what is wrong with a GPU of too little memory
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
 """Of the shipped scenarios: in an installed package, and in a checkout."""
@@ -43,6 +44,7 @@ def load_scenario(
     vary: Iterable[tuple[str, str]] = (),
     vary_option: str = "--vary",
     own_code: bool = True,
+    fits: bool = True,
 ) -> Scenario:
     """Read a scenario file, put the overrides `dotted.key=value` over it, and check it all.
 
@@ -51,12 +53,13 @@ def load_scenario(
     overrides the scenario's, `vary` the rest with pairs of dotted key and value, which messages
     call by `vary_option`. `own_code=False` refuses a scenario that names code,
     `package.module:Class`, before any of it is imported; so does the environment variable
-    HEADWAY_NO_OWN_CODE. Raises HeadwayError, a ValueError, with everything that is wrong.
+    HEADWAY_NO_OWN_CODE. `fits=False` takes a scenario whose GPUs have too little memory, too; it
+    has no specs then. Raises HeadwayError, a ValueError, with everything that is wrong.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
     folder, raw, source_map, messages = _read(path, overrides, seed, vary, vary_option)
     try:
-        scenario = check_scenario(raw, source_map, folder, own_code=own_code)
+        scenario = check_scenario(raw, source_map, folder, own_code=own_code, fits=fits)
     except HeadwayError as error:
         messages += error.messages
     if messages:
@@ -90,7 +93,12 @@ def load_sweep(
 
 
 def check_scenario(
-    raw: dict[str, Any], source_map: SourceMap, folder: Path = Path(), *, own_code: bool = True
+    raw: dict[str, Any],
+    source_map: SourceMap,
+    folder: Path = Path(),
+    *,
+    own_code: bool = True,
+    fits: bool = True,
 ) -> Scenario:
     """Make a scenario of plain values, or raise HeadwayError with everything that is wrong."""
     scenario, wrong = validate(raw)
@@ -104,11 +112,12 @@ def check_scenario(
             scenario = _wait_for_own_policies(scenario, raw)
             keys = {key for key, _ in wrong}
             contradicting, others, specs, fleet = find_conflicts(scenario, keys)
-            wrong += contradicting
+            wrong += [one for one in contradicting if fits or TOO_LITTLE not in one[1]]
     if scenario is None or wrong or others:
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
         raise HeadwayError(dict.fromkeys([*map(source_map.message, wrong), *others]))
-    scenario.keep_specs(specs, fleet)
+    if fits:
+        scenario.keep_specs(specs, fleet)
     return scenario
 
 

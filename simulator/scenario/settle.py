@@ -10,11 +10,18 @@ from dataclasses import replace
 
 from simulator.costs.overhead import VLLM, read_version
 from simulator.models.gpus import find_gpu
+from simulator.models.kv_budget import MemoryBudget
 from simulator.models.load import load_model
 from simulator.models.power import gpu_power
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.engines import release_of
-from simulator.scenario.kv_room import MEMORY_KEYS, enough_memory, memory_budget
+from simulator.scenario.kv_room import (
+    MEMORY_KEYS,
+    enough_memory,
+    least_change,
+    memory_budget,
+    settings,
+)
 from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
 from simulator.scenario.settle_cost import make_cost
 from simulator.schedulers.vllm.rules import rules_of
@@ -67,7 +74,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
             )
     if gpu is None:
         return None
-    power, given = None, own.gpu.power
+    power, given, refused = None, own.gpu.power, ""
     with attempt("gpu.power", "gpu.name"):
         power = gpu_power(given.idle, given.max, gpu.max_power)
     with attempt("gpu", " ".join(["gpu model", *(f"engine.{name}" for name in MEMORY_KEYS)])):
@@ -75,6 +82,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
             blocks = engine.max_num_seqs * -(-longest // engine.block_size) + 1
         else:
             budget = enough_memory(own, model, gpu)
+            refused = _refused(own, budget)
             blocks = engine.num_gpu_blocks_override or budget.num_gpu_blocks
     with (
         attempt("cost", "cost host model gpu engine"),
@@ -103,7 +111,25 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
         folder=folder,
         blame=own.error_at,
     )
-    return replace(spec, notes=(*(str(note.message) for note in notes), *_warnings(spec)))
+    told = [refused] if refused else []
+    told += [str(note.message) for note in notes]
+    return replace(spec, notes=(*told, *_warnings(spec)))
+
+
+def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
+    """Say that vLLM would not start, with what its log would say and what is enough; "": it would.
+
+    What is simulated all the same are the requests that fit.
+    """
+    if own.engine.name != VLLM or own.engine.num_gpu_blocks_override or not budget.refusal:
+        return ""
+    needed = budget.needed(budget.max_model_len) + 1
+    change = settings(least_change(own, budget.model, budget.gpu, needed))
+    shorter = f"engine.max_model_len={int(budget.max_concurrency * budget.max_model_len)}"
+    return (
+        f'vLLM would not start here: its log would say "{budget.refusal}"; it starts with '
+        f"{shorter}{' or ' if change else ''}{change}"
+    )
 
 
 def _warnings(spec: EngineSpec) -> Iterator[str]:
@@ -118,13 +144,21 @@ def _warnings(spec: EngineSpec) -> Iterator[str]:
     if engine.name == VLLM and model.keeps_window and engine.disable_hybrid_kv_cache_manager:
         room = ""
         if engine.num_gpu_blocks_override is None:
-            budget = memory_budget(engine, model, spec.gpu)
-            whole, windowed = budget.concurrent(longest), budget.concurrent_windowed(longest)
+            hybrid = engine.model_copy(update={"disable_hybrid_kv_cache_manager": False})
+            whole, windowed = (
+                memory_budget(one, model, spec.gpu).concurrent(longest) for one in (engine, hybrid)
+            )
             room = f": {whole:,} requests of {longest:,} tokens fit, not {windowed:,}"
         yield (
             f"{model.name} has layers that keep a window alone in vLLM; here they keep all tokens"
             f"{room}. engine.disable_hybrid_kv_cache_manager: false has windows"
         )
+    if engine.enforce_eager:
+        yield (
+            "engine.enforce_eager counts for memory alone: steps take as long as with CUDA graphs"
+        )
+    if model.unread:
+        yield f"{model.name}: memory lacks what of its config.json is not read: {model.unread}"
     yield from ignored_keys(spec)
     version = read_version(engine.version or "")
     if engine.data_parallel_size == 1 or version is None:

@@ -84,7 +84,7 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
         from simulator.costs.lora import lora_cost
 
         cost = lora_cost(cost, model, gpu, engine)
-    if engine.multimodal_config is not None:
+    if engine.multimodal_config is not None and engine.multimodal_config.takes_any:
         cost = _with_encoder(cost, engine.multimodal_config, own, model, gpu)
     if not parallel:
         return cost

@@ -19,7 +19,6 @@ UNSUPPORTED_KEYS = {
     "num_scheduler_steps": "no longer in vLLM: each step is scheduled by itself",
     "scheduler_delay_factor": "no longer in vLLM: a request is admitted as soon as it fits",
     "use_v2_block_manager": "no longer in vLLM: there is one block manager",
-    "enforce_eager": "not simulated: the cost profile says what a step takes, CUDA graphs included",
     "num_lookahead_slots": "no longer in vLLM: speculative_config.method decides",
     "fully_sharded_loras": "not simulated: half of an adapter is shared out, as by default",
     "lora_modules": "any name but the model's that requests ask for is an adapter",

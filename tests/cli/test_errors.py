@@ -46,10 +46,6 @@ USAGE = [
         ["memory", "--model", "llama-9", "--gpu", "H100-80GB"],
         "--model llama-9: model: no file and no shipped model 'llama-9'; ...",
     ),
-    (
-        ["memory", "--model", "llama-3-70b", "--gpu", "H100-80GB"],
-        "--gpu H100-80GB: gpu: llama-3-70b in bfloat16 does not fit the H100-80GB: ...",
-    ),
 ]
 
 

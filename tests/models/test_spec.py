@@ -55,7 +55,7 @@ PUBLISHED = {
     "mistral-small-24b": 23.57,
     "mistral-large": 122.61,
     "phi-4": 14.66,
-    "gpt-oss-120b": 116.79,
+    "gpt-oss-120b": 116.83,
     "deepseek-v3": 671.03,
     "gemma-2-2b": 2.61,
     "gemma-2-9b": 9.24,
@@ -78,6 +78,29 @@ PUBLISHED = {
     "llama-4-scout": 107.77,
     "llama-4-maverick": 400.71,
     "qwen3-next-80b-a3b": 79.67,
+    "deepseek-v3.2": 671.88,
+    "gemma-4-26b-a4b": 25.25,
+    "gemma-4-31b": 30.81,
+    "gemma-4-e2b": 4.63,
+    "gemma-4-e4b": 7.46,
+    "granite-3.0-1b-a400m": 1.33,
+    "granite-3.0-3b-a800m": 3.30,
+    "kimi-k2-thinking": 1026.41,
+    "minimax-m2": 228.69,
+    "nemotron-3-nano-30b-a3b": 31.58,
+    "qwen2.5-vl-3b": 3.09,
+    "qwen2.5-vl-32b": 32.76,
+    "qwen2.5-vl-72b": 72.71,
+    "qwen3-vl-4b": 4.02,
+    "qwen3-vl-8b": 8.19,
+    "qwen3-vl-32b": 32.76,
+    "qwen3-vl-30b-a3b": 30.53,
+    "qwen3-vl-235b-a22b": 235.09,
+    "qwen3.5-9b": 8.95,
+    "qwen3.5-27b": 26.90,
+    "qwen3.5-35b-a3b": 34.66,
+    "qwen3.5-122b-a10b": 122.11,
+    "qwen3.5-397b-a17b": 396.35,
 }
 
 
@@ -110,12 +133,16 @@ def test_every_quantity_by_hand(tmp_path: Path) -> None:
 
 
 def test_quantization_leaves_embeddings_and_norms_at_two_bytes(tmp_path: Path) -> None:
-    """int4: half a byte in the layers' matrices, two elsewhere."""
+    """int4: half a byte in the layers' matrices, two elsewhere; 2.5 bytes a scale and zero point.
+
+    fp8 has a scale of 4 bytes for each of the 62 rows of a layer.
+    """
     model = load_model(write_config(tmp_path))
+    rows = 8 + 2 * 4 + 8 + 2 * 10 + 8
     linear = 2 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 10)
     rest = model.parameters - linear
-    assert model.weight_bytes("int4") == linear // 2 + 2 * rest
-    assert model.weight_bytes("fp8") == linear + 2 * rest
+    assert model.weight_bytes("int4") == linear // 2 + 2 * rest + 2 * rows * 2.5
+    assert model.weight_bytes("fp8") == linear + 2 * rest + 2 * rows * 4
     assert model.weight_bytes("float32") == 4 * model.parameters
 
 

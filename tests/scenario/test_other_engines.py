@@ -194,12 +194,12 @@ def test_the_share_of_the_memory_is_of_what_each_engine_means() -> None:
         rule: kv_budget(load_model("llama-3-8b"), find_gpu("A100-80GB"), fraction_of=rule, **sizes)
         for rule in ("all", "static", "free")
     }
-    beside = {rule: b.activations + b.context for rule, b in budgets.items()}
-    assert budgets["all"].activations == 2048 * 128256 * 40
-    assert beside["static"] == 8192 * (2 * 4096 + 3 * 14336) * 2 + GIB // 4
+    beside = {rule: b.activations + b.context + b.graphs for rule, b in budgets.items()}
+    assert budgets["all"].activations == 2048 * 128256 * 14
+    assert beside["static"] == 8192 * (2 * 4096 + 3 * 14336) * 2 + GIB // 2
     usable, weights = int(79.25 * GIB * 0.8), budgets["all"].weights
     assert budgets["all"].kv_cache == usable - weights - beside["all"]
-    assert budgets["static"].kv_cache == usable - weights
+    assert budgets["static"].kv_cache == int((int(79.25 * GIB) - GIB // 2) * 0.8) - weights
     assert budgets["free"].kv_cache == int((int(79.25 * GIB) - weights - beside["free"]) * 0.8)
     assert [ENGINES[name].fraction_of for name in ("vllm", "sglang", "tgi", "tensorrt-llm")] == [
         "all",

@@ -52,6 +52,7 @@ def test_defaults_are_those_documented(write):
         "dtype": "auto",
         "quantization": None,
         "kv_cache_dtype": "auto",
+        "enforce_eager": False,
         "generation_config": "auto",
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,

@@ -21,7 +21,8 @@ import numpy as np
 from calibration.errors import Floats
 from simulator.core.engine_config import UNIFORM
 from simulator.costs.roofline import LAUNCH
-from simulator.models.spec import HALF, ModelSpec, bytes_of
+from simulator.models.dtypes import HALF, bytes_of
+from simulator.models.spec import ModelSpec
 from tools.profiles.tables import GpuTables, has_table, interpolate, read_table
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ import numpy.typing as npt
 from calibration.errors import Floats, fit_positive
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.cost_model import CostModel
+from simulator.models.dtypes import bytes_of
 from simulator.models.load import load_model
-from simulator.models.spec import ModelSpec, bytes_of
+from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
 from tools.profiles.aiconfigurator import SOURCE, read_cached
 from tools.profiles.tables import (

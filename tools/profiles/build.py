@@ -70,7 +70,7 @@ def build(
 
 def _precision(dtype: str, quantization: str | None, cache: str) -> tuple[str, str]:
     """Return the dtypes of weights and cache in a profile's words; 16 bits are all the same."""
-    from simulator.models.spec import bytes_of
+    from simulator.models.dtypes import bytes_of
 
     if dtype not in HALVES:
         raise HeadwayError(f"--dtype: must be one of {', '.join(HALVES)}, not {dtype!r}")

@@ -24,7 +24,8 @@ from simulator.costs.roofline import (
     small_kernels,
 )
 from simulator.costs.split import FULL, THREAD_BLOCKS
-from simulator.models.spec import EXPERTS_ALONE, HALF, ModelSpec, bytes_of
+from simulator.models.dtypes import HALF, bytes_of
+from simulator.models.spec import EXPERTS_ALONE, ModelSpec
 from simulator.util.errors import HeadwayError
 from tools.profiles.aiconfigurator import AllReduce, Experts, Products
 from tools.profiles.attention import (

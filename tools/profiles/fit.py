@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.gpus import GRACE
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
-from simulator.models.spec import HALF, ModelSpec, bytes_of
+from simulator.models.spec import ModelSpec
 from simulator.util.files import write_atomic
 from tools.profiles.compose import Target
 from tools.profiles.fit_target import FitReport, fit_target
@@ -65,6 +66,7 @@ LAYER_MODELS: dict[str, dict[str, tuple[int, ...]]] = {
 }
 CACHED = {"mixtral-8x7b.l40s-tp8.bf16"}
 """Profiles that would be faster than the memory: the timed experts stayed in the L2."""
+SEATS = 256
 MIN_CACHE_TOKENS = 16_000  # tokens that the cache must hold
 DTYPE_NAMES = {"bfloat16": "bf16"}
 
@@ -108,7 +110,8 @@ def _fits(model: ModelSpec, tables: GpuTables, gpus: int, dtype: str, cache: str
         )
     except ValueError:
         return False
-    return budget.num_gpu_blocks * 16 >= MIN_CACHE_TOKENS
+    states = SEATS * model.state_bytes() / gpus  # where layers keep them: for a full batch
+    return (budget.kv_cache - states) / budget.kv_bytes_per_token >= MIN_CACHE_TOKENS
 
 
 def target_name(target: Target) -> str:

@@ -1,0 +1,126 @@
+"""What `headway memory` says: parts of a GPU's memory, the engine's own lines, who fits at once."""
+
+from typing import Any
+
+from simulator.models.gpus import GIB
+from simulator.models.kv_budget import MemoryBudget, gib
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Tokens per request in the table."""
+ONE_LINE_SINCE = (0, 33, 0)  # tokens and concurrency in one line of vLLM's log
+
+
+def log_lines(budget: MemoryBudget) -> list[str]:
+    """Return what the engine's log says of its memory, in its words and of its release."""
+    sizes, loaded, cache = budget.sizes, budget.loaded / GIB, budget.kv_cache / GIB
+    longest, tokens = budget.max_model_len, budget.tokens
+    if sizes.fraction_of == "static":
+        return [
+            f"Load weight end. mem usage={loaded:.2f} GB",
+            f"KV Cache is allocated. #tokens: {tokens}, KV size: {cache:.2f} GB",
+        ]
+    if sizes.trtllm:
+        what = f"for max tokens in paged KV cache ({tokens})"
+        return [f"[MemUsageChange] Allocated {cache:.2f} GiB {what}."]
+    lines = [f"Model loading took {loaded:.2f} GiB memory"]
+    lines.append(f"Available KV cache memory: {cache:.2f} GiB")
+    if why := budget.refusal:
+        return [*lines, f"ValueError: {why}"]
+    size = f"GPU KV cache size: {tokens:,} tokens"
+    most = f"Maximum concurrency for {longest:,} tokens per request: {budget.max_concurrency:.2f}x"
+    if sizes.release >= ONE_LINE_SINCE:
+        return [*lines, f"{size}, {most}"]
+    return [*lines, size, most]
+
+
+def memory_table(budget: MemoryBudget) -> str:
+    """Write the parts, the engine's lines and the requests that fit as text."""
+    model, gpus, sizes = budget.model, budget.gpus, budget.sizes
+    each = "" if gpus == 1 else f", each of {gpus}"
+    head = f"memory of the {budget.gpu.name}{each}"
+    rows = [(head, gib(budget.gpu.memory)), (_usable(budget), gib(budget.usable))]
+    if budget.layers:
+        rows.append(
+            ("layers of the fullest stage", f"{budget.layers} of {model.num_hidden_layers}")
+        )
+    named = {
+        "weights": f"weights ({model.parameters / 1e9:.2f} B, {budget.weight_dtype})",
+        "peak activations": "peak activations (estimate)",
+        "CUDA graphs": "CUDA graphs (estimate)",
+        "CUDA libraries": "CUDA libraries (estimate)",
+    }
+    rows += [(named.get(name, name), gib(size)) for name, size in budget.parts.items()]
+    per_token = f"{budget.kv_bytes_per_token / 1024:,.1f} KiB"
+    rows.append((f"KV per token ({budget.kv_cache_dtype})", per_token))
+    rows.append((f"blocks of {sizes.block_size} tokens", f"{max(budget.num_gpu_blocks, 0):,}"))
+    width = max(len(label) for label, _ in rows)
+    lines = [f"{model.name} on {gpus} x {budget.gpu.name}", ""]
+    lines += [f"{label:<{width}}  {value:>12}" for label, value in rows]
+    lines += ["", "the engine's log", *(f"  {line}" for line in log_lines(budget))]
+    if model.unread:
+        lines += ["", f"not read: {model.unread}"]
+    return "\n".join(lines + _requests(budget))
+
+
+def _usable(budget: MemoryBudget) -> str:
+    share = budget.sizes.gpu_memory_utilization
+    of = {"static": " of what is free", "free": " of what is left"}.get(
+        budget.sizes.fraction_of, ""
+    )
+    name = (
+        "mem_fraction_static" if budget.sizes.fraction_of == "static" else "gpu_memory_utilization"
+    )
+    return f"usable ({name} {share:g}{of})"
+
+
+def _requests(budget: MemoryBudget) -> list[str]:
+    """Say how many requests fit, by their tokens."""
+    longest, model = budget.max_model_len, budget.model
+    if budget.kv_cache <= 0:
+        return []
+    lines = ["", "requests that fit at once", f"{'tokens each':>12}{'paged':>12}{'contiguous':>12}"]
+    lines += [
+        f"{tokens:>12,}{budget.concurrent(tokens):>12,}{budget.contiguous:>12,}"
+        for tokens in _lengths(longest)
+    ]
+    lines += ["", f"contiguous: each request reserves max_model_len = {longest:,}"]
+    if budget.sizes.hybrid and model.keeps_window:
+        windowed = budget.model.cached_layers.get("sliding_attention", 0)
+        lines.append(
+            f"paged: {windowed} of {sum(model.cached_layers.values())} layers keep "
+            f"{model.sliding_window:,} tokens and a step's (disable_hybrid_kv_cache_manager: false)"
+        )
+    return lines
+
+
+def _lengths(longest: int) -> list[int]:
+    """Return the tokens of the requests that are counted, the longest last."""
+    return sorted({*(n for n in LENGTHS if n < longest), longest})
+
+
+def memory_figures(budget: MemoryBudget) -> dict[str, Any]:
+    """Return what `memory_table` shows as plain numbers, bytes of each GPU."""
+    longest = budget.max_model_len
+    return {
+        "model": budget.model.name,
+        "gpu": budget.gpu.name,
+        "gpus": budget.gpus,
+        "fits": not budget.refusal,
+        "memory_bytes": budget.gpu.memory,
+        "usable_bytes": budget.usable,
+        "weights_bytes": budget.loaded,
+        "activations_bytes": budget.activations,
+        "cuda_graphs_bytes": budget.graphs,
+        "context_bytes": budget.context,
+        "kv_cache_bytes": budget.kv_cache,
+        "kv_bytes_per_token": budget.kv_bytes_per_token,
+        "block_size": budget.sizes.block_size,
+        "num_gpu_blocks": budget.num_gpu_blocks,
+        "tokens": budget.tokens,
+        "max_model_len": longest,
+        "max_concurrency": round(budget.max_concurrency, 2),
+        "concurrent": {str(tokens): budget.concurrent(tokens) for tokens in _lengths(longest)},
+        "parts": budget.parts,
+        "log": log_lines(budget),
+        "unread": budget.model.unread,
+    }

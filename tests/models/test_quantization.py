@@ -1,0 +1,110 @@
+"""Formats of checkpoints, module by module, by hand: bytes of a matrix, and which module has it."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator.models.load import load_model
+from simulator.models.quantization import Format, Quantization, read_quantization
+from tests.support.model_configs import write_config
+
+Q, DOWN = "layers.0.self_attn.q_proj", "layers.7.mlp.down_proj"
+EXPERT, GATE = "layers.3.mlp.experts.0.up_proj", "layers.3.mlp.gate"
+
+
+def read(**config: object) -> Quantization:
+    found = read_quantization(config)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ({"quant_method": "fp8"}, 256 * 512 + 256 * 4),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 256 * 512 + 2 * 4 * 4),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 256 * 512 / 2 + 256 * 4 * 2.5),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 256 * 512 + 256 * 3),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 256 * 512 / 2 + 256 * 8 * 4),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 256 * 512 / 2 + 256 * 32),
+    ],
+)
+def test_bytes_of_a_matrix_of_256_rows_and_512_columns(config: dict, size: float) -> None:
+    found = read(**config).of(DOWN)
+    assert found is not None
+    assert found.bytes_of(256, 512) == size
+
+
+def test_names_are_compared_by_whole_parts() -> None:
+    """`gate` is the router and `model.layers.0` no layer 10; wrappers' names do not matter."""
+    names = ["gate", "lm_head", "model.layers.0", "model.language_model.layers.7.mlp.down_proj"]
+    found = read(quant_method="fp8", modules_to_not_convert=names)
+    assert found.of(GATE) is None
+    assert found.of(Q) is None
+    assert found.of(DOWN) is None
+    assert found.of("layers.10.self_attn.q_proj") is not None
+    assert found.of("layers.3.mlp.gate_proj") is not None
+    fused = read(quant_method="awq", bits=4, modules_to_not_convert=["qkv_proj", "feed_forward"])
+    assert [fused.of(name) for name in (Q, DOWN)] == [None, None]
+
+
+def test_groups_of_compressed_tensors_have_formats_of_their_own() -> None:
+    """The names and patterns before the class Linear, whatever their order in the file."""
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}},
+        "group_1": {
+            "targets": ["re:.*experts.*"],
+            "weights": {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True},
+        },
+    }
+    cache = {"num_bits": 8, "type": "float"}
+    found = read(
+        quant_method="compressed-tensors",
+        config_groups=groups,
+        ignore=["re:.*self_attn.*"],
+        kv_cache_scheme=cache,
+    )
+    assert found.of(EXPERT, expert=True) == Format("int4", 4, 2, 32)
+    assert found.of(DOWN) == Format("fp8", 8, 4)
+    assert found.of(Q) is None
+    assert found.cache == "fp8"
+
+
+def test_gptq_says_of_some_modules_something_else() -> None:
+    dynamic = {"-:.*layers.7.*": {}, "+:.*experts.*": {"bits": 8, "group_size": 64}}
+    found = read(quant_method="gptq", bits=4, group_size=128, dynamic=dynamic)
+    assert found.of(DOWN) is None
+    assert found.of(EXPERT, expert=True) == Format("int8", 8, 3, 64)
+    assert found.of(Q) == Format("int4", 4, 2.5, 128)
+
+
+def test_mixed_precision_names_its_modules(tmp_path: Path) -> None:
+    """Also in the file beside config.json; where neither does, bytes are asked for, not guessed."""
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"}}
+    layers["model.layers.1.mlp.down_proj"] = {"quant_algo": "NVFP4"}
+    layers["model.layers.1.mlp.up_proj"] = {"quant_algo": "NVFP4"}
+    found = read(**mixed, quantized_layers=layers)
+    assert (found.word, found.of("layers.1.mlp.up_proj")) == ("nvfp4", Format("nvfp4", 4, 1, 16))
+    assert found.of(Q) == Format("fp8", 8, 4)
+    assert found.of(DOWN) is None
+    path = write_config(tmp_path, quantization_config=mixed)
+    with pytest.raises(ValueError, match=r"quantized_layers is empty.*\.quantization says it"):
+        load_model(path).weight_bytes()
+    assert load_model(path).weight_bytes("fp8") > 0
+    beside = '{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}'
+    (tmp_path / "hf_quant_config.json").write_text(beside)
+    model = load_model(path)
+    assert (model.weight_dtype(), model.cache_dtype()) == ("fp8", "fp8")
+
+
+def test_a_router_and_a_head_stay_in_16_bits(tmp_path: Path) -> None:
+    """Where the file ignores nothing: kernels have no quantized router."""
+    config = {"quant_method": "fp8"}
+    path = write_config(tmp_path, num_experts=4, num_experts_per_tok=2, quantization_config=config)
+    model = load_model(path)
+    rows = 2 * (8 + 2 * 4 + 8 + 4 * (2 * 10 + 8))
+    routers = 2 * 4 * 8
+    linear = int(model.linear_parameters(4)) - routers
+    rest = model.parameters - linear
+    assert model.weight_bytes() == linear + 4 * rows + 2 * rest
