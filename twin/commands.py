@@ -10,12 +10,14 @@ from cyclopts import Parameter
 from simulator.cli.options import (
     DEFAULT_SETTINGS,
     Json,
+    LaunchOption,
     Quiet,
     ScenarioOrName,
     SetKeys,
     Settings,
     print_json,
     silent,
+    with_launch,
 )
 from simulator.util.errors import HeadwayError
 
@@ -54,6 +56,7 @@ def serve(
     own_code: Annotated[
         bool, silent("allow a scenario that names code of its own", "--own-code")
     ] = False,
+    command: LaunchOption = None,
 ) -> int:
     """Answer as the scenario's vLLM server would, without a GPU, until Ctrl-C."""
     from simulator.scenario.load import load_scenario
@@ -73,7 +76,7 @@ def serve(
         raise HeadwayError("--served-model-name: is empty")
     if out is not None:  # a server that has run for hours is not to end with this
         check_folder(out)
-    loaded = load_scenario(scenario, set_ or [], seed, own_code=own_code)
+    loaded = load_scenario(scenario, with_launch(command, set_ or []), seed, own_code=own_code)
     counter = token_counter(tokenizer)
     served = replica_scenarios(loaded) if replica_ports else [loaded]
     if port and port + len(served) > 65536:

@@ -1,20 +1,42 @@
 """The command `headway engines`: what each named engine models."""
 
 from textwrap import fill
-from typing import Any
+from typing import Annotated, Any
 
-from simulator.cli.options import Json, print_json
+from simulator.cli.options import Json, print_json, silent
 
 WIDTH = 100  # columns
 
 
-def engines(*, json_: Json = False) -> int:
+def engines(
+    *,
+    fields: Annotated[
+        bool, silent("every field of their configurations, and what becomes of it here")
+    ] = False,
+    json_: Json = False,
+) -> int:
     """List the engines that a scenario can name, with what is modelled and what not."""
+    if fields:
+        return _print_fields(json_=json_)
     rows = table()
     if json_:
         print_json(rows)
     else:
         print(_text(rows))
+    return 0
+
+
+def _print_fields(*, json_: bool) -> int:
+    from simulator.launch.fields import fields
+
+    if json_:
+        print_json([row._asdict() for row in fields()])
+        return 0
+    said = {"none": "without effect", "told": "time not simulated", "refused": "refused"}
+    for row in fields():
+        effect = said.get(row.effect) or f"simulated by {row.effect}"
+        note = f": {row.note}" if row.note else ""
+        print(f"{row.engine} {row.config}.{row.field}: {effect}{note}")
     return 0
 
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from simulator.cli.options import CharsPerToken, at_least_one, silent
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError, HeadwayWarning, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simulator.launch.keys import Launch
     from simulator.scenario.scenario import Scenario
     from simulator.workload.workload import Workload
 
@@ -30,6 +31,10 @@ def init(
     file: Annotated[Path, Parameter(name="FILE", help="scenario to write")] = Path("scenario.yaml"),
     /,
     *,
+    command: Annotated[
+        str | None,
+        silent("a command that starts a server, or a file with one: its model and its options"),
+    ] = None,
     model: Annotated[
         str | None, silent(f"a shipped model, or the path of a config.json [default: {MODEL}]")
     ] = None,
@@ -62,6 +67,9 @@ def init(
     for option, value in (("--columns", columns), ("--chars-per-token", chars_per_token)):
         if value is not None and traffic is None:
             raise HeadwayError(f"{option}: goes with --traffic")
+    launch = None
+    if command is not None:
+        launch, model, tensor_parallel_size = _launch(command, model, tensor_parallel_size)
     at_least_one(**{"tensor-parallel-size": tensor_parallel_size})
     ask = partial(_ask, asks=not yes)
     model = ask("Model", MODEL, _check_model, "--model", model)
@@ -84,7 +92,7 @@ def init(
     if traffic is not None and traffic not in read:
         read[traffic] = _read(traffic, columns, chars_per_token)
     workload = None if traffic is None else read[traffic]
-    chosen = _Choices(model, gpu, 1, traffic, columns, estimate, rate, levels)
+    chosen = _Choices(model, gpu, 1, traffic, columns, estimate, rate, levels, launch=launch)
     chosen, cost, hopeless = _sized(chosen, workload, file, tensor_parallel_size)
     place = traffic
     if traffic is not None and not traffic.is_absolute():
@@ -101,11 +109,27 @@ def init(
     return 0
 
 
+def _launch(command: str, model: str | None, size: int | None) -> "tuple[Launch, str, int]":
+    """Read a launch command; return it, its model and its tensor parallelism."""
+    from simulator.launch.keys import read_launch
+
+    for option, value in (("--model", model), ("--tensor-parallel-size", size)):
+        if value is not None:
+            raise HeadwayError(f"{option}: goes without --command, which has it")
+    launch = read_launch(command)
+    for line in launch.lines():
+        warnings.warn(line, HeadwayWarning, stacklevel=2)
+    return launch, launch.model, launch.engine.get("tensor_parallel_size", 1)
+
+
 def _order(chosen: "_Choices") -> str:
     """Say which GPUs it takes, and what they cost."""
     from simulator.models.gpus import find_gpu
 
     gpu, size = find_gpu(chosen.gpu), chosen.tensor_parallel_size
+    if chosen.launch is not None:
+        size *= chosen.launch.engine.get("pipeline_parallel_size", 1)
+        size *= chosen.launch.engine.get("data_parallel_size", 1)
     count = chosen.replicas * size
     price = "" if gpu.dollars_per_hour is None else f", ${count * gpu.dollars_per_hour:,.2f}/h"
     parts = f" ({chosen.replicas} replicas of TP {size})" if chosen.replicas > 1 else ""
@@ -202,6 +226,7 @@ class _Choices:
     rate: float | None
     slo: list[str]
     replicas: int = 1
+    launch: "Launch | None" = None
 
 
 def _sized(
@@ -242,25 +267,15 @@ def _sized(
 def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: str) -> str:
     """Write the scenario, each choice with a comment; `trace` is the path of its traffic."""
     from simulator.planning.design import as_yaml
-    from simulator.scenario.engine_defaults import with_defaults
 
-    size, gpu = chosen.tensor_parallel_size, chosen.gpu
-    engine: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, chosen.model)
     lines = [
         f"# `headway run {shlex.quote(str(file))}` simulates this.",
         "# docs/scenario.md explains each key;",
         "# what is left out is as `vllm serve` has it on this GPU.",
         f"model: {as_yaml(chosen.model)}  # a shipped one's name, or the path of a config.json",
-        f"gpu: {{name: {as_yaml(gpu)}}}",
+        f"gpu: {{name: {as_yaml(chosen.gpu)}}}",
         "engine:",
-        "  name: vllm  # `headway engines` lists others",
-        "  # version: 0.19.1  # rules and defaults of that release; left out, the newest known",
-        f"  tensor_parallel_size: {size}",
-        f"  # max_num_seqs: {engine['max_num_seqs']}  # vLLM's default here, as the next ones",
-        f"  # max_num_batched_tokens: {engine['max_num_batched_tokens']}",
-        f"  # gpu_memory_utilization: {engine['gpu_memory_utilization']}",
-        "  # enable_prefix_caching: true",
-        "  # scheduling_policy: fcfs  # docs/schedulers.md has others",
+        *_engine_lines(chosen),
     ]
     if chosen.replicas > 1:
         lines += ["cluster:", f"  replicas: {chosen.replicas}  # at least: one cannot keep up"]
@@ -283,6 +298,29 @@ def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: 
     lines += ["slo:  # what runs are judged by, and headway plan keeps"]
     lines += [f"  - {as_yaml(level)}" for level in chosen.slo]
     return "\n".join([*lines, "seed: 0", ""])
+
+
+def _engine_lines(chosen: _Choices) -> list[str]:
+    """Write the keys of the engine: those of a launch command, or vLLM's own as comments."""
+    from simulator.planning.design import as_yaml
+    from simulator.scenario.engine_defaults import with_defaults
+
+    if chosen.launch is not None:
+        keys = chosen.launch.engine.items()
+        notes = (f"  # {printable(line)}" for line in chosen.launch.lines())
+        return [*notes, *(f"  {key}: {as_yaml(value)}" for key, value in keys)]
+    size, gpu = chosen.tensor_parallel_size, chosen.gpu
+    engine: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, chosen.model)
+    return [
+        "  name: vllm  # `headway engines` lists others",
+        "  # version: 0.19.1  # rules and defaults of that release; left out, the newest known",
+        f"  tensor_parallel_size: {size}",
+        f"  # max_num_seqs: {engine['max_num_seqs']}  # vLLM's default here, as the next ones",
+        f"  # max_num_batched_tokens: {engine['max_num_batched_tokens']}",
+        f"  # gpu_memory_utilization: {engine['gpu_memory_utilization']}",
+        "  # enable_prefix_caching: true",
+        "  # scheduling_policy: fcfs  # docs/schedulers.md has others",
+    ]
 
 
 def _lengths(workload: "Workload") -> str:

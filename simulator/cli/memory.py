@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from simulator.cli.options import Json, SetKeys, print_json, silent
+from simulator.cli.options import Json, LaunchOption, SetKeys, print_json, silent, with_launch
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def memory(
     enforce_eager: Annotated[bool, silent("no CUDA graphs")] = False,
     set_: SetKeys = None,
     json_: Json = False,
+    command: LaunchOption = None,
     **keys: Annotated[
         str,
         silent(
@@ -44,12 +45,16 @@ def memory(
     for option, value in [*keys.items(), *([("enforce-eager", "true")] if enforce_eager else [])]:
         key = f"engine.{SHORT.get(option, option.replace('-', '_'))}"
         given[key], options[key] = value, option
-    if scenario is None and None in (model, gpu):
-        raise HeadwayError("headway memory: give --model and --gpu, or a scenario")
+    if scenario is None and (gpu is None or model is command is None):
+        raise HeadwayError(
+            "headway memory: give --model and --gpu, --command and --gpu, or a scenario"
+        )
     sets = {f"{key}={value}": key for key, value in given.items() if value is not None}
     source = scenario or {"cost": {"kind": "roofline"}}
     try:
-        budget, change = read_budget(source, [*sets, *(set_ or [])], gpu_memory_gib)
+        budget, change = read_budget(
+            source, with_launch(command, [*sets, *(set_ or [])]), gpu_memory_gib
+        )
     except HeadwayError as error:  # of what an option gave it is told by its name
         messages = list(error.messages)
         for text, key in sets.items():

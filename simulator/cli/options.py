@@ -27,6 +27,14 @@ ScenarioOrName = Annotated[
     Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name: demo")
 ]
 SetKeys = Annotated[list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")]
+LaunchOption = Annotated[
+    str | None,
+    silent(
+        "a command that starts a server, or a file with one: its model and engine in place of the "
+        "scenario's",
+        "--command",
+    ),
+]
 Vary = Annotated[list[str] | None, silent("dotted.key=a,b,c (repeated: all combinations)")]
 Workers = Annotated[int | None, silent("workers [default: one per core]")]
 Quiet = Annotated[bool, silent("print errors and warnings only")]
@@ -58,6 +66,7 @@ class Settings:
     set_: SetKeys = None
     seed: Annotated[int | None, Parameter(help="seed, in place of the scenario's")] = None
     no_own_code: NoOwnCode = False
+    command: LaunchOption = None
 
     def __post_init__(self) -> None:
         """Refuse users' code, if so asked."""
@@ -65,11 +74,20 @@ class Settings:
 
     @property
     def overrides(self) -> list[str]:
-        """What `--set` sets."""
-        return self.set_ or []
+        """What `--command` and `--set` set."""
+        return with_launch(self.command, self.set_ or [])
 
 
 DEFAULT_SETTINGS = Settings()
+
+
+def with_launch(command: str | None, overrides: Sequence[str]) -> list[str]:
+    """Return overrides after the launch command that goes before them, if there is one."""
+    if command is None:
+        return [*overrides]
+    from simulator.launch.keys import LaunchCommand
+
+    return [LaunchCommand(command), *overrides]
 
 
 def with_slo(overrides: Sequence[str], slo: Sequence[str] | None) -> list[str]:

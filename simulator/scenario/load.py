@@ -6,6 +6,7 @@ that the second found wrong.
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
+from simulator.costs.overhead import VLLM
 from simulator.costs.profile import named_hardware, shipped_profiles
+from simulator.launch.keys import LaunchCommand, read_launch
 from simulator.models.gpus import find_gpu
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.choose_scheduler import can_overlap
@@ -22,12 +25,14 @@ from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.validate import SECTIONS, validate
-from simulator.util.errors import HeadwayError, Key, did_you_mean
+from simulator.util.errors import HeadwayError, HeadwayWarning, Key, did_you_mean
 from simulator.util.from_mapping import short_repr
 from simulator.util.user_code import NOT_ALLOWED, REFUSED, own_code_refused
 from simulator.util.yaml_lines import SourceMap, parse, read_text
 
 TOO_LITTLE = " does not fit the "  # in what is wrong with a GPU of too little memory
+KEPT_AT_LAUNCH = ("version", "expert_routing", "multimodal_config", "pipeline_parallel_bandwidth")
+"""Keys of an engine that a launch command leaves to the scenario."""
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
 """Of the shipped scenarios: in an installed package, and in a checkout."""
@@ -48,6 +53,7 @@ def load_scenario(
 ) -> Scenario:
     """Read a scenario file, put the overrides `dotted.key=value` over it, and check it all.
 
+    An override that is a `LaunchCommand` puts its model and engine in the place of the file's.
     `path` may be the name of a shipped scenario, without an ending: `demo`. Or it is what the file
     would hold, a dict: files that it names are then looked up in the current folder. `seed`
     overrides the scenario's, `vary` the rest with pairs of dotted key and value, which messages
@@ -276,6 +282,9 @@ def _settle(
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     settings: list[tuple[str, str, str | None]] = []  # place, dotted key, value
     for override in overrides:
+        if isinstance(override, LaunchCommand):
+            _launch(raw, source_map, override)
+            continue
         name, equals, value = override.partition("=")
         settings.append((f"--set {override}", name, value if equals else None))
     settings += varied
@@ -288,6 +297,40 @@ def _settle(
     _follow_hardware(raw, {tuple(name.strip().split(".")) for _, name, _ in settings})
     raw.setdefault("name", _default_name(path))
     return raw, messages
+
+
+def _launch(raw: dict[str, Any], source_map: SourceMap, command: LaunchCommand) -> None:
+    """Put the model and engine of a launch command in the place of a scenario's.
+
+    What no command says is kept: the release, the routing of experts, what drafts are worth.
+    """
+    own = raw.get("engine")
+    before: dict[str, Any] = own if isinstance(own, dict) else {}
+    launch = read_launch(command, str(before["version"]) if before.get("version") else None)
+    kept = {key: before[key] for key in KEPT_AT_LAUNCH if key in before}
+    engine = kept | launch.engine
+    drafts = before.get("speculative_config")
+    if isinstance(drafts, dict) and "speculative_config" in engine:
+        said = {k: drafts[k] for k in ("acceptance", "draft") if k in drafts}
+        engine["speculative_config"] = engine["speculative_config"] | said
+        launch.supposed.clear()
+    if engine["name"] != VLLM:
+        engine.pop("version", None)
+    known = raw.get("model")
+    if not (isinstance(known, dict) and known.get("name") == launch.model):
+        raw["model"] = launch.model
+        source_map.override(("model",), "--command")
+    raw["engine"] = engine
+    source_map.override(("engine",), "--command")
+    for key, words in launch.words.items():
+        source_map.override(key, f"--command {words}")
+    if isinstance(raw.get("gpu"), dict):
+        raw["gpu"].pop("count", None)
+    cost = raw.get("cost")
+    if isinstance(cost, dict) and cost.get("profile") in shipped_profiles():
+        del raw["cost"]  # of this model and its GPUs
+    for line in launch.lines():
+        warnings.warn(line, HeadwayWarning, stacklevel=2)
 
 
 def _follow_hardware(raw: dict[str, Any], overridden: set[Key]) -> None:

@@ -41,15 +41,29 @@ VALUES = (
     "max_loras",
     "max_cpu_loras",
     "max_lora_rank",
+    "prefill_schedule_interval",
+    "watermark",
+    "generation_config",
 )
 SIZES = (*VALUES[:5], "api_server_count", "long_prefill_token_threshold")
 """Of these what an engine that is not vLLM chose for itself: vLLM's own are as good for vLLM."""
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
+SWITCHES = ("long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl")
+"""Flags that are written where they are not as by default."""
 PLUGIN_RELEASES = ((0, 33),)
 """Releases of vLLM that headway_vllm fits."""
 SURE = 0.95  # of the KV cache, whose size is worked out: the server's own may be a little smaller
 COVERED = (
-    *(*VALUES, *FLAGS, "name", "version", "scheduling_policy", "allocation", "preemption_mode"),
+    *(
+        *VALUES,
+        *FLAGS,
+        *SWITCHES,
+        "name",
+        "version",
+        "scheduling_policy",
+        "allocation",
+        "preemption_mode",
+    ),
     *("scheduler", "scheduler_cls", "enable_lora"),
     "lora_load_bandwidth",  # the disk's
     "disable_hybrid_kv_cache_manager",  # vLLM's default is as good
@@ -245,7 +259,11 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
     if engine.enable_expert_parallel:
         words.append("--enable-expert-parallel")
     for key in FLAGS if engine.follows_vllm else ():
-        words.append(f"--{'' if getattr(engine, key) else 'no-'}{key.replace('_', '-')}")
+        words.append(_flag(key, getattr(engine, key)))
+    absent = options_without_effect(release_of(engine))
+    for key in SWITCHES if engine.follows_vllm else ():
+        if (value := getattr(engine, key)) != type(engine).model_fields[key].default:
+            words += [] if key in absent else [_flag(key, value)]
     if kv_role is not None:
         config = {"kv_connector": "NixlConnector", "kv_role": kv_role}
         words += ["--kv-transfer-config", json.dumps(config)]
@@ -255,3 +273,8 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
 def _option(name: str, value: str) -> list[str]:
     """Write an option so that its value, whatever it begins with, is no option."""
     return [f"{name}={value}"] if value.startswith("-") else [name, value]
+
+
+def _flag(key: str, value: bool) -> str:
+    """Write a flag as vLLM has it."""
+    return f"--{'' if value else 'no-'}{key.replace('_', '-')}"

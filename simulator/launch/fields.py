@@ -1,0 +1,112 @@
+"""What becomes of each field of an engine's configuration: `fields.csv`.
+
+`effect` is the key of a scenario that has it; or `none`: neither time nor decisions depend on it;
+`told`: steps would take another time, which is not simulated; `refused`: decisions or memory would
+differ. Releases are those of vLLM from 0.10 on; fields of SGLang are those of 0.5.23.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulator.schedulers.vllm.rules import Release, write_release
+
+TABLE = Path(__file__).parent / "fields.csv"
+NOWHERE = ("none", "told", "refused")
+SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class EngineField(NamedTuple):
+    """A row of the table."""
+
+    engine: str
+    config: str  # the class that has it
+    field: str
+    options: str  # of the command line, the long one first; "": none
+    kind: str  # flag, whole, number, size, text, list or json; "": nobody sets it
+    default: str  # JSON; "": none
+    since: str
+    until: str
+    effect: str
+    note: str
+
+    def is_in(self, release: Release) -> bool:
+        """Say whether a release of vLLM has it."""
+        first, last = (
+            tuple(map(int, r.split("."))) if r else None for r in (self.since, self.until)
+        )
+        return (first is None or release[:2] >= first) and (last is None or release[:2] <= last)
+
+    def why_not_in(self, release: Release) -> str:
+        """Say that a release does not have it, and which do."""
+        have = f"came with {self.since}" if self.since else ""
+        gone = f"went after {self.until}" if self.until else ""
+        return f"vLLM {write_release(release)} has no such option: it {have or gone}"
+
+
+@cache
+def fields() -> list[EngineField]:
+    """Return all rows."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return [EngineField(**row) for row in csv.DictReader(file)]
+
+
+@cache
+def by_option(engine: str) -> dict[str, EngineField]:
+    """Return the rows of an engine by each of their options."""
+    rows = [row for row in fields() if row.engine == engine]
+    return {option: row for row in rows for option in row.options.split()}
+
+
+@cache
+def of_config(engine: str, config: str) -> dict[str, EngineField]:
+    """Return the rows of a class by the names of its fields."""
+    return {row.field: row for row in fields() if (row.engine, row.config) == (engine, config)}
+
+
+def read_size(text: str) -> int:
+    """Read a number as vLLM's `human_readable_int`: 1k is 1000, 1K is 1024; ValueError if not."""
+    text = text.strip()
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", text):
+        number, suffix = match.groups()
+        if suffix in SUFFIXES:
+            return int(float(number) * SUFFIXES[suffix])
+        if "." in number:
+            raise ValueError(f"has a decimal before {suffix}, which is binary: {suffix.lower()}?")
+        return int(number) * BINARY[suffix]
+    return int(text)
+
+
+def read_value(row: EngineField, text: str) -> Any:
+    """Read a value as the engine does; ValueError says what it must be."""
+    if text in ("", "None") and row.engine == "vllm":
+        return None
+    if row.kind == "size or auto" and text.lower() in ("auto", "-1"):
+        return None
+    read, what = READERS.get(row.kind.split()[0] if row.kind else "", (str, ""))
+    try:
+        return read(text)
+    except ValueError as error:
+        if "binary" in str(error):
+            raise
+        raise ValueError(f"must be {what}, not {text!r}") from None
+
+
+def _read_json(text: str) -> Any:
+    """Read JSON in which 80m, not in quotes, is a number."""
+    plain = r'("(?:[^"\\]|\\.)*")|\b\d+(?:\.\d+)?[kKmMgGtT]\b'
+    return json.loads(re.sub(plain, lambda found: found[1] or str(read_size(found[0])), text))
+
+
+READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "whole": (int, "a whole number"),
+    "number": (float, "a number"),
+    "size": (read_size, "a number of tokens, as 4096, 64k or 1M"),
+    "json": (_read_json, "JSON"),
+}
+"""What reads each kind of value, and what it must be."""

@@ -1,0 +1,286 @@
+"""The keys of a scenario that a command gives: its model and its engine.
+
+What the scenario cannot have is refused by name; what would change the time of steps alone is told,
+and what changes neither time nor decisions is listed.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from simulator.launch.fields import EngineField, of_config
+from simulator.launch.options import Option, read_options
+from simulator.launch.words import Command, find_command
+from simulator.schedulers.vllm.rules import NEWEST_RELEASE, Release, check_known, read_release
+from simulator.util.errors import HeadwayError
+
+ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
+"""What drafts are worth and cost where a command, which says neither, asks for them."""
+QUANTIZATIONS = {
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "w8a8_fp8", "ptpc_fp8"), "fp8"),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes", "w4afp8"), "int4"),
+    **dict.fromkeys(("experts_int8", "w8a8_int8"), "int8"),
+    **dict.fromkeys(("modelopt_fp4", "petit_nvfp4"), "nvfp4"),
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), "mxfp4"),
+    **dict.fromkeys(("compressed-tensors", "quark"), None),  # as the checkpoint says
+}
+"""How weights are quantized, by the names of vLLM and SGLang."""
+SGLANG_SCHEDULES = "engine.scheduling_policy."
+DRAFT_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
+
+
+class LaunchCommand(str):
+    """A command, or the file that has it, among a scenario's overrides."""
+
+
+class Launch(NamedTuple):
+    """What a command says."""
+
+    model: str
+    engine: dict[str, Any]
+    words: dict[tuple[str, ...], str]  # the option that gave each key
+    told: list[str]  # what is not simulated, and what is supposed
+    without_effect: list[str]  # options
+    supposed: list[str]  # what no command says
+
+    def lines(self) -> list[str]:
+        """Say in a line each what is not simulated, what is supposed and what has no effect."""
+        lines = [f"--command: {what}" for what in (*self.told, *self.supposed)]
+        if self.without_effect:
+            options = ", ".join(dict.fromkeys(self.without_effect))
+            lines.append(f"--command: without effect on time and decisions: {options}")
+        return lines
+
+
+class _UnsimulatedError(ValueError):
+    """What a scenario cannot have."""
+
+
+def read_launch(given: str, version: str | None = None) -> Launch:
+    """Read a command, or the file that has it; `version`: the release of vLLM that it starts.
+
+    HeadwayError has a line for each thing that is wrong or that cannot be simulated.
+    """
+    command = find_command(given)
+    models, options = read_options(command)
+    version = version or (command.release if command.engine == "vllm" else None)
+    engine: dict[str, Any] = {"name": command.engine} | ({"version": version} if version else {})
+    release = _release(version)
+    wrong: list[str] = []
+    launch = Launch("", engine, {}, [], [], [])
+    for option in options:
+        row = option.row
+        if row.effect == "model":
+            models.append(option.value)
+        elif row.engine == "vllm" and not row.is_in(release):
+            wrong.append(f"{option.text.split()[0]}: {row.why_not_in(release)}")
+        elif not option.is_default or row.effect.startswith("engine."):
+            try:
+                _take(launch, option)
+            except _UnsimulatedError as error:
+                wrong.append(f"{option.text}: {error}")
+    models = [*dict.fromkeys(models)]
+    if len(models) != 1:
+        what = f"names {len(models)} models: {', '.join(models)}" if models else "names no model"
+        wrong.append(what)
+    if wrong:
+        raise HeadwayError([f"--command: {what}" for what in wrong])
+    _finish(launch, command)
+    return launch._replace(model=models[0])
+
+
+def _release(version: str | None) -> Release:
+    if version is None:
+        return NEWEST_RELEASE
+    try:
+        check_known(version)
+    except ValueError as error:
+        raise HeadwayError(f"--command: its image: {error}") from None
+    return read_release(version) or NEWEST_RELEASE
+
+
+def _take(launch: Launch, option: Option) -> None:
+    """Put an option where it belongs; _UnsimulatedError where it cannot be simulated."""
+    row = option.row
+    if row.config == "EngineArgs" and row.field in CONFIGS:
+        CONFIGS[row.field](launch, option)
+    elif (row.engine, row.field) in OWN:
+        OWN[row.engine, row.field](launch, option)
+    elif row.effect == "none":
+        launch.without_effect.append(option.text.split()[0])
+    elif row.effect == "told":
+        launch.told.append(f"{option.text} is not simulated: {row.note}")
+    elif row.effect == "refused":
+        raise _UnsimulatedError(f"is not simulated: {row.note}")
+    elif row.effect.startswith(SGLANG_SCHEDULES):
+        name = row.effect.removeprefix(SGLANG_SCHEDULES)
+        policy = "sglang" if row.engine == "sglang" else "trtllm"
+        asked = launch.engine.setdefault("scheduling_policy", {"policy": policy})
+        asked[name] = option.value
+        launch.words["engine", "scheduling_policy"] = option.text
+    else:
+        _set(launch, row.effect.removeprefix("engine."), option.value, option)
+
+
+def _set(launch: Launch, key: str, value: object, option: Option) -> None:
+    if value is not None:
+        launch.engine[key] = value
+    launch.words["engine", key] = option.text
+
+
+def _check_block(option: Option, config: str) -> dict[str, tuple[EngineField, Any]]:
+    """Return the rows and values of JSON; _UnsimulatedError for what is refused."""
+    rows = of_config("vllm", config)
+    if not isinstance(option.value, dict):
+        raise _UnsimulatedError(f"must be a mapping, not {json.dumps(option.value)}")
+    found = {}
+    for name, value in option.value.items():
+        row = rows.get(str(name).replace("-", "_"))
+        if row is None:
+            raise _UnsimulatedError(f"{name}: is no key of it")
+        default = json.loads(row.default) if row.default else None
+        if row.effect == "refused" and value != default:
+            raise _UnsimulatedError(f"{name}: is not simulated: {row.note}")
+        found[row.field] = (row, value)
+    return found
+
+
+def _compilation(launch: Launch, option: Option) -> None:
+    for row, value in _check_block(option, "CompilationConfig").values():
+        if row.effect == "told":
+            launch.told.append(f"{row.field} {json.dumps(value)} is not simulated: {row.note}")
+        else:
+            launch.without_effect.append(f"{row.options or option.text.split()[0]} ({row.field})")
+
+
+def _speculative(launch: Launch, option: Option) -> None:
+    """Write drafts as the scenario has them; a command does not say what they are worth."""
+    given = {name: value for name, (_, value) in _check_block(option, "SpeculativeConfig").items()}
+    method = given.get("method") or ("draft_model" if given.get("model") else "ngram")
+    method = "ngram" if method == "[ngram]" else "mtp" if method.endswith("_mtp") else method
+    if method not in DRAFT_METHODS:
+        raise _UnsimulatedError(f"method {method} is not simulated: {', '.join(DRAFT_METHODS)} are")
+    if given.get("num_speculative_tokens") is None:
+        raise _UnsimulatedError("num_speculative_tokens: is missing")
+    rates = given.get("synthetic_acceptance_rates") or given.get("synthetic_acceptance_rate")
+    block = {
+        "method": method,
+        "num_speculative_tokens": given["num_speculative_tokens"],
+        "acceptance": ACCEPTANCE if rates is None else rates,
+    }
+    supposed = [] if rates is not None else [f"acceptance: {ACCEPTANCE}"]
+    if method != "ngram":
+        block["draft"] = {"fraction": DRAFT_FRACTION}
+        supposed.append(f"draft: {{fraction: {DRAFT_FRACTION}}}")
+    if supposed:
+        what = " and ".join(supposed)
+        launch.supposed.append(f"engine.speculative_config: {what}: supposed, no command says it")
+    _set(launch, "speculative_config", block, option)
+
+
+def _transfer(launch: Launch, option: Option) -> None:
+    """Take vLLM's connector to the host's memory; others are groups of a cluster."""
+    value = option.value if isinstance(option.value, dict) else {}
+    extra = value.get("kv_connector_extra_config") or {}
+    if value.get("kv_connector") == "OffloadingConnector" and "cpu_bytes_to_use" in extra:
+        _offload(launch, option._replace(value=extra["cpu_bytes_to_use"] / 2**30))
+        return
+    _check_block(option, "KVTransferConfig")
+
+
+def _offload(launch: Launch, option: Option) -> None:
+    _set(launch, "kv_offloading_size", option.value, option)
+    launch.engine["hicache_write_policy"] = "write_through"
+
+
+def _quantization(launch: Launch, option: Option) -> None:
+    name = str(option.value)
+    if name not in QUANTIZATIONS:
+        raise _UnsimulatedError(
+            "is not simulated: write the dtype of its weights as engine.quantization"
+        )
+    _set(launch, "quantization", QUANTIZATIONS[name], option)
+
+
+def _scheduler_class(launch: Launch, option: Option) -> None:
+    if option.value != PLUGIN:
+        raise _UnsimulatedError(
+            "is not simulated: a scheduler of your own is engine.scheduling_policy"
+        )
+
+
+def _api_servers(launch: Launch, option: Option) -> None:
+    launch.words["api_server_count",] = option.text
+    launch.engine["api_server_count"] = option.value
+
+
+def _chunk(launch: Launch, option: Option) -> None:
+    """Take SGLang's chunk; -1: prompts whole."""
+    if option.value is not None and option.value <= 0:
+        _set(launch, "enable_chunked_prefill", False, option)
+    else:
+        _set(launch, "max_num_batched_tokens", option.value, option)
+
+
+def _negated(key: str) -> Callable[[Launch, Option], None]:
+    return lambda launch, option: _set(launch, key, not option.value, option)
+
+
+def _host_memory(launch: Launch, option: Option) -> None:
+    """Take HiCache's size, 10^9 bytes on each GPU; 0 is a ratio."""
+    if option.value:
+        _set(launch, "kv_offloading_size", option.value, option)
+
+
+def _hierarchical(launch: Launch, option: Option) -> None:
+    launch.words["hicache",] = option.text
+
+
+PLUGIN = "headway_vllm.HeadwayScheduler"
+"""`simulator.scenario.policy_table.PLUGIN`, which is above."""
+POLICY_VARIABLE = "HEADWAY_POLICY"
+CONFIGS = {
+    "speculative_config": _speculative,
+    "kv_transfer_config": _transfer,
+    "compilation_config": _compilation,
+}
+OWN = {
+    ("vllm", "quantization"): _quantization,
+    ("vllm", "kv_offloading_size"): _offload,
+    ("vllm", "scheduler_cls"): _scheduler_class,
+    ("vllm", "api_server_count"): _api_servers,
+    ("sglang", "quantization"): _quantization,
+    ("sglang", "chunked_prefill_size"): _chunk,
+    ("sglang", "disable_radix_cache"): _negated("enable_prefix_caching"),
+    ("sglang", "disable_overlap_schedule"): _negated("async_scheduling"),
+    ("sglang", "hicache_size"): _host_memory,
+    ("sglang", "enable_hierarchical_cache"): _hierarchical,
+}
+"""Options whose value in a scenario is another."""
+
+
+def _finish(launch: Launch, command: Command) -> None:
+    """Settle what several options say together, and the environment."""
+    engine = launch.engine
+    if engine.get("api_server_count") and engine.get("data_parallel_size", 1) == 1:
+        del engine["api_server_count"]
+        launch.without_effect.append("--api-server-count")
+    if "kv_offloading_size" in engine and command.engine == "sglang":
+        gpus = engine.get("tensor_parallel_size", 1)
+        engine["kv_offloading_size"] = engine["kv_offloading_size"] * gpus * 1e9 / 2**30
+    hierarchical = ("hicache",) in launch.words
+    if hierarchical and "kv_offloading_size" not in engine:
+        what = "--enable-hierarchical-cache: give --hicache-size: its ratio is not simulated"
+        raise HeadwayError(f"--command: {what}")
+    if command.engine == "sglang" and not hierarchical:
+        for key in ("kv_offloading_size", "hicache_write_policy"):
+            engine.pop(key, None)
+    if command.release and command.engine == "sglang" and not command.release.startswith("0.5.23"):
+        launch.told.append(f"SGLang {command.release} is simulated as 0.5.23")
+    if policy := command.environment.get(POLICY_VARIABLE):
+        try:
+            engine["scheduling_policy"] = json.loads(policy)
+        except ValueError:
+            engine["scheduling_policy"] = policy
+    launch.words.pop(("api_server_count",), None)
+    launch.words.pop(("hicache",), None)

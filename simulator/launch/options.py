@@ -1,0 +1,166 @@
+"""Read the options of a command as the engine's own parser does."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from simulator.launch.fields import EngineField, by_option, read_size, read_value
+from simulator.launch.words import Command, option_words
+from simulator.util.errors import HeadwayError, did_you_mean, one_line
+from simulator.util.yaml_lines import read_text
+
+NESTED = ("kv_cache_config", "scheduler_config")
+"""Blocks of TensorRT-LLM's YAML."""
+
+
+class Option(NamedTuple):
+    """An option that is given."""
+
+    row: EngineField
+    text: str  # as it was written
+    value: Any
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it says what holds without it."""
+        default = json.loads(self.row.default) if self.row.default else None
+        return bool(self.value == default)
+
+
+def read_options(command: Command) -> tuple[list[str], list[Option]]:
+    """Return the models that a command names, and its options: of one given twice the last.
+
+    HeadwayError has all that is wrong.
+    """
+    words = _with_files(command)
+    models: list[str] = []
+    found: dict[tuple[str, str], Option] = {}
+    wrong: list[str] = []
+    at = 0
+    while at < len(words):
+        if not words[at].startswith("-"):
+            models.append(words[at])
+            at += 1
+            continue
+        try:
+            option, at = _read_option(command.engine, words, at, found)
+            found[option.row.config, option.row.field] = option
+        except ValueError as error:
+            wrong.append(f"--command: {error}")
+            at += 1 + _count_values(words, at + 1, 1)
+    if wrong:
+        raise HeadwayError(wrong)
+    return models, [*found.values()]
+
+
+def _read_option(
+    engine: str, words: list[str], at: int, found: dict[tuple[str, str], Option]
+) -> tuple[Option, int]:
+    """Read the option at a place, and say where the next one is; ValueError if it is wrong."""
+    given, equals, text = words[at].partition("=")
+    name, keys = _spelled(engine, given)
+    row, negated = _find(engine, name)
+    if row.kind == "flag" and not keys:
+        if equals:
+            raise ValueError(f"{given}: is a flag without a value, not {text!r}")
+        return Option(row, given, not negated), at + 1
+    count = 0 if equals else _count_values(words, at + 1, 99 if row.kind == "list" else 1)
+    if not equals and not count:
+        raise ValueError(f"{given}: has no value")
+    text = text if equals else " ".join(words[at + 1 : at + 1 + count])
+    try:
+        if keys:
+            known = found.get((row.config, row.field))
+            value = dict(known.value) if known is not None and known.value else {}
+            _put(value, keys, text)
+        else:
+            value = read_value(row, text)
+    except ValueError as error:
+        raise ValueError(f"{given}: {error}") from None
+    return Option(row, f"{given} {text}", value), at + 1 + count
+
+
+def _find(engine: str, name: str) -> tuple[EngineField, bool]:
+    """Find an option's row, and whether it is written with --no-; ValueError if there is none."""
+    known = by_option(engine)
+    if name in known:
+        return known[name], False
+    positive = re.sub("^--no[-_]", "--", name)
+    if engine != "sglang" and positive in known and known[positive].kind == "flag":
+        return known[positive], True
+    raise ValueError(f"{name}: is no option of {engine}{did_you_mean(name, known)}")
+
+
+def _count_values(words: list[str], at: int, most: int) -> int:
+    """Count the words that are values of the option before them: a negative number is one."""
+    count = 0
+    for word in words[at : at + most]:
+        if word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", word):
+            break
+        count += 1
+    return count
+
+
+def _spelled(engine: str, word: str) -> tuple[str, list[str]]:
+    """Return an option by its spelling in the table, and the keys below it, given with dots."""
+    if engine == "tensorrt-llm":
+        return word.replace("-", "_").replace("__", "--", 1), []
+    if engine == "vllm" and word == "-O":
+        return "--optimization-level", []
+    head, *keys = word.split(".") if engine == "vllm" else [word]
+    return (f"--{head[2:].replace('_', '-')}" if head.startswith("--") else head), keys
+
+
+def _put(block: dict[str, Any], keys: list[str], text: str) -> None:
+    """Put a value at keys below an option; a key that ends in + has a list."""
+    *above, last = keys
+    for key in above:
+        block = block.setdefault(key, {})
+    if last.endswith("+"):
+        block[last[:-1]] = text.split(",")
+        return
+    try:
+        block[last] = json.loads(text)
+    except ValueError:
+        try:
+            block[last] = read_size(text)
+        except ValueError:
+            block[last] = text
+
+
+def _with_files(command: Command) -> list[str]:
+    """Return the words, with the options of a YAML file in the place of the one that names it."""
+    words: list[str] = []
+    for word in command.words:
+        level = re.fullmatch(r"-O=?(\d)", word) if command.engine == "vllm" else None
+        file = re.fullmatch(r"(--config|--extra_llm_api_options)=(.+)", word)
+        match = level or file
+        words += [word] if match is None else ["-O", match[1]] if level else [*match.groups()]
+    names = {"vllm": ["--config"], "tensorrt-llm": ["--extra_llm_api_options", "--config"]}
+    asked = names.get(command.engine, [])
+    at = next((i for i, word in enumerate(words[:-1]) if word in asked), None)
+    if at is None:
+        return words
+    options = _read_file(Path(words[at + 1]))
+    before, after = words[:at], words[at + 2 :]
+    if command.engine == "vllm":
+        model = [str(options.pop("model"))] if "model" in options else []
+        return [*model, *before, *option_words(options), *after]
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        nested = key in NESTED and isinstance(value, dict)
+        flat |= {f"{key}.{name}": one for name, one in value.items()} if nested else {key: value}
+    return [*before, *after, *option_words(flat)]
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        read = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise HeadwayError(f"--command: {path}: is no YAML: {one_line(error)}") from None
+    if not isinstance(read, dict):
+        raise HeadwayError(f"--command: {path}: must be a mapping of options")
+    return read

@@ -1,0 +1,225 @@
+"""Launch commands: what a scenario takes from them, and what they are refused for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.cli.main import main
+from simulator.launch.keys import LaunchCommand, read_launch
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+from simulator.views.vllm_serve import serve_command
+
+SERVE = "vllm serve Qwen/Qwen3-8B"
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ("-tp 2 -pp=2", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+        ("--tensor_parallel_size 4", {"tensor_parallel_size": 4}),
+        ("--max-model-len 64k", {"max_model_len": 64_000}),
+        ("--max-model-len 64K", {"max_model_len": 65_536}),
+        ("--max-num-batched-tokens 1.5k", {"max_num_batched_tokens": 1500}),
+        ("--max-model-len auto", {}),
+        ("--max-model-len -1 --max-num-seqs 8", {"max_num_seqs": 8}),
+        ("--no-enable-prefix-caching", {"enable_prefix_caching": False}),
+        ("--no-async-scheduling --async-scheduling", {"async_scheduling": True}),
+        ("--scheduling-policy priority", {"scheduling_policy": "priority"}),
+        ("-q awq", {"quantization": "int4"}),
+        ("--quantization compressed-tensors", {}),
+        ("--kv-offloading-size 8", {"kv_offloading_size": 8.0}),
+        ("--port 9000 --seed 3 -O3 --compilation-config.mode 3", {}),
+        ("--compilation-config '{\"cudagraph_capture_sizes\": [1, 2]}'", {}),
+        ("--enable-lora --lora-modules a=b c=d", {"enable_lora": True}),
+    ],
+)
+def test_options_are_read_as_vllm_reads_them(options, keys):
+    engine = read_launch(f"{SERVE} {options}").engine
+    engine.pop("hicache_write_policy", None)
+    assert engine == {"name": "vllm"} | keys
+
+
+def test_dotted_keys_make_one_configuration():
+    given = "--speculative-config.method ngram --speculative_config.num_speculative_tokens 4"
+    drafts = read_launch(f"{SERVE} {given}").engine["speculative_config"]
+    assert drafts == {"method": "ngram", "num_speculative_tokens": 4, "acceptance": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [
+        (
+            "python3 -m sglang.launch_server --model-path m --tp 2 --mem-fraction-static 0.8 "
+            "--schedule-policy lpm --page-size 16 --disable-overlap-schedule",
+            {
+                "tensor_parallel_size": 2,
+                "gpu_memory_utilization": 0.8,
+                "scheduling_policy": {"policy": "sglang", "order": "lpm"},
+                "block_size": 16,
+                "async_scheduling": False,
+            },
+        ),
+        (
+            "sglang serve --model m --chunked-prefill-size -1 --disable-radix-cache",
+            {"enable_chunked_prefill": False, "enable_prefix_caching": False},
+        ),
+        ("trtllm-serve m --max_batch_size 64", {"max_num_seqs": 64}),
+        ("trtllm-serve serve m --tp_size=2", {"tensor_parallel_size": 2}),
+    ],
+)
+def test_other_engines_have_options_of_their_own(command, keys):
+    launch = read_launch(command)
+    assert launch.model == "m"
+    assert {k: v for k, v in launch.engine.items() if k != "name"} == keys
+
+
+def test_files_of_options_are_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("v.yaml").write_text("model: m\nmax-num-seqs: 7\nenable-prefix-caching: false\n")
+    launch = read_launch("vllm serve --config v.yaml --max-num-seqs 9")
+    assert launch.model == "m"
+    assert launch.engine == {"name": "vllm", "max_num_seqs": 9, "enable_prefix_caching": False}
+    Path("t.yaml").write_text(
+        "kv_cache_config: {free_gpu_memory_fraction: 0.8, enable_block_reuse: false}\n"
+        "scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}\n"
+    )
+    engine = read_launch("trtllm-serve m --extra_llm_api_options t.yaml").engine
+    assert engine["gpu_memory_utilization"] == 0.8
+    assert engine["enable_prefix_caching"] is False
+    policy = {"policy": "trtllm", "capacity_scheduler_policy": "MAX_UTILIZATION"}
+    assert engine["scheduling_policy"] == policy
+
+
+KUBERNETES = """apiVersion: apps/v1
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+        - name: vllm
+          image: vllm/vllm-openai:v0.19.1
+          args: [m, --max-num-seqs, "8"]
+        - name: proxy
+          command: [nginx]
+"""
+COMPOSE = """services:
+  llm:
+    image: vllm/vllm-openai:v0.19.1
+    command: --model m --max-num-seqs 8
+"""
+SHELL = """#!/bin/sh
+# starts a server
+export X=1
+exec vllm serve m \\
+  --max-num-seqs 8 > log.txt 2>&1 &
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (KUBERNETES, "0.19.1"),
+        (COMPOSE, "0.19.1"),
+        (SHELL, None),
+        ("docker run -p 8000:8000 vllm/vllm-openai:v0.19.1 --model m --max-num-seqs 8", "0.19.1"),
+        ("bash -c 'vllm serve m --max-num-seqs 8'", None),
+        (json.dumps({"model": "m", "max_num_seqs": 8, "quantization": None}), None),
+    ],
+    ids=["kubernetes", "compose", "script", "docker", "bash", "keywords"],
+)
+def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
+    file = tmp_path / "launch"
+    file.write_text(text)
+    for given in (text, str(file)):
+        launch = read_launch(given)
+        assert (launch.model, launch.engine["max_num_seqs"]) == ("m", 8)
+        assert launch.engine.get("version") == version
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("", "is empty"),
+        ("nginx -g daemon", "nginx -g: is no command that starts a server"),
+        ("vllm bench serve --model m", "vllm bench: is no command that starts a server"),
+        ("vllm serve a b", "names 2 models: a, b"),
+        ("vllm serve a --model b", "names 2 models: a, b"),
+        ("vllm serve", "names no model"),
+        ("vllm serve a && vllm serve b", "has 2 commands of servers"),
+        ("vllm serve 'a", "no closing quotation"),
+        ('{"model": "a"', "is no JSON"),
+        (f"{SERVE} --max-num-seq 4", "--max-num-seq: is no option of vllm; did you mean"),
+        (f"{SERVE} --max-num-seqs x", "--max-num-seqs: must be a whole number, not 'x'"),
+        (f"{SERVE} --max-num-seqs", "--max-num-seqs: has no value"),
+        (f"{SERVE} --max-model-len 1.5K", "has a decimal before K"),
+        (f"{SERVE} --speculative-config '{{\"method\"'", "--speculative-config: must be JSON"),
+        (f"{SERVE} --speculative-config '{{\"x\": 1}}'", "x: is no key of it"),
+        (f"{SERVE} -dcp 2", "-dcp 2: is not simulated: a context that GPUs share"),
+        (f"{SERVE} --swap-space 8", "has no such option: it went after"),
+        ("docker run vllm/vllm-openai:v0.19.1 m --watermark 0.1", "it came with 0.24"),
+        ("sglang serve --model m --dp-size 2", "cluster.replicas"),
+        ("sglang serve --model m --enable-dp-attention", "data-parallel ranks"),
+    ],
+)
+def test_what_is_wrong_is_one_line(command, what):
+    with pytest.raises(HeadwayError) as raised:
+        read_launch(command)
+    (line,) = raised.value.messages
+    assert what in line
+    assert line.startswith("--command")
+
+
+def test_what_is_not_simulated_is_told_and_the_rest_listed_once():
+    lines = read_launch(f"{SERVE} --enforce-eager --port 1 --api-key x").lines()
+    assert len(lines) == 2
+    assert "--enforce-eager is not simulated" in lines[0]
+    assert lines[1].endswith("time and decisions: --port, --api-key")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "-tp 2 --max-model-len 16k --max-num-seqs 100 --no-enable-prefix-caching",
+        "--watermark 0.1 --prefill-schedule-interval 2 --no-scheduler-reserve-full-isl",
+        "--enable-lora --max-loras 4 --no-async-scheduling --generation-config vllm",
+    ],
+)
+def test_a_scenario_writes_the_command_that_it_was_made_of(options):
+    def load(command):
+        return load_scenario({"gpu": "H100"}, [LaunchCommand(command)])
+
+    first = load(f"{SERVE} {options}")
+    assert load(serve_command(first)).engine == first.engine
+
+
+def test_a_command_takes_the_place_of_a_scenarios_engine():
+    raw = {
+        "model": "llama-3-8b",
+        "gpu": {"name": "H100-80GB", "count": 2},
+        "engine": {"version": "0.30", "tensor_parallel_size": 2, "watermark": 0.1},
+        "cost": {"profile": "llama-3-8b.h100-tp2.bf16"},
+    }
+    scenario = load_scenario(raw, [LaunchCommand(SERVE), "engine.max_num_seqs=3"])
+    engine = scenario.engine
+    assert (scenario.model, scenario.gpu.count, scenario.cost) == ("Qwen/Qwen3-8B", 1, None)
+    assert (engine.version, engine.watermark, engine.max_num_seqs) == ("0.30", 0.0, 3)
+    with pytest.raises(HeadwayError, match=r"^--command --max-num-seqs 0: engine.max_num_seqs: "):
+        load_scenario(raw, [LaunchCommand(f"{SERVE} --max-num-seqs 0")])
+
+
+def test_verbs_take_a_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = f"{SERVE} --max-num-seqs 8 --port 9000"
+    assert main(["init", "s.yaml", "--yes", "--command", command]) == 0
+    assert load_scenario(Path("s.yaml")).engine.max_num_seqs == 8
+    few = ["--set", "workload.num_prompts=5", "--quiet", "--out", "o"]
+    assert main(["run", "s.yaml", "--command", command.replace("8 --", "4 --"), *few]) == 0
+    assert load_scenario(Path("o/scenario.yaml")).engine.max_num_seqs == 4
+    assert main(["memory", "--gpu", "H100", "--command", f"{SERVE} -tp 2"]) == 0
+    assert "2 x H100-80GB" in capsys.readouterr().out
+    assert main(["init", "t.yaml", "--yes", "--command", SERVE, "--model", "x"]) == 2
+    assert main(["memory", "--gpu", "H100"]) == 2
