@@ -258,12 +258,11 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
         words.append("--enable-lora")
     if engine.enable_expert_parallel:
         words.append("--enable-expert-parallel")
-    for key in FLAGS if engine.follows_vllm else ():
-        words.append(_flag(key, getattr(engine, key)))
-    absent = options_without_effect(release_of(engine))
-    for key in SWITCHES if engine.follows_vllm else ():
-        if (value := getattr(engine, key)) != type(engine).model_fields[key].default:
-            words += [] if key in absent else [_flag(key, value)]
+    if engine.follows_vllm:
+        absent = options_without_effect(release_of(engine))
+        given = {key: getattr(engine, key) for key in SWITCHES if key not in absent}
+        changed = [k for k, v in given.items() if v != type(engine).model_fields[k].default]
+        words += [_flag(key, getattr(engine, key)) for key in (*FLAGS, *changed)]
     if kv_role is not None:
         config = {"kv_connector": "NixlConnector", "kv_role": kv_role}
         words += ["--kv-transfer-config", json.dumps(config)]
