@@ -123,7 +123,7 @@ def _take(launch: Launch, option: Option) -> None:
 
 
 def _set(launch: Launch, key: str, value: object, option: Option) -> None:
-    if value is not None:
+    if value is not None or option.row.default:  # None is no default there
         launch.engine[key] = value
     launch.words["engine", key] = option.text
 

@@ -173,9 +173,9 @@ def test_what_is_wrong_is_one_line(command, what):
 
 
 def test_what_is_not_simulated_is_told_and_the_rest_listed_once():
-    lines = read_launch(f"{SERVE} --enforce-eager --port 1 --api-key x").lines()
+    lines = read_launch(f"{SERVE} --enable-dbo --port 1 --api-key x").lines()
     assert len(lines) == 2
-    assert "--enforce-eager is not simulated" in lines[0]
+    assert "--enable-dbo is not simulated" in lines[0]
     assert lines[1].endswith("time and decisions: --port, --api-key")
 
 
