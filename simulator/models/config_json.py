@@ -141,7 +141,9 @@ def read_config(path: Path) -> ModelSpec:
         vision = read_vision(whole, spec.hidden_size)
         towers = [key for key in TOWERS if isinstance(whole.get(key), dict)]
         unread = [key for key in towers if key != "vision_config" or vision is None]
-        return replace(spec, vision=vision, unread=", ".join(filter(None, (spec.unread, *unread))))
+        if spec.single_blocks and spec.num_experts and not spec.num_shared_experts:
+            unread.append(f"{SHARED[1]} is missing: no shared expert is counted")
+        return replace(spec, vision=vision, unread=", ".join(unread))
     except ValueError as error:
         messages = str(error).split("\n")
         raise HeadwayError(

@@ -1,0 +1,72 @@
+"""Blocks of caches by groups of layers, by hand, as vLLM 0.22 to 0.33 cut them."""
+
+import pytest
+
+from simulator.models.gpus import find_gpu
+from simulator.models.kv_budget import kv_budget
+from simulator.models.kv_layout import Tables, kv_layout, model_groups
+from simulator.models.load import load_model
+
+H200 = find_gpu("H200")
+
+
+def test_gpt_oss_as_a_server_logged() -> None:
+    """104,202 blocks of 18 layers; 2,068 tokens take 130 and 131 of them."""
+    model = load_model("gpt-oss-120b")
+    layout = kv_layout(model, "auto", 1, 16, hybrid=True)
+    assert layout.block_bytes == 16 * 18 * 2 * 8 * 64 * 2
+    assert layout.needed(2068, 8192) == 130 + 131
+    assert int(57.24 * 2**30 // layout.block_bytes) == 104_202
+
+
+def test_tokens_are_what_the_log_of_that_release_calls_them() -> None:
+    """Gemma-3-27B: 10 layers with all tokens, 52 in six groups; before 0.20 blocks by tables."""
+    keys = {"hybrid": True, "max_model_len": 4096, "max_num_batched_tokens": 8192}
+    old, new = (
+        kv_budget(load_model("gemma-3-27b"), H200, **keys, release=release)
+        for release in ((0, 11, 0), (0, 22, 0))
+    )
+    assert old.layout.tables_of_request == 7
+    assert old.tokens == old.logged_blocks // 7 * 16
+    assert old.needed(4096) == 256 + 6 * (256 + 1)
+    assert new.tokens == int(new.logged_blocks / old.needed(4096) * 4096)
+
+
+def test_pages_of_gemma_4_are_of_one_size() -> None:
+    """E2B: of 15 layers with a cache 3 have heads twice as large; the others' blocks are longer."""
+    model = load_model("gemma-4-e2b")
+    assert model.cached_layers == {"full_attention": 3, "sliding_attention": 12}
+    assert model_groups(model) == (1, 4)
+    layout = kv_layout(model, "auto", 1, 16, hybrid=True)
+    assert layout.tables == (Tables(1, 16), Tables(4, 32, 512))
+    assert layout.block_bytes == 3 * 16 * 2 * 512 * 2
+    assert layout.needed(8192, 2048) == 512 + 4 * (80 + 1)
+
+
+@pytest.mark.parametrize(("states", "ahead", "blocks"), [(1, 0, 1), (2, 0, 2), (3, 1, 3)])
+def test_states_take_blocks_of_the_pool(states: int, ahead: int, blocks: int) -> None:
+    """Qwen3.5-35B-A3B in fp8: 2,146,304 bytes a state, 2,096 tokens of 1,024 bytes a block."""
+    model = load_model("qwen3.5-35b-a3b")
+    assert model.linear is not None
+    assert model.linear.state_bytes(2) == 3 * 8192 * 2 + 32 * 128 * 128 * 4 == 2_146_304
+    layout = kv_layout(model, "fp8", 1, 16, hybrid=True, ahead=ahead, states=states)
+    assert layout.needed(131_072, 8192) == -(-131_072 // layout.least_block) + 3 * blocks
+    assert layout.least_block == (2096 if not ahead else 2112)
+
+
+def test_an_indexer_has_a_cache_of_its_own() -> None:
+    """DeepSeek-V3.2: 128 numbers in 8 bits and a scale beside the latent; in fp8 656 bytes."""
+    model = load_model("deepseek-v3.2")
+    assert model.kv_bytes_per_token() == 61 * (576 * 2 + 132)
+    assert model.kv_bytes_per_token("fp8") == 61 * (656 + 132)
+    assert load_model("deepseek-v3").kv_bytes_per_token("fp8") == 61 * 576
+
+
+def test_mamba_of_nemotron_h() -> None:
+    """23 states of 64 heads x 64 x 128 in 32 bits, and the last 3 inputs of a convolution."""
+    model = load_model("nemotron-3-nano-30b-a3b")
+    assert model.linear is not None
+    assert model.attention_layers == 6
+    convolved = 64 * 64 + 2 * 8 * 128
+    assert model.state_bytes() == 23 * (3 * convolved * 2 + 64 * 64 * 128 * 4)
+    assert model.kv_bytes_per_token() == 6 * 2 * 2 * 128 * 2
