@@ -50,7 +50,7 @@ def memory(
             "headway memory: give --model and --gpu, --command and --gpu, or a scenario"
         )
     sets = {f"{key}={value}": key for key, value in given.items() if value is not None}
-    source = scenario or {"cost": {"kind": "linear", "base": 0.01}}
+    source = scenario or {"cost": {"kind": "roofline"}}
     try:
         budget, change = read_budget(
             source, with_launch(command, [*sets, *(set_ or [])]), gpu_memory_gib
