@@ -108,7 +108,7 @@ def shipped_name(name: str) -> str | None:
 
 
 FORMATS_BY_WORD: tuple[tuple[str, dict[str, object]], ...] = (
-    (r"awq|awq-int4", {"quant_method": "awq", "bits": 4, "group_size": 128}),
+    (r"awq(-int4|-4bit)?", {"quant_method": "awq", "bits": 4, "group_size": 128}),
     (r"gptq-int8", {"quant_method": "gptq", "bits": 8, "group_size": 128}),
     (r"gptq(-int4)?", {"quant_method": "gptq", "bits": 4, "group_size": 128}),
     (r"(unsloth-)?(bnb|bnb-4bit)", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
@@ -121,6 +121,7 @@ FORMATS_BY_WORD: tuple[tuple[str, dict[str, object]], ...] = (
 """Formats that words of a checkpoint's name tell of, the likeliest; of its config.json better."""
 
 
+META_405B = ["self_attn", "layers.0", "layers.125"]  # what Meta's own FP8 leaves in 16 bits
 OTHERS = ("self_attn", "linear_attn")  # what takes no part in a mixture of experts
 
 
@@ -139,6 +140,8 @@ def _of_precision(name: str) -> ModelSpec | None:
     own = _shipped_model(shape)
     if config.get("quant_algo") == "NVFP4" and (own.latent or own.linear or own.full_head_dim):
         config = config | {"exclude_modules": [*OTHERS, "shared_experts"]}  # experts alone
+    elif shape == "llama-3.1-405b" and told == "fp8" and name.lower().startswith("meta-llama/"):
+        config = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": META_405B}
     elif own.linear is not None:
         config = config | {"modules_to_not_convert": ["linear_attn"]}
     return replace(

@@ -82,6 +82,13 @@ def test_a_precision_in_the_name_is_taken_and_said(name: str, dtype: str, bits: 
     assert model.weight_bytes() - rest == pytest.approx(matrices * bits / 8, rel=1e-6)
 
 
+def test_metas_fp8_leaves_attention_and_two_layers_in_16_bits() -> None:
+    """57.75 GiB on each of eight GPUs, by a server's log; others' FP8 is of all layers."""
+    meta = load_model("meta-llama/Llama-3.1-405B-Instruct-FP8").weight_bytes()
+    assert 450 < meta / 2**30 < 8 * 57.75
+    assert load_model("RedHatAI/Meta-Llama-3.1-405B-Instruct-FP8").weight_bytes() < 0.9 * meta
+
+
 @pytest.mark.parametrize("name", ["facebook/opt-125m", "deepseek-ai/DeepSeek-V4-Flash"])
 def test_another_architecture_or_size_is_not_proposed(name: str) -> None:
     with pytest.raises(ValueError, match=r"for another model give the path of its config\.json"):
