@@ -29,6 +29,8 @@ from simulator.util.from_mapping import as_plain
 
 ASYNC_SINCE = (0, 14, 0)
 """vLLM schedules asynchronously by default from 0.14 on (before: --async-scheduling)."""
+ASYNC_DRAFTS_SINCE = {"ngram": (0, 33, 0), "draft_model": (0, 28, 0)}
+"""The same with drafts that are no EAGLE or MTP; of ngram 0.31 and 0.32 were not recorded."""
 ASYNC_PIPELINE_SINCE = (0, 15, 0)
 """The same under pipeline parallelism."""
 HYBRID_SINCE = (0, 9, 1)
@@ -160,10 +162,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
 
 
 def _overlaps(name: str, engine: Defaults, model: object) -> bool:
-    """Say whether what a block asks for goes with deciding a step while the one before it runs.
-
-    Of drafts vLLM makes n-grams one step after another, too (VllmConfig.__post_init__).
-    """
+    """Say whether what a block asks for goes with deciding a step while the one before it runs."""
     policy = policy_name_of(engine)
     if policy in POLICIES and not can_overlap(POLICIES[str(policy)]):
         return False
@@ -246,8 +245,9 @@ def _not_simulated(engine: EngineConfig, model: object) -> Defaults:
     found: Defaults = {}
     if engine.name != VLLM:
         return found
-    drafts = engine.speculative_config is not None and engine.speculative_config.method != "ngram"
-    if drafts and not engine.async_scheduling and release >= ASYNC_SINCE:
+    drafts = engine.speculative_config
+    since = None if drafts is None else ASYNC_DRAFTS_SINCE.get(drafts.method or "", ASYNC_SINCE)
+    if since is not None and not engine.async_scheduling and release >= since:
         found["async_scheduling"] = True
     spec = _find_model(model)
     keeps_all = engine.disable_hybrid_kv_cache_manager and spec is not None and spec.keeps_window

@@ -1,0 +1,83 @@
+"""What is derived from a command agrees with what vLLM's own EngineArgs derived from it.
+
+`derived_configs.json.gz` was recorded by `conformance/record_engine_config.py` from the wheels of
+five releases, for up to 57 shipped checkpoints, 17 commands and 6 GPUs.
+"""
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from conformance.record_engine_config import COMMANDS, GPUS
+from simulator.core.engine_config import EngineConfig
+from simulator.launch.keys import read_launch
+from simulator.models.gpus import GIB, find_gpu
+from simulator.scenario.engine_defaults import describe_engine, with_defaults
+from simulator.util.from_mapping import read
+
+RECORDED = Path(__file__).parent / "derived_configs.json.gz"
+EVERY = 1 if os.environ.get("CI") == "full" else 20
+
+
+@cache
+def launched(command: str, release: str) -> dict[str, Any]:
+    words = " ".join(f"'{word}'" if "{" in word else word for word in command.split())
+    return read_launch(f"vllm serve m {words}", release).engine
+
+
+def rows() -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:
+    """Yield release, command, GPU, model and what vLLM derived."""
+    packed = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    for release, commands in packed["recorded"].items():
+        for command, gpus in commands.items():
+            for gpu, found in gpus.items():
+                for number, ranges in found.items():
+                    for first, last in ranges:
+                        for model in packed["models"][first : last + 1]:
+                            yield release, command, gpu, model, packed["configs"][int(number)]
+
+
+def test_every_field_is_derived_as_vllm_derives_it():
+    """But for steps decided ahead with drafts, which are not simulated, and are told to be."""
+    seen = 0
+    ahead: set[tuple[str, str]] = set()
+    for number, (release, command, gpu, model, derived) in enumerate(rows()):
+        if number % EVERY:
+            continue
+        seen += 1
+        engine = with_defaults(launched(command, release), {"name": gpu}, model)
+        assert isinstance(engine, dict)
+        ours = {key: engine.get(key, EngineConfig.model_fields[key].default) for key in derived}
+        if differing := [key for key in derived if ours[key] != derived[key]]:
+            assert differing == ["async_scheduling"], (release, command, gpu, model, ours, derived)
+            assert derived["async_scheduling"]
+            assert "speculative" in command
+            ahead.add((release, command))
+    assert seen > 25_000 / EVERY
+    for release, command in ahead:
+        if "draft_model" in command and release < "0.28":
+            continue  # vLLM takes a GLM-4.5 that drafts for mtp
+        config = read(EngineConfig, launched(command, release))
+        told = describe_engine(
+            config.model_copy(update={"async_scheduling": False}), "H100-80GB", "llama-3-8b"
+        )
+        assert told["not_simulated"]["async_scheduling"] is True, (release, command)
+
+
+def test_the_recording_covers_what_it_should():
+    packed = json.loads(gzip.decompress(RECORDED.read_bytes()))
+    assert len(packed["recorded"]) == 5
+    for release, commands in packed["recorded"].items():
+        have = {model for row in rows() if row[0] == release for model in (row[3],)}
+        assert len(have) >= 40, release
+        lacks = {"-tp 2", "-pp 2", "-dp 2"} if release == "0.19.1" else set()  # it counts GPUs
+        assert {*commands} == {*COMMANDS} - lacks
+        assert all({*gpus} == {*GPUS} for gpus in commands.values())
+    for name, (_, gib, capability) in GPUS.items():
+        gpu = find_gpu(name)
+        assert gpu.memory == int(gib * GIB)
+        assert gpu.compute_capability == capability[0] + capability[1] / 10
