@@ -26,6 +26,7 @@ KINDS = [
     ("images", 60, 3400, "--images"),  # what is encoded when, whose outputs are evicted
     ("connector", 60, 3400, "--connector"),  # likewise, and what its EC connector loads
     ("stops", 24, 1000, "--stops"),  # a stop token ends answers
+    ("host-adapters", 24, 2200, "--offloading --loras --stops"),
     ("drafts", 60, 2800, "--drafts"),  # speculative decoding, four methods
     ("combos", 36, 2700, "--loras --images --retention --stops"),
 ]

@@ -177,7 +177,14 @@ class Offloading(Scheduler):
     def pull(self, step: Step, request: Request, budget: int) -> int:
         """Admit a head that holds blocks, let it load some, or pass it over."""
         when = self.waiting.holding.get(request)
-        if when is not None and when <= self._heard:
+        ready = when is not None and when <= self._heard
+        if ready:
+            self.blocks.publish(request)
+        if self.adapters is not None and self.adapters.refuses(request, self._active):
+            self._refused += 1
+            self._passed_over.append(self.waiting.take())
+            return budget
+        if ready:
             return self._take_up(step, request, budget)
         found: int | None = None
         if when is None and self.rules.offers_again:
@@ -244,7 +251,6 @@ class Offloading(Scheduler):
     def _take_up(self, step: Step, request: Request, budget: int) -> int:
         """Admit the head, whose blocks are there; return the tokens left, 0 if it must wait."""
         blocks, interval, known = self.blocks, self.prefill_interval, request.known
-        blocks.publish(request)
         start = min(request.computed, known - 1)
         if interval is not None and interval.refuses(request, start):
             return 0
