@@ -70,6 +70,7 @@ weights, activations and libraries leave (TensorRT-LLM's `free_gpu_memory_fracti
 TOKENS_BY_CONCURRENCY = (0, 20, 0)
 """From here on vLLM's `GPU KV cache size` is its maximum concurrency times max_model_len; before,
 its blocks by tables (0.20.2 and 0.11.0, kv_cache_utils.py)."""
+DRAFT_MODEL = "the draft model, with weights and cache of its own"
 LEFT_OVER = "left over"
 NEWEST: Release = (0, 33, 0)
 
@@ -177,6 +178,12 @@ class MemoryBudget(NamedTuple):
         return {name: size for name, size in parts.items() if size} | {
             LEFT_OVER: max(self.gpu.memory - sum(parts.values()), 0)
         }
+
+    @property
+    def unread(self) -> str:
+        """What takes memory and is not counted; "": nothing is known to."""
+        own = DRAFT_MODEL if self.sizes.drafts == "draft_model" else ""
+        return "; ".join(filter(None, (self.model.unread, own)))
 
     @property
     def num_gpu_blocks(self) -> int:

@@ -60,13 +60,21 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
         fraction_of=ENGINES[engine.name].fraction_of,
         hybrid=not engine.disable_hybrid_kv_cache_manager,
         release=release_of(engine) if engine.follows_vllm else OLD_RELEASE,
-        drafts=speculation.method if speculation else None,
+        drafts=_drafts(engine),
         ahead=speculation.num_speculative_tokens if speculation else 0,
         adapters=adapters,
         encoder_cache=images.encoder_cache_size if images else None,
         tower=images is None or images.takes_any,
         trtllm=engine.name == "tensorrt-llm",
     )
+
+
+def _drafts(engine: EngineConfig) -> str | None:
+    """Return the method of what drafts; None: nothing that takes memory."""
+    given = engine.speculative_config
+    if given is None or given.method == "ngram":
+        return None
+    return given.method or ("draft_model" if given.draft else None)
 
 
 def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:

@@ -57,8 +57,8 @@ def memory_table(budget: MemoryBudget) -> str:
     lines = [f"{model.name} on {gpus} x {budget.gpu.name}", ""]
     lines += [f"{label:<{width}}  {value:>12}" for label, value in rows]
     lines += ["", "the engine's log", *(f"  {line}" for line in log_lines(budget))]
-    if model.unread:
-        lines += ["", f"not read: {model.unread}"]
+    if budget.unread:
+        lines += ["", f"not read: {budget.unread}"]
     return "\n".join(lines + _requests(budget))
 
 
@@ -122,5 +122,5 @@ def memory_figures(budget: MemoryBudget) -> dict[str, Any]:
         "concurrent": {str(tokens): budget.concurrent(tokens) for tokens in _lengths(longest)},
         "parts": budget.parts,
         "log": log_lines(budget),
-        "unread": budget.model.unread,
+        "unread": budget.unread,
     }

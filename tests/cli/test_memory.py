@@ -52,3 +52,16 @@ def test_a_picture_of_candidates(tmp_path: Path, capsys):
     assert main(["plot", "memory", str(path), "--gpu", "L4", "--gpu", "H100-80GB"]) == 0
     assert (tmp_path / "memory.png").stat().st_size > 10_000
     assert "written to" in capsys.readouterr().out
+
+
+def test_a_draft_model_is_told_to_be_missing(capsys):
+    """Of EAGLE and MTP the sizes follow from the target; of a model of its own they do not."""
+    drafts = "{num_speculative_tokens: 4, acceptance: 0.6, draft: {fraction: 0.1}%s}"
+    words = ["memory", "--model", "llama-3-8b", "--gpu", "H100-80GB", "--set"]
+    key = "engine.speculative_config="
+    assert main([*words, key + drafts % ""]) == 0
+    assert "not read: the draft model, with weights" in capsys.readouterr().out
+    assert main([*words, key + drafts % ", method: eagle"]) == 0
+    told = capsys.readouterr().out
+    assert "not read" not in told
+    assert re.search(r"drafts +0\.47 GiB", told)
