@@ -127,12 +127,12 @@ def _compare_replications(
         raise HeadwayError("--vary seed: replications draw their seeds themselves; vary other keys")
     scenarios = [alternative.scenario for alternative in alternatives]
     warmup, cooldown = options.trim()
-    replicate, looks = replications.replicate, 1
-    if until_decided:
-        replicate, looks = replications.replicate_until_decided, replications.LOOKS
+    looks = replications.LOOKS if until_decided else 1
     count = FIRST if options.replications is None else options.replications
     with runs_progress("runs", options.quiet) as progress:
-        runs = replicate(scenarios, count, warmup=warmup, cooldown=cooldown, progress=progress)
+        runs = replications.replicate_until_decided(
+            scenarios, count, looks, warmup=warmup, cooldown=cooldown, progress=progress
+        )
     found = replications.differences(runs, looks)
     origins = [_origin(alternative) for alternative in alternatives]
     write_together(

@@ -223,7 +223,9 @@ class Market:
         parts = resolve(offer.scenario)
         replica = Replica(offer.scenario.engine, parts.model, parts.gpu, parts.cost)
         known = self.known if replica.engine.enable_prefix_caching else 0.0
-        offer.never = never or too_slow(replica, self.traffic, slos, known)
+        offer.never = never or too_slow(
+            replica, self.traffic, slos, known, self.base.goodput.bounds
+        )
         if offer.never:
             return offer
         sizes = best_sizes(replica, self.traffic, slos, known)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
+from simulator.planning.alone import broken_alone
 from simulator.planning.candidate import Candidate, by_seats, resources
 from simulator.planning.design import (
     factors,
@@ -147,6 +148,9 @@ def rule_out(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
             continue  # its run will tell
         steady = problem.is_steady(most) and not problem.searches_rate
         candidate.never = never_holds(most, requests_of(most), lost=lost, steady=steady)
+        candidate.never = candidate.never or broken_alone(
+            problem, most, dict(keys or candidate.varied)
+        )
         candidate.done = bool(candidate.never)
 
 

@@ -88,6 +88,7 @@ def replicate(
 def replicate_until_decided(
     scenarios: Sequence[Scenario],
     count: int,
+    looks: int = LOOKS,
     *,
     warmup: float = 0.0,
     cooldown: float = 0.0,
@@ -95,13 +96,14 @@ def replicate_until_decided(
 ) -> list[list[MetricValues]]:
     """Replicate until what names a winner is no chance, or so alike that nobody minds.
 
-    At most LOOKS times, each time with twice as many: p values then count LOOKS times (Bonferroni).
+    At most `looks` times, each time with twice as many: p values count as often (Bonferroni).
     """
     runs: list[list[MetricValues]] = []
-    for _ in range(LOOKS):
-        trim = {"warmup": warmup, "cooldown": cooldown}
-        runs = replicate(scenarios, count, progress=progress, have=runs, **trim)
-        leads, tests = _leads(runs), _tests(runs, LOOKS)
+    for _ in range(looks):
+        runs = replicate(
+            scenarios, count, warmup=warmup, cooldown=cooldown, progress=progress, have=runs
+        )
+        leads, tests = _leads(runs), _tests(runs, looks)
         if not any(undecided(one) for (*_, key), one in tests.items() if key in leads):
             break
         count = min(2 * count, MAX_REPLICATIONS)
@@ -138,6 +140,8 @@ DRAWN = (
     "p99_e2el_ms",
     "mean_tpot_ms",
 )
+VERDICTS = {"+": "better", "-": "worse", "?": "may be chance", "=": "same"}
+"""What the files have in place of a mark, which a spreadsheet takes for a formula."""
 CONSTANT = (
     "no replication differs from another: nothing here is random; a trace is replayed as recorded, "
     "and the cost model has no residuals"
@@ -376,7 +380,7 @@ def encode_differences(
                 low, high = one.difference.interval
                 row |= {"difference": one.difference.mean}
                 row |= {"difference_low": low, "difference_high": high}
-                row |= {"p_value": one.p, "p_holm": one.adjusted, "verdict": verdict(one)}
+                row |= {"p_value": one.p, "p_holm": one.adjusted, "verdict": VERDICTS[verdict(one)]}
             rows.append(row)
     return encode_csv(rows)
 

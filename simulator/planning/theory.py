@@ -9,7 +9,7 @@ prefix caches know is left out of the prompts. A candidate is dropped only if th
 more, is too little.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -155,21 +155,42 @@ def best_sizes(replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: f
     return best if best.rate > GAIN * own.rate else own
 
 
-def too_slow(replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: float) -> str:
+def per_request(slos: Sequence[Slo], goodput: Mapping[str, float]) -> list[Slo]:
+    """Return the bounds with those of each request that a share of them must keep, `goodput`."""
+    shares = [slo for slo in slos if slo.metric == "goodput"]
+    return [slo for slo in slos if slo not in shares] + [
+        Slo(f"goodput.{name}", True, bound, 100.0 * slo.bound, name)
+        for slo in shares
+        for name, bound in goodput.items()
+    ]
+
+
+def too_slow(
+    replica: Replica,
+    traffic: Traffic,
+    slos: Sequence[Slo],
+    known: float,
+    goodput: Mapping[str, float] | None = None,
+) -> str:
     """Say which bound a request alone on a replica breaks already; "" if none.
 
     A prompt alone takes its chunks one after another; a token alone a decode step.
     """
     load, cost, tokens = traffic.workload, replica.cost, replica.engine.max_num_batched_tokens
-    reads = np.array([round(traffic.answer_context)])
-    token = 1e3 * float(cost.decode_seconds(np.array([1]), reads)[0])
-    for slo in slos:
+    for slo in per_request(slos, goodput or {}):
         name = slo.latency or slo.metric.partition("_")[2].removesuffix("_ms")
-        if name in ("tpot", "itl") and slo.at_most and token > slo.bound:
+        if not slo.at_most or slo.model:
+            continue
+        share = slo.percentile if slo.percentile is not None else 0.0
+        prompt = int(np.percentile(load.prompt_tokens, share, method="lower"))
+        reads = round(traffic.answer_context) if slo.percentile is None else prompt
+        token = 1e3 * float(cost.decode_seconds(np.array([1]), np.array([reads]))[0])
+        answer = int(np.percentile(load.output_tokens, share, method="lower")) - 1
+        if name in ("tpot", "itl") and answer > 0 and token > slo.bound:
             return f"a token alone takes {token:.3g} ms, {slo.text}"
+        if name == "e2el" and (whole := answer * token) > slo.bound:
+            return f"an answer of {answer + 1:,} tokens alone takes {whole:,.0f} ms, {slo.text}"
         if name == "ttft" and not known:
-            share = slo.percentile if slo.percentile is not None else 0.0
-            prompt = int(np.percentile(load.prompt_tokens, share, method="lower"))
             sizes = [min(tokens, prompt - k) for k in range(0, prompt, tokens)]
             first = 1e3 * sum(_mixed(cost, size, 1, 0, 0) for size in sizes)
             if first > slo.bound:

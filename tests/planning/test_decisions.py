@@ -65,3 +65,18 @@ def test_what_diagnose_puts_first_keeps_the_level_in_a_long_run(tmp_path: Path, 
     keys = [f"{first['key']}={first['to']}", *(f"{k}={v}" for k, v in first["also"].items())]
     assert kept("demo", 2000, *slow, seeds=1) < 0.1
     assert kept("demo", 2000, *slow, *keys, seeds=1) >= 0.99
+
+
+def test_what_one_request_alone_breaks_is_said_before_any_run(tmp_path: Path, capsys) -> None:
+    """A token takes 11.9 ms on an A100: 32 replicas do not change that, two GPUs each do."""
+    keys = ["cost=null", "goodput={tpot: 10}", "workload.num_prompts=200"]
+    command = ["plan", "demo", *sets(*keys), "--fewest", "cluster.replicas=1..32"]
+    assert main([*command, "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "a token alone takes 11.9 ms" in told
+    assert told.rstrip().endswith("it would do with engine.tensor_parallel_size=2")
+    assert not (tmp_path / "runs.jsonl").exists() or not (tmp_path / "runs.jsonl").read_text()
+    alone = [*keys, "workload.request_rate=0.05"]
+    assert kept("demo", 100, *alone, seeds=1) < 0.05
+    two = ["engine.tensor_parallel_size=2", "gpu.count=2"]
+    assert kept("demo", 100, *alone, *two, seeds=1) >= 0.99

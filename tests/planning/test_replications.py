@@ -166,7 +166,7 @@ def test_compare_command(write, tmp_path, capsys):
     rows = pd.read_csv(tmp_path / "c" / "comparison.csv").set_index(["run", "metric"])
     worse = rows.loc[(1, "mean_ttft_ms")]
     assert worse.difference > 0
-    assert worse.verdict == "-"
+    assert worse.verdict == "worse"
     assert worse.p_value < worse.p_holm < 0.05
     assert worse.difference_low < worse.difference < worse.difference_high
     assert np.isnan(rows.loc[(8, "mean_ttft_ms")].difference)
@@ -298,7 +298,7 @@ def test_where_prices_differ_the_cost_of_a_token_is_compared(other, told):
     (_, row) = rows[rows.metric == key].itertuples()
     assert row.mean == pytest.approx(other, rel=1e-3)
     if told:
-        assert (row.difference > 0, row.verdict) == (True, "-")
+        assert (row.difference > 0, row.verdict) == (True, "worse")
 
 
 def test_one_line_that_is_left_out_is_one():
