@@ -1,6 +1,7 @@
 """OpenAI's words for requests and answers, as vLLM's server has them (0.33)."""
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ def _predicted(value: object) -> int | None:
     """Read a prediction of output tokens, which may come as text."""
     if value is None:
         return None
-    if str(value).isdigit() and 0 < int(str(value)) <= MOST_TOKENS:
+    if re.fullmatch("[0-9]{1,10}", str(value)) and 0 < int(str(value)) <= MOST_TOKENS:
         return int(str(value))
     key = "predicted_output_tokens"
     raise BadRequestError(f"{key}: {str(value)[:40]!r} is no number of tokens", param=key)

@@ -29,6 +29,8 @@ POLL = 0.5  # s between two looks at /metrics
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 CACHED = 4096  # segments whose tokens are kept
 HITS = ("prefix_cache_hits_total", "prefix_cache_queries_total")  # tokens
+MOST_BYTES = 2**24  # of what a server says of itself, and of one answer's stream
+PATIENCE = 10.0  # s that a server may take to say what it says of itself
 STOPPED = "not answered when the replay was stopped"
 HUNG_UP = "the client hung up"
 
@@ -151,7 +153,7 @@ class _Replay:
                 if not ended.is_set():
                     answer.error, answer.end = STOPPED, self.loop.time() - self.start
         watch.cancel()
-        with suppress(*self.failures):
+        with suppress(*self.failures, ValueError):
             await self._look(found)
         return found
 
@@ -163,7 +165,7 @@ class _Replay:
                     "set OPENAI_API_KEY"
                 )
             try:
-                model: str = (await response.json(content_type=None))["data"][0]["id"]
+                model = str(json.loads(await read_text(response))["data"][0]["id"])
             except (ValueError, LookupError, TypeError):
                 raise HeadwayError(f"--url: {self.root}/v1/models: names no model") from None
             return model
@@ -173,22 +175,26 @@ class _Replay:
             if response.status != 200:
                 return ""
             try:
-                found = await response.json(content_type=None)
-            except ValueError:
+                found = json.loads(await read_text(response))
+            except (ValueError, RecursionError):
                 return ""
             return str(found.get("version", "")) if isinstance(found, dict) else ""
 
     async def _watch(self, found: Replayed) -> None:
-        """Look at /metrics until all is over, or there is nothing to see."""
-        while await self._look(found):
-            await asyncio.sleep(POLL)
+        """Look at /metrics until all is over, or there is nothing to see.
+
+        Whatever comes back costs no answer.
+        """
+        with suppress(*self.failures, ValueError):
+            while await self._look(found):
+                await asyncio.sleep(POLL)
 
     async def _look(self, found: Replayed) -> bool:
         """Read gauges and counters of /metrics, summed over engines; say whether there are any."""
         async with self.session.get(f"{self.root}/metrics") as response:
             if response.status != 200:
                 return False
-            text = await response.text()
+            text = await read_text(response)
         now = self.loop.time() - self.start
         found.gauges.append((now, *(_sum(text, name) for name in GAUGES)))
         found.kv_capacity_tokens = found.kv_capacity_tokens or _capacity(text)
@@ -257,9 +263,12 @@ class _Replay:
         url = f"{self.root}/v1/completions"
         async with self.session.post(url, data=body, headers=JSON) as response:
             if response.status != 200:
-                answer.error = f"{response.status}: {(await response.text())[:160]}"
+                answer.error = f"{response.status}: {(await read_text(response))[:160]}"
                 return
+            size = 0
             async for line in response.content:
+                if (size := size + len(line)) > MOST_BYTES:
+                    raise ValueError(f"the answer has more than {MOST_BYTES:,} bytes")
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                     continue
                 now = self.loop.time() - self.start
@@ -268,9 +277,9 @@ class _Replay:
                     answer.error = f"the stream broke off: {json.dumps(wrong)[:160]}"
                     return
                 if usage := chunk.get("usage"):
-                    answer.tokens = usage["completion_tokens"]
                     details = usage.get("prompt_tokens_details") or {}
-                    answer.cached = details.get("cached_tokens") or 0
+                    answer.tokens = int(usage["completion_tokens"])
+                    answer.cached = int(details.get("cached_tokens") or 0)
                 if any(choice.get("text") for choice in chunk.get("choices", ())):
                     if answer.first != answer.first:
                         answer.first = now
@@ -279,6 +288,20 @@ class _Replay:
                     answer.end = now
         if answer.first != answer.first:
             answer.error = "the stream had no token"
+
+
+async def read_text(response: Any) -> str:
+    """Read what a server says of itself, MOST_BYTES at most, within PATIENCE seconds.
+
+    Raises ValueError where it is longer, TimeoutError where it takes longer.
+    """
+    text = bytearray()
+    async with asyncio.timeout(PATIENCE):
+        async for part in response.content.iter_any():
+            text += part
+            if len(text) > MOST_BYTES:
+                raise ValueError(f"more than {MOST_BYTES:,} bytes")
+    return text.decode("utf-8", "replace")
 
 
 def _plain(error: Exception) -> str:

@@ -8,7 +8,7 @@ import gc
 import io
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES, EADDRINUSE
@@ -23,7 +23,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
-from simulator.util.http_log import leave_out_bad_requests
+from simulator.util.http_log import LOOPBACK, is_foreign, leave_out_bad_requests
 from simulator.util.yaml_lines import dump_yaml
 from simulator.workload.traces.write import write_timed_trace
 from twin.admin import admin_routes
@@ -111,7 +111,8 @@ class Server:
 
     def application(self) -> web.Application:
         """Return the addresses."""
-        app = web.Application(client_max_size=MOST_BYTES, middlewares=[refusals_in_json])
+        middlewares = [refusals_in_json, self._guard]
+        app = web.Application(client_max_size=MOST_BYTES, middlewares=middlewares)
         if self.options.admin:
             app.add_routes(admin_routes(self.engine, self.failures))
         app.add_routes(
@@ -130,6 +131,15 @@ class Server:
             ]
         )
         return app
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Refuse pages of other sites, which a browser lets talk to this machine, too."""
+        if is_foreign(request, LOOPBACK if self.options.host in LOOPBACK else None):
+            return error_response("pages of other sites are refused", "Forbidden", 403)
+        return await handler(request)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""

@@ -26,6 +26,7 @@ from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Floats, Ints, Workload
 from twin.polled_gauges import polled_gauges
+from twin.replay import read_text
 
 HISTORY = 30  # windows that are simulated
 SILENT = 10.0  # s without an answer, after which the server is taken for gone
@@ -369,7 +370,11 @@ async def _watch(
         async with session.get(url) as response:
             if response.status != 200:
                 raise HeadwayError(f"--url: {url}: status {response.status}")
-            poll = read_poll(await response.text(), now)
+            try:
+                text = await read_text(response)
+            except (ValueError, TimeoutError) as error:
+                raise HeadwayError(f"--url: {url}: {error or 'no end'}") from None
+            poll = read_poll(text, now)
         if not rounds and not polls:
             begun()
         if polls and poll.finished < polls[-1].finished:

@@ -19,6 +19,7 @@ from simulator.util.errors import HeadwayError
 from twin.shadow import Poll, read_poll
 
 PATIENCE = 10.0  # s for an answer about itself
+MOST_BYTES = 2**24  # of an answer
 CALM = 1.0  # s between the two looks that tell whether others use it
 UNTOLD = {
     "model": "its name or the path of its config.json",
@@ -201,7 +202,7 @@ def _get(root: str, path: str) -> str:
     request = Request(root + path, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
         with urlopen(request, timeout=PATIENCE) as response:
-            return str(response.read().decode("utf-8", "replace"))
+            return str(response.read(MOST_BYTES).decode("utf-8", "replace"))
     except HTTPError as error:
         locked = error.code in {401, 403}
         hint = ": the server wants a key: set OPENAI_API_KEY" if locked else ""

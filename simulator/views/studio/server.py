@@ -23,7 +23,7 @@ from typing import Any
 from simulator.scenario.load import load_scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
-from simulator.util.http_log import leave_out_bad_requests
+from simulator.util.http_log import is_foreign, leave_out_bad_requests
 from simulator.views.html.page import frame, read_asset
 from simulator.views.studio.columns import columns_of, unknown_columns
 from simulator.views.studio.knobs import Knob, knobs_of, overrides
@@ -157,10 +157,7 @@ class Studio:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse pages of other sites, which a browser lets talk to this machine, too."""
-        own = {f"{HOST}:{self.port}", f"localhost:{self.port}"}
-        origin = request.headers.get("Origin", "")
-        foreign = origin and origin.lower().removeprefix("http://") not in own
-        if request.host.lower() not in own or foreign:
+        if is_foreign(request, {f"{HOST}:{self.port}", f"localhost:{self.port}"}):
             return _errors(["this page is for this machine alone"], 403)
         try:
             response = await handler(request)
@@ -225,7 +222,7 @@ class Studio:
     async def _plan(self, request: web.Request) -> web.StreamResponse:
         """Send what a plan says, a line of JSON each; a page that leaves ends it."""
         asked = await self._asked(request)
-        if asked.question not in QUESTIONS:
+        if not isinstance(asked.question, str) or asked.question not in QUESTIONS:
             raise HeadwayError(f"question: {str(asked.question)[:40]!r} is none that is answered")
         if self._planning:
             raise HeadwayError("a plan is under way: cancel it first")

@@ -1,0 +1,181 @@
+"""What comes from outside, be it a body, a page of another site or a foreign server's answer."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from simulator.util.http_log import is_foreign
+from simulator.workload.workload import Workload
+from tests.support.twins import served_by
+from twin import replay as replays
+from twin.replay import replay
+from twin.server import Server
+
+WRONG: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1.5, 10**20, 1e308, float("nan"), "", "a", "\u00b2", "\ud800", "9" * 50),
+    *([], ["buy"], [[]], [None], [{}], {}, {"a": 1}, {"text": "a", "type": "text"}),
+)
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+COMPLETION = {"prompt": "a", "max_tokens": 2}
+FIELDS = (
+    *("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "seed", "stream"),
+    *(
+        "stream_options",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "user",
+        "ignore_eos",
+        "min_tokens",
+    ),
+    *("priority", "request_id", "cache_salt", "vllm_xargs", "logprobs", "top_logprobs", "stop"),
+    *("tools", "response_format", "replica", "factor", "seconds", "delay", "rate_limit"),
+)
+PATHS = {
+    "/v1/completions": COMPLETION,
+    "/v1/chat/completions": CHAT,
+    "/tokenize": COMPLETION,
+    "/admin/slow": {"factor": 1},
+    "/admin/hang": {"seconds": 0},
+    "/admin/restart": {"delay": 0},
+    "/admin/failures": {},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_wrong_type_of_a_field_is_a_fault_of_the_server(path: str) -> None:
+    async def play(client: aiohttp.ClientSession, _: Server) -> None:
+        bodies: list[Any] = [{**PATHS[path], name: value} for name in FIELDS for value in WRONG]
+        bodies += [{**CHAT, "messages": [{"role": "user", "content": one}]} for one in WRONG]
+        bodies += [{**CHAT, "messages": [{"role": one, "content": "a"}]} for one in WRONG]
+        keys = ("predicted_output_tokens", "client")
+        bodies += [{**PATHS[path], "vllm_xargs": {key: one}} for key in keys for one in WRONG]
+        for body in [*bodies, *WRONG]:
+            data, head = json.dumps(body), {"Content-Type": "application/json"}
+            async with client.post(path, data=data, headers=head) as answer:
+                assert answer.status < 500, body
+        async with client.post("/admin/failures", data="{}") as answer:
+            assert answer.status == 200
+
+    served_by(play, admin=True, speed=1000)
+
+
+def test_no_page_of_another_site_is_answered() -> None:
+    """Neither by its Origin, nor by a name of its own for this machine."""
+
+    async def play(client: aiohttp.ClientSession, _: Server) -> None:
+        own = f"{client._base_url}".rstrip("/")
+        for head, status in (
+            ({}, 200),
+            ({"Origin": own}, 200),
+            ({"Host": "localhost:9"}, 200),
+            ({"Origin": "http://evil.example"}, 403),
+            ({"Origin": "http://127.0.0.1:1"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Host": "evil.example"}, 403),
+        ):
+            for path in ("/admin/slow", "/v1/completions"):
+                body = {"factor": 1} if "admin" in path else COMPLETION
+                async with client.post(path, json=body, headers=head) as answer:
+                    assert answer.status == status, (path, head)
+            async with client.get("/health", headers=head) as answer:
+                assert answer.status == status
+
+    served_by(play, admin=True)
+
+
+def test_a_server_for_others_may_have_any_name() -> None:
+    """But a page of another site has none."""
+    from aiohttp.test_utils import make_mocked_request
+
+    for origin, foreign in (("", False), ("https://gpu:80", False), ("http://evil", True)):
+        head = {"Host": "gpu:80"} | ({"Origin": origin} if origin else {})
+        assert is_foreign(make_mocked_request("GET", "/", head), None) == foreign
+
+
+def test_a_client_that_vanishes_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def play(client: aiohttp.ClientSession, _: Server) -> None:
+        body = json.dumps({**COMPLETION, "stream": True, "max_tokens": 50}).encode()
+        url = client._base_url
+        assert url is not None
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: {len(body)}"
+        for _ in range(20):
+            _, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(head.encode() + b"\r\nContent-Type: application/json\r\n\r\n" + body)
+            writer.transport.abort()
+        await asyncio.sleep(0.5)
+
+    with caplog.at_level(logging.WARNING):
+        served_by(play)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """A server whose /metrics is `metrics`, again and again, and whose answers are right."""
+
+    metrics: tuple[bytes, ...] = ()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        """Name a model; tell metrics without end."""
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/metrics":
+            first, *rest = self.metrics
+            self.wfile.write(first)
+            begin = time.monotonic()
+            while rest and time.monotonic() < begin + 20:
+                try:
+                    self.wfile.write(rest[0])
+                except OSError:
+                    return
+        else:
+            self.wfile.write(b'{"data": [{"id": "m"}], "version": "1"}')
+
+    def do_POST(self) -> None:
+        """Answer with one token."""
+        self.send_response(200)
+        self.end_headers()
+        chunk = {"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}
+        self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n")
+
+
+@pytest.fixture
+def hostile() -> Iterator[str]:
+    """Run such a server; give its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        (b"vllm:num_requests_running 1\n\xff\n",),
+        (b"vllm:num_requests_running one\nvllm:kv_cache_usage_perc 0.0.0\n",),
+        (b"#", b"#" * 2**16),
+        (b'vllm:cache_config_info{block_size="' + b"9" * 5000 + b'",num_gpu_blocks="1"} 1\n',),
+    ],
+    ids=["bytes", "words", "endless", "long"],
+)
+def test_what_metrics_say_costs_no_answer(
+    hostile: str, metrics: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hostile, "metrics", metrics)
+    monkeypatch.setattr(replays, "MOST_BYTES", 2**20)
+    ones = np.ones(3, np.int64)
+    found = replay(Workload(np.arange(3) / 10, 5 * ones, ones), hostile)
+    assert [(one.tokens, one.error) for one in found.requests] == [(1, "")] * 3
