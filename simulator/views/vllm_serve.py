@@ -251,15 +251,15 @@ def serve_options(scenario: Scenario, kv_role: str | None = None) -> list[str]:
             words += _option(f"--{key.replace('_', '-')}", f"{value}")
     if longest := longest_that_fits(scenario):
         words += ["--max-model-len", f"{longest}"]
-    kept, absent = engine.prefix_cache_retention_interval, options_without_effect
-    if kept != 0 and "prefix_cache_retention_interval" not in absent(release_of(engine)):
+    absent = options_without_effect(release_of(engine))
+    kept = engine.prefix_cache_retention_interval
+    if kept != 0 and "prefix_cache_retention_interval" not in absent:
         words += ["--prefix-cache-retention-interval", f"{kept}"]
     if engine.enable_lora:
         words.append("--enable-lora")
     if engine.enable_expert_parallel:
         words.append("--enable-expert-parallel")
     if engine.follows_vllm:
-        absent = options_without_effect(release_of(engine))
         given = {key: getattr(engine, key) for key in SWITCHES if key not in absent}
         changed = [k for k, v in given.items() if v != type(engine).model_fields[k].default]
         words += [_flag(key, getattr(engine, key)) for key in (*FLAGS, *changed)]
