@@ -248,7 +248,7 @@ def run(
     elif not options.quiet:
         print(run_table(result.summary()), *notes, sep="\n")
         _print_written(folder, [file.name for file in files])
-    return 0
+    return int(not result.summary()["completed"] and len(result.workload) > 0)
 
 
 def _refuse_beside_no_tables(others: "Mapping[str, object]", options: RunOptions) -> None:
@@ -298,7 +298,7 @@ def _add_load(result: "Result") -> None:
     from simulator.simulation.write import check_span
 
     check_span(result)
-    if (knee := find_knee(result)) is not None:
+    if result.summary()["completed"] and (knee := find_knee(result)) is not None:
         own = result.summary()["headway"]
         own["load"] = knee.as_summary()
         for one in own.get("slo") or ():
@@ -356,7 +356,7 @@ def _run_without_tables(
         print(run_table(summary))
         print(f"Requests were not kept: percentiles are off by {RELATIVE_ERROR:.2%} at most.")
         _print_written(folder, [file.name for file in files])
-    return 0
+    return int(not summary["completed"] and summary["failed"] > 0)
 
 
 def _run_replications(scenario: "Scenario", folder: Path, count: int, options: RunOptions) -> int:

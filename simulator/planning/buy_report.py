@@ -117,6 +117,8 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
         lines.append(f"  {REDUCED}: {line(plain) if plain else 'none that was simulated holds'}")
     if others:
         lines.append(f"Second best: {line(others[0])}{_more(best, others[0])}")
+        told = verdicts(problem, others[0], others[0].best)
+        lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in told]
     for one in others[1 : TOLD - 1]:
         lines.append(f"Then {line(one)}{_more(best, one)}, by short runs")
     if not answer.priced:
