@@ -59,6 +59,18 @@ EXTRAS: tuple[Values, ...] = (
     },
     {"pipeline_parallel_size": 2, "scheduling_policy": "fcfs"},
 )
+SGLANGS: tuple[Values, ...] = (
+    *({}, {}, {"kv_offloading_size": 1.0}),
+    {"scheduling_policy": {"policy": "sglang", "enable_mixed_chunk": True}},
+    {"scheduling_policy": {"policy": "sglang", "order": "lpm"}},
+    {"scheduling_policy": {"policy": "sglang", "order": "hrrn", "schedule_conservativeness": 0.1}},
+    {"scheduling_policy": {"policy": "sglang", "enable_priority_scheduling": True}},
+    {"scheduling_policy": {"policy": "sglang", "max_new_tokens": 40, "ignore_eos": True}},
+)
+BATCHES: tuple[Values, ...] = (
+    *({}, {"scheduling_policy": {"policy": "static", "deliver": "batch"}}),
+    {"scheduling_policy": {"policy": "static", "timeout": 0.5}},
+)
 
 
 def sees_all(request: Request, targets: Sequence[Target]) -> int:
@@ -99,8 +111,10 @@ def _engine(rng: Random, names: Sequence[str] = ENGINES, *, extras: int = 2) -> 
     }
     if rng.random() < 0.5:
         found["enable_prefix_caching"] = rng.random() < 0.5
-    if name in ("hf", "orca", "tgi", "vllm-v0"):
+    if name in ("hf", "orca", "tgi", "vllm-v0", "tensorrt-llm"):
         found["max_num_batched_tokens"] = LONGEST
+    if name in ("sglang", "hf"):
+        found |= rng.choice(SGLANGS if name == "sglang" else BATCHES)
     if name in (*VLLMS, "sglang") and rng.random() < 0.7:
         found["async_scheduling"] = rng.random() < 0.5
     if name in VLLMS:
