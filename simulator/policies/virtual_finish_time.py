@@ -87,7 +87,8 @@ class VirtualFinishTime:
 
     def add(self, request: Request) -> bool:
         self._join(request, request.arrival)
-        return self.head() is request
+        # The next step takes shares anew, and which they are later depends on when that was.
+        return self.starvation_boost > 0 or self.head() is request
 
     def put_back(self, request: Request) -> None:
         self._join(request, self._batch.now)

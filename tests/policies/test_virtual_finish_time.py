@@ -37,6 +37,25 @@ def test_one_seat(boost: float, late: tuple[float, float]) -> None:
     assert starts(load, starvation_boost=boost) == [0, late[0], 4, 8, late[1]]
 
 
+def test_shares_are_taken_at_the_same_steps_of_a_run_that_leaps() -> None:
+    """The last comes in a leap; the step after it takes shares, which the next 0.05 are off from.
+
+    Found by draws: the leap went on, and another request was the head when blocks were free.
+    """
+    load = workload((4.5, 2, 17), (5.0, 16, 28), (7.0, 18, 12), (9.0, 2, 20))
+    leapt, stepped = (
+        play(
+            load,
+            DynamicScheduler(
+                BlockCounter(12, 4), policy=VirtualFinishTime(), max_num_seqs=8, max_model_len=48
+            ),
+            leap=leap,
+        )[0]
+        for leap in (True, False)
+    )
+    assert leapt.request_rows == stepped.request_rows
+
+
 @pytest.mark.parametrize("boost", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("gap", "passed"), [(0.8, 190), (1.25, 0)])
 def test_a_long_request_waits_until_an_overload_is_over(gap: float, passed: int, boost) -> None:
