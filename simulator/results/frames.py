@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.core.engine_config import EngineConfig
-from simulator.core.log import REASONS, Log
+from simulator.core.log import REASONS, STOP, Log
 from simulator.results.fairness import Clients, client_columns, fairness_columns
 from simulator.results.record import ClusterRecord, Record
 from simulator.results.request_table import (
@@ -23,8 +23,10 @@ from simulator.results.request_table import (
     client_column,
     find_rows,
     model_column,
+    numbered,
 )
 from simulator.util.csv_text import Column, Numbers, Signed, Words
+from simulator.workload.prefixes import MEDIA, prefix_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,8 +43,8 @@ def request_columns(record: Record) -> dict[str, Column]:
     """Return the columns of requests.csv, a row for each request of the workload, by id.
 
     The models or adapters, the priorities, the `max_tokens`, the predicted output tokens, the seats
-    kept beyond the end, and the replicas that computed the prompts are there only where the run has
-    them.
+    kept beyond the end, the replicas that computed the prompts, and what else it takes to play the
+    file again are there only where the run has them.
     """
     return next(request_parts(record, len(record.workload)))
 
@@ -56,6 +58,7 @@ def request_parts(record: Record, size: int) -> Iterator[dict[str, Column]]:
         producers["prefill_replica"] = record.transfers.producer_of(count)
     engines = [spec.engine for spec in record.specs.values()]
     producers |= tier_columns(engines, record.logs, count)
+    producers |= _load_columns(table)
     parts = {**record.time_parts(), **seat_columns(record.logs, count)}
     for at in range(0, max(count, 1), max(size, 1)):
         rows = slice(at, min(at + size, count))
@@ -107,6 +110,24 @@ def columns_of(
         **producers,
         "finish_reason": Words(table.reason, REASONS),
     }
+
+
+def _load_columns(table: RequestTable) -> dict[str, Column]:
+    """Return what the load was, beyond what a run shows: of prompts, hang-ups and cut answers.
+
+    With these columns a trace reader finds the same load; an answer that did not end by itself was
+    to have `asked_output_tokens`.
+    """
+    workload, broken = table.workload, table.reason != STOP
+    columns: dict[str, Column] = {}
+    if broken.any():
+        columns["asked_output_tokens"] = np.where(broken, workload.output_tokens, -1)
+    if workload.cancel_after is not None:
+        columns["cancel_after"] = workload.cancel_after
+    for name, values in prefix_columns(workload).items():
+        words = name == MEDIA
+        columns[name] = numbered(values) if words else np.array(values, np.int64)
+    return columns
 
 
 def tier_columns(

@@ -185,20 +185,20 @@ def partial_span(table: RequestTable, logs: Sequence[Log]) -> tuple[float, float
 
 def client_column(workload: Workload) -> Words:
     """Return each request's client, numbered in order of their first requests; -1: not said."""
-    return _numbered(workload, workload.client)
+    return numbered(workload.client or [""] * len(workload))
 
 
 def model_column(workload: Workload) -> Words:
     """Return the adapter or model that each request asks for, likewise; `base`: the model's own."""
-    names = workload.model
-    return _numbered(workload, None if names is None else [name or "base" for name in names])
+    if workload.model is None:
+        return numbered([""] * len(workload))
+    return numbered([name or "base" for name in workload.model])
 
 
-def _numbered(workload: Workload, names: Sequence[str] | None) -> Words:
+def numbered(words: Sequence[str]) -> Words:
+    """Number words in order of their first appearance; an empty one is an empty cell."""
     codes: dict[str, int] = {}
-    if names is None:
-        return Words(np.full(len(workload), -1), [])
-    numbers = [codes.setdefault(name, len(codes)) for name in names]
+    numbers = [codes.setdefault(word, len(codes)) if word else -1 for word in words]
     return Words(np.array(numbers, np.int64), list(codes))
 
 

@@ -273,7 +273,7 @@ class Scenario(Config):
         if workload.model is None:
             return
         if any(own.engine.enable_lora for own in self.groups.values()):
-            own = {self.known_model, getattr(self.model, "name", self.model)}
+            own = {self.known_model, getattr(self.model, "name", self.model), "base"}
             workload.model = ["" if name in own else name for name in workload.model]
         else:
             self._given("adapters", True, "goes with engine.enable_lora: true")

@@ -70,9 +70,9 @@ def read_prefixes(
         head: Segments = ()
         if owners is not None and tokens is not None:
             head = _begin(found, prompts, outputs, int(owners[i]), int(tokens[i]))
-        elif groups is not None and tokens is not None:
+        elif groups is not None and tokens is not None and groups[i] != "":
             head = ((("prefix", groups[i]), min(int(tokens[i]), prompt)),)
-        elif groups is not None:
+        elif groups is not None and tokens is None:
             if groups[i] != "" and (before := last.get(groups[i])) is not None:
                 head = _begin(found, prompts, outputs, before, prompt)
             last[groups[i]] = i

@@ -168,7 +168,7 @@ class Records:
 
     def _word(self, field: str, k: int, value: object) -> str:
         if value is None:
-            return "" if field == "model" else UNKNOWN
+            return "" if field in {"model", "prefix", "media"} else UNKNOWN
         text = value if isinstance(value, str) else str(value)
         if wrong := name_problem(text):
             self._wrong(field, k, f"{short_repr(text)} {wrong}")
@@ -206,7 +206,7 @@ class Records:
         """Return whole numbers; 0 where `max_tokens` or the like says nothing."""
         numbers = self._numbers(field, values)
         needed = field in {"prompt", "output"}
-        least = -LARGEST if field in PRIORITY else 0
+        least = -LARGEST if field in PRIORITY else 0 if needed else -1  # where Parquet has no cell
         whole = np.isfinite(numbers) & (numbers == np.floor(numbers)) & (numbers >= least)
         whole &= np.abs(numbers) < LARGEST
         if not needed:
@@ -217,7 +217,9 @@ class Records:
             elif isfinite(numbers[k]) or not isinstance(values[k], str):
                 less = "is negative" if numbers[k] < least else "is not a whole number"
                 self._wrong(field, k, f"{short_repr(values[k])} {less}")
-        return np.where(whole & ~np.isnan(numbers), numbers, 0).astype(np.int64)
+        untold = -1 if field == "prefix_request" else 0
+        found = np.where(whole & ~np.isnan(numbers), numbers, untold).astype(np.int64)
+        return found if field in PRIORITY else np.maximum(found, untold)
 
     def _clock(
         self, field: str, values: Sequence[object], per_second: float | None
@@ -336,6 +338,7 @@ def make_table(
     failed = failures(words, size) if failed is None else failed
     output, asked = _asked(columns)
     columns = {**columns, "output": output, "prompt": _whole_prompts(columns, ledger)}
+    broken = failed & asked
     failed = failed & ~asked & ~gone
     kept = np.flatnonzero((output > 0) & ~failed & ~gone)
     table = _rows(columns, units, kept)
@@ -354,7 +357,7 @@ def make_table(
         if "client_queue" in columns:
             _send_with_answers(table)
         for values in (table.measured.ttft, table.measured.tpot, table.measured.e2el):
-            values[asked[kept]] = nan
+            values[broken[kept]] = nan
     _add_contents(path, table, columns, kept)
     _add_notes(table, columns, kept)
     if "arrival" in columns and failed.any():
@@ -378,7 +381,7 @@ def _send_with_answers(table: Table) -> None:
 
 
 def _asked(columns: Columns) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return the output tokens asked for, and of which requests a run of Headway's broke off."""
+    """Return the output tokens asked for, and of which requests a run of Headway's tells them."""
     output: Any = columns["output"]
     asked: Any = columns.get("asked", np.zeros(len(output), np.int64))
     return np.where(asked > 0, asked, output), asked > 0
@@ -453,7 +456,7 @@ def _take(columns: Columns, name: str, kept: Ints) -> Any:
 def _rows(columns: Columns, units: Mapping[str, float], kept: Ints) -> Table:
     """Make a table of some rows, as they stand; the times that each took are not worked out."""
     take = partial(_take, columns, kept=kept)
-    most, hint, arrival = take("max_tokens"), take("hint"), take("arrival")
+    most, hint, arrival, client = map(take, ("max_tokens", "hint", "arrival", "client"))
     per_second = units.get("arrival", 1.0)
     if arrival is not None and (held := take("client_queue")) is not None:
         waited = np.nan_to_num(held) * per_second
@@ -464,7 +467,7 @@ def _rows(columns: Columns, units: Mapping[str, float], kept: Ints) -> Table:
         per_second,
         take("prompt"),
         take("output"),
-        client=take("client"),
+        client=None if client is None or {*client} <= {UNKNOWN} else client,
         priority=take("priority"),
         model=take("model"),
         max_tokens=most if most is not None and most.any() else None,

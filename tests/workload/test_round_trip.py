@@ -1,0 +1,117 @@
+"""What Headway wrote, Headway reads back: a run's requests, played again, make the same run."""
+
+import copy
+import json
+import os
+
+import numpy as np
+import pytest
+
+from simulator.scenario.load import load_scenario
+from simulator.simulation.run import run
+from simulator.simulation.write import write_run
+from simulator.util.errors import HeadwayError
+from tests.support.random_scenarios import draw_scenario
+
+CHECKS = int(os.environ.get("HEADWAY_CHECKS", "12"))
+KEPT = ("max_concurrency", "frontend", "client_latency")
+"""Keys of a workload that say how its requests are sent, whatever they are."""
+TIMED = {"failures", "autoscaling"}
+BASE = {"model": "llama-3-8b", "gpu": {"name": "A100-80GB"}, "engine": {"name": "vllm"}, "seed": 3}
+LOAD = {"num_prompts": 60, "request_rate": 20.0, "input_len": 90, "output_len": 12}
+LORA = {"name": "vllm", "enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
+IMAGES = {"image": {"tokens": 40, "distinct": 7}}
+KINDS = {
+    "closed loop": {"max_concurrency": 7, "request_rate": float("inf")},
+    "sessions": {"sessions": {"turns": 4, "think_time": 0.0}, "prefix_len": 50},
+    "prefixes": {"prefix_groups": {"num_prefixes": 4, "prefix_len": 40}, "prefix_len": 33},
+    "images": {"multimodal": IMAGES, "prefix_len": 20},
+    "adapters": {"adapters": {"num_adapters": 5, "base": 0.3}},
+    "priorities": {"clients": [3, 1], "priorities": [5, -2]},
+    "limits": {"max_tokens": {"kind": "uniform", "low": 1, "high": 20}},
+}
+ENGINES = {
+    "adapters": LORA,
+    "images": {"name": "vllm", "multimodal_config": {"encoder_seconds": [[1, 0.004], [40, 0.02]]}},
+    "priorities": {"name": "vllm", "scheduling_policy": "priority", "max_num_seqs": 4},
+}
+
+
+def play(tmp_path, raw, form="csv"):
+    """Run a scenario; give its table, by when each was sent, as numbers."""
+    import pandas as pd
+
+    out = tmp_path / f"run{len([*tmp_path.iterdir()])}"
+    write_run(run(load_scenario(raw)), out, form)
+    path = out / f"requests.{form}"
+    table = pd.read_csv(path) if form == "csv" else pd.read_parquet(path)
+    table["sent"] = table["arrival"] + table["client_queue_time"].fillna(0.0)
+    return path, table.sort_values("sent", kind="stable").reset_index(drop=True)
+
+
+def check_again(tmp_path, raw, form="csv"):
+    """Play what a run wrote in its own scenario; give the table."""
+    path, first = play(tmp_path, raw, form)
+    again = copy.deepcopy(raw)
+    kept = {key: raw["workload"][key] for key in KEPT if key in raw["workload"]}
+    again["workload"] = {"trace": {"path": str(path)}, **kept}
+    _, second = play(tmp_path, again, form)
+    assert len(first) == len(second)
+    columns = ["prompt_tokens", "output_tokens", "cached_tokens", "sent"]
+    if not ("sessions" in raw["workload"] and first["sent"].duplicated().any()):
+        columns += ["ttft", "e2el"]  # else two that came in one nanosecond may change places
+    for table in (first, second):
+        table["sent"] -= table["sent"].min()
+    for name in columns:
+        one, other = (table[name].to_numpy(np.float64) for table in (first, second))
+        assert np.allclose(one, other, rtol=0, atol=1e-6, equal_nan=True), name
+    if "finish_reason" in first:
+        words = [table["finish_reason"].fillna("").tolist() for table in (first, second)]
+        assert words[0] == words[1]
+    return first
+
+
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
+@pytest.mark.parametrize("seed", range(CHECKS))
+def test_drawn_scenarios(tmp_path, seed):
+    """Any workload on any engine or cluster, with refusals, timeouts and retries."""
+    raw = draw_scenario(seed)
+    if TIMED & {*raw.get("cluster", {})}:
+        pytest.skip("what comes by the clock counts from a trace's first request")
+    try:
+        load_scenario(raw)
+    except HeadwayError:
+        pytest.skip("contradicts itself")
+    check_again(tmp_path, raw)
+
+
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind(tmp_path, kind, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    raw = {**BASE, "engine": ENGINES.get(kind, BASE["engine"]), "workload": LOAD | KINDS[kind]}
+    first = check_again(tmp_path, raw, form)
+    if kind in ("sessions", "prefixes", "images"):
+        assert first["cached_tokens"].sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
+def test_clients_that_hang_up(tmp_path):
+    """A broken answer is asked for again, in full, and its client hangs up again."""
+    row = {"input_length": 500, "output_length": 400}
+    rows = [row | {"timestamp": 10 * k, "hash_ids": [k]} for k in range(12)]
+    rows = [one | ({"cancel_after": 0.4} if k % 3 else {}) for k, one in enumerate(rows)]
+    (tmp_path / "hang.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    raw = {**BASE, "workload": {"trace": {"path": str(tmp_path / "hang.jsonl")}}}
+    first = check_again(tmp_path, raw)
+    assert (first["finish_reason"] == "unfinished").sum() == 8
+
+
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
+def test_a_fleet_of_several_models(tmp_path):
+    groups = {"small": {"model": "llama-3-8b"}, "other": {"model": "llama-2-7b"}}
+    load = LOAD | {"models": {"llama-3-8b": 2, "llama-2-7b": 1}}
+    first = check_again(tmp_path, {**BASE, "cluster": {"groups": groups}, "workload": load})
+    assert first["model"].nunique() == 2
