@@ -69,6 +69,12 @@ def of_config(engine: str, config: str) -> dict[str, EngineField]:
     return {row.field: row for row in fields() if (row.engine, row.config) == (engine, config)}
 
 
+def why_refused(field: str) -> str:
+    """Say why a field of an engine's options is not simulated; "" where it is, or where none is."""
+    rows = (row for row in fields() if row.field == field and row.options)
+    return next((row.note for row in rows if row.effect in ("told", "refused")), "")
+
+
 def read_size(text: str) -> int:
     """Read a number as vLLM's `human_readable_int`: 1k is 1000, 1K is 1024; ValueError if not."""
     text = text.strip()

@@ -16,6 +16,8 @@ from simulator.util.errors import HeadwayError
 
 ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
 """What drafts are worth and cost where a command, which says neither, asks for them."""
+KEPT = ("version", "expert_routing", "multimodal_config", "pipeline_parallel_bandwidth")
+"""Keys of an engine that no command says."""
 QUANTIZATIONS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "w8a8_fp8", "ptpc_fp8"), "fp8"),
     **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes", "w4afp8"), "int4"),
@@ -42,6 +44,18 @@ class Launch(NamedTuple):
     told: list[str]  # what is not simulated, and what is supposed
     without_effect: list[str]  # options
     supposed: list[str]  # what no command says
+
+    def over(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Return the engine, with what no command says from the one before it."""
+        kept = {key: before[key] for key in KEPT if key in before}
+        if self.engine["name"] != "vllm":
+            kept.pop("version", None)
+        engine, drafts = kept | self.engine, before.get("speculative_config")
+        if isinstance(drafts, dict) and "speculative_config" in engine:
+            said = {key: drafts[key] for key in ("acceptance", "draft") if key in drafts}
+            engine["speculative_config"] = engine["speculative_config"] | said
+            self.supposed.clear()
+        return engine
 
     def lines(self) -> list[str]:
         """Say in a line each what is not simulated, what is supposed and what has no effect."""
@@ -95,7 +109,7 @@ def _release(version: str | None) -> Release:
     try:
         check_known(version)
     except ValueError as error:
-        raise HeadwayError(f"--command: its image: {error}") from None
+        raise HeadwayError(f"--command: its release: {error}") from None
     return read_release(version) or NEWEST_RELEASE
 
 

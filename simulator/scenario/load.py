@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
-from simulator.costs.overhead import VLLM
 from simulator.costs.profile import named_hardware, shipped_profiles
 from simulator.launch.keys import LaunchCommand, read_launch
 from simulator.models.gpus import find_gpu
@@ -31,8 +30,6 @@ from simulator.util.user_code import NOT_ALLOWED, REFUSED, own_code_refused
 from simulator.util.yaml_lines import SourceMap, parse, read_text
 
 TOO_LITTLE = " does not fit the "  # in what is wrong with a GPU of too little memory
-KEPT_AT_LAUNCH = ("version", "expert_routing", "multimodal_config", "pipeline_parallel_bandwidth")
-"""Keys of an engine that a launch command leaves to the scenario."""
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = (PACKAGE / "scenarios", PACKAGE.parent / "scenarios")
 """Of the shipped scenarios: in an installed package, and in a checkout."""
@@ -302,25 +299,16 @@ def _settle(
 def _launch(raw: dict[str, Any], source_map: SourceMap, command: LaunchCommand) -> None:
     """Put the model and engine of a launch command in the place of a scenario's.
 
-    What no command says is kept: the release, the routing of experts, what drafts are worth.
+    What no command says is kept.
     """
     own = raw.get("engine")
     before: dict[str, Any] = own if isinstance(own, dict) else {}
     launch = read_launch(command, str(before["version"]) if before.get("version") else None)
-    kept = {key: before[key] for key in KEPT_AT_LAUNCH if key in before}
-    engine = kept | launch.engine
-    drafts = before.get("speculative_config")
-    if isinstance(drafts, dict) and "speculative_config" in engine:
-        said = {k: drafts[k] for k in ("acceptance", "draft") if k in drafts}
-        engine["speculative_config"] = engine["speculative_config"] | said
-        launch.supposed.clear()
-    if engine["name"] != VLLM:
-        engine.pop("version", None)
     known = raw.get("model")
     if not (isinstance(known, dict) and known.get("name") == launch.model):
         raw["model"] = launch.model
         source_map.override(("model",), "--command")
-    raw["engine"] = engine
+    raw["engine"] = launch.over(before)
     source_map.override(("engine",), "--command")
     for key, words in launch.words.items():
         source_map.override(key, f"--command {words}")

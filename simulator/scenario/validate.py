@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from yaml.reader import Reader
 
+from simulator.launch.fields import why_refused
 from simulator.scenario.scenario import Scenario
 from simulator.util.config import Config
 from simulator.util.errors import FieldError, Key, field_errors
@@ -128,6 +129,8 @@ def _unknown(key: Key) -> str:
     name, path = key[-1], key[:-1]
     if name in UNSUPPORTED_KEYS:
         return UNSUPPORTED_KEYS[name]
+    if path[-1:] == ("engine",) and (note := why_refused(name)):
+        return f"is not simulated: {note}"
     for home in SECTIONS:
         if name in known_keys(home):
             return f"unknown key here; did you mean {'.'.join((*home, name))}?"

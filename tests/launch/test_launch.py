@@ -223,3 +223,16 @@ def test_verbs_take_a_command(tmp_path, monkeypatch, capsys):
     assert "2 x H100-80GB" in capsys.readouterr().out
     assert main(["init", "t.yaml", "--yes", "--command", SERVE, "--model", "x"]) == 2
     assert main(["memory", "--gpu", "H100"]) == 2
+
+
+def test_keys_of_an_engine_that_are_not_simulated_say_so():
+    """Instead of another key that is spelled alike."""
+    raw = {"gpu": "H100", "engine": {"name": "sglang", "dp_size": 2, "enable_dp_attention": True}}
+    with pytest.raises(HeadwayError) as raised:
+        load_scenario(raw)
+    first, second = raised.value.messages
+    assert first.endswith(
+        "engine.dp_size: is not simulated: SGLang's data-parallel replicas are "
+        "replicas of a cluster: cluster.replicas"
+    )
+    assert "engine.enable_dp_attention: is not simulated: attention in data-parallel" in second
