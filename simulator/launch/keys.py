@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from simulator.launch.fields import EngineField, of_config
+from simulator.launch.fields import EngineField, fields, of_config
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE, Release, check_known, read_release
@@ -16,8 +16,6 @@ from simulator.util.errors import HeadwayError
 
 ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
 """What drafts are worth and cost where a command, which says neither, asks for them."""
-KEPT = ("version", "expert_routing", "multimodal_config", "pipeline_parallel_bandwidth")
-"""Keys of an engine that no command says."""
 QUANTIZATIONS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "w8a8_fp8", "ptpc_fp8"), "fp8"),
     **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes", "w4afp8"), "int4"),
@@ -47,13 +45,13 @@ class Launch(NamedTuple):
 
     def over(self, before: dict[str, Any]) -> dict[str, Any]:
         """Return the engine, with what no command says from the one before it."""
-        kept = {key: before[key] for key in KEPT if key in before}
-        if self.engine["name"] != "vllm":
-            kept.pop("version", None)
+        said = {row.effect.split(".")[1] for row in fields() if row.effect.startswith("engine.")}
+        said |= {"name"} | ({"version"} if self.engine["name"] != "vllm" else set())
+        kept = {key: value for key, value in before.items() if key not in said}
         engine, drafts = kept | self.engine, before.get("speculative_config")
         if isinstance(drafts, dict) and "speculative_config" in engine:
-            said = {key: drafts[key] for key in ("acceptance", "draft") if key in drafts}
-            engine["speculative_config"] = engine["speculative_config"] | said
+            worth = {key: drafts[key] for key in ("acceptance", "draft") if key in drafts}
+            engine["speculative_config"] = engine["speculative_config"] | worth
             self.supposed.clear()
         return engine
 
@@ -81,7 +79,7 @@ def read_launch(given: str, version: str | None = None) -> Launch:
     engine: dict[str, Any] = {"name": command.engine} | ({"version": version} if version else {})
     release = _release(version)
     wrong: list[str] = []
-    launch = Launch("", engine, {}, [], [], [])
+    launch = Launch(model="", engine=engine, words={}, told=[], without_effect=[], supposed=[])
     for option in options:
         row = option.row
         if row.effect == "model":

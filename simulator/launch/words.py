@@ -22,8 +22,9 @@ PROGRAMS = {
     ("trtllm-serve",): "tensorrt-llm",
 }
 """How a server is started, and the engine's name in a scenario."""
-IMAGES = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang"}
-"""Images whose entry point starts a server, or beside whose name the release is."""
+PUBLISHED = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang"}
+"""Containers that are published, whose tag is the release; vLLM's entry point starts a server."""
+TAG = r"([\w-]+/[\w-]+):v?([\w.]+)$"
 KNOWN = "vllm serve, sglang serve, python -m sglang.launch_server, trtllm-serve"
 ENDS = re.compile(r"[;&|]+|\d?>>?.*|\d?>&\d")
 """Words of a shell that end a command."""
@@ -35,7 +36,7 @@ class Command(NamedTuple):
     engine: str
     words: list[str]  # what follows the program
     environment: dict[str, str]
-    release: str | None = None  # of its image
+    release: str | None = None  # by its container's tag
     offline: bool = False  # an `LLM(...)` in place of a server
 
 
@@ -100,8 +101,8 @@ def _of_manifest(text: str) -> Iterator[Command]:
         listed = block.get("env", block.get("environment")) or []
         pairs = listed.items() if isinstance(listed, dict) else map(_variable, listed)
         variables = [f"{name}={value}" for name, value in pairs]
-        image = [str(block["image"])] if "image" in block else []
-        yield from _scan([*variables, *image, *words])
+        tags = [v for v in block.values() if isinstance(v, str) and re.search(TAG, v)]
+        yield from _scan([*variables, *tags, *words])
 
 
 def _variable(entry: object) -> tuple[str, str]:
@@ -143,16 +144,16 @@ def _scan(words: list[str]) -> Iterator[Command]:
             return
     pairs = [re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL) for word in words]
     variables = {pair[1]: pair[2] for pair in pairs if pair is not None}
-    images = [re.search(r"([\w-]+/[\w-]+):v?([\w.]+)$", word) for word in words]
-    found = [(at, image) for at, image in enumerate(images) if image and image[1] in IMAGES]
+    tags = [re.search(TAG, word) for word in words]
+    found = [(at, tag) for at, tag in enumerate(tags) if tag and tag[1] in PUBLISHED]
     starts = [(at, p) for at in range(len(words)) if (p := _program(words[at:])) is not None]
-    if not starts and found and IMAGES[found[0][1][1]] == "vllm":  # by its entry point
+    if not starts and found and PUBLISHED[found[0][1][1]] == "vllm":  # by its entry point
         starts = [(found[0][0], ())]
     for at, program in starts:
         engine = PROGRAMS.get(program, "vllm")
         rest = words[at + max(len(program), 1) :]
         end = next((i for i, word in enumerate(rest) if ENDS.fullmatch(word)), len(rest))
-        releases = [image[2] for _, image in found if IMAGES[image[1]] == engine]
+        releases = [tag[2] for _, tag in found if PUBLISHED[tag[1]] == engine]
         release = next(filter(re.compile(r"\d+\.\d+").match, releases), None)
         yield Command(engine, rest[:end], variables, release)
 
