@@ -193,17 +193,23 @@ def named_code(scenario: Scenario) -> Iterator[tuple[Key, str]]:
     yield from ((key, name) for key, name in named if isinstance(name, str) and ":" in name)
 
 
+OWN = "scenario.yaml"  # of a run, in its folder
+
+
 def find_scenario(path: Path) -> Path:
     """Return a scenario's file: the path itself, or what is shipped under a name without an ending.
 
-    `demo` and `examples/load` are names. A file or folder of that name goes first. Raises
+    `demo` and `examples/load` are names. A file of that name goes first; a folder does not, so that
+    `run demo --out demo` can be repeated. A folder of a run stands for the scenario in it. Raises
     HeadwayError, with the names there are, where there is neither.
     """
-    if path.exists() or path.suffix or path.is_absolute():
-        return path
+    if path.suffix or path.is_absolute() or (path.exists() and not path.is_dir()):
+        return path / OWN if (path / OWN).is_file() else path
     for folder in FOLDERS:
         if (found := folder / f"{path}.yaml").is_file():
             return found
+    if path.is_dir():
+        return path / OWN if (path / OWN).is_file() else path
     names = shipped_scenarios()
     raise HeadwayError(
         f"{path}: no such file, and not one of the shipped scenarios: {', '.join(names)}"

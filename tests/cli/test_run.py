@@ -106,3 +106,14 @@ def test_a_run_that_serves_nobody_fails_and_has_no_capacity(folder, capsys, more
     assert (summary["completed"], summary["failed"] > 0) == (0, True)
     assert "load" not in summary["headway"]
     assert "of capacity" not in capsys.readouterr().out
+
+
+def test_a_folder_of_a_run_runs_its_scenario_and_hides_no_shipped_name(folder) -> None:
+    """`run demo --out demo` can be repeated; `run out/x` is the run of x again."""
+    few = ["--set", "workload.num_prompts=5", "--quiet"]
+    assert main(["run", "demo", *few, "--out", "demo"]) == 0
+    assert main(["run", "demo", *few, "--out", "demo"]) == 0
+    assert main(["run", "small.yaml", "--quiet", "--out", "out/x"]) == 0
+    assert main(["run", "out/x", "--quiet", "--out", "again"]) == 0
+    first, again = (folder / one / "requests.csv" for one in ("out/x", "again"))
+    assert first.read_text() == again.read_text()
