@@ -118,9 +118,10 @@ def test_no_verb_imports_from_the_current_folder(traps: Path, command: list[str]
         assert not os.listdir("sprung"), words
     with running(command, "serve", "small.yaml", "--speed", "20") as port:
         url = f"http://127.0.0.1:{port}"
-        run(command, "replay", "small.yaml", *small, "--url", url, "--out", "replayed")
-        watched = ("--scenario", "small.yaml", "--window", "1", "--duration", "2")
-        run(command, "shadow", "--url", f"{url}/metrics", *watched, code=2)  # no traffic
+        sent = ("small.yaml", *small, "--url", url, "--out", "replayed")
+        run(command, "replay", *sent)
+        watched = (f"{url}/metrics", "--scenario", "small.yaml", "--window", "1", "--duration", "2")
+        run(command, "shadow", "--url", *watched, code=2)  # no traffic
     assert not os.listdir("sprung")
     assert {words[0] for words in done} == VERBS.keys() - {"serve", "replay", "shadow", "studio"}
 

@@ -20,27 +20,17 @@ from twin import replay as replays
 from twin.replay import replay
 from twin.server import Server
 
-WRONG: tuple[Any, ...] = (
-    *(None, True, -1, 0, 1.5, 10**20, 1e308, float("nan"), "", "a", "\u00b2", "\ud800", "9" * 50),
-    *([], ["buy"], [[]], [None], [{}], {}, {"a": 1}, {"text": "a", "type": "text"}),
-)
+NUMBERS = (None, True, -1, 0, 1.5, 10**20, 1e308, float("nan"))
+TEXTS = ("", "a", "\u00b2", "\ud800", "9" * 50)
+PARTS = ([], ["buy"], [[]], [None], [{}], {}, {"a": 1}, {"text": "a", "type": "text"})
+WRONG: tuple[Any, ...] = NUMBERS + TEXTS + PARTS
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 COMPLETION = {"prompt": "a", "max_tokens": 2}
-FIELDS = (
-    *("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "seed", "stream"),
-    *(
-        "stream_options",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "user",
-        "ignore_eos",
-        "min_tokens",
-    ),
-    *("priority", "request_id", "cache_salt", "vllm_xargs", "logprobs", "top_logprobs", "stop"),
-    *("tools", "response_format", "replica", "factor", "seconds", "delay", "rate_limit"),
-)
+FIELDS = """
+model prompt messages max_tokens max_completion_tokens n seed stream stream_options temperature
+top_p top_k min_p user ignore_eos min_tokens priority request_id cache_salt vllm_xargs logprobs
+top_logprobs stop tools response_format replica factor seconds delay rate_limit
+"""
 PATHS = {
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
@@ -55,7 +45,9 @@ PATHS = {
 @pytest.mark.parametrize("path", PATHS)
 def test_no_wrong_type_of_a_field_is_a_fault_of_the_server(path: str) -> None:
     async def play(client: aiohttp.ClientSession, _: Server) -> None:
-        bodies: list[Any] = [{**PATHS[path], name: value} for name in FIELDS for value in WRONG]
+        bodies: list[Any] = [
+            {**PATHS[path], name: value} for name in FIELDS.split() for value in WRONG
+        ]
         bodies += [{**CHAT, "messages": [{"role": "user", "content": one}]} for one in WRONG]
         bodies += [{**CHAT, "messages": [{"role": one, "content": "a"}]} for one in WRONG]
         keys = ("predicted_output_tokens", "client")
