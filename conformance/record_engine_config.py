@@ -12,7 +12,7 @@ import os
 import sys
 import types
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 GIB = 1 << 30
 GPUS = {
@@ -60,7 +60,7 @@ FIELDS = {
 class _Nothing(types.ModuleType):
     """A module, or an operator, of which nothing is computed."""
 
-    __path__: ClassVar[list[str]] = []
+    __path__ = ()  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -92,7 +92,7 @@ def pretend() -> dict[str, Any]:
                 raise
             return _Nothing(name)
 
-    torch._ops._OpNamespace.__getattr__ = operator
+    torch._ops._OpNamespace.__getattr__ = operator  # type: ignore[method-assign]
     torch.library.register_fake = lambda *_args, **_more: lambda function: function
     import vllm.platforms
     from vllm.platforms.cuda import CudaPlatformBase
@@ -100,7 +100,7 @@ def pretend() -> dict[str, Any]:
 
     gpu: dict[str, Any] = {}
 
-    class Pretended(CudaPlatformBase):
+    class Pretended(CudaPlatformBase):  # type: ignore[misc]
         """A platform that says what `gpu` does."""
 
         get_device_capability = classmethod(lambda _, device_id=0: DeviceCapability(*gpu["cc"]))

@@ -53,6 +53,7 @@ WORDS = (
     "kv_dtype",
     "engine",
     "engine_version",
+    "command",
     "arrival",
     "router",
     "clock",
@@ -155,7 +156,9 @@ def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]
         for column, value in (cells or {}).items():
             if str(row.get(column) or "").strip().lower() in BLANK:
                 row[column] = value
+        faults = _fill_by_command(f"{path}:{line}", row)
         run = _run(f"{path}:{line}", row)
+        run = replace(run, faults=(*faults, *run.faults))
         if run.run_id in seen:
             told = f"{path}:{line}: run_id: {run.run_id!r} is there twice"
             run = replace(run, faults=(told, *run.faults))
@@ -164,6 +167,31 @@ def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]
     if all(run.faults for run in runs):
         raise HeadwayError(fault for run in runs for fault in run.faults)
     return runs
+
+
+def _fill_by_command(place: str, row: dict[Any, Any]) -> list[str]:
+    """Fill a row's empty cells by its launch command; return what of that has no column."""
+    command = str(row.get("command") or "").strip()
+    if command.lower() in BLANK:
+        return []
+    from simulator.launch.keys import read_launch
+
+    try:
+        launch = read_launch(command, str(row.get("engine_version") or "").strip() or None)
+    except HeadwayError as error:
+        return [f"{place}: command: {one.removeprefix('--command: ')}" for one in error.messages]
+    said = {**launch.engine, "model": launch.model, "engine_version": launch.engine.get("version")}
+    own = {"name": "engine", "version": "engine_version"}
+    wrong = []
+    for key, value in said.items():
+        column = own.get(key) or OPTIONS.get(key, key)
+        if column not in _columns():
+            wrong.append(
+                f"{place}: command: {launch.words.get(('engine', key), key)}: has no column"
+            )
+        elif value is not None and str(row.get(column) or "").strip().lower() in BLANK:
+            row[column] = str(value)
+    return wrong
 
 
 def parse_cells(given: Sequence[str]) -> dict[str, str]:
