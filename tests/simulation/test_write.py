@@ -24,14 +24,14 @@ from tests.support.logs import ObservedRequest, add_request, add_run, add_step, 
 REQUESTS = """\
 id,client,arrival,client_queue_time,prompt_tokens,output_tokens,queue_time,ttft,tpot,e2el,\
 prefill_time,decode_alone_time,decode_slowed_time,preempted_time,recompute_time,swap_time,\
-preemptions,cached_tokens,replica,finish_reason
+preemptions,cached_tokens,replica,asked_output_tokens,finish_reason
 0,"a,b",0.000000000,0.000000000,5,3,0.500000000,1.000000000,1.000000000,3.000000000,\
-0.500000000,2.000000000,0.000000000,0.000000000,0.000000000,0.000000000,1,2,0,stop
+0.500000000,2.000000000,0.000000000,0.000000000,0.000000000,0.000000000,1,2,0,,stop
 1,c,0.250000000,0.000000000,7,1,0.250000000,0.750000000,,0.750000000,\
-0.500000000,0.000000000,0.000000000,0.000000000,0.000000000,0.000000000,0,0,0,length
-2,c,0.500000000,0.000000000,900,0,,,,,,,,,,,0,0,0,rejected
-3,"a,b",0.750000000,0.000000000,5,0,,,,,,,,,,,0,0,0,unfinished
-4,c,1000.123456789,,5,0,,,,,,,,,,,0,0,,
+0.500000000,0.000000000,0.000000000,0.000000000,0.000000000,0.000000000,0,0,0,1,length
+2,c,0.500000000,0.000000000,900,0,,,,,,,,,,,0,0,0,1,rejected
+3,"a,b",0.750000000,0.000000000,5,0,,,,,,,,,,,0,0,0,1,unfinished
+4,c,1000.123456789,,5,0,,,,,,,,,,,0,0,,1,
 """
 STEPS = """\
 start,duration,steps,running,waiting,prefill_tokens,decode_tokens,wasted_tokens,context,\
