@@ -1,6 +1,7 @@
 """vLLM's scheduler as its own loop goes: request by request, block by block, hashes by content.
 
-Slow and plain on purpose: the yardstick for the scheduler that works on sums.
+Slow and plain on purpose: the yardstick for the scheduler that works on sums. The loop alone is in
+`simulator/schedulers/vllm/reference.py`; this one has the prefix cache, vLLM's knobs and releases.
 """
 
 from collections import Counter
