@@ -44,8 +44,8 @@ class Broken(NamedTuple):
 def levels(run: AdvisedEvidence) -> Finding | None:
     """Service levels are broken, whether requests wait or each of them is too slow.
 
-    The weight is the share of the distance that no queue explains, so that causes of waiting, where
-    there are any, are named before it.
+    The weight is the share of the distance that no queue and no transfer of KV explains, so that
+    causes of waiting, where there are any, are named before it.
     """
     judged = [Judged.of(one) for one in run.gauges.get("slo") or () if not one["met"]]
     if not judged:
@@ -68,7 +68,7 @@ def levels(run: AdvisedEvidence) -> Finding | None:
     ):
         advice += run.advisor.replicas()
     worst = max((one.times for one in late), default=inf)
-    waited = min(sum(run.wait_shares.values()), 1.0)
+    waited = min(sum(run.wait_shares.values()) + run.share("transfer_time"), 1.0)
     metric = judged[0].slo.metric
     return Finding(
         (1.0 - 1.0 / worst if late else 1.0) * (1.0 - waited),

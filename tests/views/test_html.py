@@ -278,9 +278,9 @@ def test_too_many_runs_and_none(folder: Path, tmp_path: Path, capsys) -> None:
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_run_without_steps(folder: Path, tmp_path: Path, form: str) -> None:
-    """All requests are rejected: there is nothing to draw, and that is no error."""
+    """All requests are rejected: the run ends with 1, and its page has nothing to draw."""
     out = ["--out", str(tmp_path / "run"), "--format", form, "--quiet"]
-    assert main(["run", str(folder / "s.yaml"), "--set", "engine.max_model_len=20", *out]) == 0
+    assert main(["run", str(folder / "s.yaml"), "--set", "engine.max_model_len=20", *out]) == 1
     (run,) = read_runs([tmp_path / "run"])
     assert seats(run, 0.0, 1.0)["id"] == []
     assert "Warning: all 40 requests were rejected" in page([run])

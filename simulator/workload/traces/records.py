@@ -397,7 +397,8 @@ def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
     none = np.zeros(len(prompt), np.int64)
     if "whole_prompt" in columns:
         whole: Any = columns["whole_prompt"]
-        return np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", none))
+        prompt = np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", none))
+        return np.asarray(prompt)
     names = {field: name.rpartition(".")[2] for name, field in ledger.used.items()}
     apart_from = names.get("cached") == "cache_read_input_tokens" or "cache_write" in columns
     if apart_from and names.get("prompt") == "input_tokens":
