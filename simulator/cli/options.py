@@ -52,6 +52,9 @@ CharsPerToken = Annotated[
 ]
 
 
+Encoding = Annotated[str | None, silent("encoding of the file, as cp1252 [default: UTF-8]")]
+
+
 def refuse_own_code(flag: bool) -> None:
     """Refuse users' code in this process and in its workers, which inherit the environment."""
     if flag:

@@ -7,6 +7,7 @@ from cyclopts import App, Parameter
 
 from simulator.cli.options import (
     CharsPerToken,
+    Encoding,
     Json,
     NoOwnCode,
     print_json,
@@ -38,6 +39,7 @@ def describe(
     format: Format = None,
     columns: Columns = None,
     chars_per_token: CharsPerToken = None,
+    encoding: Encoding = None,
     no_own_code: NoOwnCode = False,
     json_: Json = False,
 ) -> int:
@@ -46,7 +48,9 @@ def describe(
     from simulator.workload.describe import describe as figures
     from simulator.workload.describe import describe_text
 
-    workload, known, table = _read(file, format, columns, chars_per_token)
+    workload, known, table = _read(
+        file, format, columns=columns, chars_per_token=chars_per_token, encoding=encoding
+    )
     ledger = None if table is None else table.ledger
     if json_:
         print_json(figures(workload, known) | ({} if ledger is None else ledger.figures()))
@@ -67,6 +71,7 @@ def convert(
     format: Format = None,
     columns: Columns = None,
     chars_per_token: CharsPerToken = None,
+    encoding: Encoding = None,
     spread_seconds: Annotated[
         bool, silent("spread requests with the same whole second evenly over it")
     ] = False,
@@ -78,7 +83,9 @@ def convert(
     from simulator.workload.traces import write_mooncake
 
     check_target(source, target)
-    workload, _, _ = _read(source, format, columns, chars_per_token)
+    workload, _, _ = _read(
+        source, format, columns=columns, chars_per_token=chars_per_token, encoding=encoding
+    )
     check_unread("OUT", target)  # what a scenario reads
     if spread_seconds:
         from simulator.workload.describe import spread_seconds as spread
@@ -93,21 +100,19 @@ def convert(
 
 
 def _read(
-    path: Path, format: str | None, columns: str | None, chars_per_token: float | None
+    path: Path, format: str | None, **options: str | float | None
 ) -> "tuple[Workload, str, Table | None]":
     """Read a trace, or make the workload of a scenario; with its format and table."""
-    given = {"format": format, "columns": columns, "chars_per_token": chars_per_token}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     if path.suffix in {".yaml", ".yml"}:
         from simulator.scenario.load import load_scenario
 
-        for name in given:
+        for name in ["format"] * (format is not None) + [*given]:
             option = name.replace("_", "-")
             raise HeadwayError(f"--{option}: goes with a trace; {path} is a scenario")
         return load_scenario(path).make_workload(), "scenario", None
     from simulator.workload.traces.read import read_measured
 
-    given.pop("format", None)
     workload, table, name = read_measured(path, format, given)
     return workload, name, table
 

@@ -12,7 +12,8 @@ from simulator.workload.workload import FRONTENDS, Frontend
 BESIDE_TRACE = ("clients", "priorities", "max_tokens", "adapters", "models", "multimodal")
 """Keys of a generator that may stand beside a trace, too."""
 
-READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes"}
+READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
+READ_OPTIONS |= {"lanes", "encoding"}
 """Keys of a trace that say how to read it; the others say which part to take."""
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -72,6 +73,9 @@ class TraceConfig(Config):
     )
     chars_per_token: PositiveFloat | None = Field(
         None, description="to estimate lengths from the texts of custom and sharegpt"
+    )
+    encoding: str | None = Field(
+        None, description="of the file's text, as cp1252; null: UTF-8, or what its mark says"
     )
     lanes: Count | None = Field(
         None,

@@ -127,8 +127,9 @@ def test_vllm_bench(put):
     [
         (
             {"start_times": None},
-            ":1: start_times: missing: lists of requests come with --save-detailed",
+            ":1: start_times: missing: its benchmark (no request_rate) did not write when",
         ),
+        ({"input_lens": None}, ":1: input_lens: missing: lists of requests come with --save-det"),
         ({"ttfts": [1]}, ":1: ttfts: 1 values for 3 requests"),
         ({"input_lens": [7, 9, -4]}, ":1: request 2: input_lens: -4 is negative"),
         ({"itls": [["x"], [], []]}, ":1: request 0: itls: not a list of numbers"),
@@ -150,7 +151,11 @@ def test_bad_results_of_vllm_bench(put, change, wrong):
             "lists of requests come with --save-detailed",
         ),
         ('{"input_lens": [1], "output_lens": [1]}\n{"input_lens": [1]}', "one result to a file"),
-        ('[{"input_lens": [1], "output_lens": [1]}]', "one result to a file"),
+        (
+            '[{"input_lens": [1], "output_lens": [1], "request_rate": 2}, {"input_lens": [1], '
+            '"output_lens": [1], "request_rate": 4, "max_concurrency": 8}]',
+            "which of 2. 1: request_rate 2, 2: request_rate 4, max_concurrency 8",
+        ),
     ],
 )
 def test_a_result_of_vllm_bench_without_its_requests(put, text, said):

@@ -1,12 +1,10 @@
-"""Files of traces: lines, plain or packed by gzip; JSON, with the line of each request; Parquet.
+"""Files of traces: lines, plain or packed; JSON, with the line of each request; Parquet.
 
 What is one object a line is read by `json_lines.py`; Parquet, by pyarrow, has the columns of a CSV.
 """
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,9 +18,8 @@ from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json
 from simulator.workload.traces.format import Problems
+from simulator.workload.traces.packed import text_blocks
 
-GZIP = b"\x1f\x8b"
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 BOM = "\ufeff"
 BLOCK = 1 << 22  # bytes read at a time, so that a long file costs its columns and no more
 PIECE_ROWS = 1 << 16  # of Parquet, likewise
@@ -36,7 +33,7 @@ Item = tuple[int, Any]
 def line_blocks(path: Path, size: int = BLOCK) -> Iterator[tuple[int, str]]:
     """Yield whole lines, `size` bytes or more at a time, each time with the number of the first.
 
-    A gzip file is known by its first bytes, not by its name. Every block ends with a newline,
+    A packed file is known by its first bytes, not by its name. Every block ends with a newline,
     even where the file does not.
     """
     if (only := _ALONE.get(path)) is not None:
@@ -44,24 +41,12 @@ def line_blocks(path: Path, size: int = BLOCK) -> Iterator[tuple[int, str]]:
         return
     number = 1
     check_regular(path)  # besides, a trace is read more than once
-    try:
-        with path.open("rb") as raw:
-            begins = raw.read(2)
-            if begins in UTF_16:
-                raise HeadwayError(f"{path}:1: line: is UTF-16; write it as UTF-8")
-            if path.suffix.lower() == ".parquet":
-                raise HeadwayError(f"{path}: is not Parquet: does not begin with PAR1")
-            packed = begins == GZIP
-            raw.seek(0)
-            file = gzip.GzipFile(fileobj=raw) if packed else raw
-            while data := file.read(size) + file.readline():
-                text = data.decode("utf-8", errors="replace").removesuffix("\n") + "\n"
-                yield number, text.removeprefix(BOM) if number == 1 else text
-                number += text.count("\n")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise HeadwayError(f"{path}:{number}: gzip: cut short or damaged: {error}") from None
-    except OSError as error:
-        raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
+    if path.suffix.lower() == ".parquet" and not parquet_names(path):
+        raise HeadwayError(f"{path}: is not Parquet: does not begin with PAR1")
+    for text in text_blocks(path, size):
+        whole = text.removesuffix("\n") + "\n"
+        yield number, whole.removeprefix(BOM) if number == 1 else whole
+        number += whole.count("\n")
 
 
 @dataclass(slots=True)
@@ -173,7 +158,7 @@ def _open(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """Read a whole file, plain or packed by gzip."""
+    """Read a whole file, plain or packed."""
     return "".join(text for _, text in line_blocks(path))
 
 

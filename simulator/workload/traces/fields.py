@@ -10,6 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from simulator.util.errors import HeadwayError, did_you_mean
 
@@ -177,6 +181,8 @@ NEAR = {
 }
 """What a name like that of each field holds, in lower case with `_` between its words."""
 NO_DATE = "is not a date and time as 2023-11-16 18:15:46 (UTC, or with +01:00 behind it)"
+DATES, EARLIEST = (946_684_800.0, 4_102_444_800.0), 315_532_800.0
+"""2000, 2100 and 1980, s since 1970."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LONGEST = 160
 """Characters of a line that proposes a mapping."""
@@ -321,6 +327,26 @@ def units_in(number: float) -> float:
         if number >= 1e8 * per_second:  # 1973
             return per_second
     return 1.0
+
+
+def wrong_century(times: npt.NDArray[Any], per_second: float) -> tuple[int, str] | None:
+    """Return the place of a time that no request can have come at, and why; None: there is none.
+
+    A time after 2100 that another unit puts after 2000, or one before 1980 among such dates.
+    """
+    seconds = times / per_second
+    dated = (seconds > DATES[0]) & (seconds < DATES[1])
+    for k in np.flatnonzero(seconds >= DATES[1])[:1].tolist():
+        for unit in ("ms", "us", "ns"):
+            if DATES[0] < times[k] / UNITS[unit] < DATES[1]:
+                year = 1970 + int(seconds[k] / 31_556_952)
+                what = f"{times[k]} is the year {year}: its unit is {unit}, "
+                others = "others are of this century"
+                return k, what + (others if dated.any() else f"say arrival=NAME:{unit}")
+    if dated.any() and (early := np.flatnonzero(seconds < EARLIEST)).size:
+        k = int(early[0])
+        return k, f"{times[k]} is the year {1970 + int(seconds[k] / 31_556_952)}, others after 2000"
+    return None
 
 
 def parse_date(text: str) -> int:

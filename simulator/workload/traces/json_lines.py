@@ -219,7 +219,9 @@ class HashBlocks:
             size = powers[0] if powers else self.least
             more += f"; {size} tokens fit every line: say hash_block_size: {size}"
             if size == 16 and not self.open_end:
-                more += ", or format: timed_trace if its times are in seconds"
+                more += (
+                    ", and time_unit: s if its times are in seconds (format: timed_trace is both)"
+                )
         else:
             more += ": wrong hash_block_size?"
         problems.extend(self.place, more)

@@ -18,10 +18,12 @@ from simulator.workload.traces.formats import (
     formats_with,
     missing_trace,
 )
+from simulator.workload.traces.packed import take_encoding
 from simulator.workload.workload import Workload
 
 OPTIONS = (
     *("time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes", "columns"),
+    "encoding",
 )
 WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
 
@@ -36,9 +38,10 @@ def read_trace(
     chars_per_token: float | None = None,
     lanes: int | None = None,
     columns: str | Mapping[str, str] | None = None,
+    encoding: str | None = None,
     option: str = "--columns ",
 ) -> Workload:
-    """Read a trace, plain or packed by gzip; without `format` its beginning tells which it is.
+    """Read a trace, plain or packed; without `format` its beginning tells which it is.
 
     The first request arrives at 0; requests out of order are sorted by arrival, with a warning.
     HeadwayError tells every line that is wrong as `FILE:LINE: column: what is wrong`.
@@ -55,9 +58,10 @@ def read_trace(
         chars_per_token: estimate lengths from texts, of `custom` and `sharegpt`.
         lanes: plays of agents that run side by side, the next in each after the one before.
         columns: which column holds what, as `arrival=timestamp,prompt=prompt_tokens` or a mapping.
+        encoding: of its text, as Python names it, where it is not UTF-8 and no mark says so.
         option: how whoever calls is given `columns`, for the mapping that a refusal proposes.
     """
-    values = (time_unit, hash_block_size, session_turns, chars_per_token, lanes, columns)
+    values = (time_unit, hash_block_size, session_turns, chars_per_token, lanes, columns, encoding)
     given = {k: v for k, v in zip(OPTIONS, values, strict=True) if v is not None}
     return read_measured(path, format, given, option)[0]
 
@@ -79,6 +83,7 @@ def read_table(
     """Read a file of requests as it stands; give its format, too. `given`: options by name."""
     if format is not None and format not in FORMATS:
         raise HeadwayError(f"format: {format!r} is not known; known are {', '.join(FORMATS)}")
+    given = take_encoding(path, given)
     name = format or (COLUMNS if "columns" in given else detect(path, option))
     _check_options(name, given)
     if not path.exists():

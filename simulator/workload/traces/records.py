@@ -30,6 +30,7 @@ from simulator.workload.traces.fields import (
     find_fields,
     parse_date,
     units_in,
+    wrong_century,
 )
 from simulator.workload.traces.format import (
     Numbers,
@@ -331,6 +332,7 @@ def make_table(
     each other; `place` gives a request's line.
     """
     size = len(columns["output"])
+    _check_centuries(path, columns, units, place, ledger)
     words: Any = {name: columns[name] for name in (*JUDGED, *BESIDE) if name in columns}
     beside = apart(words, size)
     ledger.add_left_out(beside)
@@ -366,6 +368,22 @@ def make_table(
         ended = _since("end", table.lost, columns, gone, units)
         table.lost.cancel_after = np.fmax(_span_of("e2el", columns, gone), ended)
     return table
+
+
+def _check_centuries(
+    path: Path,
+    columns: Columns,
+    units: Mapping[str, float],
+    place: Callable[[int], int],
+    ledger: Ledger,
+) -> None:
+    """Refuse times that no request can have come or ended at."""
+    names = {field: name for name, field in ledger.used.items()}
+    for field in CLOCKS.keys() & columns.keys():
+        if wrong := wrong_century(np.asarray(columns[field]), units[field]):
+            name = names.get(field, field)
+            why = wrong[1].replace("arrival=NAME", f"{field}={name}")
+            raise HeadwayError(f"{path}:{place(wrong[0])}: {name}: {why}")
 
 
 def _send_with_answers(table: Table) -> None:

@@ -16,8 +16,15 @@ import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import check_selection
-from simulator.workload.traces.documents import BLOCK, is_json_lines, parquet_names, pieces
+from simulator.workload.traces.documents import (
+    BLOCK,
+    first_line,
+    is_json_lines,
+    parquet_names,
+    pieces,
+)
 from simulator.workload.traces.format import Numbers, Table
+from simulator.workload.traces.packed import take_encoding
 from simulator.workload.traces.read import detect, read_table
 from simulator.workload.workload import COLUMNS, Workload
 
@@ -39,13 +46,13 @@ def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], opti
     """Say whether a trace can be read a piece at a time, and is large enough for it to matter."""
     if not path.is_file() or path.stat().st_size <= BLOCK:
         return False
+    given = take_encoding(path, given)
     name = form or ("columns" if "columns" in given else detect(path, option))
     return name in LINES or (name in NAMED and (bool(parquet_names(path)) or _has_lines(path)))
 
 
 def _has_lines(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(1) not in b"{[" or is_json_lines(path)
+    return first_line(path)[1][0] not in "{[" or is_json_lines(path)
 
 
 def read_pieces(
@@ -56,6 +63,7 @@ def read_pieces(
     HeadwayError names the line of a request that comes too late to be sorted, and what needs the
     whole file: sessions (`SessionsError`), and units of time that differ from piece to piece.
     """
+    given = take_encoding(path, given)
     name = form or ("columns" if "columns" in given else detect(path, option))
     held: tuple[Numbers, Workload] | None = None
     units, last, early, failed, origin = 0.0, -inf, 0, 0, None

@@ -4,7 +4,7 @@ Each names its fields by a path, and gives its requests as flat mappings, one af
 checks, failures and latencies are those of `records.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,16 +161,15 @@ BENCH_COLUMNS = {
 
 def _vllm_bench(path: Path, problems: Problems) -> Iterator[Found]:
     """Yield the requests; the gaps between a request's tokens give the time of its last one."""
-    text = read_text(path)
-    if text.lstrip()[:1] == "[" or is_json_lines(path):
-        raise HeadwayError(f"{path}:1: line: several results; write one result to a file")
-    whole = parse_object(path, text)
-    for key in ("start_times", "input_lens", "output_lens"):
+    whole = _one_result(path, problems)
+    for key in ("input_lens", "output_lens"):
         if not isinstance(whole.get(key), list):
             raise HeadwayError(
                 f"{path}:1: {key}: missing: lists of requests come with --save-detailed "
                 "(SGLang: --output-details)"
             )
+    if not isinstance(whole.get("start_times"), list):
+        whole["start_times"] = _sent_at_once(path, whole)
     known = (name for found in BENCH_COLUMNS.values() for name in found.names)
     names = [name for name in (*known, "itls") if isinstance(whole.get(name), list)]
     count = len(whole["input_lens"])
@@ -186,6 +185,43 @@ def _vllm_bench(path: Path, problems: Problems) -> Iterator[Found]:
             except TypeError:
                 problems.add(1, f"request {k}: itls", "not a list of numbers")
         yield 1, row, f"request {k}: "
+
+
+def _one_result(path: Path, problems: Problems) -> dict[str, Any]:
+    """Return the only result of a file; HeadwayError names the loads of several."""
+    if is_json_lines(path):
+        found = [row.values for row in rows(path, problems)]
+        problems.stop()
+    else:
+        whole = parse(path, read_text(path))
+        found = whole if isinstance(whole, list) else [whole]
+    if len(found) == 1 and isinstance(found[0], dict):
+        return found[0]
+    loads = [_load(one) if isinstance(one, dict) else "none" for one in found]
+    named = ", ".join(f"{k}: {load}" for k, load in enumerate(loads[:6], 1))
+    which = f"which of {len(found)}? {named}"
+    raise HeadwayError(f"{path}:1: line: several results; write one result to a file ({which})")
+
+
+def _load(result: Mapping[str, Any]) -> str:
+    """Say what load a result is of, as a scenario has it."""
+    found = {key: result.get(key) for key in ("request_rate", "max_concurrency")}
+    return ", ".join(f"{k} {v}" for k, v in found.items() if v is not None) or "no request_rate"
+
+
+def _sent_at_once(path: Path, result: Mapping[str, Any]) -> list[float]:
+    """Return the times of requests that were sent without a wait, 0 s; HeadwayError for others.
+
+    SGLang's bench_serving writes none, and vLLM's not before 0.10.
+    """
+    if str(result.get("request_rate")).lower() in {"inf", "infinity"} and not result.get(
+        "max_concurrency"
+    ):
+        return [0.0] * len(result["input_lens"])
+    raise HeadwayError(
+        f"{path}:1: start_times: missing: its benchmark ({_load(result)}) did not write when it "
+        "sent each request; a scenario can generate such a load, its lengths from these lists"
+    )
 
 
 VLLM_BENCH = _format(

@@ -19,10 +19,11 @@ import numpy as np
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.traces.documents import flat
-from simulator.workload.traces.fields import has_requests
+from simulator.workload.traces.fields import has_requests, wrong_century
 from simulator.workload.traces.format import Format, Problems, Published, Table
 from simulator.workload.traces.json_lines import HashBlocks, Labels, Row, rows
 
+TIMED_SIZE = 16  # tokens that an id of a timed_trace stands for
 PER_SECOND = {"s": 1.0, "ms": 1e3}
 LLMSERVINGSIM_KEYS = {"arrival_time_ns", "input_toks"}
 USED = {
@@ -58,11 +59,12 @@ class _Turn:
 
 def read_mooncake(
     path: Path,
-    time_unit: str = "ms",
+    time_unit: str | None = None,
     hash_block_size: int | None = None,
     session_turns: str = "delta",
     *,
     usual_size: int = 512,
+    usual_unit: str = "ms",
 ) -> Table:
     """Read Mooncake's JSONL.
 
@@ -71,13 +73,14 @@ def read_mooncake(
 
     Args:
         path: the file.
-        time_unit: `ms` or `s`.
+        time_unit: `ms` or `s`; None: `usual_unit`, but seconds where blocks of 16 tokens are asked
+            for, as only traces in seconds have, and a time has a fraction.
         hash_block_size: tokens that one id stands for; None: what the lines say, else usual_size.
         session_turns: `whole` where the line of a later turn holds its whole prompt, contrary to
             AIPerf.
         usual_size: tokens of a block where nothing says it.
+        usual_unit: of the times, likewise.
     """
-    per_second = PER_SECOND[time_unit]
     problems = Problems(path)
     blocks = HashBlocks(hash_block_size or usual_size, fixed=hash_block_size is not None)
     labels = Labels(USED)
@@ -87,6 +90,12 @@ def read_mooncake(
     problems.stop()
     after = np.array(_link(turns, whole=session_turns == "whole"), dtype=np.int64)
     time, delay = np.array([t.time for t in turns]), np.array([t.delay for t in turns])
+    if time_unit is None and hash_block_size == TIMED_SIZE and (np.nan_to_num(time) % 1).any():
+        usual_unit = "s"
+    per_second = PER_SECOND[time_unit or usual_unit]
+    if wrong := wrong_century(time, per_second):
+        problems.add(turns[wrong[0]].line, "timestamp", wrong[1].partition(", say")[0])
+        problems.stop()
     waits = (after >= 0) & (~np.isnan(delay) | np.isnan(time))
     lost = np.flatnonzero(np.isnan(time) & ~waits)
     if not np.isnan(time).all():
@@ -226,7 +235,7 @@ MOONCAKE = Format(
     "mooncake",
     'JSONL: {"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": []}',
     detect=lambda head: (
-        "hash_block_size" not in head.keys
+        not {"hash_block_size", "parent_chat_id"} & head.keys
         and (
             bool({"input_length", "text_input"} & head.keys)
             or ("messages" in head.keys and not has_requests(flat(head.first)))
@@ -245,9 +254,11 @@ MOONCAKE = Format(
 TIMED_TRACE = MOONCAKE._replace(
     name="timed_trace",
     begins="JSONL: as mooncake, but in seconds and with 16 tokens per id, as vLLM reads it",
-    # Only headway's own can be told from mooncake: their lines say how large blocks are.
-    detect=lambda head: {"input_length", "hash_block_size"} <= head.keys,
-    read=partial(read_mooncake, time_unit="s", usual_size=16),
+    # Headway's own lines say how large blocks are, and Qwen's name the chat before theirs.
+    detect=lambda head: (
+        "input_length" in head.keys and bool({"hash_block_size", "parent_chat_id"} & head.keys)
+    ),
+    read=partial(read_mooncake, usual_unit="s", usual_size=TIMED_SIZE),
     published=(),
 )
 LLMSERVINGSIM = Format(

@@ -1,0 +1,142 @@
+"""The text of a file, plain or packed: what its first bytes say of packing and encoding."""
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from simulator.util.environment import need_package
+from simulator.util.errors import HeadwayError, one_line
+
+PACKERS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\0": "lzma",
+    b"PK\x03\x04": "zip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+OPEN: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "lzma": lzma.open}
+TAR = b"ustar"
+OTHERS = {
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
+    b"\x04\x22\x4d\x18": "packed by lz4; unpack it",
+    b"SQLite format 3": "an SQLite database; export its table as CSV",
+    b"ARROW1": "an Arrow or Feather file; write it as Parquet or CSV",
+    b"Obj\x01": "an Avro file; write it as Parquet, CSV or JSON",
+    b"\x89HDF": "an HDF5 file; write it as Parquet or CSV",
+    b"PAR1": "Parquet in a packed file; unpack it",
+}
+"""How files begin that are no text and are not read."""
+MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+_ENCODINGS: dict[Path, str] = {}
+
+
+def take_encoding(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Note in which `encoding` a file is from now on, and return the other options.
+
+    HeadwayError where Python has none of that name.
+    """
+    others = dict(given)
+    if (name := others.pop("encoding", None)) is not None:
+        try:
+            "".encode(name)
+        except LookupError:
+            raise HeadwayError(f"encoding: {name!r} is none that Python knows") from None
+        _ENCODINGS[path] = name
+    return others
+
+
+def text_blocks(path: Path, size: int) -> Iterator[str]:
+    """Yield whole lines of a file, `size` bytes or more at a time.
+
+    HeadwayError with the line for what is damaged, is no text or has another encoding.
+    """
+    line, packer = 1, ""
+    try:
+        with path.open("rb") as raw:
+            begins = raw.peek(8)[:8]
+            packer = next((name for mark, name in PACKERS.items() if begins.startswith(mark)), "")
+            file = _open(path, raw, packer)
+            head = file.peek(512)[:512]
+            _check_text(path, head)
+            marked = next((name for mark, name in MARKS.items() if head.startswith(mark)), None)
+            encoding = _ENCODINGS.get(path) or marked or "utf-8"
+            for text in _decoded(file, encoding, size):
+                yield text
+                line += text.count("\n")
+    except UnicodeDecodeError as error:
+        line += error.object.count(b"\n", 0, error.start)
+        what = f"byte 0x{error.object[error.start]:02x} is not {encoding.upper()}"
+        raise HeadwayError(
+            f"{path}:{line}: line: {what}; say its encoding, as --encoding cp1252, in a scenario "
+            "trace: {encoding: cp1252}, or write it as UTF-8"
+        ) from None
+    except (*DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
+        why = f"{path}:{line}: {packer}: cut short or damaged: {one_line(error)}"
+        raise HeadwayError(why) from None
+
+
+def _decoded(file: Any, encoding: str, size: int) -> Iterator[str]:
+    """Yield text; UTF-8 by the block, which is faster."""
+    if codecs.lookup(encoding).name in {"utf-8", "utf-8-sig"}:
+        while data := file.read(size) + file.readline():
+            yield data.decode("utf-8")
+        return
+    reader = io.TextIOWrapper(file, encoding, newline="\n")
+    while text := reader.read(size) + reader.readline():
+        yield text
+
+
+def _open(path: Path, raw: IO[bytes], packer: str) -> Any:
+    """Return a buffered file of the bytes that are packed in another, or that file."""
+    if packer == "zip":
+        return _open_zip(path, raw)
+    if packer == "zstd":
+        need_package(str(path), "parquet", "pyarrow")
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
+    return OPEN[packer](raw) if packer else raw
+
+
+def _open_zip(path: Path, raw: IO[bytes]) -> Any:
+    archive = zipfile.ZipFile(raw)
+    names = [one for one in archive.namelist() if not one.endswith("/")]
+    files = [n for n in names if not n.startswith("__MACOSX") and PurePosixPath(n).name[:1] != "."]
+    if "xl/workbook.xml" in names:
+        raise HeadwayError(f"{path}: is a workbook of Excel; write its table as CSV (UTF-8)")
+    if len(files) != 1:
+        named = ", ".join(files[:5])
+        raise HeadwayError(f"{path}: has {len(files)} files in it ({named}); unpack the one meant")
+    try:
+        return archive.open(files[0])
+    except (RuntimeError, NotImplementedError) as error:  # a password, or another way to pack
+        raise HeadwayError(f"{path}: cannot be unpacked: {one_line(error)}") from None
+
+
+def _check_text(path: Path, head: bytes) -> None:
+    """Refuse what is known to be no text."""
+    for mark, what in OTHERS.items():
+        if head.startswith(mark):
+            raise HeadwayError(f"{path}: is {what}")
+    if head[257:262] == TAR:
+        raise HeadwayError(f"{path}: is a tar archive; unpack it")
+    if b"\0" in head and path not in _ENCODINGS and not head.startswith(tuple(MARKS)):
+        raise HeadwayError(
+            f"{path}:1: line: has NUL bytes: packed in another way, or in an encoding to be told, "
+            "as encoding: utf-16-le (--encoding utf-16-le)"
+        )
