@@ -257,10 +257,12 @@ def read_csv(path: Path, columns: Mapping[str, Column], idle: Sequence[str] = ()
     for column in columns.values():
         if column.name not in names and not column.optional:
             problems.add(number, column.name, f"missing column; the header is {line[:80]!r}")
+    problems.stop()
+    columns = {**columns, **_more_columns(path, names, columns, idle)}
+    for column in columns.values():
         if names.count(column.name) > 1:
             problems.add(number, column.name, f"{names.count(column.name)} columns of this name")
     problems.stop()
-    columns = {**columns, **_more_columns(path, names, columns, idle)}
     there = {field: column for field, column in columns.items() if column.name in names}
     wanted = {names.index(column.name): column for column in there.values()}
     parts = []

@@ -135,7 +135,8 @@ def _check_text(path: Path, head: bytes) -> None:
             raise HeadwayError(f"{path}: is {what}")
     if head[257:262] == TAR:
         raise HeadwayError(f"{path}: is a tar archive; unpack it")
-    if b"\0" in head and path not in _ENCODINGS and not head.startswith(tuple(MARKS)):
+    marked = path in _ENCODINGS or head.startswith(tuple(MARKS))
+    if 3 * head.count(0) > len(head) and not marked:
         raise HeadwayError(
             f"{path}:1: line: has NUL bytes: packed in another way, or in an encoding to be told, "
             "as encoding: utf-16-le (--encoding utf-16-le)"
