@@ -200,7 +200,7 @@ def test_the_size_that_is_proposed_fits(size, lengths, open_end):
 def test_a_first_line_that_is_no_text(put, line):
     """It is told with its line, whether a format is named or guessed."""
     (told,) = complaints(put(line))
-    assert told.startswith(("1: format: ", "1: line: bad JSON: ", "1: line: has NUL bytes"))
+    assert told.startswith(("1: format: ", "1: line: bad JSON: ", "1: line: byte 0xff"))
     for name in FORMATS:
         assert complaints(put(line + b"\n1,2,3\n"), name)[0].startswith("1: ")
 
