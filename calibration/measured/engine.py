@@ -129,7 +129,7 @@ def assumptions(run: Run) -> list[str]:
         found.append(f"tp: {each}: the network between servers is not modelled")
     if (replicas := run.count("dp") or 1) > 1:
         found.append(f"dp: {replicas} engine cores behind vLLM's internal load balancer")
-    if run.number("n_failed") and not (run.number("timeout_s") or run.word("per_request_file")):
+    if not (run.number("timeout_s") or run.word("per_request_file")) and run.number("n_failed"):
         found.append("n_failed: timeout_s is empty, so that nobody gives up in simulation")
     gpus, used = run.count("n_gpus"), each * replicas * (run.count("replicas") or 1)
     if gpus is not None and gpus > used:
@@ -246,8 +246,10 @@ def _generated_sizes(run: Run) -> dict[str, int]:
     Its rules of an aggregated vLLM (generator/rule_plugin/benchmark/vllm.rule): as many sequences
     as there are clients, and tokens for these, one prompt and 1,500 more.
     """
+    if "aiconfigurator" not in run.source.lower():
+        return {}
     clients, prompt = run.count("concurrency"), run.count("mean_input_tokens")
-    if "aiconfigurator" not in run.source.lower() or clients is None or prompt is None:
+    if clients is None or prompt is None:
         return {}
     return {"max_num_seqs": clients, "max_num_batched_tokens": clients + prompt + 1500}
 

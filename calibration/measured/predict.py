@@ -20,8 +20,8 @@ from calibration.measured.engine import (
     gpu_name,
     model_name,
 )
-from calibration.measured.requests import read_requests
-from calibration.measured.runs import Run, parse_cells, read_runs, select_runs
+from calibration.measured.requests import Requests, read_requests
+from calibration.measured.runs import Run, parse_cells, read_runs, select_runs, unread_cells
 from calibration.measured.workload import (
     ROUNDS,
     UNTOLD_RATIO,
@@ -59,6 +59,7 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import WorkerDied, parallel_map
 from simulator.util.yaml_lines import SourceMap
 from simulator.workload.traces.fields import parse_columns
+from simulator.workload.unused import warn_of_images, warn_of_models
 from simulator.workload.workload import Frontend, Workload
 from twin.measured_run import lateness_notes
 
@@ -156,12 +157,7 @@ def _predict(
     requests = None
     if path is not None:
         requests = read_requests(path, columns, failed=True, timeout=patience)
-    before = 0
-    if requests is None:
-        workload, before = draw_from_pool(run, generate(run))
-    else:
-        workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
-    workload.check()
+    workload, before = _make_workload(run, requests, path)
     outcome.notes += _told_beside(path)
     scenario, spec = assemble_run(run, folder, profile)
     if not _in_lock_step(scenario, spec):
@@ -174,6 +170,8 @@ def _predict(
     outcome.engine = _describe_rules(scenario, spec)
     result = _simulate(scenario, spec, workload)
     compare(outcome, result, requests, before)
+    if idle := unread_cells(run):
+        outcome.notes.append(f"cells without effect on this run: {', '.join(idle)}")
     knee = find_knee(result, recorded=True)
     outcome.load = None if knee is None else knee.as_summary()
     means = completed_means(result, before)
@@ -205,6 +203,20 @@ def _predict(
     polls = next((found for name in POLLS if (found := sibling_file(path, name))), None)
     if polls is not None:
         compare_gauges(outcome, result, polls, same_clock=polls.name.endswith(POLLS[-1]))
+
+
+def _make_workload(run: Run, requests: Requests | None, path: Path | None) -> tuple[Workload, int]:
+    """Return a run's requests, and how many of the first only fill the prefix cache."""
+    if requests is None:
+        workload, before = draw_from_pool(run, generate(run))
+    else:
+        before = 0
+        workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
+    workload.check()
+    warn_of_images(workload)
+    warn_of_models(workload)
+    workload.model = None  # the run's one serves all
+    return workload, before
 
 
 def _changed(

@@ -20,7 +20,7 @@ from simulator.workload.traces.read import read_table, warn_of_losses
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-ASKED = ("segments", "priority", "max_tokens", "hint", "model", "cancel_after")
+ASKED = ("segments", "priority", "max_tokens", "hint", "model", "images", "cancel_after")
 MEASURED = tuple(each.name for each in fields(Measured))
 
 

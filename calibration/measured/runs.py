@@ -4,7 +4,7 @@ import csv
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import inf, isfinite
 from pathlib import Path
@@ -78,6 +78,8 @@ OPTIONS = {
 }
 """vLLM's words for what has a column here."""
 NEAR = 0.85  # of difflib's ratio: columns that are taken for another, misspelt
+IDENTITY = {"run_id", "source", "tier", "command"}
+"""Columns that name a run, or fill other columns."""
 YES = {"true", "1", "1.0", "yes", "y", "on", "enabled"}
 NO = {"false", "0", "0.0", "no", "n", "off", "disabled"}
 BLANK = {"", "nan", "none", "null", "na", "n/a", "unknown", "auto", "default", "-", "--", "?"}
@@ -93,6 +95,7 @@ class Run:
     measured: Mapping[str, float]  # by metric: ms, requests/s, tokens/s
     faults: tuple[str, ...] = ()  # why it cannot be predicted
     remarks: tuple[str, ...] = ()  # cells that are left out
+    read: set[str] = field(default_factory=set, compare=False)  # columns that were asked for
 
     @property
     def run_id(self) -> str:
@@ -106,21 +109,30 @@ class Run:
 
     def word(self, column: str) -> str:
         """Return a cell, "" where it is empty or the column is missing."""
+        self.read.add(column)
         return self.words.get(column, "")
 
     def number(self, column: str) -> float | None:
         """Return a number; None where it is not recorded."""
+        self.read.add(column)
         return self.numbers.get(column)
 
     def count(self, column: str) -> int | None:
         """Return a whole number; None where it is not recorded."""
-        value = self.numbers.get(column)
+        value = self.number(column)
         return None if value is None else round(value)
 
     def flag(self, column: str) -> bool | None:
         """Return true or false; None where it is not recorded."""
         word = self.word(column).partition("(")[0].strip().lower()
         return True if word in YES else False if word in NO else None
+
+
+def unread_cells(run: Run) -> list[str]:
+    """Return the columns of a run's load and engine whose cells no prediction asked for."""
+    told = [name for name, cell in run.words.items() if cell.lower() not in BLANK]
+    others = {*IDENTITY, *dict(_metric_columns()).values(), *run.read}
+    return [name for name in told if name in _columns() and name not in others]
 
 
 def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]:
@@ -152,10 +164,12 @@ def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]
         raise HeadwayError(f"{path}: has no rows")
     runs: list[Run] = []
     seen: set[str] = set()
+    filled: set[str] = set()
     for line, row in rows:
         for column, value in (cells or {}).items():
             if str(row.get(column) or "").strip().lower() in BLANK:
                 row[column] = value
+                filled.add(column)
         faults = _fill_by_command(f"{path}:{line}", row)
         run = _run(f"{path}:{line}", row)
         run = replace(run, faults=(*faults, *run.faults))
@@ -164,6 +178,11 @@ def read_runs(folder: Path, cells: Mapping[str, str] | None = None) -> list[Run]
             run = replace(run, faults=(told, *run.faults))
         seen.add(run.run_id)
         runs.append(run)
+    if idle := [
+        f"{column}={value}" for column, value in (cells or {}).items() if column not in filled
+    ]:
+        text = f"--set {', '.join(idle)}: without effect: each row of {path} has its own"
+        warnings.warn(text, HeadwayWarning, stacklevel=2)
     if all(run.faults for run in runs):
         raise HeadwayError(fault for run in runs for fault in run.faults)
     return runs

@@ -37,27 +37,38 @@ def frontend(run: Run) -> Frontend:
 def replay(run: Run, requests: Requests, config: Mapping[str, object]) -> Workload:
     """Play what was recorded: arrivals, lengths, and which request waited for which."""
     told = requests.asked.get("segments") is not None
+    asked = {k: v for k, v in requests.asked.items() if v is not None}
     if requests.conversation is not None and requests.client is not None and not told:
-        return _conversations(requests)
+        if requests.prompt_id is not None:
+            text = f"{run.run_id}: prompt_id: without effect: conversations say what prompts share"
+            warnings.warn(text, HeadwayWarning, stacklevel=2)
+        return replace(_conversations(requests), **asked)
     arrival, after, delay = _arrivals_and_delays(requests)
-    prefix = _common_prefix(run, requests.prompt, config)
-    stages = _stages(requests, config) if prefix else None
-    segments = _prefix_segments(requests.prompt, prefix, stages) if prefix else None
-    if requests.prompt_id is not None:
-        segments = _prompt_segments(requests.prompt_id, requests.prompt)
-    asked = {k: v for k, v in requests.asked.items() if v is not None and k != "model"}
     work = Workload(
         arrival,
         requests.prompt,
         requests.output,
         client=requests.client,
-        segments=segments,
+        segments=None if told else _recorded_segments(run, requests, config),
         after=after,
         delay=delay,
         cancel_after=requests.patience,
         source=run.run_id,
     )
     return replace(work, **asked)
+
+
+def _recorded_segments(
+    run: Run, requests: Requests, config: Mapping[str, object]
+) -> list[Segments | None] | None:
+    """Return what prompts share: by their ids, else as a pool comes round, else a common prefix."""
+    if requests.prompt_id is not None:
+        return _prompt_segments(requests.prompt_id, requests.prompt)
+    if pool := run.count("prompt_pool"):
+        return _prompt_segments((np.arange(len(requests)) % pool).tolist(), requests.prompt)
+    prefix = _common_prefix(run, requests.prompt, config)
+    stages = _stages(requests, config) if prefix else None
+    return _prefix_segments(requests.prompt, prefix, stages) if prefix else None
 
 
 def _arrivals_and_delays(requests: Requests) -> tuple[Floats, Ints | None, Floats | None]:

@@ -494,7 +494,8 @@ def _rows(columns: Columns, units: Mapping[str, float], kept: Ints) -> Table:
         hint=hint if hint is not None and hint.any() else None,
         images=take("images"),
     )
-    if {*SPANS, "first", "end"} - {"client_queue", "cancel_after"} & columns.keys():
+    timed = {*SPANS, "first", "end"} - {"client_queue", "cancel_after"}
+    if (timed | {"conversation", "prompt_id"}) & columns.keys():
         table.measured = no_times(len(kept))
         table.measured.conversation = take("conversation")
         table.measured.turn = take("turn")
