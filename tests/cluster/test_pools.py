@@ -10,6 +10,7 @@ import pytest
 from simulator import load_scenario, run
 from simulator.cluster.config import FailuresConfig, KvTransferConfig, OutageConfig
 from simulator.cluster.kv_links import Link
+from simulator.cluster.lifecycle import GpuBudget
 from simulator.core.alarm import FastEnvironment
 from simulator.schedulers.vllm.kv_roles import Producer
 from simulator.util.errors import HeadwayError
@@ -105,6 +106,41 @@ def test_a_producer_that_fails_while_a_consumer_waits_for_it() -> None:
     seen = world(workload((0.0, 8, 2)), (2, 1), layers=2, failures=FailuresConfig(outages=[outage]))
     assert moved(seen)[0][0] == pytest.approx(1.5)
     assert ended(seen)[0][1] == pytest.approx(1.5 + 0.5 + 0.25 + 2.0)
+
+
+def test_each_transfer_of_several_ends_when_its_last_byte_arrives() -> None:
+    """Three of 1, 2 and 3 blocks of 1 s, sent at once."""
+    env, ends = FastEnvironment(), []
+    link = Link(env, 1.0, 0.0, lambda one: ends.append((one.blocks, env.now)))
+    for blocks in (1, 2, 3):
+        link.put(SimpleNamespace(blocks=blocks))  # type: ignore[arg-type]
+    env.run()
+    assert ends == [(1, 1.0), (2, 3.0), (3, 6.0)]
+
+
+def test_nobody_overtakes_a_group_that_waits_for_gpus() -> None:
+    """Of four GPUs three are taken: a replica of two waits, and so does one of one behind it."""
+    life = SimpleNamespace(states=["up", "off", "up", "off"], drain=lambda target: None)
+    budget = GpuBudget(life, 4, [2, 2, 1, 1], delay=None)  # type: ignore[arg-type]
+    ordered: list[str] = []
+
+    def group(name: str, at: int) -> SimpleNamespace:
+        one = SimpleNamespace(index=at)
+        block = SimpleNamespace(startup_delay=0.0)
+        order = lambda delay: ordered.append(name)  # noqa: E731
+        spare = SimpleNamespace(index=2) if name == "small" else None
+        return SimpleNamespace(
+            targets=[one], block=block, order=order, quotient=1.0, spared=lambda: spare
+        )
+
+    large, small = group("large", 1), group("small", 3)
+    budget.scalers = [large, small]  # type: ignore[list-item]
+    budget.order(small)  # type: ignore[arg-type]
+    assert ordered == ["small"]  # the fourth is free
+    budget.order(large)  # type: ignore[arg-type]
+    budget.order(small)  # type: ignore[arg-type]
+    assert ordered == ["small"]
+    assert budget.pending == [large]
 
 
 def test_ratio_shares_replicas_out() -> None:

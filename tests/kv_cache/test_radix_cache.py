@@ -52,6 +52,17 @@ def test_tokens_are_shared_one_by_one_but_never_the_last() -> None:
     assert len(same.match(ask(1, ("s", 20)))) == 19
 
 
+def test_a_request_owns_what_it_took_and_what_nobody_else_reads() -> None:
+    """12 of 20 tokens in common, pages of 4: five pages alone, two beside another reader."""
+    tree = RadixCache(101, 4)
+    serve(tree, ask(0, ("s", 12)))
+    first, second = ask(1, ("s", 12), ("a", 8)), ask(2, ("s", 12), ("b", 8))
+    for request in (first, second):
+        tree.admit(request, tree.match(request), request.known)
+        owned = [tree.owned(one, one.computed) for one in (first, request)]
+        assert owned == ([5, 5] if request is first else [2, 2])
+
+
 def test_an_answer_is_found_only_when_its_request_has_finished() -> None:
     """12 tokens of prompt and 5 of answer, of which the last is not computed: 16 are found."""
     tree, first = RadixCache(101, 1), ask(0, ("s", 12))

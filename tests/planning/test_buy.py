@@ -33,6 +33,7 @@ from simulator.results.service_levels import parse_slo
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
+from tests.support.engines import workload
 
 SHOP = """name: shop
 model: llama-3-8b
@@ -231,6 +232,18 @@ def test_a_precision_as_users_write_it(write) -> None:
     assert {one.varied["engine.quantization"] for one in market(path).offers()} == {"null"}
     eight = market(path, precision="fp8").offers()
     assert {one.varied["engine.kv_cache_dtype"] for one in eight} == {"auto", "fp8"}
+
+
+def test_what_halves_serve_by_hand() -> None:
+    """Steps of 2 s, 5 tokens of prompt and 9 of answer: two prompts, or four decodes, in a step."""
+    cost = SimpleNamespace(
+        execute=lambda step: 2.0, decode_seconds=lambda sizes, context: 2.0 + 0.0 * sizes
+    )
+    engine = SimpleNamespace(max_num_batched_tokens=10, max_num_seqs=4)
+    model, load = SimpleNamespace(keeps_window=True), workload((0.0, 5, 9))
+    one = Replica(engine, model, None, cost)  # type: ignore[arg-type]
+    traffic = SimpleNamespace(workload=load, answer_context=9.0)
+    assert rates_apart(one, traffic, [], 0.0) == (2 / 2.0, 4 / (8 * 2.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("lengths", [(2000, 100), (6000, 50)])

@@ -75,6 +75,16 @@ def test_shares_by_hand() -> None:
     assert (summary["service_difference_mean"], summary["service_difference_max"]) == (6.4, 11)
 
 
+def test_windows_last_a_minute_at_most() -> None:
+    """A run of 700 s that begins after 100 s has twelve, to its end."""
+    clients = served(workload((100, 5, 700), (100, 5, 9), client=["a", "b"]))
+    windows = fairness_columns(clients)
+    assert clients.span == (100, 800)
+    assert len(windows["start"]) == 12
+    assert windows["start"].tolist() == pytest.approx([100 + 700 / 12 * i for i in range(12)])
+    assert windows["end"][-1] == 800
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=15), st.integers(1, 3))
 def test_shares_are_those_of_every_token_listed(requests, seats) -> None:

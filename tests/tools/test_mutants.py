@@ -13,6 +13,12 @@ def least(one, two):
     found = min(one, two)
     return found if found < 7 else f(one, two)
 """
+OPERATORS = """
+def count(one, two):
+    kept: int | None = one[0] * two if not one or two[-2] else two[one]
+    kept -= 2
+    return kept
+"""
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,6 +36,24 @@ def test_comparisons_constants_statements_and_arguments_are_changed(tmp_path: Pa
         "return found if found <= 7 else f(one, two)",
         "return found if found < 8 else f(one, two)",
         "return found if found < 7 else f(two, one)",
+        "return f(one, two) if found < 7 else found",
+    }
+
+
+def test_operators_branches_and_places_are_changed(tmp_path: Path) -> None:
+    """Not what an annotation says, nor what is looked up by a name."""
+    mutants = [one for one in drawn(tmp_path, OPERATORS, 99) if one.new != "pass"]
+    assert {one.new.removeprefix("kept: int | None = ") for one in mutants} == {
+        "one[0] / two if not one or two[-2] else two[one]",
+        "one[-1] * two if not one or two[-2] else two[one]",
+        "one[1] * two if not one or two[-2] else two[one]",
+        "one[0] * two if not one and two[-2] else two[one]",
+        "one[0] * two if not not one or two[-2] else two[one]",
+        "one[0] * two if not one or two[1] else two[one]",
+        "one[0] * two if not one or two[-3] else two[one]",
+        "two[one] if not one or two[-2] else one[0] * two",
+        "kept += 2",
+        "kept -= 3",
     }
 
 

@@ -1,4 +1,4 @@
-"""Draw faults for the bodies of functions: a comparison, a constant, a statement, two arguments."""
+"""Draw faults for the bodies of functions: operators, constants, arms, arguments, statements."""
 
 import ast
 import hashlib
@@ -19,6 +19,15 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.IsNot: ast.Is,
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
 }
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 SYMMETRIC = {"min", "max", "minimum", "maximum", "raise_if"}
@@ -70,6 +79,8 @@ def _of_statement(
         return  # words for people
     if isinstance(statement, DROPPED):
         yield "dropped statement", statement, block, at, None
+    if isinstance(statement, ast.AugAssign) and type(statement.op) in OPERATORS:
+        yield "augmented operator", statement, block, at, None
     for node in _expressions(statement):
         if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
             yield "comparison", statement, block, at, node
@@ -77,6 +88,25 @@ def _of_statement(
             yield "constant", statement, block, at, node
         elif isinstance(node, ast.Call) and _ordered(node):
             yield "swapped argument", statement, block, at, node
+        elif isinstance(node, ast.BoolOp):
+            yield "and/or", statement, block, at, node
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield "dropped not", statement, block, at, node
+        elif isinstance(node, ast.IfExp):
+            yield "other arm", statement, block, at, node
+        elif isinstance(node, ast.Subscript) and _place(node) is not None:
+            yield "index", statement, block, at, node
+        elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            yield "operator", statement, block, at, node
+
+
+def _place(node: ast.Subscript) -> int | None:
+    """Return the number by which an item is taken: -1 the last; None: it is a name, or a slice."""
+    try:
+        place = ast.literal_eval(node.slice)
+    except (ValueError, TypeError):
+        return None
+    return place if type(place) is int else None
 
 
 def _ordered(call: ast.Call) -> bool:
@@ -88,6 +118,8 @@ def _ordered(call: ast.Call) -> bool:
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
     """Walk through the expressions of a statement, not those of statements in it."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(node, ast.AnnAssign) and child is node.annotation:
+            continue  # nobody evaluates it
         if isinstance(child, ast.keyword) and child.arg in ("stacklevel", "strict"):
             continue  # where a warning comes from is not shown; `strict` is an assertion
         if isinstance(child, ast.expr):
@@ -100,6 +132,18 @@ def _apply(fault: tuple[str, ast.stmt, list[ast.stmt], int, ast.expr | None]) ->
     kind, statement, block, at, node = fault
     if kind == "dropped statement":
         block[at] = ast.copy_location(ast.Pass(), statement)
+    elif isinstance(statement, ast.AugAssign) and kind == "augmented operator":
+        statement.op = OPERATORS[type(statement.op)]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif isinstance(node, ast.UnaryOp):
+        node.operand = ast.copy_location(ast.UnaryOp(ast.Not(), node.operand), node)
+    elif isinstance(node, ast.IfExp):
+        node.body, node.orelse = node.orelse, node.body
+    elif isinstance(node, ast.Subscript):  # as far from the other end
+        node.slice = ast.copy_location(ast.Constant(~(_place(node) or 0)), node)
+    elif isinstance(node, ast.BinOp):
+        node.op = OPERATORS[type(node.op)]()
     elif isinstance(node, ast.Compare):
         node.ops[0] = COMPARISONS[type(node.ops[0])]()
     elif isinstance(node, ast.Constant):
