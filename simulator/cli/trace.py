@@ -120,7 +120,8 @@ def _read(
 @trace.command(name="from-metrics")
 def from_metrics(
     first: Annotated[
-        Path, Parameter(name="FILE", help="scrape of vLLM's /metrics, or JSON of a range query")
+        Path,
+        Parameter(name="FILE", help="scrape of /metrics (vLLM, SGLang), or JSON of a range query"),
     ],
     later: Annotated[
         Path | None, Parameter(name="LATER", help="a later scrape of the same server")
@@ -139,11 +140,11 @@ def from_metrics(
     """Read a running server's load from its metrics: rate, lengths, concurrency, KV cache."""
     from simulator.models.load import shipped_name
     from simulator.util.files import check_new, write_atomic
+    from simulator.workload.scrapes import read_metrics
     from simulator.workload.server_metrics import (
         infer_load,
         load_figures,
         load_text,
-        read_metrics,
         scenario_text,
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -10,7 +11,8 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.views.prometheus import metrics_text
-from simulator.workload.server_metrics import infer_load, load_text, read_metrics, scenario_text
+from simulator.workload.scrapes import read_metrics
+from simulator.workload.server_metrics import infer_load, load_text, scenario_text
 from tests.support.scenarios import SMALL
 
 INFO = (
@@ -185,7 +187,7 @@ def test_the_command_writes_a_scenario_that_runs(put, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("texts", "options", "wrong"),
     [
-        (["up 1\n"], {}, ":1: vllm: no metric of vLLM in it"),
+        (["up 1\n"], {}, ":1: vllm: no metric of vLLM or SGLang in it"),
         (["vllm:x soon\n"], {}, ":1: line: no metric of Prometheus: 'vllm:x soon'"),
         ([scrape(9, PROMPT, OUTPUT)], {"seconds": -1}, "--seconds -1: is not more than 0"),
         ([scrape(9, PROMPT, OUTPUT), scrape(5, PROMPT, OUTPUT)], {"seconds": 9}, "started again"),
@@ -205,3 +207,59 @@ def test_bad_metrics(put, texts, options, wrong):
     with pytest.raises(HeadwayError) as caught:
         infer_load(read_metrics(*paths, **options), str(paths[-1]))
     assert wrong in str(caught.value)
+
+
+SGLANG = """\
+# HELP sglang:prompt_tokens_total Number of prefill tokens processed.
+sglang:prompt_tokens_total{{{label}}} {prompt}
+sglang:generation_tokens_total{{{label}}} {output}
+sglang:cached_tokens_total{{cache_source="device",{label}}} {cached}
+sglang:num_requests_total{{{label}}} {ended}
+sglang:num_aborted_requests_total{{{label}}} {aborted}
+sglang:e2e_request_latency_seconds_sum{{{label}}} {busy}
+sglang:e2e_request_latency_seconds_count{{{label}}} {ended}
+sglang:time_per_output_token_seconds_sum{{{label}}} {busy}
+sglang:time_per_output_token_seconds_count{{{label}}} {output}
+sglang:num_running_reqs{{{label}}} {running}
+sglang:token_usage{{{label}}} 0.25
+sglang:max_total_num_tokens{{{label}}} 424242.0
+"""
+LABEL = 'engine_type="unified",model_name="meta-llama/Llama-3.1-8B-Instruct",tp_rank="0"'
+
+
+def sglang(ended, running=0):
+    counts = {"prompt": 700.0, "output": 200.0, "cached": 70.0, "busy": 3.0, "aborted": 0.01}
+    told = {name: value * ended for name, value in counts.items()}
+    return SGLANG.format(label=LABEL, ended=float(ended), running=running, **told)
+
+
+def test_scrapes_of_sglang(put, tmp_path):
+    """Its metrics have other names; its pool is the engine's; the scenario is one of SGLang's."""
+    paths = put(sglang(1000, 5), "a.txt"), put(sglang(1600, 17), "b.txt")
+    load = infer_load(read_metrics(*paths, 60.0), "b.txt")
+    assert load.rate == pytest.approx((600 + 6 + 12) / 60)
+    assert load.lengths == {"input_len": 700, "output_len": 200}
+    assert load.engine == {"name": "sglang", "num_gpu_blocks_override": 424242}
+    said = load_text(load)
+    assert "vllm" not in said.lower()
+    for line in (
+        r"600 finished, 6 aborted, \+12 in flight",
+        r"KV cache +424,242 tokens +sglang:max_total_num_tokens",
+        r"mean ITL +15.0 ms +sglang:time_per_output_token_seconds",
+        r"prefix cache +10.0% of tokens found",
+        r"num_requests_running +11.0",
+        r"input_len .*sglang:prompt_tokens_total by finished request: no sglang:prompt_tokens_hist",
+    ):
+        assert re.search(line, said), (line, said)
+    path = tmp_path / "s.yaml"
+    path.write_text(scenario_text(load, "llama-3.1-8b", ["a.txt", "b.txt"]))
+    assert load_scenario(path).engine.name == "sglang"
+
+
+def test_sglang_before_it_counted_requests(put):
+    """Then those with a latency are the finished ones."""
+    lines = sglang(100).splitlines(keepends=True)
+    path = put("".join(line for line in lines if "requests_total" not in line))
+    assert infer_load(read_metrics(path, None, 10.0), "a.txt").requests == 100
+    with pytest.raises(HeadwayError, match="sglang:num_requests_total: no request was finished"):
+        infer_load(read_metrics(put(sglang(0)), None, 10.0), "a.txt")
