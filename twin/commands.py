@@ -168,7 +168,7 @@ def replay(
     from simulator.scenario.load import load_scenario
     from simulator.scenario.resolve import resolve
     from simulator.simulation.write import check_folder
-    from twin.measured_run import table, write_measured
+    from twin.measured_run import Draft, table, write_measured
     from twin.replay import LAST_TOKEN
     from twin.replay import replay as send
 
@@ -190,8 +190,17 @@ def replay(
         engine = loaded, (spec := resolve(loaded))
         last = spec.model.vocab_size
     folder = check_folder(out or Path("out") / f"replay-{name}")
-    found = send(workload, url, model, timeout=timeout, prompt_seed=prompt_seed, vocab_size=last)
-    paths = write_measured(found, workload, folder, engine)
+    with Draft(folder, workload) as draft:
+        for path in draft.earlier:
+            print(f"{path}: the answers of a replay that did not end", file=sys.stderr)
+        found = send(
+            *(workload, url, model),
+            timeout=timeout,
+            prompt_seed=prompt_seed,
+            vocab_size=last,
+            ended=draft.add,
+        )
+        paths = write_measured(found, workload, folder, engine)
     if json_:
         print_json(folder / "summary.json")
     elif not quiet:

@@ -5,7 +5,10 @@ read it as it stands.
 """
 
 import json
+import sys
 from collections.abc import Mapping
+from io import FileIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +45,10 @@ def write_measured(
         raise HeadwayError(f"--url: no request was answered, no file is written: {first}")
     sent = [number for number, one in enumerate(found.requests) if one.sent == one.sent]
     start = min(found.requests[number].sent for number in sent)
-    rows: list[dict[str, object]] = []
-    for number in sent:
-        one = found.requests[number]
-        row: dict[str, object] = {
-            "arrival_s": f"{one.sent - start:.6f}",
-            "prompt_tokens": int(workload.prompt_tokens[number]),
-            "output_tokens": one.tokens,
-            "ttft_s": "" if one.error else f"{one.first - one.sent:.6f}",
-            "e2e_s": f"{one.end - one.sent:.6f}",
-        }
-        if workload.client is not None:
-            row["client_id"] = workload.client[number]
-        if len(good) < len(sent):
-            asked = int(workload.output_tokens[number])
-            row |= {"max_tokens": asked if one.error else "", "error": " ".join(one.error.split())}
-        rows.append(row)
+    failures = len(good) < len(sent)
+    rows = [
+        _row(found.requests[number], workload, number, start, failures=failures) for number in sent
+    ]
     rows.sort(key=lambda row: float(str(row["arrival_s"])))
     files = {"requests.csv": encode_csv(rows)}
     files["summary.json"] = json.dumps(summary(found, workload), indent=1).encode()
@@ -78,6 +69,75 @@ def write_measured(
         polls = [(f"{time - start:.6f}", *values) for time, *values in found.gauges]
         files["metrics.csv"] = encode_csv([dict(zip(names, row, strict=True)) for row in polls])
     return write_together(out, files)
+
+
+def _row(
+    one: Answered, workload: Workload, number: int, start: float, *, failures: bool
+) -> dict[str, object]:
+    """Return a row of requests.csv: times in s, from `start` on; with `failures` what failed."""
+    row: dict[str, object] = {
+        "arrival_s": f"{one.sent - start:.6f}",
+        "prompt_tokens": int(workload.prompt_tokens[number]),
+        "output_tokens": one.tokens,
+        "ttft_s": "" if one.error else f"{one.first - one.sent:.6f}",
+        "e2e_s": f"{one.end - one.sent:.6f}",
+    }
+    if workload.client is not None:
+        row["client_id"] = workload.client[number]
+    if failures:
+        asked = int(workload.output_tokens[number])
+        row |= {"max_tokens": asked if one.error else "", "error": " ".join(one.error.split())}
+    return row
+
+
+class Draft:
+    """The rows of requests.csv in the order in which requests end, written as each does.
+
+    The file appears with the first answer. Each row is one write, so that a kill loses none. A disk
+    that is full ends the draft and costs no answer.
+    """
+
+    def __init__(self, folder: Path, workload: Workload) -> None:
+        self.workload = workload
+        self.earlier = sorted(folder.glob("requests.draft-*.csv"))
+        names = (folder / f"requests.draft-{number}.csv" for number in count(1))
+        self.path = next(path for path in names if not path.exists())
+        self.file: FileIO | None = None
+        self.rows = b""  # not written yet
+        self.began = self.broken = False
+
+    def __enter__(self) -> "Draft":
+        """Begin; there is no file yet."""
+        return self
+
+    def add(self, number: int, answer: Answered) -> None:
+        """Append a request that has ended."""
+        if self.broken:
+            return
+        text = encode_csv([_row(answer, self.workload, number, 0.0, failures=True)])
+        self.rows += text.split(b"\n", 1)[1] if self.began else text
+        self.began = True
+        try:
+            if self.file is None:
+                if answer.error:
+                    return
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.file = FileIO(self.path, "x")
+            self.file.write(self.rows)
+            self.rows = b""
+        except OSError as error:
+            self.broken = True
+            print(f"warning: {self.path}: {error.strerror}: has no later answers", file=sys.stderr)
+
+    def __exit__(self, wrong: type[BaseException] | None, *_: object) -> None:
+        """Remove the file where the final ones are there."""
+        if self.file is None:
+            return
+        self.file.close()
+        if wrong is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            print(f"{self.path}: the answers until then", file=sys.stderr)
 
 
 def _run(

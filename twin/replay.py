@@ -8,6 +8,7 @@ import secrets
 import signal
 import zlib
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -77,14 +78,16 @@ def replay(
     timeout: float = 600.0,
     prompt_seed: int | None = None,
     vocab_size: int = LAST_TOKEN,
+    ended: Callable[[int, Answered], None] | None = None,
 ) -> Replayed:
     """Send every request at its time to an OpenAI-compatible server; wait for all, or for Ctrl-C.
 
     `timeout` is the longest that a request may take, s. The same `prompt_seed` draws the same
     prompts; None: others each time, which no server has in its prefix cache. A server that wants a
     key gets that of the environment variable OPENAI_API_KEY, as from `vllm bench serve`. No token
-    of a prompt is beyond `vocab_size`. Raises HeadwayError where the server cannot be reached, or
-    names no model.
+    of a prompt is beyond `vocab_size`. `ended` is called with a request's row of the workload and
+    its answer, as the answer ends or fails. Raises HeadwayError where the server cannot be reached,
+    or names no model.
     """
     seed = secrets.randbelow(2**31) if prompt_seed is None else prompt_seed
     need_package("to send requests", "serve", "aiohttp")
@@ -101,6 +104,7 @@ def replay(
             try:
                 last = min(vocab_size, LAST_TOKEN)
                 sender = _Replay(session, workload, url.rstrip("/"), model, seed, last_token=last)
+                sender.on_end = ended
                 return await sender.run()
             except aiohttp.ClientError as error:
                 raise HeadwayError(f"--url: {url}: {error}") from None
@@ -128,6 +132,7 @@ class _Replay:
         self.answers = [Answered() for _ in range(len(workload))]
         self.ended = [asyncio.Event() for _ in range(len(workload))]
         self.slots = asyncio.Semaphore(workload.max_concurrency or len(workload) + 1)
+        self.on_end: Callable[[int, Answered], None] | None = None
         self.first_hits: tuple[float, float] | None = None  # HITS, before the first request
         import aiohttp
 
@@ -231,6 +236,8 @@ class _Replay:
             if answer.error:
                 answer.end = self.loop.time() - self.start
         self.ended[number].set()
+        if self.on_end is not None:
+            self.on_end(number, answer)
 
     def _patience(self, number: int) -> float | None:
         """Return when a request's client hangs up, s after it is sent; None: never."""

@@ -1,25 +1,23 @@
 """What a running server says of itself, and the scenario that stands for it."""
 
+import asyncio
 import json
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
+from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
+from twin.replay import PATIENCE, read_text
 from twin.shadow import Poll, read_poll
 
-PATIENCE = 10.0  # s for an answer about itself
-MOST_BYTES = 2**24  # of an answer
 CALM = 1.0  # s between the two looks that tell whether others use it
 UNTOLD = {
     "model": "its name or the path of its config.json",
@@ -198,16 +196,28 @@ def _mapping(root: str, path: str) -> dict[str, Any]:
 
 def _get(root: str, path: str) -> str:
     """Read what an address answers; HeadwayError in a line where that is no 200."""
+    need_package("--server", "serve", "aiohttp")
+    import aiohttp
+
     key = os.environ.get("OPENAI_API_KEY")
-    request = Request(root + path, headers={"Authorization": f"Bearer {key}"} if key else {})
+    head = {"Authorization": f"Bearer {key}"} if key else None
+
+    async def answer() -> tuple[int, str]:
+        async with (
+            asyncio.timeout(PATIENCE),
+            aiohttp.ClientSession(headers=head) as session,
+            session.get(root + path) as response,
+        ):
+            return response.status, await read_text(response)
+
     try:
-        with urlopen(request, timeout=PATIENCE) as response:
-            return str(response.read(MOST_BYTES).decode("utf-8", "replace"))
-    except HTTPError as error:
-        locked = error.code in {401, 403}
-        hint = ": the server wants a key: set OPENAI_API_KEY" if locked else ""
-        what = "" if locked or path != "/version" else "is no vLLM: "
-        raise HeadwayError(f"--server: {root}{path}: {what}answers {error.code}{hint}") from None
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
+        status, text = asyncio.run(answer())
+    except (OSError, aiohttp.ClientError, ValueError) as error:
+        reason = str(error) or "it does not answer in time"
         raise HeadwayError(f"--server: {root}: cannot be reached: {reason}") from None
+    if status == 200:
+        return text
+    locked = status in {401, 403}
+    hint = ": the server wants a key: set OPENAI_API_KEY" if locked else ""
+    what = "" if locked or path != "/version" else "is no vLLM: "
+    raise HeadwayError(f"--server: {root}{path}: {what}answers {status}{hint}")

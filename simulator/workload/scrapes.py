@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
+from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json
 
 Labels = tuple[tuple[str, str], ...]
@@ -110,12 +111,12 @@ def read_metrics(
 
 
 def _read(path: Path) -> str:
+    """Read what a server said of itself: a byte that is no UTF-8 costs no figure beside it."""
+    check_regular(path)
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8", "replace")
     except OSError as error:
         raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise HeadwayError(f"{path}: is no text") from None
 
 
 Series = dict[tuple[str, Labels], list[Point]]
@@ -124,7 +125,7 @@ Series = dict[tuple[str, Labels], list[Point]]
 def _scrape(path: Path, text: str) -> Series:
     """Read a scrape in Prometheus' text format; without times of its own."""
     found: Series = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
         match = SAMPLE.match(line)

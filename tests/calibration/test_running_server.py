@@ -317,3 +317,34 @@ def test_steps_of_a_load_are_those_written_meanwhile(tmp_path: Path) -> None:
     drive.steps = tmp_path / "none"
     with pytest.raises(HeadwayError, match=r"--steps .*none: cannot read"):
         drive._steps()
+
+
+@pytest.mark.parametrize("part", [b"#", b"#" * 2**16], ids=["slow", "endless"])
+def test_an_answer_without_end_ends(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its time as a whole, whenever its next byte comes, or by its size."""
+
+    class Endless(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                try:
+                    self.wfile.write(part)
+                except OSError:
+                    return
+                time.sleep(0.05 if len(part) == 1 else 0)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr("calibration.running_server.ask.PATIENCE", 1.0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        begin = time.monotonic()
+        with pytest.raises(
+            HeadwayError, match=r"cannot be reached: (it does not answer|more than)"
+        ):
+            ask(f"http://127.0.0.1:{server.server_port}")
+        assert time.monotonic() - begin < 10
+        server.shutdown()

@@ -263,3 +263,19 @@ def test_sglang_before_it_counted_requests(put):
     assert infer_load(read_metrics(path, None, 10.0), "a.txt").requests == 100
     with pytest.raises(HeadwayError, match="sglang:num_requests_total: no request was finished"):
         infer_load(read_metrics(put(sglang(0)), None, 10.0), "a.txt")
+
+
+def test_bytes_that_are_no_text_cost_no_figure(tmp_path):
+    """A label of another encoding, or with a separator of lines that is none of Prometheus'."""
+    text = scrape(40, PROMPT, OUTPUT).encode()
+    odd = b'other{name="\xff\xfe \xe2\x80\xa8 \xc2\x85"} 1\n'
+    (tmp_path / "a.txt").write_bytes(odd + text)
+    load = infer_load(read_metrics(tmp_path / "a.txt", seconds=20), "a.txt")
+    assert (load.requests, load.seconds) == (40, 20)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_a_pipe_is_no_scrape(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(HeadwayError, match="is a pipe or a device, not a file"):
+        read_metrics(tmp_path / "pipe", seconds=20)
