@@ -303,13 +303,13 @@ def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: 
 def _engine_lines(chosen: _Choices) -> list[str]:
     """Write the keys of the engine: those of a launch command, or vLLM's own as comments."""
     from simulator.planning.design import as_yaml
-    from simulator.scenario.engine_defaults import with_defaults
+    from simulator.scenario.engine_defaults import offline_defaults, with_defaults
 
-    if chosen.launch is not None:
-        keys = chosen.launch.engine.items()
-        notes = (f"  # {printable(line)}" for line in chosen.launch.lines())
-        return [*notes, *(f"  {key}: {as_yaml(value)}" for key, value in keys)]
     size, gpu = chosen.tensor_parallel_size, chosen.gpu
+    if (launch := chosen.launch) is not None:
+        keys = ((offline_defaults(gpu) if launch.offline else {}) | launch.engine).items()
+        notes = (f"  # {printable(line)}" for line in launch.lines())
+        return [*notes, *(f"  {key}: {as_yaml(value)}" for key, value in keys)]
     engine: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, chosen.model)
     return [
         "  name: vllm  # `headway engines` lists others",

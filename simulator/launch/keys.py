@@ -42,6 +42,7 @@ class Launch(NamedTuple):
     told: list[str]  # what is not simulated, and what is supposed
     without_effect: list[str]  # options
     supposed: list[str]  # what no command says
+    offline: bool = False  # `LLM(...)` in the place of a server
 
     def over(self, before: dict[str, Any]) -> dict[str, Any]:
         """Return the engine, with what no command says from the one before it."""
@@ -98,7 +99,8 @@ def read_launch(given: str, version: str | None = None) -> Launch:
     if wrong:
         raise HeadwayError([f"--command: {what}" for what in wrong])
     _finish(launch, command)
-    return launch._replace(model=models[0])
+    offline = command.offline and command.engine == "vllm"
+    return launch._replace(model=models[0], offline=offline)
 
 
 def _release(version: str | None) -> Release:

@@ -46,7 +46,7 @@ def read_options(command: Command) -> tuple[list[str], list[Option]]:
             at += 1
             continue
         try:
-            option, at = _read_option(command.engine, words, at, found)
+            option, at = _read_option(command, words, at, found)
             found[option.row.config, option.row.field] = option
         except ValueError as error:
             wrong.append(f"--command: {error}")
@@ -57,12 +57,12 @@ def read_options(command: Command) -> tuple[list[str], list[Option]]:
 
 
 def _read_option(
-    engine: str, words: list[str], at: int, found: dict[tuple[str, str], Option]
+    command: Command, words: list[str], at: int, found: dict[tuple[str, str], Option]
 ) -> tuple[Option, int]:
     """Read the option at a place, and say where the next one is; ValueError if it is wrong."""
     given, equals, text = words[at].partition("=")
-    name, keys = _spelled(engine, given)
-    row, negated = _find(engine, name)
+    name, keys = _spelled(command.engine, given)
+    row, negated = _find(command, name)
     if row.kind == "flag" and not keys:
         if equals:
             raise ValueError(f"{given}: is a flag without a value, not {text!r}")
@@ -83,14 +83,24 @@ def _read_option(
     return Option(row, f"{given} {text}", value), at + 1 + count
 
 
-def _find(engine: str, name: str) -> tuple[EngineField, bool]:
+def _find(command: Command, name: str) -> tuple[EngineField, bool]:
     """Find an option's row, and whether it is written with --no-; ValueError if there is none."""
-    known = by_option(engine)
+    engine, known = command.engine, by_option(command.engine)
     if name in known:
         return known[name], False
     positive = re.sub("^--no[-_]", "--", name)
     if engine != "sglang" and positive in known and known[positive].kind == "flag":
         return known[positive], True
+    shortened = name.startswith("--") and not command.offline and engine != "tensorrt-llm"
+    if shortened:  # argparse takes what begins one option alone
+        longer = {known[option]: option for option in known if option.startswith(name)}
+        if len(longer) == 1:
+            return next(iter(longer)), False
+        if longer:
+            raise ValueError(f"{name}: may be {' or '.join(sorted(longer.values()))}")
+    short = re.fullmatch(r"(-[a-z]+)(\d+)", name)
+    if short and short[1] in known:
+        raise ValueError(f"{name}: {engine} takes it with a space: {short[1]} {short[2]}")
     raise ValueError(f"{name}: is no option of {engine}{did_you_mean(name, known)}")
 
 
@@ -139,21 +149,22 @@ def _with_files(command: Command) -> list[str]:
         file = re.fullmatch(r"(--config|--extra_llm_api_options)=(.+)", word)
         match = level or file
         words += [word] if match is None else ["-O", match[1]] if level else [*match.groups()]
-    names = {"vllm": ["--config"], "tensorrt-llm": ["--extra_llm_api_options", "--config"]}
-    asked = names.get(command.engine, [])
+    extra = ["--extra_llm_api_options"] if command.engine == "tensorrt-llm" else []
+    asked = ["--config", *extra]
     at = next((i for i, word in enumerate(words[:-1]) if word in asked), None)
     if at is None:
         return words
     options = _read_file(Path(words[at + 1]))
     before, after = words[:at], words[at + 2 :]
-    if command.engine == "vllm":
+    if command.engine != "tensorrt-llm":
         model = [str(options.pop("model"))] if "model" in options else []
-        return [*model, *before, *option_words(options), *after]
+        own = option_words(options, command.engine)
+        return [*model, *before, *own, *after] if model else [*own, *before, *after]
     flat: dict[str, Any] = {}
     for key, value in options.items():
         nested = key in NESTED and isinstance(value, dict)
         flat |= {f"{key}.{name}": one for name, one in value.items()} if nested else {key: value}
-    return [*before, *after, *option_words(flat)]
+    return [*before, *after, *option_words(flat, command.engine)]
 
 
 def _read_file(path: Path) -> dict[str, Any]:

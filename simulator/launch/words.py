@@ -1,8 +1,10 @@
 """Find the one command that starts a server: in a text, a script, a manifest, or JSON."""
 
+import ast
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from simulator.util.yaml_lines import read_text
 
 PROGRAMS = {
     ("vllm", "serve"): "vllm",
+    ("vllm.entrypoints.cli.main", "serve"): "vllm",
     ("vllm.entrypoints.openai.api_server",): "vllm",
     ("vllm.entrypoints.api_server",): "vllm",
     ("sglang", "serve"): "sglang",
@@ -24,7 +27,13 @@ PROGRAMS = {
 """How a server is started, and the engine's name in a scenario."""
 PUBLISHED = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang"}
 """Containers that are published, whose tag is the release; vLLM's entry point starts a server."""
-TAG = r"([\w-]+/[\w-]+):v?([\w.]+)$"
+IMAGE = r"([\w-]+/[\w-]+)(?::v?([\w.-]+))?(?:@sha256:\w+)?$"
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+"""As a shell, a Compose file and Kubernetes write it, the first two with a default."""
+CALLS = {"LLM": "vllm", "Engine": "sglang"}
+"""What Python calls in the place of a server."""
+CALLED = re.compile(rf"(?:^|[\s=.])(?:{'|'.join(CALLS)})\(")
 KNOWN = "vllm serve, sglang serve, python -m sglang.launch_server, trtllm-serve"
 ENDS = re.compile(r"[;&|]+|\d?>>?.*|\d?>&\d")
 """Words of a shell that end a command."""
@@ -37,7 +46,7 @@ class Command(NamedTuple):
     words: list[str]  # what follows the program
     environment: dict[str, str]
     release: str | None = None  # by its container's tag
-    offline: bool = False  # an `LLM(...)` in place of a server
+    offline: bool = False  # an `LLM(...)` or `Engine(...)` in the place of a server
 
 
 def find_command(given: str) -> Command:
@@ -45,10 +54,17 @@ def find_command(given: str) -> Command:
     text = given.strip()
     if not text:
         raise HeadwayError("--command: is empty")
-    if len(text) < 4096 and not re.search(r"\s", text) and Path(text).is_file():
+    if len(text) < 4096 and "\n" not in text and Path(text).is_file():
         text = read_text(Path(text)).strip()
+    elif re.fullmatch(r"\S+\.(?:sh|bash|ya?ml|json|py|txt)", text):
+        raise HeadwayError(f"--command: {text}: no such file")
     if text.startswith("{"):
-        return _of_keywords(text)
+        return _of_keywords(_read_json(text))
+    if CALLED.search(text):
+        return _of_call(text)
+    if text.startswith("["):
+        words = _read_json(text)
+        text = shlex.join(map(str, words))
     manifest = re.search(r"^\s*(apiVersion|services|containers|args|- name):", text, re.MULTILINE)
     found = [*(_of_manifest(text) if manifest else _of_shell(text))]
     if len(found) == 1:
@@ -61,20 +77,62 @@ def find_command(given: str) -> Command:
     raise HeadwayError(f"--command: {head}: is no command that starts a server: {KNOWN}")
 
 
-def _of_keywords(text: str) -> Command:
-    """Read the keywords of `LLM(...)`, or of SGLang's `Engine(...)`, which are options, too."""
+def _read_json(text: str) -> Any:
     try:
-        keywords = json.loads(text)
+        return json.loads(text)
     except ValueError as error:
         raise HeadwayError(f"--command: is no JSON: {one_line(error)}") from None
-    words = [*option_words(keywords)]
+
+
+def _of_keywords(keywords: Mapping[str, Any]) -> Command:
+    """Read the keywords of `LLM(...)`, or of SGLang's `Engine(...)`, which are options, too."""
     engine = "sglang" if "model_path" in keywords else "vllm"
-    return Command(engine, words, {}, offline=engine == "vllm")
+    words = [*option_words(keywords, engine)]
+    return Command(engine, words, {}, offline=True)
 
 
-def option_words(options: Mapping[str, Any]) -> Iterator[str]:
+def _of_call(text: str) -> Command:
+    """Read the one call of `LLM` or `Engine` in a text of Python; names may have literals."""
+    try:
+        tree = ast.parse(textwrap.dedent(text))
+    except SyntaxError as error:
+        raise HeadwayError(f"--command: is no Python: {one_line(error)}") from None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node)]
+    if len(calls) != 1:
+        raise HeadwayError(f"--command: has {len(calls)} calls of LLM or Engine: give one of them")
+    if "tensorrt_llm" in text:
+        raise HeadwayError("--command: LLM(...) of tensorrt_llm is not read: give trtllm-serve")
+    known = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    (call,), keywords = calls, {}
+    given: list[tuple[str | None, ast.expr]] = [("model", value) for value in call.args[:1]]
+    given += [(keyword.arg, keyword.value) for keyword in call.keywords]
+    for name, value in given:
+        literal = known.get(value.id, value) if isinstance(value, ast.Name) else value
+        try:
+            keywords[str(name)] = ast.literal_eval(literal)
+        except ValueError:
+            what = f"{name or '**'}={ast.unparse(value)}"
+            raise HeadwayError(f"--command: {_called(call)}: {what}: is no literal") from None
+    return _of_keywords(keywords)
+
+
+def _called(call: ast.Call) -> str:
+    """Return the name of what starts an engine, where a call is one."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return name if name in CALLS else ""
+
+
+def option_words(options: Mapping[str, Any], engine: str) -> Iterator[str]:
     """Write options with values, as JSON and YAML have them, as words of a command."""
     for name, value in options.items():
+        if value is False and engine == "sglang":  # whose flags have no negative
+            continue
         option = f"--{str(name).replace('_', '-')}"
         if isinstance(value, bool):
             yield option if value else option.replace("--", "--no-", 1)
@@ -97,12 +155,12 @@ def _of_manifest(text: str) -> Iterator[Command]:
         for key in ("entrypoint", "command", "args"):
             value = block.get(key) or []
             words += shlex.split(value) if isinstance(value, str) else map(str, value)
-        words = [word.replace("$$", "$") for word in words]
         listed = block.get("env", block.get("environment")) or []
         pairs = listed.items() if isinstance(listed, dict) else map(_variable, listed)
-        variables = [f"{name}={value}" for name, value in pairs]
-        tags = [v for v in block.values() if isinstance(v, str) and re.search(TAG, v)]
-        yield from _scan([*variables, *tags, *words])
+        variables = dict(pairs)
+        words = [_expand(word, variables).replace("$$", "$") for word in words]
+        assigned = [f"{name}={value}" for name, value in variables.items()]
+        yield from _scan([*assigned, str(block.get("image", "")), *words])
 
 
 def _variable(entry: object) -> tuple[str, str]:
@@ -125,37 +183,80 @@ def _containers(node: object) -> Iterator[dict[str, Any]]:
 
 
 def _of_shell(text: str) -> Iterator[Command]:
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\\s*\n", " ", "\n".join(lines))
+    """Yield the commands of a script, with the variables that it assigns."""
+    joined = _joined(text)
     try:
-        words = shlex.split(joined)
+        variables = _assigned(shlex.split(joined))
+        return _scan(shlex.split(_expand(joined, variables)))
     except ValueError as error:
         raise HeadwayError(
             f"--command: {one_line(error)[0].lower()}{one_line(error)[1:]}"
         ) from None
-    return _scan(words)
+
+
+def _joined(script: str) -> str:
+    """Return a script without comments, and its lines joined where it joins them."""
+    quoted = r"('[^']*'|\"(?:\\.|[^\"\\])*\")"
+    plain = re.sub(rf"{quoted}|(?<!\S)#[^\n]*", lambda found: found[1] or "", script)
+    return re.sub(r"\\\s*\n", " ", plain)
+
+
+def _assigned(words: list[str]) -> dict[str, str]:
+    """Return the variables that words of a shell assign."""
+    variables: dict[str, str] = {}
+    for word in words:
+        if pair := ASSIGNED.fullmatch(word):
+            variables[pair[1]] = _expand(pair[2], variables)
+    return variables
+
+
+def _expand(text: str, variables: Mapping[str, str]) -> str:
+    """Put the values of variables, or their defaults, in their places; others are kept."""
+
+    def value(found: re.Match[str]) -> str:
+        default = found[2] if found[2] is not None else found[0]
+        return variables.get(found[1] or found[3] or found[4], default)
+
+    return VARIABLE.sub(value, text)
 
 
 def _scan(words: list[str]) -> Iterator[Command]:
     """Yield each command that starts a server among the words of a script."""
+    variables = _assigned(words)
     for at, word in enumerate(words[:-2]):
         if Path(word).name in ("sh", "bash") and re.fullmatch(r"-\w*c", words[at + 1]):
-            yield from _scan([*words[:at], *shlex.split(words[at + 2])])
+            yield from _inner(words[:at], words[at + 2], variables)
             return
-    pairs = [re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL) for word in words]
-    variables = {pair[1]: pair[2] for pair in pairs if pair is not None}
-    tags = [re.search(TAG, word) for word in words]
-    found = [(at, tag) for at, tag in enumerate(tags) if tag and tag[1] in PUBLISHED]
+    images = [(at, image) for at, word in enumerate(words) if (image := re.search(IMAGE, word))]
+    images = [(at, image) for at, image in images if image[1] in PUBLISHED]
+    if images:
+        at = images[0][0]
+        words = [*words[: at + 1], *_entry_point(words[:at]), *words[at + 1 :]]
     starts = [(at, p) for at in range(len(words)) if (p := _program(words[at:])) is not None]
-    if not starts and found and PUBLISHED[found[0][1][1]] == "vllm":  # by its entry point
-        starts = [(found[0][0], ())]
+    if not starts and images and PUBLISHED[images[0][1][1]] == "vllm":  # by its entry point
+        starts = [(images[0][0], ())]
     for at, program in starts:
         engine = PROGRAMS.get(program, "vllm")
         rest = words[at + max(len(program), 1) :]
         end = next((i for i, word in enumerate(rest) if ENDS.fullmatch(word)), len(rest))
-        releases = [tag[2] for _, tag in found if PUBLISHED[tag[1]] == engine]
-        release = next(filter(re.compile(r"\d+\.\d+").match, releases), None)
-        yield Command(engine, rest[:end], variables, release)
+        tags = [image[2] or "" for _, image in images if PUBLISHED[image[1]] == engine]
+        releases = [release[0] for tag in tags if (release := re.match(r"\d+(\.\d+)+", tag))]
+        yield Command(engine, rest[:end], variables, releases[0] if releases else None)
+
+
+def _inner(before: list[str], script: str, variables: Mapping[str, str]) -> Iterator[Command]:
+    """Yield the commands of what `sh -c` runs."""
+    plain = _joined(script)
+    known = {**variables, **_assigned(shlex.split(plain))}
+    yield from _scan([*before, *shlex.split(_expand(plain, known))])
+
+
+def _entry_point(words: list[str]) -> list[str]:
+    """Return the program that `docker run --entrypoint` puts before the words of a container."""
+    joined = next((word for word in words if word.startswith("--entrypoint=")), "")
+    if not joined and "--entrypoint" in words[:-1]:
+        joined = f"={words[words.index('--entrypoint') + 1]}"
+    return joined.partition("=")[2].split()
 
 
 def _program(words: list[str]) -> tuple[str, ...] | None:

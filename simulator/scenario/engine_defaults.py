@@ -14,7 +14,7 @@ from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.scenario.choose_scheduler import REQUIRED_FOR_WINDOW, can_overlap, of_policy
-from simulator.scenario.engines import ENGINES, Defaults, release_of
+from simulator.scenario.engines import ENGINES, Defaults, offline_tokens, release_of
 from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.rules import (
     NEWEST,
@@ -171,6 +171,12 @@ def _overlaps(name: str, engine: Defaults, model: object) -> bool:
     if engine.get("speculative_config") or engine.get("preemption_mode") in ("swap", "auto"):
         return False
     return engine.get("prefix_cache") != "radix" or policy == "sglang" or name == "sglang"
+
+
+def offline_defaults(gpu: object) -> Defaults:
+    """Return the defaults of vLLM's `LLM` that its server has otherwise, as plain values."""
+    found = _find_gpu(gpu.get("name") if isinstance(gpu, dict) else gpu)
+    return {} if found is None else {"max_num_batched_tokens": offline_tokens(found)}
 
 
 def _give_windows_back(block: Defaults, release: Release) -> None:

@@ -43,6 +43,14 @@ def _vllm_by_memory(gpu: Gpu) -> Defaults:
     return {}
 
 
+def offline_tokens(gpu: Gpu) -> int:
+    """Return the tokens of a step of vLLM's `LLM`, which no server answers beside (vLLM 0.10 on).
+
+    EngineArgs.get_batch_defaults, UsageContext.LLM_CLASS.
+    """
+    return 16384 if gpu.memory >= 70 * GIB and "A100" not in gpu.name else 8192
+
+
 def _sglang_by_memory(gpu: Gpu) -> Defaults:
     """Return the chunks of prompts, as SGLang's `arg_groups/memory_hook.py` does."""
     if gpu.memory < 60 * GIB:

@@ -15,11 +15,11 @@ from typing import Any
 
 from simulator.core.engine_config import EngineConfig
 from simulator.costs.profile import named_hardware, shipped_profiles
-from simulator.launch.keys import LaunchCommand, read_launch
+from simulator.launch.keys import Launch, LaunchCommand, read_launch
 from simulator.models.gpus import find_gpu
 from simulator.scenario.checks import find_conflicts
 from simulator.scenario.choose_scheduler import can_overlap
-from simulator.scenario.engine_defaults import open_named_blocks
+from simulator.scenario.engine_defaults import offline_defaults, open_named_blocks
 from simulator.scenario.planning_config import SweepConfig
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.scenario import Scenario
@@ -284,9 +284,10 @@ def _settle(
     cluster = raw.get("cluster")
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     settings: list[tuple[str, str, str | None]] = []  # place, dotted key, value
+    offline = False
     for override in overrides:
         if isinstance(override, LaunchCommand):
-            _launch(raw, source_map, override)
+            offline = _launch(raw, source_map, override).offline
             continue
         name, equals, value = override.partition("=")
         settings.append((f"--set {override}", name, value if equals else None))
@@ -297,12 +298,14 @@ def _settle(
     for place, name, text in settings:
         messages += _check_group(known, place, name)
         messages += _override(raw, source_map, place, name, text)
+    if offline and isinstance(raw["engine"], dict):
+        raw["engine"] = offline_defaults(raw.get("gpu")) | raw["engine"]
     _follow_hardware(raw, {tuple(name.strip().split(".")) for _, name, _ in settings})
     raw.setdefault("name", _default_name(path))
     return raw, messages
 
 
-def _launch(raw: dict[str, Any], source_map: SourceMap, command: LaunchCommand) -> None:
+def _launch(raw: dict[str, Any], source_map: SourceMap, command: LaunchCommand) -> Launch:
     """Put the model and engine of a launch command in the place of a scenario's.
 
     What no command says is kept.
@@ -325,6 +328,7 @@ def _launch(raw: dict[str, Any], source_map: SourceMap, command: LaunchCommand) 
         del raw["cost"]  # of this model and its GPUs
     for line in launch.lines():
         warnings.warn(line, HeadwayWarning, stacklevel=2)
+    return launch
 
 
 def _follow_hardware(raw: dict[str, Any], overridden: set[Key]) -> None:

@@ -151,7 +151,7 @@ def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
         ("vllm serve a && vllm serve b", "has 2 commands of servers"),
         ("vllm serve 'a", "no closing quotation"),
         ('{"model": "a"', "is no JSON"),
-        (f"{SERVE} --max-num-seq 4", "--max-num-seq: is no option of vllm; did you mean"),
+        (f"{SERVE} --max-num-seqz 4", "--max-num-seqz: is no option of vllm; did you mean"),
         (f"{SERVE} --max-num-seqs x", "--max-num-seqs: must be a whole number, not 'x'"),
         (f"{SERVE} --max-num-seqs", "--max-num-seqs: has no value"),
         (f"{SERVE} --max-model-len 1.5K", "has a decimal before K"),

@@ -1,0 +1,128 @@
+"""Launch commands as people write them: scripts, containers, manifests, calls of Python."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.cli.main import main
+from simulator.launch.keys import LaunchCommand, read_launch
+from simulator.scenario.load import load_scenario
+from simulator.util.errors import HeadwayError
+
+SCRIPT = """#!/bin/bash
+MODEL=${MODEL:-m}
+SEQS=8
+EXTRA="--enforce-eager --port 1"
+exec vllm serve "$MODEL" \\
+  --max-num-seqs ${SEQS} $EXTRA  # it's enough
+"""
+KUBERNETES = """kind: Pod
+spec:
+  containers:
+  - image: vllm/vllm-openai:v0.30.0-cu129
+    command: ["/bin/sh", "-c"]
+    args:
+    - >
+      vllm serve m --max-num-seqs $(SEQS)
+      --enforce-eager
+    env:
+    - {name: SEQS, value: "8"}
+"""
+COMPOSE = """services:
+  llm:
+    image: vllm/vllm-openai
+    command: ["${MODEL:-m}", --max-num-seqs=8, --enforce-eager]
+"""
+CALL = """from vllm import LLM
+SEQS = 8
+llm = LLM("m", max_num_seqs=SEQS, enforce_eager=True, quantization=None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (SCRIPT, None),
+        (KUBERNETES, "0.30.0"),
+        (COMPOSE, None),
+        (CALL, None),
+        (json.dumps(["vllm", "serve", "m", "--max-num-seqs", "8", "--enforce-eager"]), None),
+        ("docker run -e A=b vllm/vllm-openai m --max-num-seqs 8 --enforce-eager", None),
+        (
+            "docker run --entrypoint vllm docker.io/vllm/vllm-openai:v0.31.0-cu130 serve m "
+            "--max-num-seqs 8 --enforce-eager",
+            "0.31.0",
+        ),
+        ("python3 -m vllm.entrypoints.cli.main serve m --max-num-se 8 --enforce-e", None),
+    ],
+    ids=["script", "kubernetes", "compose", "call", "words", "docker", "entrypoint", "short"],
+)
+def test_a_command_is_read_as_people_write_it(text, version, tmp_path):
+    file = tmp_path / "the launch"
+    file.write_text(text)
+    for given in (text, str(file)):
+        launch = read_launch(given)
+        engine = {"name": "vllm", "max_num_seqs": 8, "enforce_eager": True}
+        assert launch.model == "m"
+        assert launch.engine == engine | ({"version": version} if version else {})
+
+
+def test_sglang_reads_a_file_of_options_and_shortened_ones(tmp_path, monkeypatch):
+    """ConfigArgumentMerger of 0.5.23: what the command says goes over the file."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(
+        "model-path: m\ntp_size: 2\nchunked-prefill-size: 4096\nenable-metrics: false\n"
+    )
+    launch = read_launch("python -m sglang.launch_server --config s.yaml --tensor-par 4")
+    assert launch.model == "m"
+    keys = {"tensor_parallel_size": 4, "max_num_batched_tokens": 4096}
+    assert launch.engine == {"name": "sglang"} | keys
+    engine = read_launch('sgl.Engine(model_path="m", tp_size=4, disable_radix_cache=False)').engine
+    assert engine == {"name": "sglang", "tensor_parallel_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tokens", "served"),
+    [
+        ("H100", 16384, 8192),
+        ("A100-80GB", 8192, 2048),
+        ("L40S", 8192, 2048),
+        ("B200", 16384, 16384),
+    ],
+)
+def test_a_call_of_llm_has_the_sizes_of_an_offline_engine(gpu, tokens, served, tmp_path):
+    """EngineArgs.get_batch_defaults: UsageContext.LLM_CLASS."""
+
+    def load(command, *sets):
+        return load_scenario({"gpu": "T4"}, [LaunchCommand(command), f"gpu={gpu}", *sets]).engine
+
+    call = 'LLM(model="Qwen/Qwen3-8B")'
+    assert load(call).max_num_batched_tokens == tokens
+    assert load("vllm serve Qwen/Qwen3-8B").max_num_batched_tokens == served
+    assert load(call, "engine.max_num_batched_tokens=99").max_num_batched_tokens == 99
+    file = tmp_path / "s.yaml"
+    assert main(["init", str(file), "--yes", "--gpu", gpu, "--command", call]) == 0
+    assert load_scenario(file).engine.max_num_batched_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("vllm serve m -tp2", "-tp2: vllm takes it with a space: -tp 2"),
+        ("vllm serve m --max-num-s 2", "--max-num-s: may be --max-num-scheduled-tokens or "),
+        ('LLM(model="m"', "is no Python"),
+        ("LLM(model=name)", "LLM: model=name: is no literal"),
+        ('LLM("m", **options)', "LLM: **=options: is no literal"),
+        ('LLM("a")\nLLM("b")', "has 2 calls"),
+        ('{"model": "m", "max_num_se": 3}', "--max-num-se: is no option of vllm"),
+        ('["vllm", "serve"', "is no JSON"),
+        ("launch.sh", "launch.sh: no such file"),
+        ("sglang serve m --config none.yaml", "none.yaml: no such file"),
+    ],
+)
+def test_what_is_misspelled_is_one_line(command, what):
+    with pytest.raises(HeadwayError) as raised:
+        read_launch(command)
+    (line,) = raised.value.messages
+    assert what in line
