@@ -25,7 +25,7 @@ from calibration.engine_steps.refit import (
 from calibration.engine_steps.steps_file import Row, RowFile, pack_rows, read_rows
 from calibration.profile_yaml import cost_block
 from simulator.costs.piecewise import PiecewiseCost
-from simulator.models.gpus import GPUS, find_gpu_of_driver
+from simulator.models.gpus import GPUS, find_gpu
 from simulator.models.load import load_model
 from simulator.scenario.load import check_scenario
 from simulator.scenario.scenario import Scenario
@@ -209,6 +209,6 @@ def _longest(engine: "Engine", setup: Setup) -> int:
 def _known_gpu(engine: "Engine") -> str:
     """Name the GPU for the scenario's bookkeeping; an unknown one counts as the largest."""
     try:
-        return find_gpu_of_driver(engine.gpu_name).name
+        return find_gpu(engine.gpu_name).name
     except ValueError:
         return max(GPUS.values(), key=lambda gpu: gpu.memory).name

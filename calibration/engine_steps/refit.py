@@ -27,7 +27,7 @@ from calibration.profile_yaml import (
     residual_lines,
 )
 from calibration.text_files import read_json
-from simulator.models.gpus import find_gpu_of_driver
+from simulator.models.gpus import find_gpu
 from simulator.util.environment import source_commit
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_atomic, write_together
@@ -205,7 +205,7 @@ def describe_engine(engine: "Engine") -> Meta:
     cuda = engine.device.type == "cuda"
     name = engine.gpu_name
     try:
-        gpu = find_gpu_of_driver(name).name
+        gpu = find_gpu(name).name
     except ValueError:
         gpu = name
     meta: Meta = {

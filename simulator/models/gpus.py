@@ -1,14 +1,23 @@
 """A table of GPUs: what their makers publish, and the memory that CUDA lets a program use."""
 
 import re
-from contextlib import suppress
 from typing import NamedTuple
 
 GIB = 1 << 30
 NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
 GRACE = {"GH200", "GB200", "GB300"}
-MAKERS = re.compile(r"nvidia|tesla|amd", re.IGNORECASE)
 SXM = re.compile(r"sxm\d?\b", re.IGNORECASE)
+LISTED = re.compile(r"^.*\bGPU \d+: *|\(UUID.*", re.IGNORECASE)
+"""What `nvidia-smi -L` and vLLM's report of its environment put around a name."""
+PART = re.compile(r"MIG[ -]\w+\.\w+|\bGRID\b.*", re.IGNORECASE)
+SIZE = re.compile(r"\d+g(i?b)?")
+HOST_SIZES = {120, 240, 480}  # GB beside a Grace CPU, which its driver puts into the name
+NOISE = re.compile(
+    r"nvidia|corporation|geforce|tesla|amd|instinct|hbm\d?e?|oam|ac|mega|shared|blackwell|server|"
+    r"workstation|max|q|edition|gpu|vf"
+)
+"""Words that drivers and clouds put into names, and that tell no GPU from another."""
+ORACLE = re.compile(r"(?:BM|VM)\.GPU\.([A-Z]+[0-9]+\w*)\.\d", re.IGNORECASE)
 HOST_SHARE = 0.85
 """Of `host_bandwidth`, what copies between GPU and pinned host memory are taken to reach: an
 assumption, not a measurement. A profile with swap terms of its own overrides it."""
@@ -123,6 +132,47 @@ A5000 and cards of 16 GB an estimate: what is sold, less what the others keep ba
 maximum of the data sheets (TDP, TBP), of B200 and B300 on an HGX board; GH200's is that of CPU and
 GPU together. That of A10G, which has none, is the limit that nvidia-smi shows on AWS's g5."""
 
+INSTANCES = {
+    r"p3\.": "V100-16GB",
+    r"p4d\.": "A100-40GB",
+    r"p4de\.": "A100-80GB",
+    r"p5\.": "H100-80GB",
+    r"p5en?\.": "H200",
+    r"p6-b200\.": "B200",
+    r"p6-b300\.": "B300",
+    r"p6e-gb200": "GB200",
+    r"p6e-gb300": "GB300",
+    r"g4dn\.": "T4",
+    r"g5\.": "A10G",
+    r"gr?6\.": "L4",
+    r"g6e\.": "L40S",
+    r"g7e\.": "RTX-PRO-6000",
+    r"a2-(high|mega)gpu": "A100-40GB",
+    r"a2-ultragpu": "A100-80GB",
+    r"a3-(high|mega|edge)gpu": "H100-80GB",
+    r"a3-ultragpu": "H200",
+    r"a4-highgpu": "B200",
+    r"a4x-highgpu": "GB200",
+    r"a4x-maxgpu": "GB300",
+    r"g2-standard": "L4",
+    r"g4-standard": "RTX-PRO-6000",
+    r"nvidia-tesla-a100$": "A100-40GB",
+    r"(Standard_)?ND96asr_(A100_)?v4": "A100-40GB",
+    r"(Standard_)?ND96amsr_A100_v4": "A100-80GB",
+    r"(Standard_)?NC\d+ads_A100_v4": "A100-80GB-PCIe",
+    r"(Standard_)?ND96is?r_H100_v5": "H100-80GB",
+    r"(Standard_)?NC\d+adi?s_H100_v5": "H100-NVL",
+    r"(Standard_)?ND96is?r_H200_v5": "H200",
+    r"(Standard_)?ND128isr_(NDR_)?GB200_v6": "GB200",
+    r"(Standard_)?ND128isr_(NDR_)?GB300_v6": "GB300",
+    r"(Standard_)?ND96is?r_MI300X_v5": "MI300X",
+    r"(Standard_)?NV(36|72)ad[ms]+_A10_v5": "A10",
+    r"(Standard_)?NC\d+as_T4_v3": "T4",
+    r"BM\.GPU4\.8": "A100-40GB",
+    r"BM\.GPU\.A100-v2\.8": "A100-80GB",
+}
+"""How the names of instances with whole GPUs begin: of AWS, Google Cloud, Azure and Oracle."""
+
 CPU = Gpu(
     "CPU",
     memory=16 * GIB,
@@ -139,6 +189,9 @@ magnitude. What a step takes there must be calibrated."""
 def find_gpu(name: str, price: float | None = None) -> Gpu:
     """Find a GPU by its name; case, blanks, hyphens, `NVIDIA` and `SXM` do not matter.
 
+    A name may be what a driver, `nvidia-smi -L`, vLLM's report or Kubernetes' label says, such as
+    `GPU 0: NVIDIA H100 80GB HBM3`, or an instance of a cloud, such as `p5.48xlarge`.
+
     `price`, dollars an hour, stands in place of its list price.
 
     The name of a chip alone, with or without `SXM`, is the one that has NVLink, where there is but
@@ -148,21 +201,19 @@ def find_gpu(name: str, price: float | None = None) -> Gpu:
     """
     if price is not None:
         return find_gpu(name)._replace(dollars_per_hour=price)
-    wanted = _normalised(name)
-    for gpu in (*GPUS.values(), CPU):
-        if _normalised(gpu.name) == wanted:
-            return gpu
-    linked = [
-        gpu
-        for gpu in GPUS.values()
-        if gpu.link_bandwidth > NVLINK and _normalised(gpu.name.partition("-")[0]) == wanted
-    ]
-    if len(linked) == 1:
-        return linked[0]
-
-    if MAKERS.match(name) and " " in name.strip():  # as drivers print it, with what is no name
-        with suppress(ValueError):
-            return find_gpu(name.strip().rpartition(" ")[0])
+    if part := PART.search(name):
+        raise ValueError(
+            f"gpu.name: {name!r} is {part[0]}, a part of a GPU, which is not simulated"
+        )
+    plain = LISTED.sub("", name).strip()
+    for pattern, chip in INSTANCES.items():
+        if re.match(pattern, plain, re.IGNORECASE):
+            return GPUS[chip]
+    if shape := ORACLE.match(plain):
+        return find_gpu(shape[1])
+    wanted = _normalised(plain)
+    if found := _named(wanted, _words(plain)):
+        return found
 
     def alike(part: str) -> list[str]:
         return [known for known in GPUS if part in _normalised(known)] if part else []
@@ -178,18 +229,32 @@ def find_gpu(name: str, price: float | None = None) -> Gpu:
     raise ValueError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")
 
 
-def find_gpu_of_driver(name: str) -> Gpu:
-    """Find a GPU by what its driver calls it: `NVIDIA H100 80GB HBM3` is an H100.
+def _named(wanted: str, words: list[str]) -> Gpu | None:
+    """Find a GPU by its name as one word, by its words in any order, or by its chip and memory."""
+    for gpu in (*GPUS.values(), CPU):
+        if _normalised(gpu.name) == wanted or (words and sorted(_words(gpu.name)) == sorted(words)):
+            return gpu
+    linked = [
+        gpu
+        for gpu in GPUS.values()
+        if gpu.link_bandwidth > NVLINK and _normalised(gpu.name.partition("-")[0]) == wanted
+    ]
+    if len(linked) == 1:
+        return linked[0]
+    sizes = [word for word in words if SIZE.fullmatch(word)]
+    if len(sizes) != 1:
+        return None
+    others = [word for word in words if word != sizes[0]]
+    found, size = _named("".join(others), others), int(sizes[0].rstrip("gib"))
+    if found and found.name in GRACE and size in HOST_SIZES:
+        return found
+    return found if found and 0.9 < found.memory / GIB / max(size, 1) < 1.01 else None
 
-    Raises ValueError as `find_gpu` does.
-    """
-    words = re.split(r"[ -]+", name.strip())
-    for count in range(len(words), 0, -1):
-        try:
-            return find_gpu(" ".join(words[:count]))
-        except ValueError:
-            continue
-    return find_gpu(name)
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name that tell a GPU from others, in lower case."""
+    parts = re.split(r"[^a-z0-9]+", re.sub(r"\brtx(?=[ -]?a\d)", "", SXM.sub("", name.lower())))
+    return [part for part in parts if part and not NOISE.fullmatch(part)]
 
 
 def _normalised(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.models.gpus import GIB, GPUS, find_gpu, find_gpu_of_driver
+from simulator.models.gpus import GIB, GPUS, find_gpu
 
 
 @pytest.mark.parametrize("name", ["a100-80gb", "A100 80GB", "NVIDIA A100-80GB", "a100_80gb"])
@@ -47,12 +47,49 @@ def test_the_table_of_gpus_is_physical() -> None:
         assert gpu.flops("int4") == gpu.bf16_flops
 
 
+DRIVERS = {
+    "A100-40GB": ["NVIDIA A100-SXM4-40GB", "p4d.24xlarge", "BM.GPU4.8", "nvidia-tesla-a100"],
+    "A100-80GB": ["NVIDIA-A100-SXM4-80GB-SHARED", "p4de.24xlarge", "a2-ultragpu-8g", "A100 80 GB"],
+    "A100-80GB-PCIe": ["NVIDIA A100 80GB PCIe", "A100-PCIE-80GB", "Standard_NC24ads_A100_v4"],
+    "H100-80GB": [
+        *("NVIDIA H100 80GB HBM3", "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", "p5.48xlarge"),
+        *("NVIDIA-H100-80GB-HBM3", "nvidia-h100-mega-80gb", "BM.GPU.H100.8", "H100 SXM5 80GB"),
+    ],
+    "H100-PCIe": ["NVIDIA H100 PCIe"],
+    "H100-NVL": ["NVIDIA H100 NVL", "Standard_NC40ads_H100_v5", "H100 NVL 94GB"],
+    "H200": ["NVIDIA H200", "nvidia-h200-141gb", "p5en.48xlarge", "Standard_ND96isr_H200_v5"],
+    "GH200": ["NVIDIA GH200 480GB", "NVIDIA GH200 120GB"],
+    "B200": ["NVIDIA B200", "B200 192GB", "p6-b200.48xlarge", "a4-highgpu-8g"],
+    "B300": ["NVIDIA B300 SXM6 AC"],
+    "RTX-PRO-6000": ["NVIDIA RTX PRO 6000 Blackwell Server Edition", "g7e.2xlarge"],
+    "A6000": ["NVIDIA RTX A6000"],
+    "A10G": ["NVIDIA A10G", "g5.xlarge"],
+    "T4": ["Tesla T4", "GPU models and configuration: GPU 0: Tesla T4", "g4dn.xlarge"],
+    "V100-16GB": ["Tesla V100-SXM2-16GB"],
+    "MI300X": ["AMD Instinct MI300X OAM", "AMD_Instinct_MI300X_OAM", "BM.GPU.MI300X.8"],
+}
+
+
+@pytest.mark.parametrize(("name", "said"), DRIVERS.items())
+def test_gpus_by_what_machines_call_them(name: str, said: list[str]) -> None:
+    """Drivers, nvidia-smi -L, vLLM's report, labels of Kubernetes, instances of clouds."""
+    assert {one: find_gpu(one).name for one in said} == dict.fromkeys(said, name)
+
+
 @pytest.mark.parametrize(
-    ("said", "name"),
-    [("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100-80GB"), ("NVIDIA B200", "B200")],
+    ("said", "why"),
+    [
+        ("Voodoo 2", "no GPU 'Voodoo 2'"),
+        ("Tesla V100-SXM2-32GB", "there are V100-16GB"),
+        ("NVIDIA GH200 144G HBM3e", "no GPU"),
+        ("NVIDIA H20-3e", "no GPU"),
+        ("NVIDIA GeForce RTX 3090 Ti", "no GPU"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "no GPU"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "is MIG 1g.5gb, a part of a GPU"),
+        ("GRID A100D-40C", "a part of a GPU"),
+    ],
 )
-def test_gpus_by_what_their_driver_calls_them(said: str, name: str) -> None:
-    """Memory and form in the name do not matter; what nobody knows is refused."""
-    assert find_gpu_of_driver(said).name == name
-    with pytest.raises(ValueError, match="no GPU 'Voodoo 2'"):
-        find_gpu_of_driver("Voodoo 2")
+def test_another_gpu_is_not_taken_for_it(said: str, why: str) -> None:
+    """Its memory, a letter behind it or a slice of it make it another."""
+    with pytest.raises(ValueError, match=why):
+        find_gpu(said)

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from simulator.models.gpus import find_gpu_of_driver
+from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
 from simulator.util.environment import source_commit
 from simulator.util.errors import HeadwayError
@@ -160,7 +160,7 @@ def _gpu_name() -> str:
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
-        return find_gpu_of_driver(said.stdout.splitlines()[0]).name
+        return find_gpu(said.stdout.splitlines()[0]).name
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return ""
 
