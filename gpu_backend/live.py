@@ -18,8 +18,9 @@ from gpu_backend.executor import TorchExecutor
 from simulator.core.executor import Executor
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
-from simulator.scenario import make_scheduler, resolve
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import play

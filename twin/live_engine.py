@@ -19,9 +19,10 @@ from simulator.engine.core import EngineCore, InFlight, ScheduledStep
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord, split_log
-from simulator.scenario import make_scheduler, resolve_groups
 from simulator.scenario.assemble_fleet import make_fleet
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.cluster_config import ClusterConfig
+from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.result import Result

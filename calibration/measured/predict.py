@@ -47,9 +47,10 @@ from simulator.planning.sensitivity import (
     sensitivities,
     unexplained,
 )
-from simulator.scenario import make_scheduler, resolve
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import check_scenario
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.settle_cost import version_overhead, with_overhead
 from simulator.simulation.cluster import run_cluster

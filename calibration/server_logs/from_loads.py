@@ -31,7 +31,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.engine.replica import Replica
 from simulator.results.request_table import RequestTable, gather_requests
-from simulator.scenario import make_scheduler
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario

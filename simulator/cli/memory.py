@@ -1,6 +1,7 @@
 """The verb `headway memory`: what fills a GPU's memory, and what fits into the rest."""
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +89,8 @@ def read_budget(
     scenario = load_scenario(source, overrides, fits=False)
     gpu, model = find_gpu(scenario.gpu.name), load_model(scenario.known_model, scenario.folder)
     if gib is not None:
+        if not 0 < gib < inf:
+            raise HeadwayError(f"--gpu-memory-gib {gib:g}: must be a positive number of GiB")
         gpu = gpu._replace(memory=int(gib * GIB))
     budget = estimate(model, gpu, engine_sizes(scenario.engine, model))
     if not budget.refusal:

@@ -18,6 +18,8 @@ from simulator.util.config import (
 )
 from simulator.util.from_mapping import Field, short_repr
 
+VLLM = "vllm"
+"""The engine whose overheads are known, and stand for those of all others."""
 TEXTBOOK = "textbook"
 """The engine that decides one step after another, with the same sizes on every GPU."""
 UNIFORM: Literal["uniform"] = "uniform"
@@ -409,7 +411,7 @@ class EngineConfig(Config):
     @property
     def follows_vllm(self) -> bool:
         """Whether rules and overheads are those of the vLLM that `version` names."""
-        return self.name in ("vllm", TEXTBOOK)
+        return self.name in (VLLM, TEXTBOOK)
 
     @property
     def gpus(self) -> int:

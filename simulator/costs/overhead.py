@@ -42,6 +42,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from simulator.core.engine_config import VLLM
 from simulator.costs.linear import Fitted, check_terms
 from simulator.costs.piecewise import HOST_TERMS
 from simulator.costs.tables import MAX_TABLE_TOKENS, check_interval
@@ -51,8 +52,6 @@ from simulator.util.from_mapping import raise_if
 from simulator.util.yaml_lines import parse
 
 FILE = Path(__file__).parent / "overheads.yaml"
-VLLM = "vllm"
-"""The engine whose overheads are known, and stand for those of all others."""
 TERMS = (
     "step",
     "per_sequence",

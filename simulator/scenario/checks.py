@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.spec import ModelSpec
-from simulator.scenario.assemble_scheduler import check_scheduler
 from simulator.scenario.choose_scheduler import choose_scheduler, differing_keys
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.encoder_checks import check_encoders, check_roles
@@ -60,17 +59,18 @@ and what is wrong."""
 
 
 def find_conflicts(
-    scenario: Scenario, wrong: set[Key]
+    scenario: Scenario, wrong: set[Key], *, runs: bool = True
 ) -> tuple[list[FieldError], list[str], dict[str, EngineSpec], "FleetSpec | None"]:
     """Find what is wrong in the scenario, and what in the files that it names.
 
-    What depends on a key that is wrong already is left out. Beside it are the engines of each
-    group and where requests go, all of it where nothing is wrong.
+    What depends on a key that is wrong already is left out, and where it never `runs`, what its
+    steps cost and who schedules them. Beside it are the engines of each group and where requests
+    go, all of it where nothing is wrong.
     """
     found: list[FieldError] = []
     elsewhere = []
     seen: set[str] = set()
-    conflicts, alone = _check(scenario)
+    conflicts, alone = _check(scenario, runs=runs)
     specs: dict[str, EngineSpec | None] = {"": alone}
     fleet = None
     if (cluster := scenario.cluster) is not None:
@@ -118,7 +118,7 @@ def _attempt(found: list[Conflict], block: str, others: str) -> Iterator[None]:
 
 
 def _check(
-    scenario: Scenario, role: Role | None = None
+    scenario: Scenario, role: Role | None = None, *, runs: bool = True
 ) -> tuple[list[Conflict], EngineSpec | None]:
     """Check one engine, its hardware and its workload; return what the engine is, or None."""
     of_engine = list(_check_engine(scenario.engine, scenario.gpu.count))
@@ -130,9 +130,11 @@ def _check(
     if asked is not None and scenario.engine.multimodal_config is None:
         what = "goes with engine.multimodal_config, which says what the encoder has"
         found.append(("workload.multimodal", "engine.multimodal_config", what))
-    spec = try_to_settle(scenario, partial(_attempt, found))
+    spec = try_to_settle(scenario, partial(_attempt, found), runs=runs)
     if spec is not None and not of_engine:
         found += _check_admission(spec.engine, spec.num_gpu_blocks - 1)
+        from simulator.scenario.assemble_scheduler import check_scheduler
+
         with _attempt(found, FIELD, "engine predictor"):
             check_scheduler(replace(spec, role=role))
     return found, spec

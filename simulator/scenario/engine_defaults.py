@@ -8,8 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from simulator.core.engine_config import TEXTBOOK, EngineConfig
-from simulator.costs.overhead import VLLM
+from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec

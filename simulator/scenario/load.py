@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
-from simulator.costs.profile import named_hardware, shipped_profiles
 from simulator.launch.keys import Launch, LaunchCommand, read_launch
 from simulator.models.gpus import find_gpu
 from simulator.scenario.checks import find_conflicts
@@ -56,8 +55,9 @@ def load_scenario(
     overrides the scenario's, `vary` the rest with pairs of dotted key and value, which messages
     call by `vary_option`. `own_code=False` refuses a scenario that names code,
     `package.module:Class`, before any of it is imported; so does the environment variable
-    HEADWAY_NO_OWN_CODE. `fits=False` takes a scenario whose GPUs have too little memory, too; it
-    has no specs then. Raises HeadwayError, a ValueError, with everything that is wrong.
+    HEADWAY_NO_OWN_CODE. `fits=False` takes a scenario whose GPUs have too little memory, too, and
+    looks at no cost and no scheduler; it has no specs then. Raises HeadwayError, a ValueError,
+    with everything that is wrong.
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
     folder, raw, source_map, messages = _read(path, overrides, seed, vary, vary_option)
@@ -114,7 +114,7 @@ def check_scenario(
         if not refused:
             scenario = _wait_for_own_policies(scenario, raw)
             keys = {key for key, _ in wrong}
-            contradicting, others, specs, fleet = find_conflicts(scenario, keys)
+            contradicting, others, specs, fleet = find_conflicts(scenario, keys, runs=fits)
             wrong += [one for one in contradicting if fits or TOO_LITTLE not in one[1]]
     if scenario is None or wrong or others:
         wrong.sort(key=lambda fault: source_map.line(fault[0]))
@@ -310,6 +310,8 @@ def _launch(raw: dict[str, Any], source_map: SourceMap, command: LaunchCommand) 
 
     What no command says is kept.
     """
+    from simulator.costs.profile import shipped_profiles
+
     own = raw.get("engine")
     before: dict[str, Any] = own if isinstance(own, dict) else {}
     launch = read_launch(command, str(before["version"]) if before.get("version") else None)
@@ -342,6 +344,8 @@ def _follow_hardware(raw: dict[str, Any], overridden: set[Key]) -> None:
         return
     if not isinstance(cost, dict) or [*cost] != ["profile"]:
         return
+    from simulator.costs.profile import named_hardware, shipped_profiles
+
     if cost["profile"] not in shipped_profiles() or not isinstance(gpu, dict):
         return
     fitted = named_hardware(cost["profile"])

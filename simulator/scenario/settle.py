@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from simulator.costs.overhead import VLLM, read_version
+from simulator.core.engine_config import VLLM
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget
 from simulator.models.load import load_model
@@ -23,7 +23,6 @@ from simulator.scenario.kv_room import (
     settings,
 )
 from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
-from simulator.scenario.settle_cost import make_cost
 from simulator.schedulers.vllm.rules import rules_of
 from simulator.util.errors import HeadwayWarning
 
@@ -43,8 +42,11 @@ def settle(own: EngineBlocks) -> EngineSpec:
     return spec
 
 
-def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
-    """Settle what an engine is, each part in an attempt; None where one has failed."""
+def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> EngineSpec | None:
+    """Settle what an engine is, each part in an attempt; None where one has failed.
+
+    `runs=False`: no step of it will run, so what its steps cost is not settled; None, too.
+    """
     engine, folder = own.engine, own.folder
     policy = gpu = model = blocks = cost = None
     with attempt(FIELD, ""):
@@ -84,6 +86,10 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt) -> EngineSpec | None:
             budget = enough_memory(own, model, gpu)
             refused = _refused(own, budget)
             blocks = engine.num_gpu_blocks_override or budget.num_gpu_blocks
+    if not runs:
+        return None
+    from simulator.scenario.settle_cost import make_cost
+
     with (
         attempt("cost", "cost host model gpu engine"),
         warnings.catch_warnings(record=True, action="always", category=HeadwayWarning) as notes,
@@ -160,6 +166,8 @@ def _warnings(spec: EngineSpec) -> Iterator[str]:
     if model.unread:
         yield f"{model.name}: memory lacks what of its config.json is not read: {model.unread}"
     yield from ignored_keys(spec)
+    from simulator.costs.overhead import read_version
+
     version = read_version(engine.version or "")
     if engine.data_parallel_size == 1 or version is None:
         return

@@ -30,11 +30,12 @@ from simulator.results.encodings import Encodings
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
-from simulator.scenario import make_scheduler, resolve_groups
 from simulator.scenario.assemble_fleet import make_fleet
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.policy_table import missing_inputs
+from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.independent import find_coupling, run_independent

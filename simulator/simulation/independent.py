@@ -30,7 +30,7 @@ from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
-from simulator.scenario import make_scheduler
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler

@@ -28,8 +28,9 @@ from simulator.engine.client import ChunkPart, StreamClient
 from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
-from simulator.scenario import make_scheduler, resolve_groups
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.policy_table import missing_inputs
+from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream
 from simulator.simulation.independent import (

@@ -14,10 +14,11 @@ from simulator.engine.client import Client
 from simulator.engine.drive import drive
 from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
-from simulator.scenario import make_scheduler, resolve
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import Source, as_scenario
 from simulator.scenario.policy_table import missing_inputs
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayWarning

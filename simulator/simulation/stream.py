@@ -23,9 +23,10 @@ from simulator.results.record import ClusterRecord, PartialRecord, next_decision
 from simulator.results.request_table import Attempts
 from simulator.results.run_info import run_info
 from simulator.results.table_parts import TableParts
-from simulator.scenario import make_scheduler, resolve_groups
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import missing_inputs
+from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR

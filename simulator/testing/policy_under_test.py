@@ -16,9 +16,10 @@ from simulator.core.request import Request, Step
 from simulator.engine.client import Client
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import Oracle
-from simulator.scenario import make_scheduler, resolve
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import find_policy
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.testing.cases import MAX_MODEL_LEN, Case

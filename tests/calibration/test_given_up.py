@@ -13,7 +13,7 @@ from simulator.cli.main import main
 from simulator.core.alarm import FastEnvironment
 from simulator.engine.pipeline import make_replica
 from simulator.results.request_table import RequestTable, gather_requests
-from simulator.scenario import make_scheduler
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.simulation.run import play
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.workload import FRONTENDS, Workload

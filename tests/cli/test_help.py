@@ -53,6 +53,18 @@ def test_a_run_imports_the_policy_and_the_cost_that_it_names_alone():
     assert python("-c", code).stdout == "set()\n"
 
 
+def test_memory_needs_no_cost_of_a_step_and_no_blocks():
+    """What fits depends on neither; they took a third of its time."""
+    code = (
+        "import sys; from simulator.cli.main import main; "
+        "main(['memory', '--model', 'llama-3-8b', '--gpu', 'L4', '--max-model-len', '4096']); "
+        "print({'simulator.scenario.settle_cost', 'simulator.costs.piecewise', "
+        "'simulator.costs.roofline', 'simulator.scenario.assemble_scheduler', "
+        "'simulator.schedulers.vllm.async_scheduler'} & set(sys.modules))"
+    )
+    assert python("-c", code).stdout.endswith("set()\n")
+
+
 def test_the_module_passes_on_arguments_and_exit_code():
     """`python -m simulator` is `headway`."""
     done = headway("--version")

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from simulator.cli.main import main
 
 
@@ -65,3 +67,13 @@ def test_a_draft_model_is_told_to_be_missing(capsys):
     told = capsys.readouterr().out
     assert "not read" not in told
     assert re.search(r"drafts +0\.47 GiB", told)
+
+
+@pytest.mark.parametrize("size", ["nan", "-3", "0", "inf"])
+def test_a_card_has_a_positive_number_of_gib(size, capsys):
+    """NaN was a traceback, and -3 a table."""
+    arguments = ["--model", "qwen3-14b", "--gpu", "H100-80GB", "--gpu-memory-gib", size]
+    assert main(["memory", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"--gpu-memory-gib {size}: must be a positive number of GiB" in told.err

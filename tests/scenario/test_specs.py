@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from simulator import load_scenario
-from simulator.scenario import assemble_fleet, resolve, resolve_groups, settle
+from simulator.scenario import assemble_fleet, settle
+from simulator.scenario.resolve import resolve, resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
 
