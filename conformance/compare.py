@@ -45,9 +45,17 @@ class Golden:
 
     def of(self, case: Case) -> Case:
         """Fill in what a case leaves open as it was recorded."""
+        return case.with_retention(self._config.get("prefix_cache_retention_interval"))
+
+    def leaves_open(self, case: Case) -> bool:
+        """Say whether neither case nor recording names the retention interval of windows."""
+        named = "prefix_cache_retention_interval" in self._config
+        return not named and case.with_retention(None) is not case
+
+    @property
+    def _config(self) -> Row:
         config = self.header.get("config")
-        config = config if isinstance(config, dict) else {}
-        return case.with_retention(config.get("prefix_cache_retention_interval"))
+        return config if isinstance(config, dict) else {}
 
     @property
     def release(self) -> Release | None:
@@ -117,23 +125,37 @@ def conform(
         return [_conform_live(path, golden, write)]
     cases = read_cases(path)
     goldens: list[Golden] | None = None
+    filled = cases
     try:
         if write is None or golden is not None or default.exists():
             goldens = read_goldens(golden or default, cases)
-            cases = [one.of(case) for case, one in zip(cases, goldens, strict=True)]
+            filled = [one.of(case) for case, one in zip(cases, goldens, strict=True)]
     finally:
         if write is not None:
             releases = [one.release for one in goldens] if goldens else [None] * len(cases)
             replays = (
-                _replay(case, leap, release) for case, release in zip(cases, releases, strict=True)
+                _replay(case, leap, release) for case, release in zip(filled, releases, strict=True)
             )
             write_lines(write, (row for replay in replays for row in replay.log()))
     if goldens is None:
         return []
     return [
-        _compare(_replay(case, leap, one.release), one)
+        _conform_case(case, one, one.release, leap)
         for case, one in zip(cases, goldens, strict=True)
     ]
+
+
+def _conform_case(case: Case, golden: Golden, release: Release | None, leap: bool) -> Outcome:
+    """Play one case by the rules of a release, and compare it with its recording.
+
+    Where neither names `prefix_cache_retention_interval`, it is null, as in recordings from before
+    the option, or else the release's default: one of them has to agree.
+    """
+    outcome = _compare(_replay(golden.of(case), leap, release), golden)
+    if outcome.agrees or not golden.leaves_open(case):
+        return outcome
+    by_default = _compare(_replay(case, leap, release), golden)
+    return by_default if by_default.agrees else outcome
 
 
 def _conform_live(path: Path, golden: Path | None, write: Path | None) -> Outcome:
@@ -166,9 +188,7 @@ def conform_families(
         raise HeadwayError(f"--families: {path}: versions of SGLang are not told apart")
     pairs = list(zip(cases, read_goldens(golden or default_golden(path), cases), strict=True))
     return {
-        name: [
-            _compare(Replay(one.of(case), leap=leap, release=release), one) for case, one in pairs
-        ]
+        name: [_conform_case(case, one, release, leap) for case, one in pairs]
         for name, release in families().items()
     }
 

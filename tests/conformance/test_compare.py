@@ -165,3 +165,21 @@ def test_what_is_read_is_not_written_over(
     assert main(["conform", str(path), *words]) == 2
     assert "is read here" in capsys.readouterr().err
     assert (path.read_bytes(), log.read_bytes()) == before
+
+
+@pytest.mark.parametrize("interval", [None, 0, 12])
+def test_a_recording_without_retention_agrees_under_null_or_the_default(
+    tmp_path: Path, interval: int | None
+) -> None:
+    """Neither the case nor its recording names the interval; any other one is a difference."""
+    options = {"kv_cache_groups": [0, 8], "enable_prefix_caching": True}
+    path = make(tmp_path, [(0, 40, 2)], **options, prefix_cache_retention_interval=interval)
+    log = default_golden(path).with_suffix("")
+    conform(path, write=log)
+    make(tmp_path, [(0, 40, 2)], **options)
+    head, *rows = log.read_text().splitlines(keepends=True)
+    header = json.loads(head)
+    assert header["config"].pop("prefix_cache_retention_interval") == interval
+    log.write_text(json.dumps(header | {"vllm": "0.33.0"}) + "\n" + "".join(rows))
+    (outcome,) = conform(path)
+    assert outcome.agrees == (interval != 12)
