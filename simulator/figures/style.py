@@ -1,7 +1,8 @@
 """How all pictures look: colours, sizes, frames, and how they are saved."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+
+# Matplotlib reads the current folder's `matplotlibrc` as it is imported, before that of
+# MATPLOTLIBRC. A command, which trusts no file there, imports it elsewhere.
+if os.environ.get("PYTHONSAFEPATH") and os.path.lexists("matplotlibrc"):
+    with chdir(Path(__file__).parent):
+        import matplotlib  # noqa: F401
 
 COLORS = (
     "#0072b2",

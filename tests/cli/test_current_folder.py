@@ -52,7 +52,12 @@ def run(command: list[str], *words: str, code: int = 0) -> None:
     }
     environment.pop("PYTHONSAFEPATH", None)
     done = subprocess.run(
-        [*command, *words], capture_output=True, text=True, check=False, env=environment
+        [*command, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=600,
     )
     assert done.returncode == code, done.stderr
 
@@ -165,6 +170,21 @@ def test_nor_does_python_m_from_its_first_line_on(traps: Path) -> None:
         (traps / f"{name}.py").unlink(missing_ok=True)
     run([sys.executable, "-m", "simulator"], *SWEPT, "o")
     assert not os.listdir("sprung")
+
+
+@pytest.mark.medium
+def test_no_picture_depends_on_a_file_of_the_current_folder(
+    folder: Path, command: list[str]
+) -> None:
+    """Matplotlib reads `matplotlibrc` there, which may have it start LaTeX; a pipe has no end."""
+    run(command, "run", "small.yaml", "--out", "o")
+    run(command, "plot", "occupancy", "o", "--out", "plain.png")
+    (folder / "matplotlibrc").write_text("savefig.facecolor: red\nfont.family: monospace\n")
+    run(command, "plot", "occupancy", "o", "--out", "styled.png")
+    assert (folder / "styled.png").read_bytes() == (folder / "plain.png").read_bytes()
+    (folder / "matplotlibrc").unlink()
+    os.mkfifo(folder / "matplotlibrc")
+    run(command, "report", "o", "--out", "report.html")
 
 
 @pytest.mark.parametrize(
