@@ -95,5 +95,4 @@ def read_budget(
     budget = estimate(model, gpu, engine_sizes(scenario.engine, model))
     if not budget.refusal:
         return budget, ""
-    needed = budget.needed(budget.max_model_len) + 1 if budget.layout.even else None
-    return budget, settings(least_change(scenario, model, gpu, needed))
+    return budget, settings(least_change(scenario, model, gpu))

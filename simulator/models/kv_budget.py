@@ -160,7 +160,7 @@ class MemoryBudget(NamedTuple):
     @property
     def logged_blocks(self) -> int:
         """Blocks of the pool, vLLM's null block included."""
-        return int(self.kv_cache // self.layout.block_bytes)
+        return int(max(self.kv_cache, 0) // self.layout.block_bytes)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -222,10 +222,19 @@ class MemoryBudget(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """What vLLM's error says where it does not start for want of memory; "": it starts.
+        """What the engine's error says where it does not start for want of memory; "": it starts.
 
-        As check_enough_kv_cache_memory (0.11 to 0.33).
+        As check_enough_kv_cache_memory (vLLM 0.11 to 0.33), MemoryPoolConfig (SGLang 0.5) and
+        get_max_atten_window_upper_bound (TensorRT-LLM 1): the last two start with room for
+        shorter requests.
         """
+        shortens = self.sizes.fraction_of == "static" or self.sizes.trtllm
+        if shortens and self.logged_blocks > 0:
+            return ""
+        if self.sizes.fraction_of == "static":
+            return "Not enough memory. Please try to increase --mem-fraction-static."
+        if self.sizes.trtllm:
+            return "Impossible to fit in any sequence in kvCache"
         if self.kv_cache <= 0:
             return (
                 "No available memory for the cache blocks. Try increasing "

@@ -116,17 +116,27 @@ def _changes(own: EngineBlocks, gpu: Gpu) -> Iterator[dict[str, Any]]:
     yield from (one | other for other in narrower[1:] for one in wider)
 
 
+def _starts(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> bool:
+    try:
+        budget = estimate(model, gpu, engine_sizes(engine, model))
+    except ValueError:
+        return False
+    return not budget.refusal and budget.concurrent(min(ROOM, budget.max_model_len)) > 0
+
+
 def least_change(
     own: EngineBlocks, model: ModelSpec, gpu: Gpu, needed: int | None = None
 ) -> Mapping[str, Any]:
     """Return the least change after which an engine has so many KV blocks, vLLM's null block
-    included, by dotted keys of its replica's scenario; {} if none is known. None: those of a
-    request of ROOM tokens.
+    included, by dotted keys of its replica's scenario; {} if none is known. None: after which it
+    starts, with room for a request of ROOM tokens.
     """
-    if needed is None:
-        needed = ROOM // own.engine.block_size + 1
     for keys in _changes(own, gpu):
-        if kv_blocks(own.engine, model, gpu, **keys) >= needed:
+        if needed is None:
+            enough = _starts(own.engine.model_copy(update=keys), model, gpu)
+        else:
+            enough = kv_blocks(own.engine, model, gpu, **keys) >= needed
+        if enough:
             change = {f"engine.{name}": value for name, value in keys.items()}
             if size := keys.get("tensor_parallel_size"):
                 times = size // own.engine.tensor_parallel_size

@@ -129,8 +129,7 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
     """
     if own.engine.name != VLLM or own.engine.num_gpu_blocks_override or not budget.refusal:
         return ""
-    needed = budget.needed(budget.max_model_len) + 1
-    change = settings(least_change(own, budget.model, budget.gpu, needed))
+    change = settings(least_change(own, budget.model, budget.gpu))
     shorter = f"engine.max_model_len={int(budget.max_concurrency * budget.max_model_len)}"
     return (
         f'vLLM would not start here: its log would say "{budget.refusal}"; it starts with '

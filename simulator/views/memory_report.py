@@ -14,18 +14,21 @@ def log_lines(budget: MemoryBudget) -> list[str]:
     """Return what the engine's log says of its memory, in its words and of its release."""
     sizes, loaded, cache = budget.sizes, budget.loaded / GIB, budget.kv_cache / GIB
     longest, tokens = budget.max_model_len, budget.tokens
-    if sizes.fraction_of == "static":
-        return [
-            f"Load weight end. mem usage={loaded:.2f} GB",
-            f"KV Cache is allocated. #tokens: {tokens}, KV size: {cache:.2f} GB",
-        ]
+    static = sizes.fraction_of == "static"
+    if static:
+        error, lines = "RuntimeError", [f"Load weight end. mem usage={loaded:.2f} GB"]
+    elif sizes.trtllm:
+        error, lines = "AssertionError", []
+    else:
+        error, lines = "ValueError", [f"Model loading took {loaded:.2f} GiB memory"]
+        lines.append(f"Available KV cache memory: {cache:.2f} GiB")
+    if why := budget.refusal:
+        return [*lines, f"{error}: {why}"]
+    if static:
+        return [*lines, f"KV Cache is allocated. #tokens: {tokens}, KV size: {cache:.2f} GB"]
     if sizes.trtllm:
         what = f"for max tokens in paged KV cache ({tokens})"
         return [f"[MemUsageChange] Allocated {cache:.2f} GiB {what}."]
-    lines = [f"Model loading took {loaded:.2f} GiB memory"]
-    lines.append(f"Available KV cache memory: {cache:.2f} GiB")
-    if why := budget.refusal:
-        return [*lines, f"ValueError: {why}"]
     size = f"GPU KV cache size: {tokens:,} tokens"
     most = f"Maximum concurrency for {longest:,} tokens per request: {budget.max_concurrency:.2f}x"
     if sizes.release >= ONE_LINE_SINCE:
@@ -52,7 +55,7 @@ def memory_table(budget: MemoryBudget) -> str:
     rows += [(named.get(name, name), gib(size)) for name, size in budget.parts.items()]
     per_token = f"{budget.kv_bytes_per_token / 1024:,.1f} KiB"
     rows.append((f"KV per token ({budget.kv_cache_dtype})", per_token))
-    rows.append((f"blocks of {sizes.block_size} tokens", f"{max(budget.num_gpu_blocks, 0):,}"))
+    rows.append((f"blocks of {sizes.block_size} tokens", f"{budget.num_gpu_blocks:,}"))
     width = max(len(label) for label, _ in rows)
     lines = [f"{model.name} on {gpus} x {budget.gpu.name}", ""]
     lines += [f"{label:<{width}}  {value:>12}" for label, value in rows]

@@ -77,3 +77,43 @@ def test_a_card_has_a_positive_number_of_gib(size, capsys):
     told = capsys.readouterr()
     assert told.out == ""
     assert f"--gpu-memory-gib {size}: must be a positive number of GiB" in told.err
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ("sglang", "Not enough memory. Please try to increase --mem-fraction-static."),
+        ("tensorrt-llm", "Impossible to fit in any sequence in kvCache"),
+    ],
+)
+def test_each_engine_refuses_in_its_own_words(engine, why, capsys):
+    """It was vLLM's error, below a log of -47,524 tokens."""
+    arguments = ["memory", "--model", "qwen3-14b", "--gpu", "RTX-4090", "--engine", engine]
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert f"Error: {why}" in told.out
+    assert f"does not start: {why}; it starts with" in told.err
+    assert main([*arguments, "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tokens"], found["num_gpu_blocks"]) == (0, 0)
+    assert found["kv_cache_bytes"] < 0
+
+
+def test_sglang_and_tensorrt_llm_start_with_room_for_shorter_requests():
+    """vLLM wants room for one of max_model_len tokens."""
+    arguments = ["memory", "--model", "qwen3-8b", "--gpu", "RTX-4090"]
+    for engine, code in (("sglang", 0), ("tensorrt-llm", 0), ("vllm", 2)):
+        size = ["--max-model-len", "40960"]
+        assert main([*arguments, *size, "--engine", engine]) == code, engine
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "qwen3-next-80b-a3b"])
+def test_a_run_is_told_the_change_that_starts_the_server(model, tmp_path, capsys):
+    """It was one with room for 4,096 tokens, though the server wants max_model_len."""
+    path = tmp_path / "s.yaml"
+    path.write_text(f"model: {model}\ngpu: H100-80GB\nengine: {{version: 0.10.1}}\n")
+    assert main(["run", str(path), "--quiet"]) == 2
+    change = capsys.readouterr().err.rpartition("it fits with ")[2].split()
+    assert change
+    sets = [word for one in change for word in ("--set", one)]
+    assert main(["memory", str(path), *sets]) == 0
