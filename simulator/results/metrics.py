@@ -26,6 +26,7 @@ from simulator.results.fairness import (
     summarize_clients,
     summarize_parts,
 )
+from simulator.results.felt import FeltByName
 from simulator.results.record import ClusterRecord, PartialRecord, Record
 from simulator.results.request_table import (
     ENCODER_PARTS,
@@ -77,6 +78,8 @@ CLUSTER_LATENCIES = (RETRY, *ENCODER_PARTS, *TRANSFER_PARTS)
 """Parts of the requests' time that some clusters have."""
 STRAIN = "strain"
 """What stands among the latencies for `kept_until` alone."""
+FELT = {"per_client": client_column, "per_priority": priority_column}
+"""What requests are told apart by, in runs with and without tables."""
 DRAFTED = ("decodes", "drafts", "accepted")  # columns of log.DRAFT
 
 
@@ -112,7 +115,7 @@ class RunMetrics:
     SUMS = (
         *("engines", "cluster", "_start", "_end", "_completed", "_failed", "_good", "_input"),
         *("_output", "_kept", "_kept_all", "_good_at", "_drafted", "_swap_time", "_sketches"),
-        "_peak_rate",
+        *("_peak_rate", "_felt"),
     )
 
     def __init__(
@@ -167,6 +170,7 @@ class RunMetrics:
         self._drafted = dict.fromkeys(DRAFTED, 0)
         self._swap_time = 0.0
         self._steady = SteadyState(total, within)
+        self._felt = {} if total is None else {key: FeltByName() for key in FELT}
 
     @property
     def span(self) -> tuple[float, float]:
@@ -202,6 +206,8 @@ class RunMetrics:
             self._later = stays[~over]
             self.add_stays(stays[over])
         self._add_completed(part, table)
+        for key, sums in self._felt.items():
+            sums.add(table, FELT[key](table.workload), self._bounds)
         self._peak_rate.forget(before)
 
     def add_stays(self, stays: Rows) -> None:
@@ -290,7 +296,7 @@ class RunMetrics:
             for name, gap in zip(("min", "max"), self._latencies["itl"].range, strict=True)
         }
         own |= self.attainment()
-        own |= self._steady.summary()
+        own |= self._steady.summary() | self._felt_summary()
         if self.cluster is not None:
             own |= self.cluster.summary((low, high))
             host, busy = own["host_share"], own["gpu_busy_fraction"]
@@ -304,6 +310,17 @@ class RunMetrics:
             | self._described(CLUSTER_LATENCIES, percentiles)
             | {"headway": own}
         )
+
+    def _felt_summary(self) -> Summary:
+        """Return what each client and each priority felt of a run that forgets its requests."""
+        own: Summary = {}
+        for key, sums in self._felt.items():
+            if sums.several:
+                own[key] = _in_order(key, sums.summary(bounded=bool(self._bounds)))
+        if "per_client" in own:
+            clients = self._felt["per_client"]
+            own["clients"] = None if clients.untold else len(clients.felt)
+        return own
 
     def run_settings(self) -> Summary:
         """Say what was run. `date` is null: the same seed gives the same bytes."""
@@ -433,23 +450,30 @@ def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES)
 def _parts(record: Record, within: Window | None) -> Summary:
     """Return what each client and each priority felt, where there are several of them."""
     workload = record.workload
-    words = {
-        "per_client": client_column(workload),
-        "per_priority": priority_column(workload),
-        "per_model": model_column(workload),
-    }
+    words = {key: column(workload) for key, column in FELT.items()}
+    words["per_model"] = model_column(workload)
     words = {key: column for key, column in words.items() if len(column.names) > 1}
     if not words and workload.prompt is None:
         return {}
     table, goodput = record.request_table(), record.scenario.goodput.bounds
     counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
     bounds = request_bounds(goodput, service_levels(record.scenario))
-    found = {key: summarize_parts(table, counted, column, bounds) for key, column in words.items()}
-    if urgent := found.get("per_priority"):
-        found["per_priority"] = {name: urgent[name] for name in sorted(urgent, key=int)}
+    found = {
+        key: _in_order(key, summarize_parts(table, counted, column, bounds))
+        for key, column in words.items()
+    }
     prompt = workload.prompt
     more = {} if prompt is None else {"prompts": prompt_figures(prompt, table, counted)}
     return {**found, **more}
+
+
+def _in_order(
+    key: str, found: dict[str, dict[str, object]] | None
+) -> dict[str, dict[str, object]] | None:
+    """Return what each priority felt from the most urgent on; others as they are."""
+    if found is None or key != "per_priority":
+        return found
+    return {name: found[name] for name in sorted(found, key=int)}
 
 
 def _inside(times: Floats, within: Window) -> Flags:
