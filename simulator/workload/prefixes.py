@@ -57,18 +57,22 @@ def read_prefixes(
     """Return the contents of prompts that such columns tell, or others; None: nothing is told.
 
     `prefix` with `prefix_tokens`: prompts of one group begin with the same tokens. `prefix` alone:
-    requests of one id, a conversation, begin with the prompt and answer before. `warm`, tokens
-    that an engine found: all begin alike for so long. ValueError for what is no prefix.
+    requests of one id, a conversation, begin with the prompt and answer that came before.
+    `warm`, tokens that an engine found: all begin alike for so long.
+    ValueError for what is no prefix.
     """
     groups, tokens = columns.get("prefix"), columns.get("prefix_tokens")
     owners, cached = columns.get("prefix_request"), columns.get("warm")
     if groups is None and (owners is None or tokens is None) and cached is None:
         return None
-    found: list[Segments | None] = []
+    found: list[Segments | None] = [None] * len(prompts)
     last: dict[object, int] = {}
-    for i, prompt in enumerate(prompts):
+    for i in _in_order(columns, len(prompts)):
+        prompt = prompts[i]
         head: Segments = ()
         if owners is not None and tokens is not None:
+            if owners[i] >= i:
+                raise ValueError(f"{owners[i]} is no request before it")
             head = _begin(found, prompts, outputs, int(owners[i]), int(tokens[i]))
         elif groups is not None and tokens is not None and groups[i] != "":
             head = ((("prefix", groups[i]), min(int(tokens[i]), prompt)),)
@@ -79,8 +83,15 @@ def read_prefixes(
         elif cached is not None:
             head = ((("cached",), min(int(cached[i]), prompt)),)
         media = columns[MEDIA][i] if MEDIA in columns else ""
-        found.append(_completed(head, media, prompt, i))
+        found[i] = _completed(head, media, prompt, i)
     return found
+
+
+def _in_order(columns: Mapping[str, Any], size: int) -> Sequence[int]:
+    """Return the requests as they stand, or, where they name conversations, as they arrive."""
+    if "prefix" not in columns or "prefix_tokens" in columns or "arrival" not in columns:
+        return range(size)
+    return sorted(range(size), key=lambda i: (columns["arrival"][i], i))
 
 
 def _begin(
@@ -93,8 +104,6 @@ def _begin(
     """Return the first tokens of an earlier request's prompt and answer."""
     if owner < 0 or not tokens:
         return ()
-    if owner >= len(found):
-        raise ValueError(f"{owner} is no request before it")
     parts: Parts = []
     whole = (*(found[owner] or ()), (("out", owner), outputs[owner]))
     for name, count in whole:

@@ -10,7 +10,9 @@ from simulator.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.traces import read_trace
+from simulator.workload.traces.formats import FORMATS
 from simulator.workload.traces.read import read_measured
+from tools.trace_columns import PAGE, page
 
 ROWS = (
     "request_id,start,prompt_tokens,completion_tokens,cache_hit,call_type,e2e\n"
@@ -178,3 +180,33 @@ def test_prompts_as_anthropic_counts_them(put):
 def test_a_wait_at_the_client_is_part_of_when_it_was_sent(put):
     work, _ = told(put(f"{HEAD},client_queue_time\n0,9,5,0\n0,9,5,1.5\n"))
     assert np.allclose(work.arrival, [0, 1.5])
+
+
+def test_the_tables_of_columns_are_up_to_date():
+    """Made again by `python -m tools.trace_columns`; each format says what it uses."""
+    text = PAGE.read_text("utf-8")
+    assert page(text) == text
+    by_name = {name for name, form in FORMATS.items() if not form.used}
+    assert by_name == {"requests", "access_log"}
+
+
+def test_formats_of_agents_tell_of_their_keys(put):
+    """What nobody knows is named; what a subagent's requests have, too."""
+    call = {"t": 0.5, "type": "n", "in": 20, "out": 4, "hash_ids": [1], "urgency": 3}
+    play = {"id": "p", "block_size": 64, "requests": [call], "think_time": 1}
+    _, said = told(put(json.dumps(play)))
+    assert said == ["not understood, and without effect: urgency"]
+    line = {"request_id": "a", "input_length": 5, "output_length": 2, "timestamp": 0, "x": {"y": 1}}
+    _, said = told(put(json.dumps(line | {"wait_for": [], "mood": 1})))
+    assert said == ["not understood, and without effect: mood"]
+
+
+def test_a_conversation_goes_by_arrival(put):
+    """Its log may be in the order of answers, and name the column `prefix_group`."""
+    rows = "t,n,m,id\n5,300,10,a\n0,100,10,a\n1,50,10,b\n"
+    columns = "arrival=t,prompt=n,output=m,prefix_group=id"
+    with pytest.warns(HeadwayWarning, match="earlier than one before"):
+        work = read_trace(put(rows), columns=columns)
+    assert work.arrival.tolist() == [0, 1, 5]
+    first, _, last = work.segments
+    assert last == (*first, (("out", 0), 10), (("in", 0, 110), 190))

@@ -220,6 +220,8 @@ def csv_format(
         detect=lambda head: not lengths.isdisjoint(head.columns),
         read=partial(read_csv, columns=fields, idle=idle),
         published=published,
+        used={column.name: field for field, column in fields.items()},
+        idle=idle,
     )
 
 

@@ -204,6 +204,11 @@ def source(*names: str, unit: str | None = None) -> Source:
 Sources = Mapping[str, Source]
 
 
+def used_as(sources: Sources) -> dict[str, str]:
+    """Return what each column is used as."""
+    return {name: field for field, found in sources.items() for name in found.names}
+
+
 def find_fields(names: Iterable[str]) -> dict[str, Source]:
     """Find the fields whose columns have a known name; times may have a unit behind it."""
     known: dict[str, str] = {}
@@ -246,6 +251,8 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
         if twice := [field for field in dict.fromkeys(fields) if fields.count(field) > 1]:
             raise HeadwayError(f"{option}: {twice[0]}: is given twice")
         given = {field.strip(): name.strip() for field, _, name in pairs}
+    if "prefix_group" in given and "prefix" not in given:
+        given = {"prefix" if k == "prefix_group" else k: name for k, name in given.items()}
     for field in given:
         if field not in FIELDS:
             near = did_you_mean(field, FIELDS)
@@ -257,6 +264,9 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
                     "priority",
                     "max_tokens",
                     "images",
+                    "prefix",
+                    "prefix_tokens",
+                    "cached",
                     "ttft",
                     "tpot",
                     "e2el",

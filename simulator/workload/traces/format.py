@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.fields import Sources
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.workload import Floats, Ints
 
@@ -109,7 +108,7 @@ class Format(NamedTuple):
     read: Callable[..., Table]
     options: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
-    sources: Sources = MappingProxyType({})  # what its columns are used as
+    used: Mapping[str, str] = MappingProxyType({})  # what its columns are used as; {}: by FIELDS
     idle: tuple[str, ...] = ()  # patterns of columns without effect
 
 

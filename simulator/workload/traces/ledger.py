@@ -111,7 +111,11 @@ class Keys:
     def meet(self, values: Mapping[str, object]) -> None:
         """Take in one object."""
         if not values.keys() <= self.names.keys():
-            new = [name for name in values if name not in self.names]
+            new = [
+                name
+                for name, value in values.items()
+                if name not in self.names and not isinstance(value, Mapping)
+            ]
             self.names |= dict.fromkeys(new)
             found = find_fields(name for name in new if name not in self.used)
             self._noted |= {s.names[0]: (f, 0) for f, s in found.items() if f in NOTED}

@@ -30,6 +30,7 @@ from simulator.workload.traces.fields import (
     find_fields,
     parse_date,
     units_in,
+    used_as,
     wrong_century,
 )
 from simulator.workload.traces.format import (
@@ -140,8 +141,7 @@ class Records:
                 columns[field] = ["" if value is None else str(value) for value in values]
         self.problems.stop()
         place = self.lines.__getitem__
-        used = {name: field for field, source in self.sources.items() for name in source.names}
-        ledger = sort_columns(self.names, used, self.idle)
+        ledger = sort_columns(self.names, used_as(self.sources), self.idle)
         ledger.add_left_out(beside)
         path = self.problems.path
         return make_table(path, columns, units, place, ledger, failed=failed[kept], unread=unread)

@@ -22,10 +22,48 @@ import numpy as np
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.from_mapping import short_repr
-from simulator.workload.traces.documents import is_json_lines, items, parse_object, read_text
+from simulator.workload.traces.documents import (
+    flat,
+    is_json_lines,
+    items,
+    parse_object,
+    read_text,
+)
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.json_lines import HashBlocks, Row, rows
+from simulator.workload.traces.ledger import Keys
 from simulator.workload.workload import Floats, Ints
+
+DYNAMO_USED = {
+    "request_received_ms": "arrival",
+    **dict.fromkeys(("total_time_ms", "event_time_unix_ms"), "end"),
+    **dict.fromkeys(("input_length", "input_tokens"), "prompt"),
+    "output_tokens": "output",
+    **dict.fromkeys(("input_sequence_hashes", "trace_block_size"), "prefix"),
+    **dict.fromkeys(("session_id", "trajectory_id", "program_id"), "session"),
+    **dict.fromkeys(
+        ("parent_session_id", "parent_trajectory_id", "parent_program_id"), "session's parent"
+    ),
+}
+DYNAMO_IDLE = ("*tool*", "*cached*", "event_source", "*finish_reason*")
+WEKA_USED = {
+    "t": "arrival",
+    "api_time": "end",
+    "in": "prompt",
+    "out": "output",
+    **dict.fromkeys(("hash_ids", "block_size", "hash_id_scope"), "prefix"),
+    **dict.fromkeys(("requests", "type", "status"), "session"),
+}
+WEKA_IDLE = ("think_time", "tool_tokens", "system_tokens")
+AGENTIC_USED = {
+    **dict.fromkeys(("timestamp", "created_time", "not_before_ms"), "arrival"),
+    **dict.fromkeys(("input_length", "input_tokens"), "prompt"),
+    **dict.fromkeys(("output_length", "output_tokens"), "output"),
+    **dict.fromkeys(("hash_ids", "block_size"), "prefix"),
+    **dict.fromkeys(("request_id", "wait_for", "dependencies"), "waits for"),
+    **dict.fromkeys(("delay", "delay_ms", "tool_wait_ms"), "delay"),
+    **dict.fromkeys(("play_id", "session_id"), "session"),
+}
 
 
 @dataclass(slots=True)
@@ -47,6 +85,7 @@ class Call:
 class Recording:
     """The calls of a file, and which session started which."""
 
+    keys: Keys
     calls: list[Call] = field(default_factory=list)
     parents: dict[Hashable, Hashable] = field(default_factory=dict)
     background: set[Hashable] = field(default_factory=set)  # sessions that nobody waits for
@@ -106,6 +145,7 @@ class Recording:
             segments if any(segments) else None,
             after if (after >= 0).any() else None,
             delay[order] if (after >= 0).any() else None,
+            ledger=self.keys.ledger(),
         )
 
     def _put_into_lanes(self, lanes: int, time: Floats, after: Ints, delay: Floats) -> Ints:
@@ -208,7 +248,7 @@ def read_dynamo(path: Path, lanes: int | None = None) -> Table:
     times of tools lie between an answer and the next request, so their records add nothing.
     """
     problems = Problems(path)
-    found = Recording()
+    found = Recording(Keys(DYNAMO_USED, DYNAMO_IDLE))
     blocks: HashBlocks | None = None
     failed = 0
     for row in rows(path, problems):
@@ -217,6 +257,7 @@ def read_dynamo(path: Path, lanes: int | None = None) -> Table:
         request = record.get("request")
         if record.get("event_type") != "request_end":
             continue
+        found.keys.meet(flat(record))
         if not isinstance(request, dict):
             row.add_problem("request", "missing, or not an object")
             continue
@@ -280,7 +321,7 @@ def read_weka(path: Path, lanes: int | None = None) -> Table:
         if isinstance(entry.get("t"), int | float)
         for inner in _objects_of(entry)
     )
-    found = Recording()
+    found = Recording(Keys(WEKA_USED, WEKA_IDLE))
     blocks: dict[int, HashBlocks] = {}
     for number, (row, play) in enumerate(plays):
         size = play.get("block_size")
@@ -326,6 +367,7 @@ class _Plays:
     def add(self, play: Mapping[str, Any], session: Hashable, begun: float) -> None:
         """Add a play or a subagent that began at a time, s."""
         found, row = self.found, self.row
+        found.keys.meet(play)
         if not isinstance(play.get("requests"), list):
             row.add_problem("requests", "missing, or not a list")
             return
@@ -334,6 +376,7 @@ class _Plays:
             if not isinstance(one, dict):
                 row.add_problem(name[:-1], "not an object")
                 continue
+            found.keys.meet(one)
             start = _seconds(row, one, "t", f"{name}t")
             if isnan(start):
                 row.add_problem(f"{name}t", "missing")
@@ -362,12 +405,13 @@ def read_agentic_mooncake(
     `dependencies` and `not_before_ms`; times in ms.
     """
     problems = Problems(path)
-    found = Recording()
+    found = Recording(Keys(AGENTIC_USED))
     blocks = HashBlocks(hash_block_size)
     waits: list[list[str]] = []
     names: dict[str, int] = {}
     for row in rows(path, problems):
         values = row.values
+        found.keys.meet(values)
         if "schema" in values:
             blocks = _block_size(row, values.get("block_size"), None, "block_size") or blocks
             continue
@@ -437,6 +481,8 @@ DYNAMO = Format(
     lambda head: _is_dynamo(head.first),
     read_dynamo,
     ("lanes",),
+    used=DYNAMO_USED,
+    idle=DYNAMO_IDLE,
 )
 WEKA = Format(
     "weka",
@@ -444,6 +490,8 @@ WEKA = Format(
     lambda head: {"block_size", "requests"} <= head.keys,
     read_weka,
     ("lanes",),
+    used=WEKA_USED,
+    idle=WEKA_IDLE,
 )
 AGENTIC_MOONCAKE = Format(
     "agentic_mooncake",
@@ -458,4 +506,5 @@ AGENTIC_MOONCAKE = Format(
     ),
     read_agentic_mooncake,
     ("hash_block_size", "lanes"),
+    used=AGENTIC_USED,
 )

@@ -104,6 +104,7 @@ SHAREGPT = Format(
     detect=lambda head: "conversations" in head.keys,
     read=read_sharegpt,
     options=("chars_per_token",),
+    used={"conversations": "prompt"},
 )
 FORMAT = Format(
     "custom",
@@ -111,4 +112,5 @@ FORMAT = Format(
     detect=lambda head: bool(USED.keys() & head.keys) and not LLMSERVINGSIM_KEYS & head.keys,
     read=read,
     options=("chars_per_token",),
+    used=USED,
 )

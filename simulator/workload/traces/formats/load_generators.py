@@ -18,7 +18,7 @@ from simulator.workload.traces.documents import (
     parse_object,
     read_text,
 )
-from simulator.workload.traces.fields import Sources, source
+from simulator.workload.traces.fields import Sources, source, used_as
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
@@ -46,7 +46,7 @@ def _format(
     *idle: str,
 ) -> Format:
     read = partial(_read, requests=requests, sources=sources, idle=idle)
-    return Format(name, begins, detect, read, sources=sources, idle=idle)
+    return Format(name, begins, detect, read, used=used_as(sources), idle=idle)
 
 
 def _aiperf(path: Path, problems: Problems) -> Iterator[Found]:
@@ -78,7 +78,7 @@ AIPERF = _format(
         "turn": source("metadata.turn_index"),
         "error": source("error", "metadata.was_cancelled"),
     },
-    *("metrics.*", "metadata.session_num", "metadata.*_ns", "metadata.benchmark_phase"),
+    *("metrics.*", "error.*", "metadata.session_num", "metadata.*_ns", "metadata.benchmark_phase"),
     "metadata.context_overflow_skip",
 )
 """AIPerf's `profile_export.jsonl`: moments in ns since 1970, lengths of time in ms."""
@@ -114,7 +114,7 @@ GUIDELLM = _format(
         "error": source("failed"),
     },
     *("info.timings.*", "info.history_len", "info.preceding_nodes", "*_delay", "*tokens_per_*"),
-    *("time_to_*_ms", "*.text_words", "*.text_characters", "type_"),
+    *("time_*_ms", "*.text_words", "*.text_characters", "type_"),
 )
 """guidellm's `benchmarks.json`: moments are seconds since 1970; what guidellm cancelled at the end
 of a benchmark is told as incomplete."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import BLANK, flat, is_json_lines, lines, read_text
-from simulator.workload.traces.fields import NEEDED, find_fields, parse_date, source
+from simulator.workload.traces.fields import NEEDED, find_fields, parse_date, source, used_as
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
@@ -222,7 +222,7 @@ OTEL = Format(
     'JSON of OpenTelemetry or Langfuse: {"resourceSpans": ..}, or a span: {"traceId": ..}',
     detect=_is_span,
     read=read_spans,
-    sources=SOURCES,
+    used=used_as(SOURCES),
     idle=IDLE,
 )
 ACCESS_LOG = Format(

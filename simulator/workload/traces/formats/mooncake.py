@@ -243,6 +243,7 @@ MOONCAKE = Format(
     ),
     read=read_mooncake,
     options=("time_unit", "hash_block_size", "session_turns"),
+    used=USED,
     published=(
         Published(
             ("mooncake", "conversation_trace", "toolagent_trace", "synthetic_trace"),
@@ -267,4 +268,5 @@ LLMSERVINGSIM = Format(
     detect=lambda head: bool(LLMSERVINGSIM_KEYS & head.keys),
     read=read_llmservingsim,
     options=("hash_block_size",),
+    used=LLMSERVINGSIM_USED,
 )
