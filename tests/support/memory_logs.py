@@ -6,7 +6,7 @@ What a log leaves unsaid is taken by its engine's release: utilization, seats an
 import csv
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ GPUS = (
     (r"H200", "H200"),
     (r"H100", "H100-80GB"),
     (r"MI300X", "MI300X"),
-    (r"GB10", "GB10"),
+    (r"GB10|APU", "GB10"),
     (r"L40S", "L40S"),
     (r"L4", "L4"),
     (r"15.99", "RTX-4080"),
@@ -146,7 +146,7 @@ def compare(row: dict[str, str], folder: Path) -> Row:
         logged["concurrency"] = float(row["max_concurrency"].partition("x")[0])
     logged = {key: value for key, value in logged.items() if value is not None}
     try:
-        size = re.match(r"([\d.]+) GiB", row["gpu"])
+        size = re.match(r"([\d.]+) (?:GiB|GB AMD APU)", row["gpu"])
         budget, _ = read_budget(raw, [], float(size[1]) if size else None)
     except (HeadwayError, ValueError) as error:
         return Row(row["id"], row["engine"], row["quantization"], logged, {}, str(error))
@@ -186,22 +186,37 @@ CLASSES = (
 """Kinds of servers, of which the first that a row is counts."""
 
 
-def table(path: Path, folder: Path, leave_out: Iterable[str] = ()) -> Iterator[str]:
-    """Write the median and largest error of each figure by class, %, in Markdown."""
+def table(path: Path, folder: Path, leave_out: Collection[str] = ()) -> Iterator[str]:
+    """Write the median and largest error of each figure by class, %, in Markdown.
+
+    Below it is how many figures keep the bound, of all logs and without those left out.
+    """
     found: dict[str, dict[str, list[float]]] = {name: {} for name, _ in CLASSES}
+    errors_of = {row["id"]: compare(row, folder).errors() for row in read_rows(path)}
     rows = [row for row in read_rows(path) if row["id"] not in leave_out]
     for row in rows:
         kind = next(name for name, holds in CLASSES if holds(row))
-        for figure, error in compare(row, folder).errors().items():
+        for figure, error in errors_of[row["id"]].items():
             found[kind].setdefault(figure, []).append(abs(error))
     yield f"| {len(rows)} logs | {' | '.join(FIGURES)} |"
     yield f"|---|{'--:|' * len(FIGURES)}"
     for kind, errors in found.items():
         cells = [_cell(errors.get(figure, [])) for figure in FIGURES]
         yield f"| {kind} | {' | '.join(cells)} |"
+    for out in ((), leave_out):
+        kept = [errors for name, errors in errors_of.items() if name not in out]
+        counts = [_kept(kept, figure, bound) for figure, bound in BOUNDS.items()]
+        yield f"within the bounds, without {', '.join(out) or 'none'}: {', '.join(counts)}"
+
+
+def _kept(rows: list[dict[str, float]], figure: str, bound: float) -> str:
+    errors = [abs(one[figure]) for one in rows if figure in one]
+    return f"{figure} {sum(error <= bound for error in errors)} of {len(errors)}"
 
 
 FIGURES = ("weights", "kv", "tokens")
+BOUNDS = {"weights": 0.02, "kv": 0.05, "tokens": 0.05, "concurrency": 0.05}
+"""Relative errors that nine logs of ten keep."""
 
 
 def _cell(errors: list[float]) -> str:
