@@ -20,6 +20,7 @@ from simulator.results.request_table import (
     Ints,
     RequestTable,
     client_column,
+    numbered,
     run_span,
 )
 from simulator.results.service_levels import keep_bounds
@@ -37,6 +38,16 @@ def several_clients(workload: Workload) -> bool:
     """Say whether there is anybody to share with."""
     clients = workload.client
     return clients is not None and any(name != clients[0] for name in clients)
+
+
+def client_parts(workload: Workload) -> Words:
+    """Return each request's client to compare clients by: those that name none are the client ''.
+
+    Without any name there are no clients, and all codes are -1.
+    """
+    if workload.client is None:
+        return client_column(workload)
+    return numbered(workload.client, name_empty=True)
 
 
 def client_weights(arguments: Mapping[str, Any], names: Iterable[str]) -> Floats:
@@ -66,7 +77,7 @@ class Clients:
     @classmethod
     def of(cls, record: Record) -> "Clients":
         """Take the clients of a run, and the weights that its policy gives them."""
-        words = client_column(record.workload)
+        words = client_parts(record.workload)
         weights = client_weights(record.scenario.engine.scheduling_policy.arguments, words.names)
         return cls(record.request_table(), record.logs, words, weights)
 

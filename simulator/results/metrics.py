@@ -21,6 +21,7 @@ from simulator.models.gpus import find_gpu
 from simulator.results.engine_metrics import EngineMetrics, energy_summary, share
 from simulator.results.fairness import (
     Clients,
+    client_parts,
     priority_column,
     several_clients,
     summarize_clients,
@@ -36,7 +37,6 @@ from simulator.results.request_table import (
     Floats,
     RequestTable,
     Rows,
-    client_column,
     gather_requests,
     model_column,
     partial_span,
@@ -78,7 +78,7 @@ CLUSTER_LATENCIES = (RETRY, *ENCODER_PARTS, *TRANSFER_PARTS)
 """Parts of the requests' time that some clusters have."""
 STRAIN = "strain"
 """What stands among the latencies for `kept_until` alone."""
-FELT = {"per_client": client_column, "per_priority": priority_column}
+FELT = {"per_client": client_parts, "per_priority": priority_column}
 """What requests are told apart by, in runs with and without tables."""
 DRAFTED = ("decodes", "drafts", "accepted")  # columns of log.DRAFT
 

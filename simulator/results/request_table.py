@@ -195,10 +195,13 @@ def model_column(workload: Workload) -> Words:
     return numbered([name or "base" for name in workload.model])
 
 
-def numbered(words: Sequence[str]) -> Words:
-    """Number words in order of their first appearance; an empty one is an empty cell."""
+def numbered(words: Sequence[str], *, name_empty: bool = False) -> Words:
+    """Number words in order of their first appearance.
+
+    An empty one is an empty cell, or with `name_empty` a name as any other.
+    """
     codes: dict[str, int] = {}
-    numbers = [codes.setdefault(word, len(codes)) if word else -1 for word in words]
+    numbers = [codes.setdefault(word, len(codes)) if word or name_empty else -1 for word in words]
     return Words(np.array(numbers, np.int64), list(codes))
 
 

@@ -26,6 +26,7 @@ from tests.support.engines import Clock, fcfs, play, workload
 from tests.support.logs import TICK
 from tests.support.scenarios import SMALL
 
+SCENARIO = {"model": "tiny-test", "cost": {"kind": "linear", "base": 0.01}}
 CLOCK = Clock(base=0.25, per_token=1 / 128, per_context=1 / 1024)
 times = st.integers(0, 400).map(lambda n: n * TICK)
 rows = st.tuples(times, st.integers(1, 30), st.integers(1, 30), st.sampled_from("abc"))
@@ -216,6 +217,20 @@ def test_who_has_company() -> None:
     assert not several_clients(workload((0, 1, 1)))
     assert not several_clients(workload((0, 1, 1), (0, 1, 1), client=["a", "a"]))
     assert several_clients(workload((0, 1, 1), (0, 1, 1), client=["a", "b"]))
+
+
+def test_requests_that_name_no_client_are_one(tmp_path) -> None:
+    """Some bodies of `serve` have no `user`; their cells in requests.csv stay empty."""
+    load = workload(*[(0.3 * k, 3 + k, 2) for k in range(4)], client=["", "a", "", "b"])
+    result = run(SCENARIO, workload=load)
+    assert {"clients.csv"} < {file.name for file in write_run(result, tmp_path)}
+    with (tmp_path / "clients.csv").open() as file:
+        table = {row["client"]: int(row["requests"]) for row in csv.DictReader(file)}
+    assert table == {"": 2, "a": 1, "b": 1}
+    parts = result.summary()["headway"]["per_client"]
+    assert {name: part["requests"] for name, part in parts.items()} == table
+    with (tmp_path / "requests.csv").open() as file:
+        assert [row["client"] for row in csv.DictReader(file)] == load.client
 
 
 def test_nobody_waits() -> None:
