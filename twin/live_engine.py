@@ -4,16 +4,14 @@ The engine and the watches on its cores are one file: both change the streams.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf, nan, nextafter
+from math import inf, nextafter
 from zlib import crc32
 
-import numpy as np
-import numpy.typing as npt
 import simpy
 
-from simulator.core.log import Log
+from simulator.core.log import UNFINISHED, Log, pack_request
 from simulator.core.request import Request, Segments, Step
 from simulator.engine.core import EngineCore, InFlight, ScheduledStep
 from simulator.engine.replica import Replica
@@ -27,7 +25,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
-from simulator.workload.workload import Workload
+from twin.asked import Asked, workload_of
 from twin.clock import RealTimeClock
 from twin.fault_injection import FaultInjector
 from twin.kv_events import KvEvents
@@ -50,7 +48,8 @@ class Stream:
     core: EngineCore | None = None  # None: no engine has it
     told: int = 0  # tokens that have gone out
     over: bool = False  # it has ended, or its client has hung up
-    last: float = -1.0  # simulated s, when the last one did
+    first: float = -1.0  # simulated s, when the first one did
+    last: float = -1.0  # and the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,52 +62,6 @@ class Gauges:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0  # share of the blocks
-
-
-@dataclass(slots=True)
-class Asked:
-    """A request as it was asked for: the engine's own changes as it goes on."""
-
-    prompt_tokens: int
-    output_tokens: int
-    max_tokens: int | None
-    client: str
-    priority: int
-    segments: Segments | None
-    hint: int | None
-    arrival: float  # simulated s
-    cancel_after: float = nan  # s; NaN: its client has not hung up
-
-    @classmethod
-    def of(cls, request: Request, when: float) -> "Asked":
-        lengths = request.prompt_tokens, request.output_tokens, request.max_tokens
-        who = request.client, request.priority
-        return cls(*lengths, *who, request.segments, request.hint, when)
-
-
-def workload_of(asked: Sequence[Asked]) -> Workload:
-    """Return requests as a workload that `simulator.run` plays again, request by request."""
-
-    def whole(name: str) -> npt.NDArray[np.int64]:
-        return np.array([getattr(one, name) or 0 for one in asked], np.int64)
-
-    def some(name: str) -> npt.NDArray[np.int64] | None:
-        return values if (values := whole(name)).any() else None
-
-    clients = [one.client for one in asked]
-    cancels = np.array([one.cancel_after for one in asked])
-    return Workload(
-        np.array([one.arrival for one in asked]),
-        whole("prompt_tokens"),
-        whole("output_tokens"),
-        client=clients if any(clients) else None,
-        priority=some("priority"),
-        max_tokens=some("max_tokens"),
-        segments=[one.segments for one in asked],
-        cancel_after=cancels if not np.isnan(cancels).all() else None,
-        hint=some("hint"),
-        source="requests that came over HTTP",
-    )
 
 
 class LiveEngine:
@@ -267,6 +220,7 @@ class LiveEngine:
             asked = self._asked[request.id - self._first]
             asked.cancel_after = self.env.now - stream.sent_at
             self._cancel(request)
+            self._record_left(stream)
             self._forget(request)
             if self.on_end is not None:
                 self.on_end(stream, ABORT)
@@ -327,6 +281,21 @@ class LiveEngine:
             stream.core = core
             self._watches[core].here[stream.request.id] = stream
 
+    def _record_left(self, stream: Stream) -> None:
+        """Write down what a client had received when it hung up, as /metrics counts it."""
+        request = stream.request
+        if stream.core is not None:  # else none has seen it
+            stream.core.log.request_rows += pack_request(
+                request.first_scheduled,
+                stream.first,
+                -1.0,
+                request.id,
+                request.preemptions,
+                request.cached,
+                stream.told,
+                UNFINISHED,
+            )
+
     def _forget(self, request: Request) -> None:
         self.done += 1
         self.sent.pop(request.id, None)
@@ -340,6 +309,8 @@ class LiveEngine:
         stream.told = count
         if self.on_tokens is not None:
             self.on_tokens(stream, new, now)
+        if stream.first < 0:
+            stream.first = now
         stream.last = now
         stream.on_tokens(new, count)
 

@@ -131,3 +131,55 @@ def test_the_report_is_of_the_run_so_far() -> None:
             assert (await client.get(path)).status == 200
 
     served_by(play)
+
+
+ENGINES = {
+    "vllm": (),
+    "synchronous": ("engine.async_scheduling=false",),
+    "sglang": ("engine={name: sglang}",),
+    "drafts": ("engine={speculative_config: {num_speculative_tokens: 2, acceptance: 0.8}}",),
+    "fleet": ("cluster={replicas: 2, router: round_robin}",),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_clients_received_before_they_hung_up_is_in_the_requests(name: str) -> None:
+    """Tokens and TTFTs of the file are those that /metrics counts, replica by replica."""
+
+    async def play(client: ClientSession, server: Server) -> None:
+        async def ask(number: int) -> None:
+            body = {"prompt": "a b c", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+            body |= {} if number % 3 else {"max_tokens": 5 + number}
+            async with client.post("/v1/completions", json=body) as response:
+                if number % 3:
+                    await asyncio.sleep(0.01 * number)  # some hang up before their first token
+                    response.close()
+                else:
+                    await response.read()
+
+        await asyncio.gather(*(ask(number) for number in range(18)))
+        async with asyncio.timeout(60):
+            while server.engine.streams:
+                await asyncio.sleep(0.01)
+        text = await (await client.get("/metrics")).text()
+        found = {
+            (sample.name, sample.labels["engine"]): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if "engine" in sample.labels
+        }
+        rows = server.result().requests
+        left = rows[rows.finish_reason == "unfinished"]
+        assert len(left) == 12
+        assert (left.output_tokens > 0).any()
+        assert ((left.output_tokens > 0) == left.ttft.notna()).all()
+        for number in range(len(server.engine.cores)):
+            here = rows[rows.replica == number]
+            count = found["vllm:time_to_first_token_seconds_count", str(number)]
+            assert count == here.ttft.notna().sum()
+            total = found["vllm:time_to_first_token_seconds_sum", str(number)]
+            assert total == pytest.approx(here.ttft.sum(), rel=1e-6)
+            tokens = found["vllm:generation_tokens_total", str(number)]
+            assert tokens == here.output_tokens.sum()
+
+    served_by(play, *ENGINES[name], speed=2)
