@@ -162,3 +162,52 @@ def test_a_result_of_vllm_bench_without_its_requests(put, text, said):
     """Its totals are no request; results after one another are several benchmarks."""
     with pytest.raises(HeadwayError, match=said):
         read_trace(put(text, "bench.json"), None)
+
+
+def test_trtllm_bench(put):
+    """Nanoseconds of a clock of its own; without streaming there is no first token."""
+    start = 1_234_567_890_000_000
+    rows = [
+        {
+            "id": k,
+            "num_input_tokens": 100,
+            "tokens": [1, 2, 3],
+            "error_tokens": k // 3,
+            "start_timestamp": start + k * 500_000_000,
+            "first_token_timestamp": -1 if k == 2 else start + k * 500_000_000 + 100_000_000,
+            "end_timestamp": start + k * 500_000_000 + 400_000_000,
+            "num_output_tokens": 3,
+        }
+        for k in range(4)
+    ]
+    for text in (json.dumps(rows), json.dumps({"requests": rows}, indent=1)):
+        path = put(text, "requests.json")
+        assert detect_format(path) == "trtllm_bench"
+        with pytest.warns(HeadwayWarning, match="1 request left out"):
+            found = read_requests(path)
+        assert found.arrival == pytest.approx([0, 0.5, 1])
+        assert found.ttft == pytest.approx([0.1, 0.1, np.nan], nan_ok=True)
+        assert found.e2el == pytest.approx([0.4] * 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("INFO 07-01 12:00:00 [logger.py:43] Received request a: prompt: 'x', params: "
+         "SamplingParams(n=1)", "vLLM's request log, which does not say how long answers were"),
+        ("Metric,avg,min,max\nRequest Latency (ms),300,290,310", "is a summary of GenAI-Perf"),
+        ('{"service_kind": "openai", "experiments": [{"requests": []}]}', "counts no tokens"),
+        ('{"engine": {},\n "world_info": {},\n "performance": {}}', "report of trtllm-bench"),
+    ],
+)  # fmt: skip
+def test_files_without_lengths_are_named(put, text, said):
+    with pytest.raises(HeadwayError) as caught:
+        read_trace(put(text))
+    assert said in str(caught.value)
+
+
+def test_times_without_a_unit_that_are_hardly_seconds(put):
+    path = put("t,n,m\n" + "".join(f"{500 * k},100,5\n" for k in range(9)))
+    with pytest.warns(HeadwayWarning, match="one request in 500 s, if its times are seconds"):
+        read_trace(path, columns="arrival=t,prompt=n,output=m")
+    assert read_trace(path, columns="arrival=t:ms,prompt=n,output=m").arrival[-1] == 4

@@ -1,5 +1,6 @@
 """Which format a trace has, by how it begins."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,18 @@ from simulator.workload.traces.formats import FORMATS, missing_trace, named
 from simulator.workload.traces.formats.logs import DATE
 from simulator.workload.traces.formats.named import first_request
 
+NO_REQUESTS = {
+    r"Received request .*SamplingParams\(": "is vLLM's request log, which does not say how long "
+    "answers were: take spans (--otlp-traces-endpoint) or the log of a proxy",
+    r"^Metric,avg,": "is a summary of GenAI-Perf or AIPerf, without requests: take AIPerf's "
+    "profile_export.jsonl",
+    r"service_kind .*experiments": "is the raw export of GenAI-Perf, which counts no tokens: take "
+    "AIPerf's profile_export.jsonl",
+    r"world_info .*performance": "is the report of trtllm-bench, without requests: write them by "
+    "--request_json",
+}
+"""What a line, or the keys of an object, show of files that have no requests with lengths."""
+
 
 def detect_format(path: Path, option: str = "--columns ") -> str:
     """Tell the format of a trace by how it begins.
@@ -33,6 +46,10 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     for form in (named.FORMAT,) if packed else FORMATS.values():
         if form.detect(head):
             return form.name
+    begins = " ".join(head.keys) or line[:5000]
+    for pattern, what in NO_REQUESTS.items():
+        if re.search(pattern, begins):
+            raise HeadwayError(f"{path}:{number}: format: {what}")
     if not packed and not head.first and not DATE.search(line):
         check_commas(path, number, line)
     place = f"{path}:{number}: format"

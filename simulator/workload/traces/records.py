@@ -68,6 +68,7 @@ UNFINISHED = {
     *("failure", "failed"),
 }
 LARGEST = 1e15  # tokens
+SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
 ROUNDING = 2.5e-9  # s: of an arrival, the wait at the client and a latency, added up
 NEAREST = 1e-6  # s: a time that is so little below 0 is rounded
 Columns = Mapping[str, Numbers | list[str]]
@@ -456,6 +457,11 @@ def _add_notes(table: Table, columns: Columns, kept: Ints) -> None:
                 "nothing says which prompts share them, so none do here: name prefix=, or "
                 f"cached={names['cached']} lets all begin alike"
             )
+    gap = np.ptp(table.time) / table.per_second / max(len(kept) - 1, 1) if len(kept) else 0.0
+    if table.per_second == 1.0 and gap > SLOW and not (table.time % 1).any():
+        name = names.get("arrival", "arrival")
+        told = f"one request in {gap:,.0f} s, if its times are seconds"
+        table.ledger.notes.append(f"{name}: {told}; arrival={name}:ms says that they are not")
     several = _take(columns, "conversation", kept)
     if table.segments is None and several and (later := len(several) - len(set(several))):
         table.ledger.notes.append(

@@ -20,6 +20,7 @@ _PLACES = {
     "timed_trace": "mooncake:TIMED_TRACE",
     "llmservingsim": "mooncake:LLMSERVINGSIM",
     "vllm_bench": "load_generators:VLLM_BENCH",
+    "trtllm_bench": "load_generators:TRTLLM_BENCH",
     "guidellm": "load_generators:GUIDELLM",
     "aiperf": "load_generators:AIPERF",
     "inference_perf": "load_generators:INFERENCE_PERF",

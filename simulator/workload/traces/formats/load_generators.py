@@ -20,6 +20,7 @@ from simulator.workload.traces.documents import (
 )
 from simulator.workload.traces.fields import Sources, source, used_as
 from simulator.workload.traces.format import Format, Head, Problems, Table
+from simulator.workload.traces.formats.named import first_request, json_requests
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
 
@@ -148,6 +149,33 @@ INFERENCE_PERF = _format(
     },
 )
 """inference-perf's `per_request_lifecycle_metrics.json`, in seconds of a clock of its own."""
+
+
+def _trtllm_bench(path: Path, problems: Problems) -> Iterator[Found]:
+    """Yield the requests; a first token that was not streamed has no time."""
+    for line, values in json_requests(path, problems):
+        if values.get("first_token_timestamp") == -1:
+            values["first_token_timestamp"] = None
+        yield line, values
+
+
+TRTLLM_BENCH = _format(
+    "trtllm_bench",
+    "JSON of trtllm-bench --request_json: [{num_input_tokens, start_timestamp, tokens}]",
+    lambda head: {"num_input_tokens", "start_timestamp"} <= first_request(head).keys(),
+    _trtllm_bench,
+    {
+        "arrival": source("start_timestamp", unit="ns"),
+        "first": source("first_token_timestamp", unit="ns"),
+        "end": source("end_timestamp", unit="ns"),
+        "prompt": source("num_input_tokens"),
+        "output": source("num_output_tokens"),
+        "error": source("error_tokens"),
+    },
+    *("tokens", "decode_iteration", "num_generated_tokens", "generation_time"),
+    *("intertoken_latency", "end_to_end_latency", "time_to_first_token"),
+)
+"""What trtllm-bench notes of its requests, in ns of a clock of its own."""
 
 BENCH_COLUMNS = {
     "arrival": source("start_times", unit="s"),
