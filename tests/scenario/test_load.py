@@ -2,12 +2,16 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 
+from simulator.core.request import Step
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import errors
+
+DEMO = Path(__file__).parents[2] / "scenarios" / "demo.yaml"
 
 
 @pytest.mark.parametrize(
@@ -134,12 +138,23 @@ def test_a_slip_in_a_scenarios_name_is_guessed():
         (["gpu.name=H100-80GB", "cost.profile=llama-3-8b.a100.bf16"], "given", 1),
     ],
 )
-def test_other_hardware_has_its_own_profile_and_count(settings, cost, count) -> None:
+def test_other_hardware_has_its_own_profile_and_count(tmp_path, settings, cost, count) -> None:
     """What the command line says of the cost itself stands."""
-    found = load_scenario("demo", settings)
+    path = tmp_path / "pinned.yaml"
+    path.write_text(f"{DEMO.read_text()}cost: {{profile: llama-3-8b.a100.bf16}}\n")
+    found = load_scenario(path, settings)
     if cost == "given":
         cost = {"profile": settings[-1].partition("=")[2]}
     assert (found.cost, found.gpu.count) == (cost, count)
+
+
+def test_the_demo_finds_its_profile_by_model_gpu_and_precision() -> None:
+    spec, narrow = (
+        load_scenario("demo", settings).specs[""] for settings in ([], ["engine.quantization=fp8"])
+    )
+    step = Step([], 64, 64 * 500)
+    assert spec.cost.name == "llama-3-8b.a100.bf16"
+    assert narrow.cost.execute(step) < 0.9 * spec.cost.execute(step)
 
 
 def test_groups_count_their_gpus_themselves() -> None:
