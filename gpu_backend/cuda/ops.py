@@ -91,26 +91,22 @@ def decode(
     *,
     page: int = 16,
     splits: int = 0,
-    tile: int = 0,
-    warps: int = DECODE_WARPS,
-    stages: int = DECODE_STAGES,
 ) -> None:
     """Attend for one new token per row.
 
     q and out are [rows, heads, dim], q with any row stride; keys and values [slots, kv_heads,
     dim]; tables is [rows, width[0]] int32, lengths [rows] int32 with the new token. 0 for `splits`
-    and `tile` takes what `splits_for` and `decode_tile` say.
+    takes what `splits_for` says.
     """
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
     splits = splits or splits_for(rows, kv_heads)
-    tile = tile or decode_tile(dim, q.dtype)
     kernels.decode_split[kv_heads, rows, splits](
         q, keys, values, tables, width, lengths, out, scratch.part, scratch.lse,
         q.stride(0), dim**-0.5 * kernels.LOG2E,
         kv_heads=kv_heads, group=heads // kv_heads, padded=max(16, _power_of_2(heads // kv_heads)),
-        dim=dim, page=page, tile=tile, splits=splits, least=MIN_SPLIT_KEYS,
-        num_warps=warps, num_stages=stages,
+        dim=dim, page=page, tile=decode_tile(dim, q.dtype), splits=splits, least=MIN_SPLIT_KEYS,
+        num_warps=DECODE_WARPS, num_stages=DECODE_STAGES,
     )  # fmt: skip
     if splits > 1:
         kernels.decode_combine[(rows * heads,)](
@@ -128,24 +124,20 @@ def prefill(
     out: Tensor,
     *,
     page: int = 16,
-    rows: int = 0,
-    tile: int = 0,
-    warps: int = 0,
 ) -> None:
     """Attend causally for chunks of sequences whose keys are all in the cache already.
 
-    `tiles` [n, 4] int32 is that of `prefill_tiles`, cut for as many `rows`; its rows are rows of
-    q and out, its sequences rows of `tables`. The rest is as in `decode`; 0 for rows, tile and
-    warps takes what `prefill_cut` says.
+    `tiles` [n, 4] int32 is that of `prefill_tiles`, cut for as many rows as `prefill_cut` says; its
+    rows are rows of q and out, its sequences rows of `tables`. The rest is as in `decode`.
     """
     _, heads, dim = q.shape
     kv_heads = keys.shape[1]
-    usual = prefill_cut(q.dtype)
+    rows, tile, warps = prefill_cut(q.dtype)
     kernels.prefill_tile[heads, len(tiles)](
         q, keys, values, tables, width, tiles, out,
         q.stride(0), dim**-0.5 * kernels.LOG2E,
         kv_heads=kv_heads, group=heads // kv_heads, dim=dim, page=page,
-        rows=rows or usual[0], tile=tile or usual[1], num_warps=warps or usual[2], num_stages=3,
+        rows=rows, tile=tile, num_warps=warps, num_stages=3,
     )  # fmt: skip
 
 

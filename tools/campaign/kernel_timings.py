@@ -1,4 +1,3 @@
-# ruff: noqa: PLR0917
 """Times of single kernels against what the device's memory and matrix units allow.
 
 On CUDA every time is that of a graph of many launches over data that does not fit the L2 cache,
@@ -6,7 +5,6 @@ so that neither launch gaps nor cached data flatter it. The ceilings are measure
 Without CUDA the same launches are timed by a wall clock, which says nothing but that they work.
 """
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,12 +20,6 @@ from torch.nn.functional import linear
 from gpu_backend.input_batch import prefill_tiles
 
 Row = dict[str, object]
-DECODE_SWEEP = tuple(
-    (tile, warps, stages) for tile in (32, 64, 128) for warps in (4, 8) for stages in (2, 3, 5)
-)
-"""Cuts of decode attention to compare: keys of a tile, warps, stages."""
-PREFILL_SWEEP = ((128, 64, 8), (64, 64, 4), (128, 128, 8))
-"""Cuts of prefill attention: queries, keys, warps."""
 Call = Callable[[], object]
 REPEATS = 7
 
@@ -144,43 +136,22 @@ def ceilings(bench: Bench) -> Iterator[Row]:
 
 
 def decodes(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
-    """Time decode attention of one layer at (rows, context): as run, then with other cuts."""
-    from gpu_backend.cuda import ops
-
+    """Time decode attention of one layer at (rows, context), and of rows of unequal lengths."""
     k, v = bench.cache()
-    tile = ops.decode_tile(bench.shape.dim, k.dtype)
-    usual = (tile, ops.DECODE_WARPS, ops.DECODE_STAGES)
     for rows, context in points:
-        lengths = np.full(rows, context)
-        default = ops.splits_for(rows, bench.shape.kv_heads)
-        yield _decode(bench, k, v, lengths, default, usual)
-        if bench.cuda:
-            for splits in sorted({1, 2, 4, 8, 16} - {default}):
-                yield _decode(bench, k, v, lengths, splits, usual)
-    for rows, context in points if bench.cuda else ():  # what matters less comes last
-        for cut in DECODE_SWEEP:
-            if cut != usual:
-                splits = ops.splits_for(rows, bench.shape.kv_heads)
-                yield _decode(bench, k, v, np.full(rows, context), splits, cut)
+        yield _decode(bench, k, v, np.full(rows, context))
     rows, context = points[0]
     skewed = np.full(max(rows, 8), max(1, context // 4))
     skewed[0] = min(16 * context, bench.shape.tokens // len(skewed))
-    splits = ops.splits_for(len(skewed), bench.shape.kv_heads)
-    yield _decode(bench, k, v, skewed, splits, usual)
+    yield _decode(bench, k, v, skewed)
 
 
-def _decode(
-    bench: Bench,
-    k: Tensor,
-    v: Tensor,
-    lengths: npt.NDArray[np.int64],
-    splits: int,
-    cut: tuple[int, int, int],
-) -> Row:
-    """Time one cut of it: splits; keys of a tile, warps, stages."""
+def _decode(bench: Bench, k: Tensor, v: Tensor, lengths: npt.NDArray[np.int64]) -> Row:
+    """Time it for rows of these lengths, cut as the engine does."""
     from gpu_backend.cuda import ops
 
     shape, rows = bench.shape, len(lengths)
+    splits = ops.splits_for(rows, shape.kv_heads)
     pages = -(-int(lengths.max()) // shape.page)
     turns = max(1, min(16, shape.tokens // (rows * pages * shape.page)))
     width, sizes = bench.ints([pages]), bench.ints(lengths)
@@ -192,20 +163,20 @@ def _decode(
     calls = [
         partial(
             ops.decode, q, k, v, table, width, sizes, out, scratch,
-            page=shape.page, splits=splits, tile=cut[0], warps=cut[1], stages=cut[2],
+            page=shape.page, splits=splits,
         )
         for table in bench.tables(rows, pages, turns)
     ]  # fmt: skip
     return bench.row(
         "decode" if lengths.min() == lengths.max() else "decode_skewed", calls,
         rows=rows, context=int(lengths.max()), tokens=int(lengths.sum()),
-        variant=f"splits={splits} tile={cut[0]} warps={cut[1]} stages={cut[2]}",
+        variant=f"splits={splits}",
         moved=int(lengths.sum()) * shape.key_bytes,
     )  # fmt: skip
 
 
 def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
-    """Time prefill attention of one layer at (chunk, cached), with several tiles."""
+    """Time prefill attention of one layer at (chunk, cached)."""
     from gpu_backend.cuda import ops
 
     k, v = bench.cache()
@@ -214,56 +185,12 @@ def prefills(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
         pages = -(-(new + cached) // shape.page)
         table, width = bench.tables(1, pages, 1)[0], bench.ints([pages])
         q, out = (bench.randn(new, shape.heads, shape.dim) for _ in range(2))
-        usual = ops.prefill_cut(bench.dtype)
-        cuts = (usual, *(cut for cut in PREFILL_SWEEP if bench.cuda and cut != usual))
-        for rows, tile, warps in cuts:
-            one = np.array([[cached], [new]], np.int32)
-            tiles = bench.ints(prefill_tiles(one[0], one[1], 0, rows))
-            call = partial(
-                ops.prefill, q, k, v, table, width, tiles, out,
-                page=shape.page, rows=rows, tile=tile, warps=warps,
-            )  # fmt: skip
-            yield _prefill(bench, new, cached, f"rows={rows} tile={tile}", call)
-
-
-def gathers(bench: Bench, points: Sequence[tuple[int, int]]) -> Iterator[Row]:
-    """Time the other way of prefill: gather the pages, then torch's own varlen_attn."""
-    k, v = bench.cache()
-    shape = bench.shape
-    for new, cached in points if bench.cuda else ():
-        table = bench.tables(1, -(-(new + cached) // shape.page), 1)[0]
-        q = bench.randn(new, shape.heads, shape.dim)
-        call = gathered(q, k, v, table[0], cached, shape.page)
-        yield _prefill(bench, new, cached, "gather+varlen", call)
-
-
-def _prefill(bench: Bench, new: int, cached: int, variant: str, call: Call) -> Row:
-    pairs = new * cached + new * (new + 1) // 2  # of a query and a key that it sees
-    flops = 4 * bench.shape.heads * bench.shape.dim * pairs
-    return bench.row("prefill", [call], rows=new, context=cached, variant=variant, flops=flops)
-
-
-def gathered(q: Tensor, k: Tensor, v: Tensor, table: Tensor, cached: int, page: int) -> Call:
-    """Prefill of one chunk [new, heads, dim] as gathered pages and torch's own varlen_attn."""
-    from torch.nn.attention import varlen
-
-    attend: Callable[..., object] = varlen.varlen_attn
-    new, keys = len(q), cached + len(q)
-    ends = [torch.tensor([0, n], dtype=torch.int32, device=q.device) for n in (new, keys)]
-    known = inspect.signature(attend).parameters  # they differ between torch 2.11 and 2.13
-    options: dict[str, object] = (
-        {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    )
-    if "enable_gqa" in known:
-        options["enable_gqa"] = True
-    index = table.long()
-
-    def call() -> object:
-        pages = (x.view(-1, page, *x.shape[1:]) for x in (k, v))
-        dense = (x.index_select(0, index).flatten(0, 1)[:keys] for x in pages)
-        return attend(q, *dense, *ends, new, keys, **options)
-
-    return call
+        one = np.array([[cached], [new]], np.int32)
+        tiles = bench.ints(prefill_tiles(one[0], one[1], 0, ops.prefill_cut(bench.dtype)[0]))
+        call = partial(ops.prefill, q, k, v, table, width, tiles, out, page=shape.page)
+        pairs = new * cached + new * (new + 1) // 2  # of a query and a key that it sees
+        flops = 4 * shape.heads * shape.dim * pairs
+        yield bench.row("prefill", [call], rows=new, context=cached, flops=flops)
 
 
 def fused(bench: Bench, sizes: Sequence[int]) -> Iterator[Row]:

@@ -52,7 +52,6 @@ class Setup:
     output_len: tuple[int, int]
     loads: tuple[tuple[str, float, int, int], ...]  # name, requests/s, requests, reruns
     calibrate_s: str  # that `headway calibrate` measures
-    archive_s: float  # between two archives of a part that runs
     seconds: Mapping[str, float]  # the most of each part
 
 
@@ -69,7 +68,6 @@ SETUPS = {
         output_len=(16, 384),
         loads=(("light", 4.0, 60, 2), ("heavy", 14.0, 210, 2)),  # 20 s each time
         calibrate_s="{budget}",
-        archive_s=10.0,
         seconds={  # 530 in all, some 20 of which go to the imports of each part
             "precompile": 45, "checks": 50, "timings": 60, "calibration": 150, "refit": 15,
             "live-light": 85, "validate-light": 15, "live-heavy": 95, "validate-heavy": 15,
@@ -87,7 +85,6 @@ SETUPS = {
         output_len=(2, 16),
         loads=(("light", 5.0, 6, 1), ("heavy", 20.0, 12, 0)),
         calibrate_s="5",
-        archive_s=1.0,
         seconds={  # some five times what they take, for machines that others use, too
             "checks": 120, "timings": 60, "calibration": 90, "refit": 40,
             "live-light": 60, "validate-light": 40, "live-heavy": 60, "validate-heavy": 40,

@@ -29,7 +29,6 @@ import torch
 
 from gpu_backend.cuda import ops
 from gpu_backend.input_batch import prefill_tiles
-from tools.campaign.kernel_timings import DECODE_SWEEP, PREFILL_SWEEP
 from tools.campaign.runner import die_with
 
 Found = dict[str, Any]
@@ -62,10 +61,8 @@ LAYERS = {
 Launch = tuple[str, Callable[[], None]]
 
 
-def decode_launch(
-    layer: Layer, splits: int, tile: int = 0, warps: int = 0, stages: int = 0
-) -> None:
-    """Launch decode attention of one layer; 0 takes what is usual."""
+def decode_launch(layer: Layer, splits: int) -> None:
+    """Launch decode attention of one layer."""
     rows = 32
     kind = getattr(torch, layer.dtype)
     cache = torch.zeros(2, 128, layer.kv_heads, layer.dim, dtype=kind)
@@ -77,33 +74,18 @@ def decode_launch(
     ops.decode(
         q, cache[0], cache[1], table, width, torch.zeros(rows, dtype=torch.int32),
         torch.zeros(q.shape, dtype=kind), scratch, splits=splits,
-        tile=tile, warps=warps or ops.DECODE_WARPS,
-        stages=stages or ops.DECODE_STAGES,
     )  # fmt: skip
 
 
-def prefill_launch(layer: Layer, rows: int = 0, tile: int = 0, warps: int = 0) -> None:
-    """Launch prefill attention of one layer; 0 takes what is usual."""
+def prefill_launch(layer: Layer) -> None:
+    """Launch prefill attention of one layer."""
     kind = getattr(torch, layer.dtype)
     cache = torch.zeros(2, 128, layer.kv_heads, layer.dim, dtype=kind)
     table, width = torch.zeros(32, 16, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     q = torch.zeros(32, layer.heads, layer.dim, dtype=kind)
     new = np.array([32], np.int32)
-    cut = ops.prefill_cut(kind)
-    rows, tile, warps = rows or cut[0], tile or cut[1], warps or cut[2]
-    tiles = torch.from_numpy(prefill_tiles(new * 0, new, 0, rows))
-    ops.prefill(
-        q,
-        cache[0],
-        cache[1],
-        table,
-        width,
-        tiles,
-        torch.empty_like(q),
-        rows=rows,
-        tile=tile,
-        warps=warps,
-    )
+    tiles = torch.from_numpy(prefill_tiles(new * 0, new, 0, ops.prefill_cut(kind)[0]))
+    ops.prefill(q, cache[0], cache[1], table, width, tiles, torch.empty_like(q))
 
 
 def other_launches(layer: Layer) -> None:
@@ -121,21 +103,14 @@ def other_launches(layer: Layer) -> None:
     ops.silu_mul(torch.zeros(32, 2 * layer.wide, dtype=kind))
 
 
-def launches(names: Sequence[str], *, sweep: bool) -> Iterator[Launch]:
-    """List what is to be compiled for some layers; `sweep` adds what the timings compare."""
+def launches(names: Sequence[str]) -> Iterator[Launch]:
+    """List what is to be compiled for some layers."""
     for name in names:
         layer = LAYERS[name]
         yield name, partial(prefill_launch, layer)
         for splits in (1, 2, 4, 8, 16, 32):
             yield name, partial(decode_launch, layer, splits)
         yield name, partial(other_launches, layer)
-    if sweep:
-        layer = LAYERS["llama-3.1-8b"]
-        for tile, warps, stages in DECODE_SWEEP:
-            for splits in (1, 2, 4, 8, 16, 32):
-                yield "sweep", partial(decode_launch, layer, splits, tile, warps, stages)
-        for rows, tile, warps in PREFILL_SWEEP:
-            yield "sweep", partial(prefill_launch, layer, rows, tile, warps)
 
 
 def compile_only(capability: int) -> list[Any]:
@@ -237,7 +212,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools.campaign.precompile", description=__doc__)
     parser.add_argument("--capability", type=int, default=0, help="90 for an H100 [default: here]")
     parser.add_argument("--layers", default=",".join(LAYERS), help="names, with commas")
-    parser.add_argument("--no-sweep", action="store_true", help="without what timings compare")
     parser.add_argument("--describe", action="store_true", help="print registers, spills and so on")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args(words)
@@ -247,7 +221,7 @@ def main(words: Sequence[str] | None = None) -> int:
             parser.error("--capability: there is no GPU here to ask")
         capability = 10 * torch.cuda.get_device_capability()[0]
         capability += torch.cuda.get_device_capability()[1]
-    chosen = list(launches(given.layers.split(","), sweep=not given.no_sweep))
+    chosen = list(launches(given.layers.split(",")))
     wrong = 0
     for row in precompile(capability, chosen, given.jobs, describes=given.describe):
         wrong += "error" in row

@@ -63,8 +63,6 @@ def _missing(folder: Path) -> Iterator[Line]:
     if not any(folder.glob(PROFILES)):
         rows = "measured steps to refit" if any(folder.glob(STEPS)) else "nor measured steps"
         yield "MISSING", f"no profile of its own, {rows}", "a profile"
-    if record.get("left_out"):
-        yield "MISSING in the archive", ", ".join(record["left_out"]), "all files"
 
 
 def _checks(folder: Path) -> Iterator[Line]:
@@ -118,20 +116,14 @@ def _mixed_graphs(folder: Path) -> Iterator[Line]:
 
 
 def _attention(folder: Path) -> Iterator[Line]:
-    """Yield decode attention as run, and the best of the other cuts where that is faster by 5 %."""
+    """Yield decode attention, as a share of what a copy moves."""
     copy = _copy_rate(folder)
-    seen: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in _read(folder):
         if row["kernel"].startswith("decode") and row["us"]:
-            seen.setdefault((row["kernel"], row["rows"], row["context"]), []).append(row)
-    for (kernel, rows, context), cuts in seen.items():
-        share = float(cuts[0]["gb_s"]) / copy if copy else 0.0
-        best = min(cuts, key=lambda row: float(row["us"]))
-        wanted = f"{MIN_BANDWIDTH_SHARE:.0%}" if int(cuts[0]["tokens"]) >= MANY_TOKENS else ""
-        found = f"{float(cuts[0]['us']):.1f} us, {share:.0%} of copy"
-        if float(best["us"]) < 0.95 * float(cuts[0]["us"]):
-            found += f"; {best['variant']}: {float(best['us']):.1f}"
-        yield f"{kernel} {rows} x {context}", found, wanted
+            share = float(row["gb_s"]) / copy if copy else 0.0
+            wanted = f"{MIN_BANDWIDTH_SHARE:.0%}" if int(row["tokens"]) >= MANY_TOKENS else ""
+            found = f"{float(row['us']):.1f} us, {share:.0%} of copy"
+            yield f"{row['kernel']} {row['rows']} x {row['context']}", found, wanted
 
 
 def _prefill(folder: Path) -> Iterator[Line]:

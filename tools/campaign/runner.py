@@ -1,25 +1,21 @@
 """Carries out the parts of a campaign, each a process with a limit; writes down what came of it.
 
-Nothing is kept for the end: the record is written before and after each part, and an archive of
-the folder after each and every few seconds of one that runs.
+Nothing is kept for the end: the record is written before and after each part.
 """
 
+import contextlib
 import ctypes
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
@@ -31,9 +27,6 @@ GRACE_SECONDS = 15.0  # seconds that a part has to end once it is told to
 RECORD = "campaign.json"
 GRAPH_TOKENS = "graph-tokens.txt"  # as the timings leave it
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-MAX_BYTES = 15 << 20  # of an archive, lest a machine that gives back small files alone keeps it
-
-Keep = Callable[[], None]
 
 
 @dataclass
@@ -49,27 +42,17 @@ class Outcome:
 
 @dataclass
 class Campaign:
-    """A folder that is filled, what is told of it, and the archive that it is kept in.
-
-    `outcomes` are those of parts so far; a part that is among them as `ok` is not run again.
-    """
+    """A folder that is filled, what is told of it, and what became of its parts so far."""
 
     folder: Path
     about: Mapping[str, object] = field(default_factory=dict)
-    archive: Path | None = None
-    archive_s: float = 10.0  # seconds between two archives while a part runs
     outcomes: list[Outcome] = field(default_factory=list)
     with_retry: bool = False  # a part went well only with its `retry`: so will the next ones
-    left_out: list[str] = field(default_factory=list)  # files that the archive has no room for
 
     def run(self, parts: Sequence[Part], budget: float) -> list[Outcome]:
         """Run all parts one after the other within some seconds; give what became of each."""
         until = time.monotonic() + budget
-        done = {outcome.name for outcome in self.outcomes if outcome.status == "ok"}
-        self.outcomes = [outcome for outcome in self.outcomes if outcome.name in done]
         for part in parts:
-            if part.name in done:
-                continue
             print(f"{part.name} ...", flush=True)
             self.outcomes.append(Outcome(part.name, "running"))
             self.keep()
@@ -92,11 +75,10 @@ class Campaign:
         return second
 
     def keep(self) -> None:
-        """Write record and archive; what cannot be written is told, and the campaign goes on."""
+        """Write the record; where it cannot be written that is told, and the campaign goes on."""
+        record = {**self.about, "parts": [asdict(outcome) for outcome in self.outcomes]}
         try:
-            write_record(self.folder, self.outcomes, **self.about, left_out=self.left_out)
-            if self.archive is not None:
-                self.left_out = write_archive(self.folder, self.archive)
+            write_atomic(self.folder / RECORD, (json.dumps(record, indent=1) + "\n").encode())
         except HeadwayError as error:
             print(f"  {error}", flush=True)
 
@@ -118,7 +100,7 @@ def run_part(part: Part, campaign: Campaign, left: float, *, retry: bool = False
     log = folder / f"{part.name}.log"
     begun = time.monotonic()
     try:
-        code, ended = _wait(command, log, limit, campaign.keep, campaign.archive_s)
+        code, ended = _wait(command, log, limit)
     except OSError as error:
         return Outcome(part.name, "failed", note=str(error), command=command)
     seconds = time.monotonic() - begun
@@ -164,9 +146,7 @@ def set_aside(folder: Path, name: str) -> None:
         (folder / name).rename(folder / f"{name}-before-{number}")
 
 
-def _wait(
-    command: Sequence[str], log: Path, limit: float, keep: Keep, every: float
-) -> tuple[int, bool]:
+def _wait(command: Sequence[str], log: Path, limit: float) -> tuple[int, bool]:
     """Run a command into a log; give its exit code, and whether it had to be ended."""
     this = os.getpid()
     with log.open("ab") as out:
@@ -175,12 +155,8 @@ def _wait(
             start_new_session=True,
             preexec_fn=lambda: _prepare(this),  # noqa: PLW1509  # a campaign has one thread
         )  # fmt: skip
-    until = time.monotonic() + limit
-    while (left := until - time.monotonic()) > 0:
-        try:
-            return process.wait(min(left, every)), False
-        except subprocess.TimeoutExpired:
-            keep()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(limit), False
     for sign in (signal.SIGINT, signal.SIGKILL):  # the first lets it write down what it has
         os.killpg(process.pid, sign)
         try:
@@ -212,76 +188,3 @@ def die_with(parent: int) -> None:
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1][:160] if lines else "no output"
-
-
-def write_record(folder: Path, outcomes: Sequence[Outcome], **about: object) -> None:
-    """Write `campaign.json`: what is said about the campaign, and what became of each part."""
-    record = {**about, "parts": [asdict(outcome) for outcome in outcomes]}
-    write_atomic(folder / RECORD, (json.dumps(record, indent=1) + "\n").encode())
-
-
-def read_outcomes(folder: Path) -> list[Outcome]:
-    """Read what became of each part; HeadwayError where the record is damaged."""
-    try:
-        record = json.loads((folder / RECORD).read_text())
-        return [Outcome(**part) for part in record["parts"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HeadwayError(f"{folder / RECORD}: is no record of a campaign: {error}") from None
-
-
-# The folder in one file, which is all that may come back from a machine.
-
-
-def write_archive(folder: Path, path: Path, most: int = MAX_BYTES) -> list[str]:
-    """Pack a folder, also one whose files grow; return the names of files left out.
-
-    The archive appears whole or not at all, in place of the one before. Where it would be larger
-    than `most` bytes, the largest files stay out.
-    """
-    files = {}
-    for file in sorted(folder.rglob("*")):
-        try:
-            if file.is_file():
-                files[file.relative_to(folder).as_posix()] = file.read_bytes()
-        except OSError:  # it went away while we looked
-            continue
-    left_out: list[str] = []
-    while len(packed := _pack(files)) > most:
-        largest = max(files, key=lambda name: len(files[name]))
-        left_out.append(largest)
-        del files[largest]
-    write_atomic(path, packed)
-    return left_out
-
-
-def _pack(files: dict[str, bytes]) -> bytes:
-    """Return the bytes of a tar.gz."""
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w:gz", compresslevel=3) as out:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            out.addfile(entry, io.BytesIO(content))
-    return whole.getvalue()
-
-
-def unpack_archive(path: Path, folder: Path) -> None:
-    """Unpack what `write_archive` wrote; HeadwayError where it is damaged."""
-    try:
-        with tarfile.open(path, "r:gz") as packed:
-            packed.extractall(folder, filter="data")
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise HeadwayError(f"{path}: is no archive of a campaign: {error}") from None
-
-
-def read_record(path: Path, name: str) -> dict[str, Any]:
-    """Read a campaign's record out of its archive; HeadwayError where it is damaged."""
-    try:
-        with tarfile.open(path, "r:gz") as packed:
-            file = packed.extractfile(name)
-            record = json.load(file) if file is not None else None
-    except (OSError, EOFError, zlib.error, tarfile.TarError, KeyError, ValueError) as error:
-        raise HeadwayError(f"{path}: is no archive of a campaign: {error}") from None
-    if not isinstance(record, dict):
-        raise HeadwayError(f"{path}: is no archive of a campaign: {name} is no record of one")
-    return record

@@ -36,7 +36,6 @@ from tools.campaign.kernel_timings import (
     ceilings,
     decodes,
     fused,
-    gathers,
     matmuls,
     prefills,
 )
@@ -170,7 +169,6 @@ def kernel_sections(bench: Bench) -> list[Section]:
         ("prefill", lambda: prefills(bench, chunks)),
         ("fused", lambda: fused(bench, sizes)),
         ("matmuls", lambda: matmuls(bench, sizes)),
-        ("gathers", lambda: gathers(bench, chunks)),
     ]
 
 
