@@ -200,3 +200,59 @@ def test_what_is_wrong_is_named(put, text, wrong):
     with pytest.raises(HeadwayError) as caught:
         read_trace(put(text))
     assert wrong in str(caught.value)
+
+
+def copilot_call(second, prompt, output, cached, **more):
+    tokens = {"total": prompt + output, "prompt": prompt, "completion": output, "cached": cached}
+    return {
+        "message_id": f"m{second}",
+        "timestamp": f"2026-06-01T10:00:{second:02}.500Z",
+        "duration_ms": 2000.0,
+        "initiator_type": "agent",
+        "model": "Model A",
+        "result": "Success",
+        "status_code": "OK",
+        "tokens": tokens | {"cached_pct": 0.5},
+        "message_metadata": [],
+    } | more
+
+
+def test_sessions_of_copilot(put):
+    """A call waits for the answer before it and the tools; prompts share what was cached."""
+    batch = {"timestamp": "2026-06-01T10:00:02.500Z", "duration_ms": 1500.0, "function_calls": []}
+    turns = [
+        {
+            "turn_id": "t0",
+            "llm_calls": [copilot_call(0, 1000, 20, 600), copilot_call(4, 1200, 30, 990)],
+            "tool_batches": [batch],
+        },
+        {"turn_id": "t1", "llm_calls": [copilot_call(50, 1400, 9, 1250, result="UserCancel")]},
+        {"turn_id": "t2", "llm_calls": [copilot_call(55, 1400, 0, 0, result="UserCancel")]},
+    ]
+    other = [{"turn_id": "u", "llm_calls": [copilot_call(1, 700, 5, 600, model="Model B")]}]
+    sessions = [
+        {"session_id": k, "date": "2026-06-01", "turns": t} for k, t in enumerate([turns, other])
+    ]
+    path = put("\n".join(json.dumps(one) for one in sessions))
+    assert detect_format(path) == "copilot"
+    with pytest.warns(HeadwayWarning) as caught:
+        trace = read_trace(path)
+    trace.check()
+    assert [str(one.message).removeprefix(f"{path}: ") for one in caught] == [
+        "1 request left out: failed when recorded, or without output tokens",
+        "result: requests that were cancelled, and are played to their end: 1",
+        "model: the calls are for 2 models; one serves all",
+    ]
+    assert trace.prompt_tokens.tolist() == [1000, 700, 1200, 1400]
+    assert trace.after.tolist() == [-1, -1, 0, 2]
+    assert trace.delay.tolist() == pytest.approx([0, 0, 2, 44])
+    first, second, third, last = trace.segments
+    assert first[0] == second[0] == (("cached",), 600)
+    assert [sum(n for _, n in parts) for parts in trace.segments] == [1000, 700, 1200, 1400]
+    assert third[:2] == (first[0], (first[1][0], 390))
+    assert last[: len(third)] == third
+    assert len(read_trace(path, lanes=1)) == 4
+    broken = [{"turn_id": "t", "llm_calls": [copilot_call(0, 5, 5, 0, timestamp="soon")]}]
+    text = json.dumps({"session_id": "s", "turns": broken})
+    with pytest.raises(HeadwayError, match=":1: timestamp: 'soon' is not a date"):
+        read_trace(put(text))

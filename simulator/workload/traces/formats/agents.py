@@ -4,8 +4,8 @@ Each request is a `Call` with the time at which it was sent and answered. What i
 answer that came last before it, among those of its own session and of the sessions it started;
 what lies between, tools and thinking, becomes the delay after that answer. A play is a session
 with all that it started. With `lanes` so many plays run side by side, the next in a lane after
-the end of the one before, as in AIPerf's and AISimulate's agentic replays. The three formats are
-one file: they differ in their words alone.
+the end of the one before, as in AIPerf's and AISimulate's agentic replays.
+Dynamo's traces and Weka's are here; others that tell it in other words are beside this file.
 """
 
 import warnings
@@ -55,15 +55,6 @@ WEKA_USED = {
     **dict.fromkeys(("requests", "type", "status"), "session"),
 }
 WEKA_IDLE = ("think_time", "tool_tokens", "system_tokens")
-AGENTIC_USED = {
-    **dict.fromkeys(("timestamp", "created_time", "not_before_ms"), "arrival"),
-    **dict.fromkeys(("input_length", "input_tokens"), "prompt"),
-    **dict.fromkeys(("output_length", "output_tokens"), "output"),
-    **dict.fromkeys(("hash_ids", "block_size"), "prefix"),
-    **dict.fromkeys(("request_id", "wait_for", "dependencies"), "waits for"),
-    **dict.fromkeys(("delay", "delay_ms", "tool_wait_ms"), "delay"),
-    **dict.fromkeys(("play_id", "session_id"), "session"),
-}
 
 
 @dataclass(slots=True)
@@ -186,7 +177,7 @@ def _predecessors_first(order: Ints, after: Ints, path: Path, calls: list[Call])
     return np.array(found, np.int64)
 
 
-def _seconds(
+def seconds(
     row: Row, values: Mapping[str, Any], key: str, name: str = "", unit: float = 1.0
 ) -> float:
     """Return a time in s, NaN for none; what is wrong is told by `name`."""
@@ -199,7 +190,7 @@ def _seconds(
     return float(value) / unit
 
 
-def _tokens(row: Row, values: Mapping[str, Any], *names: str) -> int:
+def tokens(row: Row, values: Mapping[str, Any], *names: str) -> int:
     """Return a number of tokens, under the first name that there is; 0 where it is wrong."""
     name = next((name for name in names if values.get(name) is not None), names[0])
     value = values.get(name)
@@ -212,7 +203,7 @@ def _tokens(row: Row, values: Mapping[str, Any], *names: str) -> int:
     return 0
 
 
-def _contents(  # noqa: PLR0917
+def contents_of(  # noqa: PLR0917
     row: Row, blocks: HashBlocks, ids: object, prompt: int, name: str, number: int, scope: str = ""
 ) -> Segments | None:
     """Spell out call `number`'s prompt by its blocks; what lies beyond them is nobody else's."""
@@ -230,7 +221,7 @@ def _contents(  # noqa: PLR0917
     return (*found, (("tail", number), prompt - named)) if named < prompt else found
 
 
-def _block_size(row: Row, value: object, known: HashBlocks | None, name: str) -> HashBlocks | None:
+def block_size(row: Row, value: object, known: HashBlocks | None, name: str) -> HashBlocks | None:
     """Return the blocks of a size, all of one file alike."""
     if type(value) is not int or value < 1:
         row.add_problem(name, f"{short_repr(value)} is not a whole number of 1 or more")
@@ -268,20 +259,20 @@ def read_dynamo(path: Path, lanes: int | None = None) -> Table:
         replay = replay if isinstance(replay, dict) else {}
         if replay.get("input_sequence_hashes"):
             size = replay.get("trace_block_size")
-            blocks = _block_size(row, size, blocks, "replay.trace_block_size")
+            blocks = block_size(row, size, blocks, "replay.trace_block_size")
         values = request | {key: replay[key] for key in ("input_length",) if key in replay}
-        prompt = _tokens(row, values, "input_length", "input_tokens")
-        output = _tokens(row, request, "output_tokens")
-        start = _seconds(row, request, "request_received_ms", unit=1e3)
-        took = _seconds(row, request, "total_time_ms", unit=1e3)
+        prompt = tokens(row, values, "input_length", "input_tokens")
+        output = tokens(row, request, "output_tokens")
+        start = seconds(row, request, "request_received_ms", unit=1e3)
+        took = seconds(row, request, "total_time_ms", unit=1e3)
         end = start + took
         if isnan(took):
-            end = _seconds(row, record, "event_time_unix_ms", unit=1e3)
+            end = seconds(row, record, "event_time_unix_ms", unit=1e3)
         if isnan(start) and not row.wrong:
             row.add_problem("request_received_ms", "missing")
         contents, key = None, "input_sequence_hashes"
         if blocks:
-            contents = _contents(row, blocks, replay.get(key), prompt, key, len(found.calls))
+            contents = contents_of(row, blocks, replay.get(key), prompt, key, len(found.calls))
         context = record.get("agent_context")
         session: Hashable = ("request", row.line)
         if isinstance(context, dict):
@@ -317,9 +308,9 @@ def read_weka(path: Path, lanes: int | None = None) -> Table:
     relative = any(
         isinstance(inner.get("t"), int | float) and inner["t"] < entry["t"]
         for _, play in plays
-        for entry in _objects_of(play)
+        for entry in objects_of(play)
         if isinstance(entry.get("t"), int | float)
-        for inner in _objects_of(entry)
+        for inner in objects_of(entry)
     )
     found = Recording(Keys(WEKA_USED, WEKA_IDLE))
     blocks: dict[int, HashBlocks] = {}
@@ -349,8 +340,9 @@ def _plays(path: Path, problems: Problems) -> Iterator[tuple[Row, dict[str, Any]
     yield Row(places[0] if places else 1, whole, problems), whole
 
 
-def _objects_of(play: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = play.get("requests")
+def objects_of(play: Mapping[str, Any], key: str = "requests") -> list[dict[str, Any]]:
+    """Return the objects in the list under a key; what is none is nobody's."""
+    found = play.get(key)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
@@ -377,7 +369,7 @@ class _Plays:
                 row.add_problem(name[:-1], "not an object")
                 continue
             found.keys.meet(one)
-            start = _seconds(row, one, "t", f"{name}t")
+            start = seconds(row, one, "t", f"{name}t")
             if isnan(start):
                 row.add_problem(f"{name}t", "missing")
             elif one.get("type") == "subagent":
@@ -387,85 +379,13 @@ class _Plays:
                     found.background.add(child)
                 self.add(one, child, begun + start if self.relative else 0.0)
             elif one.get("out"):  # else it was cancelled, or only asked how long its prompt is
-                prompt, output = _tokens(row, one, "in"), _tokens(row, one, "out")
-                end = begun + start + _seconds(row, one, "api_time", f"{name}api_time")
+                prompt, output = tokens(row, one, "in"), tokens(row, one, "out")
+                end = begun + start + seconds(row, one, "api_time", f"{name}api_time")
                 place = f"{name}hash_ids", len(found.calls), self.scope
-                contents = _contents(row, self.blocks, one.get("hash_ids"), prompt, *place)
+                contents = contents_of(row, self.blocks, one.get("hash_ids"), prompt, *place)
                 found.calls.append(
                     Call(row.line, begun + start, end, prompt, output, contents, session)
                 )
-
-
-def read_agentic_mooncake(
-    path: Path, hash_block_size: int = 512, lanes: int | None = None
-) -> Table:
-    """Read Dynamo's agentic Mooncake JSONL: requests that name those whose answers they wait for.
-
-    In its first version `wait_for`, `delay` and `tool_wait_ms`, in its second, behind a header,
-    `dependencies` and `not_before_ms`; times in ms.
-    """
-    problems = Problems(path)
-    found = Recording(Keys(AGENTIC_USED))
-    blocks = HashBlocks(hash_block_size)
-    waits: list[list[str]] = []
-    names: dict[str, int] = {}
-    for row in rows(path, problems):
-        values = row.values
-        found.keys.meet(values)
-        if "schema" in values:
-            blocks = _block_size(row, values.get("block_size"), None, "block_size") or blocks
-            continue
-        name = values.get("request_id")
-        if not isinstance(name, str) or name in names:
-            wrong = "given twice" if name in names else "missing, or not a text"
-            row.add_problem("request_id", wrong)
-            continue
-        prompt = _tokens(row, values, "input_length", "input_tokens")
-        output = _tokens(row, values, "output_length", "output_tokens")
-        key = next(
-            (k for k in ("timestamp", "created_time", "not_before_ms") if k in values), "timestamp"
-        )
-        start = _seconds(row, values, key, unit=1e3)
-        wanted, delay = _dependencies(row, values)
-        if isnan(start) and not wanted and not row.wrong:
-            row.add_problem("timestamp", "missing, and no wait_for")
-        ids, number = values.get("hash_ids"), len(found.calls)
-        contents = _contents(row, blocks, ids, prompt, "hash_ids", number)
-        if not row.wrong:
-            session = str(values.get("play_id") or values.get("session_id") or name)
-            call = Call(row.line, start, nan, prompt, output, contents, session, delay=delay)
-            names[name] = len(found.calls)
-            found.calls.append(call)
-            waits.append(wanted)
-    for call, wanted in zip(found.calls, waits, strict=True):
-        for name in wanted:
-            if name in names:
-                call.waits.append(names[name])
-            else:
-                problems.add(call.line, "wait_for", f"no request {short_repr(name)}")
-    problems.stop()
-    if lanes is not None:
-        latest = 0.0
-        for call in found.calls:  # without a time that of the line before: plays need an order
-            call.start = latest = latest if isnan(call.start) else call.start
-    return found.table(path, lanes)
-
-
-def _dependencies(row: Row, values: Mapping[str, Any]) -> tuple[list[str], float]:
-    """Return which requests one waits for, and how long it waits then, s."""
-    typed = values.get("dependencies")
-    wanted = values.get("wait_for") or []
-    delays = [_seconds(row, values, key, unit=1e3) for key in ("delay", "delay_ms", "tool_wait_ms")]
-    if typed:
-        if not isinstance(typed, list) or not all(isinstance(one, dict) for one in typed):
-            row.add_problem("dependencies", "not a list of objects")
-            return [], 0.0
-        wanted = [one.get("request_id") for one in typed]
-        delays = [_seconds(row, typed[-1], "delay_ms", "dependencies.delay_ms", 1e3)]
-    if not isinstance(wanted, list) or not all(isinstance(one, str) for one in wanted):
-        row.add_problem("wait_for", "not a list of names")
-        return [], 0.0
-    return wanted, sum(delay for delay in delays if not isnan(delay))
 
 
 def _is_dynamo(first: Mapping[str, Any]) -> bool:
@@ -492,19 +412,4 @@ WEKA = Format(
     ("lanes",),
     used=WEKA_USED,
     idle=WEKA_IDLE,
-)
-AGENTIC_MOONCAKE = Format(
-    "agentic_mooncake",
-    'JSONL: {"request_id": .., "input_length": .., "wait_for": [..], "tool_wait_ms": ..}',
-    lambda head: (
-        (
-            "request_id" in head.keys
-            and bool({"input_length", "input_tokens"} & head.keys)
-            and bool({"hash_ids", "wait_for", "play_id"} & head.keys)
-        )
-        or str(head.first.get("schema", "")).startswith("dynamo.agentic_mooncake")
-    ),
-    read_agentic_mooncake,
-    ("hash_block_size", "lanes"),
-    used=AGENTIC_USED,
 )
