@@ -211,3 +211,40 @@ def test_times_without_a_unit_that_are_hardly_seconds(put):
     with pytest.warns(HeadwayWarning, match="one request in 500 s, if its times are seconds"):
         read_trace(path, columns="arrival=t,prompt=n,output=m")
     assert read_trace(path, columns="arrival=t:ms,prompt=n,output=m").arrival[-1] == 4
+
+
+def test_agentperfbench(put):
+    """Sent when the client's semaphore let it; the turns of a session share their beginnings."""
+    row = {
+        "success": True,
+        "ttft_ms": 100.0,
+        "tpot_ms": 20.0,
+        "itl_ms": [20.0] * 4,
+        "e2el_ms": 180.0,
+        "input_tokens": 100,
+        "output_tokens": 5,
+        "error": None,
+        "max_tokens_requested": 64,
+        "dispatch_started_at_ms": 0.0,
+        "client_queue_wait_ms": 0.0,
+        "cached_context_tokens": 96,
+    }
+    later = {"turn_index": 1, "semaphore_acquired_at_ms": 400.0, "input_tokens": 150}
+    rows = [
+        row | {"session_id": 3, "turn_index": 0, "semaphore_acquired_at_ms": 0.0},
+        row | {"session_id": 4, "turn_index": 0, "semaphore_acquired_at_ms": 200.0},
+        row | {"session_id": 3} | later,
+        row | {"session_id": 4, "success": False, "error": "timeout", "output_tokens": 0} | later,
+    ]
+    path = put(json.dumps({"config": {}, "summary": {}, "per_request": rows}, indent=1))
+    assert detect_format(path) == "agentperfbench"
+    with pytest.warns(HeadwayWarning) as caught:
+        trace = read_trace(path)
+    assert len(caught) == 1
+    assert trace.arrival == pytest.approx([0, 0.2, 0.4])
+    assert trace.max_tokens.tolist() == [64] * 3
+    assert trace.segments[2][:2] == ((("in", 0, 0), 100), (("out", 0), 5))
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
+        found = read_requests(path)
+    assert found.ttft == pytest.approx([0.1] * 3)
+    assert found.e2el == pytest.approx([0.18] * 3)

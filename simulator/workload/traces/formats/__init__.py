@@ -22,6 +22,7 @@ _PLACES = {
     "llmservingsim": "mooncake:LLMSERVINGSIM",
     "vllm_bench": "load_generators:VLLM_BENCH",
     "trtllm_bench": "load_generators:TRTLLM_BENCH",
+    "agentperfbench": "load_generators:AGENTPERFBENCH",
     "guidellm": "load_generators:GUIDELLM",
     "aiperf": "load_generators:AIPERF",
     "inference_perf": "load_generators:INFERENCE_PERF",

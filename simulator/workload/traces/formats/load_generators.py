@@ -177,6 +177,37 @@ TRTLLM_BENCH = _format(
 )
 """What trtllm-bench notes of its requests, in ns of a clock of its own."""
 
+
+def _agentperfbench(path: Path, problems: Problems) -> Iterator[Found]:
+    """Yield the requests; their clients' semaphore, not their plan, says when they were sent."""
+    text = read_text(path)
+    parse(path, text)
+    yield from flat_objects(text, ("per_request",), problems)
+
+
+AGENTPERFBENCH = _format(
+    "agentperfbench",
+    "JSON of AgentPerfBench: {config, summary, per_request: [..]}",
+    lambda head: {"summary", "per_request"} <= head.keys,
+    _agentperfbench,
+    {
+        "arrival": source("semaphore_acquired_at_ms", "dispatch_started_at_ms", unit="ms"),
+        "ttft": source("ttft_ms", unit="ms"),
+        "tpot": source("tpot_ms", unit="ms"),
+        "e2el": source("e2el_ms", unit="ms"),
+        "prompt": source("input_tokens"),
+        "output": source("output_tokens"),
+        "max_tokens": source("max_tokens_requested"),
+        "prefix": source("session_id"),
+        "turn": source("turn_index"),
+        "success": source("success"),
+        "error": source("error"),
+    },
+    *("itl_ms", "request_index", "message_count", "prompt_chars", "*_at_ms", "client_*", "cache_*"),
+    *("*context_tokens", "*prefill_tokens", "metadata*", "workload_*", "source_*"),
+)
+"""What AgentPerfBench writes of each request; a session's turns begin with those before them."""
+
 BENCH_COLUMNS = {
     "arrival": source("start_times", unit="s"),
     "prompt": source("input_lens"),
