@@ -131,7 +131,7 @@ def read_config(path: Path) -> ModelSpec:
     whole = _object(path, text)
     beside = path.with_name("hf_quant_config.json")
     if beside.is_file() and not _says_formats(whole):
-        whole["quantization_config"] = _object(beside, read_text(beside)).get("quantization")
+        whole["quantization_config"] = _read_beside(beside)
     raw = whole
     if isinstance(text_config := whole.get("text_config"), dict):
         raw = {key: whole[key] for key in OUTER if key in whole} | text_config
@@ -149,6 +149,17 @@ def read_config(path: Path) -> ModelSpec:
         raise HeadwayError(
             f"{path}{_line(text, message)}: {message}" for message in messages
         ) from None
+
+
+def _read_beside(path: Path) -> object:
+    """Return what ModelOpt's own file says of the formats, if it can be understood."""
+    found = _object(path, read_text(path)).get("quantization")
+    try:
+        read_quantization(found)
+    except ValueError as error:
+        told = str(error).removeprefix("quantization_config: ")
+        raise HeadwayError(f"{path}: quantization: {told}") from None
+    return found
 
 
 def _object(path: Path, text: str) -> dict[str, Any]:

@@ -21,7 +21,6 @@ MXFP4_OUTER, MXFP4_INNER = 256, 128
 the two)."""
 SECTIONS = 4  # times as many angles where pictures have positions of their own (MRotaryEmbedding)
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
-MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 class Sharing(NamedTuple):

@@ -131,7 +131,15 @@ def read_quantization(config: object) -> Quantization | None:
             f"quantization_config: quant_method {method!r} is not known; there are "
             f"{', '.join(READERS)}. Without this key, engine.quantization says what the weights are"
         )
-    return READERS[method](config)
+    found = READERS[method](config)
+    try:
+        for names in (found.ignored, *(rule.names for rule in found.rules)):
+            _patterns(names)
+    except re.error as error:
+        raise ValueError(
+            f"quantization_config: {short_repr(error.pattern)} is no regular expression: {error}"
+        ) from None
+    return found
 
 
 def _names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
@@ -141,36 +149,61 @@ def _names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
     return tuple(map(str, found))
 
 
+def _mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = config.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"quantization_config: {key} must be a mapping, not {short_repr(found)}")
+    return found
+
+
+def _whole(config: Mapping[str, Any], key: str, default: int) -> int:
+    found = default if config.get(key) is None else config[key]
+    if isinstance(found, bool) or not isinstance(found, int):
+        what = f"must be a whole number, not {short_repr(found)}"
+        raise ValueError(f"quantization_config: {key} {what}")
+    return found
+
+
+def _fp8_of(config: Mapping[str, Any], key: str) -> Format:
+    """Return the format of 8 bits: by blocks of the rows and columns at a key, else by rows."""
+    block = config.get(key)
+    if block is None:
+        return FORMATS["fp8"]
+    match block:
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return Format("fp8", 8, 4, columns, rows)
+    what = f"must be two positive whole numbers, not {short_repr(block)}"
+    raise ValueError(f"quantization_config: {key} {what}")
+
+
 def _fp8(config: Mapping[str, Any]) -> Quantization:
-    block = config.get("weight_block_size")
-    found = FORMATS["fp8"]
-    if isinstance(block, list) and len(block) == 2:
-        found = Format("fp8", 8, 4, int(block[1]), int(block[0]))
+    found = _fp8_of(config, "weight_block_size")
     ignored = _names(config, "modules_to_not_convert", "ignored_layers")
     return Quantization("fp8", (Rule((), found),), ignored)
 
 
 def _grouped(config: Mapping[str, Any]) -> Quantization:
     """Read AWQ's and GPTQ's: scales in 16 bits, zero points as wide as the weights."""
-    found = _integers(config.get("bits", config.get("w_bit")), config.get("group_size", 128), True)
+    bits, size = config.get("bits", config.get("w_bit")), _whole(config, "group_size", 128)
+    found = _integers(bits, size, True)
     rules: list[Rule] = []
-    dynamic = config.get("dynamic") or {}
-    for name, change in dynamic.items() if isinstance(dynamic, Mapping) else ():
+    dynamic = _mapping(config, "dynamic")
+    for name in dynamic:
         own = None
         if not name.startswith("-:"):
-            size = change.get("group_size", config.get("group_size", 128))
-            own = _integers(change.get("bits", config.get("bits")), size, True)
+            change = _mapping(dynamic, name)
+            own = _integers(change.get("bits", bits), _whole(change, "group_size", size), True)
         rules.append(Rule((f"re:{name[2:] if name[:2] in ('-:', '+:') else name}",), own))
     head = (Rule(("lm_head",), found),) if config.get("lm_head") else ()
     ignored = _names(config, "modules_to_not_convert")
     return Quantization(found.word, (*rules, *head, Rule((), found)), ignored)
 
 
-def _integers(bits: object, group: object, zeros: bool) -> Format:
-    if bits not in (4, 8):
-        raise ValueError(f"quantization_config: weights of {bits} bits are not supported")
-    size = group if isinstance(group, int) and group > 0 else 0
-    return Format(f"int{bits}", bits, 2 + zeros * bits / 8, size)
+def _integers(bits: object, group: int, zeros: bool) -> Format:
+    if not isinstance(bits, int) or bits not in (4, 8):
+        told = short_repr(bits)
+        raise ValueError(f"quantization_config: weights of {told} bits are not supported")
+    return Format(f"int{bits}", bits, 2 + zeros * bits / 8, max(group, 0))
 
 
 def _mxfp4(config: Mapping[str, Any]) -> Quantization:
@@ -191,11 +224,8 @@ def _modelopt(config: Mapping[str, Any]) -> Quantization:
     dtype = "fp8" if cached else ""
     algorithm = str(config.get("quant_algo", ""))
     if algorithm == "MIXED_PRECISION":
-        layers = config.get("quantized_layers") or {}
-        formats = {
-            name: _algorithm(str(one.get("quant_algo")), one.get("group_size"))
-            for name, one in layers.items()
-        }
+        layers = _mapping(config, "quantized_layers")
+        formats = {name: _algorithm(_mapping(layers, name)) for name in layers}
         rules = tuple(
             Rule(tuple(name for name, own in formats.items() if own == found), found)
             for found in dict.fromkeys(formats.values())
@@ -207,16 +237,16 @@ def _modelopt(config: Mapping[str, Any]) -> Quantization:
         return Quantization(most.format.word, rules, ignored, dtype)
     if not algorithm and config.get("config_groups"):
         return _compressed(config)._replace(cache=dtype)
-    found = _algorithm(algorithm, config.get("group_size"))
+    found = _algorithm(config)
     return Quantization(found.word, (Rule((), found),), ignored, dtype)
 
 
-def _algorithm(name: str, group: object) -> Format:
-    if "NVFP4" in name or "FP4" in name:
-        size = group if isinstance(group, int) and group else 16
-        return Format("nvfp4", 4, 1, size)
+def _algorithm(config: Mapping[str, Any]) -> Format:
+    name = str(config.get("quant_algo") or "")
+    if "FP4" in name:
+        return Format("nvfp4", 4, 1, _whole(config, "group_size", 16))
     if name in ("W4A16_AWQ", "W4A8_AWQ"):
-        return Format("int4", 4, 2, group if isinstance(group, int) and group else 128)
+        return Format("int4", 4, 2, _whole(config, "group_size", 128))
     if name in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", ""):
         return FORMATS["fp8"]
     if name in ("FP8_PB_WO", "FP8_PB_REAL"):
@@ -228,11 +258,11 @@ def _algorithm(name: str, group: object) -> Format:
 
 def _compressed(config: Mapping[str, Any]) -> Quantization:
     """Read compressed-tensors': groups of modules by class, name or pattern."""
-    groups = config.get("config_groups")
+    groups = _mapping(config, "config_groups")
     rules = []
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if not isinstance(weights, Mapping):
+    for key in groups:
+        group = _mapping(groups, key)
+        if not (weights := _mapping(group, "weights")):
             continue
         targets = _names(group, "targets")
         named = tuple(name for name in targets if name not in ("Linear", "RowParallelLinear"))
@@ -248,15 +278,12 @@ def _compressed(config: Mapping[str, Any]) -> Quantization:
 
 
 def _weights(weights: Mapping[str, Any]) -> Format:
-    bits, group = weights.get("num_bits", weights.get("bits")), weights.get("group_size") or 0
-    block = weights.get("block_structure")
+    bits, group = weights.get("num_bits", weights.get("bits")), _whole(weights, "group_size", 0)
     if weights.get("type") == "float":
         if bits == 4:
             return FORMATS["mxfp4" if group == 32 else "nvfp4"]
-        if bits == 8 and isinstance(block, list) and len(block) == 2:
-            return Format("fp8", 8, 4, int(block[1]), int(block[0]))
         if bits == 8:
-            return FORMATS["fp8"]
+            return _fp8_of(weights, "block_structure")
     if bits == 8 and group <= 0:
         return FORMATS["int8"]
     return _integers(bits, group, weights.get("symmetric") is False)

@@ -108,3 +108,39 @@ def test_a_router_and_a_head_stay_in_16_bits(tmp_path: Path) -> None:
     linear = int(model.linear_parameters(4)) - routers
     rest = model.parameters - linear
     assert model.weight_bytes() == linear + 4 * rows + 2 * rest
+
+
+GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP}}
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [0, 0]}, "weight_block_size must be two"),
+        ({"quant_method": "fp8", "weight_block_size": ["a", 2]}, "weight_block_size must be two"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "x"}, "group_size must be a whole"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": 5}}, r"\+:a must be a mapping"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "no regular expression"),
+        ({"quant_method": "awq", "bits": "4"}, "weights of '4' bits"),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": 3}},
+            "x must be a mapping, not 3",
+        ),
+        (COMPRESSED | {"ignore": ["re:("]}, "no regular expression"),
+        (COMPRESSED | {"config_groups": {"g": 1}}, "g must be a mapping"),
+        (COMPRESSED | {"config_groups": [1]}, "config_groups must be a mapping"),
+    ],
+)
+def test_what_cannot_be_read_is_said(config: dict[str, object], why: str) -> None:
+    """Most of these were tracebacks."""
+    with pytest.raises(ValueError, match=f"quantization_config: .*{why}"):
+        read_quantization(config)
+
+
+def test_what_is_wrong_in_modelopts_own_file_names_it(tmp_path: Path) -> None:
+    """It was config.json that was blamed."""
+    path = write_config(tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": [1]}')
+    with pytest.raises(ValueError, match=r"hf_quant_config\.json: quantization: must be a mapping"):
+        load_model(path)
