@@ -394,7 +394,9 @@ def _run_replications(scenario: "Scenario", folder: Path, count: int, options: R
         print(replications.run_intervals(scenario.name, found))
         print(*scenario_cost_lines([scenario.name], [scenario]), sep="\n")
         _print_written(folder, [file.name for file in files])
-    return 0
+    return int(
+        any(run["num_prompts"] for run in runs[0]) and not any(run["completed"] for run in runs[0])
+    )
 
 
 def _print_written(folder: Path, names: list[str]) -> None:

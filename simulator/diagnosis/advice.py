@@ -324,6 +324,9 @@ class Advisor:
             if self._blocks(**{one.key.rpartition(".")[2]: one.to}) >= needed
         ]
         offers = [*self._reservations(), *(one for one in self._override() if one.to >= needed)]
+        now = engine.num_gpu_blocks_override
+        if now is not None and not offers and self._blocks(num_gpu_blocks_override=None) >= needed:
+            offers = [turn(self.key("num_gpu_blocks_override"), now, None)]
         if enough or offers or self.scenario.cost or engine.num_gpu_blocks_override is not None:
             return [*offers, *enough]
         least = least_change(self.scenario, self.spec.model, self.spec.gpu, needed)

@@ -151,9 +151,13 @@ CONSTANT = (
 def estimates(runs: Sequence[MetricValues]) -> dict[str, Estimate]:
     """Estimate every metric of a comparison that all replications have.
 
-    None can be below 0, and a share not above 1: their intervals end there.
+    None can be below 0, and a share not above 1: their intervals end there. A replication in which
+    no request completed has no latencies.
     """
-    found = columns(runs, _keys([*BY_KEY, DOLLARS.key], runs))
+    keys = _keys([*BY_KEY, DOLLARS.key], runs)
+    if any(run.get("completed") == 0 for run in runs):
+        keys = [key for key in keys if "_ms" not in key]
+    found = columns(runs, keys)
     return {key: _within_limits(key, estimate(values)) for key, values in found.items()}
 
 

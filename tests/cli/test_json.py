@@ -31,6 +31,16 @@ def test_replications_print_their_intervals(tmp_path: Path, capsys) -> None:
     assert printed(capsys, *words)["replications"] == 2
 
 
+def test_replications_that_complete_nothing_have_no_latencies(tmp_path: Path, capsys) -> None:
+    """All requests are rejected: the exit code is 1, and no mean TTFT of 0 ms is stated."""
+    few = ("--set", "engine.num_gpu_blocks_override=2", "--replications", "2")
+    assert main(["run", "demo", *SMALL, *few, "--out", str(tmp_path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["metrics"]
+    assert found["completed"]["mean"] == 0
+    assert found["failed"]["mean"] == 20
+    assert not [key for key in found if "_ms" in key]
+
+
 @pytest.mark.parametrize("verb", ["compare", "sweep"])
 def test_many_runs_print_a_row_each(tmp_path: Path, capsys, verb: str) -> None:
     vary = ["--vary", "engine.max_num_seqs=1,8"]

@@ -41,6 +41,15 @@ def test_what_was_rejected_comes_first_and_a_key_makes_it_fit(write: Any) -> Non
         assert after["headway"]["rejected"] == 0, one
 
 
+def test_blocks_that_an_override_withholds_are_advised(write: Any) -> None:
+    """The GPU has room for the requests: its own number of blocks is what to set."""
+    few = "engine.num_gpu_blocks_override=10"
+    _, found = findings(write, few, "workload.input_len=500", "model=tiny-test")
+    assert "No single key" not in found[0]["text"]
+    (advice,) = found[0]["advice"]
+    assert (advice["key"], advice["to"]) == ("engine.num_gpu_blocks_override", None)
+
+
 def test_a_level_says_of_how_many_requests_it_is(write: Any) -> None:
     """P99 over those that were served is no verdict on the others."""
     summary, _ = findings(write)
