@@ -82,7 +82,9 @@ def _call(row: Row, values: Mapping[str, Any], session: str) -> Call | None:
     except ValueError:
         row.add_problem("timestamp", f"{short_repr(values.get('timestamp'))} {NO_DATE}")
         return None
-    return None if row.wrong else Call(row.line, start, start + took, prompt, output, None, session)
+    if row.wrong:
+        return None
+    return Call(row.line, start, start + took, prompt, output, segments=None, session=session)
 
 
 def _share(found: Recording, calls: list[tuple[Call, int]]) -> None:
@@ -106,7 +108,7 @@ FORMAT = Format(
     'JSONL: {"session_id": .., "turns": [{"llm_calls": [..], "tool_batches": [..]}]}',
     lambda head: {"session_id", "turns"} <= head.keys,
     read,
-    ("lanes",),
+    options=("lanes",),
     used=USED,
     idle=IDLE,
 )

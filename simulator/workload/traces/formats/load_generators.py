@@ -44,7 +44,8 @@ def _format(
     detect: Callable[[Head], bool],
     requests: Requests,
     sources: Sources,
-    *idle: str,
+    *,
+    idle: tuple[str, ...] = (),
 ) -> Format:
     read = partial(_read, requests=requests, sources=sources, idle=idle)
     return Format(name, begins, detect, read, used=used_as(sources), idle=idle)
@@ -79,8 +80,14 @@ AIPERF = _format(
         "turn": source("metadata.turn_index"),
         "error": source("error", "metadata.was_cancelled"),
     },
-    *("metrics.*", "error.*", "metadata.session_num", "metadata.*_ns", "metadata.benchmark_phase"),
-    "metadata.context_overflow_skip",
+    idle=(
+        "metrics.*",
+        "error.*",
+        "metadata.session_num",
+        "metadata.*_ns",
+        "metadata.benchmark_phase",
+        "metadata.context_overflow_skip",
+    ),
 )
 """AIPerf's `profile_export.jsonl`: moments in ns since 1970, lengths of time in ms."""
 
@@ -114,8 +121,17 @@ GUIDELLM = _format(
         "turn": source("info.turn_index"),
         "error": source("failed"),
     },
-    *("info.timings.*", "info.history_len", "info.preceding_nodes", "*_delay", "*tokens_per_*"),
-    *("time_*_ms", "*.text_words", "*.text_characters", "type_"),
+    idle=(
+        "info.timings.*",
+        "info.history_len",
+        "info.preceding_nodes",
+        "*_delay",
+        "*tokens_per_*",
+        "time_*_ms",
+        "*.text_words",
+        "*.text_characters",
+        "type_",
+    ),
 )
 """guidellm's `benchmarks.json`: moments are seconds since 1970; what guidellm cancelled at the end
 of a benchmark is told as incomplete."""
@@ -172,8 +188,15 @@ TRTLLM_BENCH = _format(
         "output": source("num_output_tokens"),
         "error": source("error_tokens"),
     },
-    *("tokens", "decode_iteration", "num_generated_tokens", "generation_time"),
-    *("intertoken_latency", "end_to_end_latency", "time_to_first_token"),
+    idle=(
+        "tokens",
+        "decode_iteration",
+        "num_generated_tokens",
+        "generation_time",
+        "intertoken_latency",
+        "end_to_end_latency",
+        "time_to_first_token",
+    ),
 )
 """What trtllm-bench notes of its requests, in ns of a clock of its own."""
 
@@ -203,8 +226,20 @@ AGENTPERFBENCH = _format(
         "success": source("success"),
         "error": source("error"),
     },
-    *("itl_ms", "request_index", "message_count", "prompt_chars", "*_at_ms", "client_*", "cache_*"),
-    *("*context_tokens", "*prefill_tokens", "metadata*", "workload_*", "source_*"),
+    idle=(
+        "itl_ms",
+        "request_index",
+        "message_count",
+        "prompt_chars",
+        "*_at_ms",
+        "client_*",
+        "cache_*",
+        "*context_tokens",
+        "*prefill_tokens",
+        "metadata*",
+        "workload_*",
+        "source_*",
+    ),
 )
 """What AgentPerfBench writes of each request; a session's turns begin with those before them."""
 
