@@ -75,7 +75,10 @@ def plan(  # more than 80 lines: 50 are its options
         int | None, silent("try so many of the combinations, chosen by Optuna")
     ] = None,
     jobs: Workers = None,
-    out: Annotated[Path | None, silent("folder for the files [default: out/NAME-plan]")] = None,
+    out: Annotated[
+        Path | None,
+        silent("folder for the files [default: out/NAME-plan; -plan-2 ... for other questions]"),
+    ] = None,
     deploy: Annotated[
         Path | None, silent("folder for files that deploy the best: Kubernetes, Helm values")
     ] = None,
@@ -91,6 +94,7 @@ def plan(  # more than 80 lines: 50 are its options
     from simulator.planning.buy_report import buying_problem, find_offers, wanted_gpus
     from simulator.planning.journal import open_journal
     from simulator.planning.plan import JOURNAL, Runs, find_best
+    from simulator.planning.plan_folder import choose_folder, question_key
     from simulator.planning.plan_report import plan_table, write_plan
     from simulator.planning.problem import PlanOptions, make_problem
     from simulator.scenario.load import load_scenario
@@ -117,7 +121,8 @@ def plan(  # more than 80 lines: 50 are its options
     else:
         problem = make_problem(scenario, options, settings.overrides, settings.seed)
         find = partial(find_best, problem, optuna)
-    folder = check_folder(out or Path("out") / f"{problem.name}-plan")
+    question = question_key(problem, buy, gpus, precision, optuna)
+    folder = check_folder(choose_folder(out, problem.name, question))
     if deploy is not None:
         check_folder(deploy, option="--deploy")
     rising = not problem.searches_rate
@@ -129,7 +134,7 @@ def plan(  # more than 80 lines: 50 are its options
         ):
             candidates, best, told = find(Runs(jobs, progress, journal))
             journal.check()
-            files = write_plan(problem, candidates, best, folder, told)
+            files = write_plan(problem, candidates, best, folder, told, question=question)
             if deploy is not None:
                 files += import_module(DEPLOYMENT).write_deployment(
                     load_scenario(folder / "best.yaml"), deploy

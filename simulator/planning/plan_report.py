@@ -11,6 +11,7 @@ from simulator.planning.candidate import Candidate, looked_at, result_row
 from simulator.planning.design import axes_of, fold_errors
 from simulator.planning.journal import open_journal
 from simulator.planning.plan import JOURNAL, Runs, choose_best, find_best
+from simulator.planning.plan_folder import choose_folder, question_key
 from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem, scales
 from simulator.planning.runs import encode_csv, scenario_cost_lines
 from simulator.planning.search import PlannedRun, not_monotone
@@ -259,11 +260,13 @@ def plan(
     items = [f"{key}={','.join(values)}" for key, values in axes_of(vary)]
     options = PlanOptions([*slo] or None, items or None, fewest, cheapest)
     problem = make_problem(scenario, options, overrides, seed)
-    kept = nullcontext(None) if out is None else open_journal(Path(out) / JOURNAL)
+    question = question_key(problem)
+    folder = None if out is None else choose_folder(Path(out), problem.name, question)
+    kept = nullcontext(None) if folder is None else open_journal(folder / JOURNAL)
     with kept as journal, use_backend(backend, jobs, address):
         candidates, best, _ = find_best(problem, None, Runs(jobs, journal=journal))
-    if out is not None:
-        write_plan(problem, candidates, best, Path(out))
+    if folder is not None:
+        write_plan(problem, candidates, best, folder, question=question)
     ordered = [best, *(c for c in candidates if c is not best)]
     return pd.DataFrame([result_row(problem, candidate) for candidate in ordered])
 
@@ -274,11 +277,17 @@ def write_plan(
     best: Candidate,
     out: Path,
     answer: Sequence[str] = (),
+    *,
+    question: str | None = None,
 ) -> list[Path]:
-    """Write the answer, and what is to be said of it beside the table; all files or none."""
+    """Write the answer, and what is to be said of it beside the table; all files or none.
+
+    `question` is that of `question_key`: who asks another one later does not write over it.
+    """
     rows = [result_row(problem, candidate) for candidate in candidates]
     flat = [{key: one for key, one in row.items() if key != "verdicts"} for row in rows]
     report = {
+        "question": question,
         "slo": [slo.text for slo in problem.criteria.slos],
         "searched": problem.key or None,
         **({"pods": problem.pods} if problem.pods > 1 else {}),
