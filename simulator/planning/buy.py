@@ -15,7 +15,7 @@ from math import inf
 from simulator.cluster.config import MOST_REPLICAS
 from simulator.costs.noise import QUANTILE
 from simulator.models.gpus import Gpu
-from simulator.planning.market import Market, Offer, money, ranked_offers
+from simulator.planning.market import NEAR, Market, Offer, by_headroom, money, ranked_offers
 from simulator.planning.measure import Change
 from simulator.planning.plan import Runs, none_holds, search_all
 from simulator.planning.problem import PlanProblem
@@ -35,7 +35,7 @@ DEARER = 1.2
 class Answer:
     """What to buy, and what else was looked at."""
 
-    ranked: list[Offer]  # that hold the load, the cheapest first
+    ranked: list[Offer]  # that hold the load: near the least price the most headroom first
     offers: list[Offer]  # all, in order of what they cost at least
     priced: bool  # dollars are counted, not GPUs
     variants: Sequence[str] = ()  # tried on the best in vain, or left out, and why
@@ -64,7 +64,7 @@ def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: 
     if not ranked:
         raise NoAnswerError(f"--buy: {none_holds(problem, live)}; {_widest(live)}")
     runs.enter("Router, and prefill and decode apart, on the best")
-    ranked, variants = market.with_variants(ranked, runs)
+    ranked, variants = market.with_variants(by_headroom(ranked), runs)
     runs.enter("The best two, in longer runs")
     ranked = _confirm(_no_shorter(problem, market.quick()), ranked, runs)
     variants = [*variants, *market.left_out(offers)]
@@ -123,13 +123,16 @@ def _no_shorter(problem: PlanProblem, quick: PlanProblem) -> PlanProblem:
 def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offer]:
     """Judge the first two orders as a plan judges, with all its runs, and rank again.
 
-    One that took another number of replicas than at first sight may not be the first any more. What
-    was judged stands before what costs the same: nothing else was looked at for so long.
+    Within 2 % of the least price the order is by headroom. One that took another number of replicas
+    than at first sight may not be the first any more. What was judged stands before what costs the
+    same: nothing else was looked at for so long.
     """
     judged: list[Offer] = []
     left = list(ranked)
     while True:
-        found = sorted([*ranked_offers(judged), *left], key=lambda one: round(one.cost, 6))
+        found = by_headroom(
+            sorted([*ranked_offers(judged), *left], key=lambda one: round(one.cost, 6))
+        )
         known = {id(one) for one in judged}
         one = next((one for one in orders(found)[:2] if id(one) not in known), None)
         if one is None:
@@ -177,7 +180,7 @@ def _changes(
         if not found:
             yield f"{words}: none of the first {len(again)} holds with twice as many"
             continue
-        same = line(ranked[0]) in {line(one) for one in found if one.cost <= found[0].cost}
+        same = line(ranked[0]) in {line(one) for one in found if one.cost <= NEAR * found[0].cost}
         told = "the same" if same else line(found[0])
         yield f"{words}: {told}"
     if span is None:

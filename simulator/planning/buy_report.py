@@ -14,6 +14,7 @@ from simulator.planning.market import SIZES, Offer
 from simulator.planning.plan import Runs
 from simulator.planning.problem import REPLICAS, PlanOptions, PlanProblem, make_problem
 from simulator.planning.runs import scenario_cost_lines
+from simulator.planning.verdict import interval
 from simulator.results.service_levels import SHARES, Judged
 from simulator.scenario.load import Source, load_scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -106,7 +107,7 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     unsure = ", if it holds: that is too close to tell" if _close(problem, best) else ""
     lines = [*problem.of_pods, f"Buy {line(best)}{unsure}", f"  under {slos}"]
     lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in verdicts(problem, best, best.best)]
-    lines.append(f"  looked at {looked_at(best.best)} of load")
+    lines += [_speeds(problem, best), f"  looked at {looked_at(best.best)} of load"]
     lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]
     same = [one for one in answer.ranked if one is not best and one.order == best.order]
     for close, words in ((False, "hold, too"), (True, "are too close to tell")):
@@ -119,8 +120,9 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
         lines.append(f"Second best: {line(others[0])}{_more(best, others[0])}")
         told = verdicts(problem, others[0], others[0].best)
         lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in told]
+        lines.append(_speeds(problem, others[0]))
     for one in others[1 : TOLD - 1]:
-        lines.append(f"Then {line(one)}{_more(best, one)}, by short runs")
+        lines += [f"Then {line(one)}{_more(best, one)}, by short runs", _speeds(problem, one)]
     if not answer.priced:
         lines.append("GPUs are counted: not each of them has a price.")
     lines += ["What would change it, by short runs:", *(f"  {text}" for text in answer.changes)]
@@ -143,8 +145,26 @@ def _value(judged: Judged) -> str:
 
 
 def _more(best: Offer, other: Offer) -> str:
-    more = f"{100 * (other.cost / best.cost - 1):.0f} % more" if best.cost else ""
-    return ", the same price" if more == "0 % more" else f", {more}" if more else ""
+    if not best.cost:
+        return ""
+    share = 100 * (other.cost / best.cost - 1)
+    if abs(share) < 0.05:
+        return ", the same price"
+    return f", {abs(share):.{1 if abs(share) < 2 else 0}f} % {'more' if share > 0 else 'less'}"
+
+
+def _speeds(problem: PlanProblem, offer: Offer) -> str:
+    """Write what an order does, whatever is bounded, and how near it comes to a bound."""
+    runs, ratios = offer.best.runs, offer.best.ratios(problem.criteria.slos)
+    means = [
+        f"{word.upper()} {interval(runs, f'mean_{word}_ms').mean:,.4g} ms"
+        for word in ("ttft", "tpot", "e2el")
+    ]
+    told = f"  means: {', '.join(means)}"
+    if not ratios:
+        return told
+    metric = max(ratios, key=lambda name: ratios[name])
+    return f"{told}; {metric} takes {100 * ratios[metric]:.3g} % of its bound"
 
 
 def _dropped(offers: Sequence[Offer]) -> Iterator[str]:

@@ -122,10 +122,24 @@ def money(offer: Offer, amount: float) -> str:
     return f"{amount:.0f} GPU{many}" if offer.price is None else f"${amount:,.2f}/h"
 
 
+NEAR = 1.02
+"""Times the least price: what costs no more is ordered by headroom."""
+
+
 def ranked_offers(offers: Sequence[Offer]) -> list[Offer]:
     """Return those that hold the load, the cheapest first, then those with most room."""
     held = [offer for offer in offers if offer.result.best is not None]
     return sorted(held, key=lambda one: (round(one.cost, 6), one.best.strain[1], one.label))
+
+
+def by_headroom(ranked: Sequence[Offer]) -> list[Offer]:
+    """Put the orders that cost at most `NEAR` times the cheapest by headroom, the most first.
+
+    `ranked` are the cheapest first. An order is judged by its first offer; the others follow it.
+    """
+    near = [one for one in ranked if one.cost <= NEAR * ranked[0].cost]
+    strains = {one.order: one.best.strain[1] for one in reversed(near)}
+    return [*sorted(near, key=lambda one: strains[one.order]), *ranked[len(near) :]]
 
 
 @dataclass

@@ -1,21 +1,24 @@
 """Where a plan is written: the folder of its question, so that no answer is written over."""
 
 import json
+from collections.abc import Mapping
 from itertools import chain, count
 from pathlib import Path
 
-from simulator.planning.journal import scenario_key
+from simulator.planning.journal import run_key
 from simulator.planning.problem import PlanProblem
-from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 
 
 def question_key(problem: PlanProblem, *more: object) -> str:
-    """Return a short name to a question: two that have it in common have the same answer."""
-    scenario = load_scenario(problem.path, problem.overrides)
-    asked = (problem.seed, problem.criteria, problem.axes, problem.by_energy)
+    """Return a short name to a question, by the text of its scenario and all that is asked."""
+    source = problem.path
+    text = str(source)
+    if not isinstance(source, Mapping) and Path(source).is_file():
+        text = Path(source).read_text(encoding="utf-8")
+    asked = (*problem.overrides, problem.seed, problem.criteria, problem.axes, problem.by_energy)
     searched = (problem.key, problem.low, problem.high)
-    return scenario_key(scenario, *map(str, (*asked, *searched, *filter(None, more))))
+    return run_key([text, *map(str, (*asked, *searched, *filter(None, more)))])
 
 
 def choose_folder(out: Path | None, name: str, question: str) -> Path:
