@@ -209,6 +209,16 @@ class EngineConfig(Config):
         description="most tokens that one step computes; >= max_num_seqs; left out, by the "
         "GPU: 2048; 8192 from 70 GiB on, except A100; 16384 from 160 GiB on",
     )
+    max_num_active_seqs: Count | None = Field(
+        None,
+        description="most requests that run at once where that is fewer than max_num_seqs; null: "
+        "those (vLLM 0.31 on)",
+    )
+    max_num_scheduled_tokens: Count | None = Field(
+        None,
+        description="most tokens that a step computes where that is fewer than "
+        "max_num_batched_tokens; null: those (vLLM 0.26 on)",
+    )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
     )
@@ -402,6 +412,16 @@ class EngineConfig(Config):
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"
     )
+
+    @property
+    def most_running(self) -> int:
+        """Requests that run at once at most."""
+        return self.max_num_active_seqs or self.max_num_seqs
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a step computes at most."""
+        return self.max_num_scheduled_tokens or self.max_num_batched_tokens
 
     @property
     def policy_name(self) -> str:

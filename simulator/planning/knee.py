@@ -54,7 +54,7 @@ class _Load(NamedTuple):
 
     def rate(self, seats: int) -> float:
         """Return the most requests/s of a replica that decodes so many at once."""
-        tokens = self.replica.engine.max_num_batched_tokens
+        tokens = self.replica.engine.most_tokens
         return most_requests(self.replica, self.traffic, (), self.known, sizes=(tokens, seats))
 
     def find(self, waited: Callable[[], float]) -> Knee | None:
@@ -62,7 +62,7 @@ class _Load(NamedTuple):
 
         `waited` tells what share of their time requests waited for seats and blocks.
         """
-        seats = self.replica.engine.max_num_seqs
+        seats = self.replica.engine.most_running
         sizes = batch_sizes(seats, POINTS)
         most, asked = self.rate(sizes[-1]), self.traffic.rate / self.replicas
         if not most:

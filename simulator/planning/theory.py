@@ -80,13 +80,13 @@ def rates_apart(
 ) -> tuple[float, float]:
     """Return the most requests/s of a replica that only prefills, and of one that only decodes."""
     engine, cost, load = replica.engine, replica.cost, traffic.workload
-    tokens = engine.max_num_batched_tokens
+    tokens = engine.most_tokens
     prompt = max(round(float(load.prompt_tokens.mean()) * (1.0 - known)), 1)
-    count = min(max(tokens // prompt, 1), engine.max_num_seqs)  # prompts in a step
+    count = min(max(tokens // prompt, 1), engine.most_running)  # prompts in a step
     chunks = ceil(prompt / tokens)
     prefill = chunks * _mixed(cost, ceil(prompt / chunks), count, 0, 0) / count
     answer = max(float(load.output_tokens.mean()) - 1.0, 1e-9)
-    seats = _seats(replica, traffic, known, tokens, engine.max_num_seqs)
+    seats = _seats(replica, traffic, known, tokens, engine.most_running)
     batches = np.array(batch_sizes(max(seats, 1)))
     steps = cost.decode_seconds(batches, np.rint(batches * traffic.answer_context).astype(int))
     decode = [
@@ -143,7 +143,7 @@ def _within(slos: Sequence[Slo], tpot: float, itl: float) -> bool:
 def best_sizes(replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: float) -> Sizes:
     """Return the budget and seats of the most requests/s: the engine's own unless others gain."""
     engine = replica.engine
-    tokens, seats = engine.max_num_batched_tokens, engine.max_num_seqs
+    tokens, seats = engine.most_tokens, engine.most_running
     own = Sizes(tokens, seats, most_requests(replica, traffic, slos, known, sizes=(tokens, seats)))
     others = [
         Sizes(n, k, most_requests(replica, traffic, slos, known, sizes=(n, k)))
@@ -176,7 +176,7 @@ def too_slow(
 
     A prompt alone takes its chunks one after another; a token alone a decode step.
     """
-    load, cost, tokens = traffic.workload, replica.cost, replica.engine.max_num_batched_tokens
+    load, cost, tokens = traffic.workload, replica.cost, replica.engine.most_tokens
     for slo in per_request(slos, goodput or {}):
         name = slo.latency or slo.metric.partition("_")[2].removesuffix("_ms")
         if not slo.at_most or slo.model:

@@ -160,6 +160,7 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
         what = f"must be at least max_num_seqs ({seqs}), not {tokens}"
         what += ": every running request wants a token of each step"
         yield "engine.max_num_batched_tokens", "engine.max_num_seqs", what
+    yield from _check_limits(engine)
     yield from _check_version(engine)
     mode = engine.preemption_mode
     if mode != "recompute" and engine.allocation != "paged":
@@ -222,6 +223,30 @@ def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
             since = write_release(OPTIONS_SINCE[key][0])
             what = f"vLLM {engine.version} has no such rule, which came with {since}: leave it out"
             yield f"engine.{key}", "engine.version", what
+
+
+def _check_limits(engine: EngineConfig) -> Iterator[Conflict]:
+    """Check what schedules fewer requests and tokens than the model runner has room for."""
+    tokens, seqs = engine.max_num_scheduled_tokens, engine.max_num_active_seqs
+    if seqs is not None and seqs > engine.max_num_seqs:
+        what = f"must be at most max_num_seqs ({engine.max_num_seqs}), not {seqs}"
+        yield "engine.max_num_active_seqs", "engine.max_num_seqs", what
+    if tokens is None:
+        return
+    key, seqs = "engine.max_num_scheduled_tokens", seqs or engine.max_num_seqs
+    if tokens > engine.max_num_batched_tokens:
+        most = engine.max_num_batched_tokens
+        what = f"must be at most max_num_batched_tokens ({most}), not {tokens}"
+        yield key, "engine.max_num_batched_tokens", what
+    if tokens < seqs:
+        what = f"fewer than the requests that may run ({seqs}) are not simulated: {tokens}"
+        yield key, "engine.max_num_seqs", what
+    if not engine.enable_chunked_prefill:
+        yield key, "engine.enable_chunked_prefill", "is not simulated without chunked prefill"
+    if engine.speculative_config is not None:
+        yield key, "engine.speculative_config", "is not simulated with drafts"
+    if engine.multimodal_config is not None:
+        yield key, "engine.multimodal_config", "is not simulated with images"
 
 
 def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:

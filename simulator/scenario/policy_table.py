@@ -72,6 +72,8 @@ VLLM_OPTIONS = (
     "prefill_schedule_interval",
     "scheduler_reserve_full_isl",
     "watermark",
+    "max_num_active_seqs",
+    "max_num_scheduled_tokens",
 )
 """Keys of the engine that a scheduler may take under the same name."""
 

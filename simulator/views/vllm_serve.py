@@ -29,6 +29,8 @@ VALUES = (
     "block_size",
     "gpu_memory_utilization",
     "num_gpu_blocks_override",
+    "max_num_active_seqs",
+    "max_num_scheduled_tokens",
     "max_model_len",
     "dtype",
     "quantization",

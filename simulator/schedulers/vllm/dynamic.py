@@ -49,7 +49,7 @@ class DynamicScheduler(Scheduler):
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""
         displaced: list[Request] = []
-        if self.waiting and (len(self.running) < self.max_num_seqs or self.displacing):
+        if self.waiting and (len(self.running) < self.max_num_active_seqs or self.displacing):
             state = (self.running.admissions, len(self.running), self._arrivals)
             news = state != self._seen or not self._steady
             if self.refresh_queue is not None and (news or self._prefilled):
@@ -107,7 +107,7 @@ class DynamicScheduler(Scheduler):
             interval.begin(self.running)
         cap = self.chunk_cap()
         queries, need = self.decodes.demand()
-        budget = self.max_num_batched_tokens - queries
+        budget = self.max_num_scheduled_tokens - queries
         for request in self.running.partial:
             if interval is None or not interval.holds(request):
                 tokens = max(0, min(request.pending, cap, budget))
@@ -119,7 +119,7 @@ class DynamicScheduler(Scheduler):
         if budget <= 0 or not tokens or (interval is not None and interval.refuses(head, start)):
             return None
         lacking = self.admission.lacking(head, hits, start + tokens, len(self.running), need)
-        return len(self.running) + 1 - self.max_num_seqs, lacking
+        return len(self.running) + 1 - self.max_num_active_seqs, lacking
 
     def horizon(self, step: Step) -> int:
         """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""

@@ -143,7 +143,7 @@ class Consumer(Scheduler):
             return True
         request.remote = ARRIVED
         self.waiting.push(order, request)
-        return len(self.running) < self.max_num_seqs
+        return len(self.running) < self.max_num_active_seqs
 
     def failed(self, request: Request) -> None:
         """Hear that a request's KV will never come: its blocks go before the next step."""

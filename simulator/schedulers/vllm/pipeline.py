@@ -95,7 +95,7 @@ class PipelineScheduler(Scheduler):
 
     def _schedule_running(self, step: Step, cap: int) -> int:
         """Go through those who are ready, in the order of the running list; return tokens left."""
-        budget, interval = self.max_num_batched_tokens, self.prefill_interval
+        budget, interval = self.max_num_scheduled_tokens, self.prefill_interval
         ready = self._ready
         ready += self._eligible.pop(self.current_step, ())
         ready.sort(key=by_admission)

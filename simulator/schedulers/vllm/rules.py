@@ -108,12 +108,18 @@ RULES_SINCE: dict[str, Release] = {
 OPTIONS_SINCE: dict[str, tuple[Release, Any]] = {
     "scheduler_reserve_full_isl": ((0, 19, 0), False),
     "watermark": ((0, 24, 0), 0.0),
+    "max_num_scheduled_tokens": ((0, 26, 0), None),
     "prefix_cache_retention_interval": ((0, 29, 0), None),
     "long_prefill_token_threshold_adaptive": ((0, 31, 0), False),
+    "max_num_active_seqs": ((0, 31, 0), None),
     "prefill_schedule_interval": ((0, 33, 0), 1),
 }
 """The first release in which an option has an effect on one engine, and its value before."""
-BOUNDARIES = sorted({*RULES_SINCE.values(), *(since for since, _ in OPTIONS_SINCE.values())})
+LIMITS = ("max_num_scheduled_tokens", "max_num_active_seqs")
+"""Options that change no decision unless they are given."""
+BOUNDARIES = sorted(
+    {*RULES_SINCE.values(), *(OPTIONS_SINCE[name][0] for name in {*OPTIONS_SINCE} - {*LIMITS})}
+)
 """The releases at which the scheduler changed."""
 _STARTS = [(*OLDEST, 0), *BOUNDARIES]
 

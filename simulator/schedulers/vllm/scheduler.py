@@ -116,6 +116,8 @@ class Scheduler:
         policy: Policy | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
+        max_num_active_seqs: int | None = None,
+        max_num_scheduled_tokens: int | None = None,
         max_model_len: int = 8192,
         enable_chunked_prefill: bool = True,
         long_prefill_token_threshold: int = 0,
@@ -149,6 +151,8 @@ class Scheduler:
         self.tracks_longest = False  # whether steps say how much their longest decode reads
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_active_seqs = max_num_active_seqs or max_num_seqs
+        self.max_num_scheduled_tokens = max_num_scheduled_tokens or max_num_batched_tokens
         self.max_model_len = max_model_len
         self.enable_chunked_prefill = enable_chunked_prefill
         self.long_prefill_token_threshold = long_prefill_token_threshold
@@ -191,7 +195,8 @@ class Scheduler:
         self._check()
 
     def _check(self) -> None:
-        tokens, seqs, longest = self.max_num_batched_tokens, self.max_num_seqs, self.max_model_len
+        tokens, longest = self.max_num_batched_tokens, self.max_model_len
+        seqs = self.max_num_seqs
         if seqs < 1 or tokens < seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({tokens}) must be >= max_num_seqs ({seqs}) and that >= 1"
@@ -298,7 +303,7 @@ class Scheduler:
             self._new.append(request)
             return True
         return changes and (
-            len(self.running) < self.max_num_seqs
+            len(self.running) < self.max_num_active_seqs
             or self.prefill_interval is not None
             or self.settle_queue is not None
             or self.displacing
@@ -319,7 +324,7 @@ class Scheduler:
         if self.settle_queue is not None:
             self.settle_queue(now)
         running, decodes, interval = self.running, self.running.decodes, self.prefill_interval
-        budget, count = self.max_num_batched_tokens, decodes.count
+        budget, count = self.max_num_scheduled_tokens, decodes.count
         cap = self.chunk_cap() if self.long_prefill_token_threshold else budget
         if interval is not None:
             interval.begin(running)
@@ -383,7 +388,7 @@ class Scheduler:
         Return tokens per partial request, or None where only a walk can tell.
         """
         running, blocks, interval = self.running, self.blocks, self.prefill_interval
-        decodes, groups, budget = running.decodes, blocks.num_groups, self.max_num_batched_tokens
+        decodes, groups, budget = running.decodes, blocks.num_groups, self.max_num_scheduled_tokens
         # Where a token takes a block at most, nobody need count while so many are free.
         ample = decodes.alike and blocks.free >= budget * groups
         if self.encoder is not None and any(map(_has_items_left, running.partial)):
@@ -427,7 +432,7 @@ class Scheduler:
         """Go through the running list one by one, as vLLM does; return the tokens left."""
         running, interval = self.running, self.prefill_interval
         running.dissolve()
-        budget, slots = self.max_num_batched_tokens, self.draft_slots
+        budget, slots = self.max_num_scheduled_tokens, self.draft_slots
         passed_over = 0  # requests that have no turn in this step
         for request in list(running):
             if budget <= slots:
@@ -506,7 +511,7 @@ class Scheduler:
         self._reordered = False
         if adapters is not None:
             self._active = self._adapters_in_use(step)
-        while budget > slots and waiting and len(self.running) < self.max_num_seqs:
+        while budget > slots and waiting and len(self.running) < self.max_num_active_seqs:
             request = waiting.head()
             if request.remote:
                 budget = self.pull(step, request, budget)
@@ -805,7 +810,7 @@ class Scheduler:
         goes by, and no block less than the decodes have taken: what it lacks does not shrink. Where
         it loses more at once, its first chunk ends earlier, for which fewer blocks may be enough.
         """
-        moves = self.waiting.moves and len(self.running) < self.max_num_seqs
+        moves = self.waiting.moves and len(self.running) < self.max_num_active_seqs
         shrinks = self.blocks.evicts_runs and not self.admission.whole_prompt
         return self.blocks.names_blocks or moves or shrinks or self._reordered
 

@@ -62,8 +62,8 @@ class Speculative(Scheduler):
         if self.rules.counts_draft_slots:
             self.draft_slots = self.decodes.draft_slots = speculation.draft_slots
         elif self.rules.reserves_draft_slots:
-            self.max_num_batched_tokens -= speculation.draft_slots * self.max_num_seqs
-            if self.max_num_batched_tokens <= 0:
+            self.max_num_scheduled_tokens -= speculation.draft_slots * self.max_num_seqs
+            if self.max_num_scheduled_tokens <= 0:
                 raise ValueError("max_num_batched_tokens: the slots of the drafts take all of it")
         if 0 < self.long_prefill_token_threshold <= self.most_drafts:
             raise ValueError(
