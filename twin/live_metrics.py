@@ -6,6 +6,7 @@ from time import time
 
 from simulator.core.request import Step
 from simulator.engine.core import EngineCore
+from simulator.schedulers.vllm.door import Door
 from simulator.views.prometheus import SCALARS, histogram_kinds
 from twin.live_engine import ABORT, LiveEngine, Stream
 
@@ -174,9 +175,10 @@ class LiveMetrics:
             "# HELP vllm:admission_rejections_total Requests that a limit of the queue kept out.",
             "# TYPE vllm:admission_rejections_total counter",
         ]
-        for why in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        door = self.engine.cores[0].door or Door(None, None)
+        for why, count in door.refusals.items():
             label = f'model_name="{self.model}",reason="{why}"'
-            lines.append(f"vllm:admission_rejections_total{{{label}}} 0.0")
+            lines.append(f"vllm:admission_rejections_total{{{label}}} {float(count)!r}")
         lines += [
             "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
             "# TYPE vllm:cache_config_info gauge",

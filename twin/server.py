@@ -191,8 +191,16 @@ class Server:
         self.engine.clock.advance()
         if not self.engine.is_open():
             return error_response("no replica is up", UNAVAILABLE, 503)
+        if (full := self._kept_out()) is not None:
+            return full
         failure = self.failures.draw()
         return None if failure is None else error_response(*failure)
+
+    def _kept_out(self) -> web.Response | None:
+        """Refuse a request beyond the limits of the queue, as `AsyncLLM.check_admission`."""
+        door = self.engine.cores[0].door
+        why = "" if door is None else door.refuses(self.engine.clock.now)
+        return error_response(f"{why} is reached", UNAVAILABLE, 503) if why else None
 
     async def _read(self, request: web.Request, *, chat: bool) -> Wanted:
         """Understand a request; raise BadRequestError where it cannot be."""
@@ -239,6 +247,8 @@ class Server:
         number = -1
         try:
             await self._pass_frontend(came, len(wanted.tokens))
+            if self._frontend is not None and (full := self._kept_out()) is not None:
+                return full
             number = self.engine.next_id
             if self.engine.kv_events is not None:
                 self._said[number] = wanted.tokens, answer.offset

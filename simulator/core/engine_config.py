@@ -219,6 +219,16 @@ class EngineConfig(Config):
         description="most tokens that a step computes where that is fewer than "
         "max_num_batched_tokens; null: those (vLLM 0.26 on)",
     )
+    max_num_queued_reqs: WholeNumber | None = Field(
+        None,
+        description="a server that has so many requests, running or waiting, rejects the next "
+        "(503); null: no such limit (vLLM 0.29 on)",
+    )
+    max_num_queued_tokens: WholeNumber | None = Field(
+        None,
+        description="a server rejects requests (503) while prompts whose answer has not begun "
+        "have so many tokens; null: no such limit (vLLM 0.29 on)",
+    )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
     )

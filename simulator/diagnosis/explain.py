@@ -25,7 +25,7 @@ from simulator.util.errors import HeadwayError, printable
 ENDINGS = {
     "stop": "It ended by itself.",
     "length": "It was cut at its max_tokens or at max_model_len.",
-    "rejected": "It was rejected: it could never fit.",
+    "rejected": "It was rejected: it could never fit, or a limit of the queue (503) kept it out.",
     "unfinished": "The run was interrupted before it ended.",
     "shed": "The cluster's admission control refused it.",
     "timeout": "Its client gave up waiting.",

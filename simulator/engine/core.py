@@ -65,6 +65,9 @@ class Loop(Protocol):
     def arrived(self, core: "EngineCore", *, changes: bool) -> None:
         """Wake up for a new request; `changes`: the next step may differ for it."""
 
+    def catch_up(self) -> None:
+        """Take in a step that ended before now."""
+
     def computes(self, core: "EngineCore") -> bool:
         """Say whether the core has a part in the last step in flight."""
 
@@ -110,13 +113,19 @@ class EngineCore:
         self.cancelled: dict[Request, None] = {}  # to leave when a step ends
         self._unlogged = 0  # preemptions by empty steps
         self._overlaps = scheduler.overlaps
+        self.door = scheduler.door
 
     def submit(self, request: Request) -> None:
         """Take a request in, now."""
         scheduler = self.scheduler
-        if not scheduler.fits(request):
+        door = self.door
+        if door is not None:
+            self.loop.catch_up()
+        if (door is not None and door.refuses(self.env.now)) or not scheduler.fits(request):
             self.record(request, REJECTED)
             return
+        if door is not None:
+            door.enter(request)
         self.log.joined.append(self.env.now)
         self.loop.arrived(self, changes=scheduler.add(request))
 
@@ -211,6 +220,8 @@ class EngineCore:
 
     def record(self, request: Request, reason: int) -> None:
         """Write down that a request has ended, and tell whoever wants to know."""
+        if self.door is not None:
+            self.door.leave(request)
         if request in self.cancelled:  # it ended as it was about to leave: nobody cares
             self.scheduler.forget(request)
             return
@@ -245,6 +256,8 @@ class EngineCore:
 
     def cancel(self, request: Request) -> None:
         """Let a request go at the end of the step in flight."""
+        if self.door is not None:
+            self.door.leave(request)
         if self.loop.batch_queue or self.scheduler.abandoned(request):
             self.cancelled[request] = None
             self.loop.cancels = True

@@ -21,6 +21,7 @@ from simulator.scenario.policy_table import (
     make_policy,
     policy_name,
 )
+from simulator.schedulers.vllm.door import Door
 from simulator.schedulers.vllm.encoder_cache import EncoderLimits
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
@@ -94,11 +95,19 @@ def _make(
         return None
     if not issubclass(policy_class, Scheduler):
         policy = make_policy(spec, policy_class, arguments)
-        return scheduler_class(blocks, policy=policy, **options)
+        return _with_door(scheduler_class(blocks, policy=policy, **options), spec)
     scheduler: Scheduler = construct(spec, scheduler_class, blocks, **options, **arguments)
     if not hasattr(scheduler, "swap_space"):
         wrong = f"{policy_class.__name__}.__init__ must call super().__init__(blocks, **options)"
         raise spec.blame("engine.scheduling_policy", ValueError(wrong))
+    return _with_door(scheduler, spec)
+
+
+def _with_door(scheduler: Scheduler, spec: EngineSpec) -> Scheduler:
+    """Put the limits of the queue before a scheduler, if there are some."""
+    requests, tokens = spec.engine.max_num_queued_reqs, spec.engine.max_num_queued_tokens
+    if requests is not None or tokens is not None:
+        scheduler.door = Door(requests, tokens)
     return scheduler
 
 

@@ -225,12 +225,23 @@ def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
             yield f"engine.{key}", "engine.version", what
 
 
+QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
+QUEUE_LIMITS_SINCE = (0, 29, 0)
+
+
 def _check_limits(engine: EngineConfig) -> Iterator[Conflict]:
     """Check what schedules fewer requests and tokens than the model runner has room for."""
     tokens, seqs = engine.max_num_scheduled_tokens, engine.max_num_active_seqs
     if seqs is not None and seqs > engine.max_num_seqs:
         what = f"must be at most max_num_seqs ({engine.max_num_seqs}), not {seqs}"
         yield "engine.max_num_active_seqs", "engine.max_num_seqs", what
+    for key in QUEUE_LIMITS:
+        if getattr(engine, key) is not None and not engine.follows_vllm:
+            yield f"engine.{key}", "engine.name", "is a limit of vLLM's server alone"
+        elif getattr(engine, key) is not None and release_of(engine) < QUEUE_LIMITS_SINCE:
+            since = write_release(QUEUE_LIMITS_SINCE)
+            what = f"vLLM {engine.version} has no such rule, which came with {since}: leave it out"
+            yield f"engine.{key}", "engine.version", what
     if tokens is None:
         return
     key, seqs = "engine.max_num_scheduled_tokens", seqs or engine.max_num_seqs
@@ -356,6 +367,13 @@ def _check_cluster(
     `specs` gets what each group is; it has what the scenario's own engine is, which all replicas
     have where there are no groups.
     """
+    for name in cluster.replica_groups:
+        engine = scenario.of_group(name).engine
+        for key in QUEUE_LIMITS:
+            if getattr(engine, key) is not None:
+                block = f"cluster.groups.{name}.engine" if name in cluster.groups else "engine"
+                what = "is not simulated with several replicas or ranks: see cluster.admission"
+                yield f"{block}.{key}", "cluster", what
     roles = [*check_roles(cluster, "kv"), *check_encoders(scenario, cluster)][:1]
     yield from roles
     # What the scenario itself gets wrong is told already.

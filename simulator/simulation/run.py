@@ -120,6 +120,9 @@ def _all_rejected(result: Result, replica: Replica) -> list[str]:
     ended, load = replica.log.requests, result.workload
     if not len(ended) or not (ended["reason"] == REJECTED).all():
         return []
+    if (door := replica.door) is not None and sum(door.refusals.values()) == len(ended):
+        limits = ", ".join(f"engine.{why}" for why, count in door.refusals.items() if count)
+        return [f"all {len(ended):,} requests were rejected: {limits}"]
     longest, room = replica.scheduler.max_model_len, replica.scheduler.room
     long = int((load.prompt_tokens[ended["id"]] >= longest).sum())
     large = len(ended) - long

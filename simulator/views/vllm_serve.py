@@ -31,6 +31,8 @@ VALUES = (
     "num_gpu_blocks_override",
     "max_num_active_seqs",
     "max_num_scheduled_tokens",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
     "max_model_len",
     "dtype",
     "quantization",

@@ -77,11 +77,12 @@ def test_limits_that_contradict_are_one_line(engine, what):
 
 
 def test_a_command_has_the_limits_and_gets_them_back():
-    options = "--max-num-active-seqs 8 --max-num-scheduled-tokens 2k"
+    options = "--max-num-active-seqs 8 --max-num-scheduled-tokens 2k --max-num-queued-reqs 0"
 
     def read(command):
         return load_scenario({"gpu": "H100"}, [LaunchCommand(command)])
 
     first = read(f"vllm serve Qwen/Qwen3-8B {options}")
     assert (first.engine.most_running, first.engine.most_tokens) == (8, 2000)
+    assert first.engine.max_num_queued_reqs == 0
     assert read(serve_command(first)).engine == first.engine

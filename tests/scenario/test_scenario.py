@@ -38,6 +38,8 @@ def test_defaults_are_those_documented(write):
         "max_num_batched_tokens": 2048,
         "max_num_active_seqs": None,
         "max_num_scheduled_tokens": None,
+        "max_num_queued_reqs": None,
+        "max_num_queued_tokens": None,
         "block_size": 16,
         "gpu_memory_utilization": 0.92,
         "num_gpu_blocks_override": None,

@@ -51,6 +51,7 @@ from simulator.schedulers.vllm.admission import (
     PrefillInterval,
     Reservation,
 )
+from simulator.schedulers.vllm.door import Door
 from simulator.schedulers.vllm.encoder_cache import EncoderCache, EncoderLimits, items_of
 from simulator.schedulers.vllm.lora import AdapterSlots
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
@@ -100,6 +101,8 @@ class Scheduler:
     """`cancel` can take a request away between two steps."""
     headroom: ClassVar[int] = 0
     """Blocks that must be left after a step of decodes, for it to preempt nobody."""
+    door: Door | None = None
+    """What keeps requests out beyond the limits of the queue, where there are some."""
     awaits_transfer: ClassVar[bool] = False
     """Something comes from outside that lets waiting requests go on."""
     polls: ClassVar[bool] = False
