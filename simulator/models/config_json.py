@@ -57,6 +57,7 @@ SHARED = (
 )
 """Keys of the width of what all tokens meet beside the experts."""
 
+MOST_LAYERS = 10_000  # each is read by itself
 TOWERS = ("vision_config", "audio_config")
 
 
@@ -213,6 +214,9 @@ def _wrong(raw: Mapping[str, object]) -> list[str]:
         for key in keys
         if raw.get(key) is not None and (not isinstance(raw[key], int) or raw[key] is True)
     ]
+    layers = raw.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        wrong.append(f"num_hidden_layers: must be at most {MOST_LAYERS:,}, not {layers}")
     if kind not in FAMILIES:
         wrong.append(
             f"model_type: {short_repr(kind)} is not supported; there are {', '.join(FAMILIES)}"

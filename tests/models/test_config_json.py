@@ -160,3 +160,10 @@ def test_heads_share_the_hidden_size_evenly(tmp_path):
     with pytest.raises(HeadwayError, match=r"config.json:3: hidden_size: 9 is no multiple of 4"):
         read_config(path)
     assert read_config(write_config(tmp_path, hidden_size=9, head_dim=2)).head_dim == 2
+
+
+def test_layers_without_end_are_refused(tmp_path: Path) -> None:
+    """Each is read by itself, which took all memory."""
+    path = write_config(tmp_path, num_hidden_layers=10**30)
+    with pytest.raises(HeadwayError, match=r"num_hidden_layers: must be at most 10,000, not 1000"):
+        load_model(path)
