@@ -44,7 +44,10 @@ def test_guidellm_requests_that_were_cancelled(put):
     groups = {"successful": [one], "errored": [], "incomplete": [one | {"output_tokens": 1}]}
     later = {"successful": [one | {"request_start_time": 9.0}]}
     path = put(json.dumps({"benchmarks": [{"requests": groups}, {"requests": later}]}))
-    with pytest.warns(HeadwayWarning, match="1 request left out"):
+    with (
+        pytest.warns(HeadwayWarning, match="1 request left out"),
+        pytest.warns(HeadwayWarning, match="benchmarks: 2 loads follow one another"),
+    ):
         assert read_trace(path).arrival.tolist() == [0.0, 4.0]
     bad = {"benchmarks": [{"requests": {"successful": [one, one | {"prompt_tokens": "x"}]}}]}
     with pytest.raises(HeadwayError, match=":11: prompt_tokens: 'x' is not a number"):

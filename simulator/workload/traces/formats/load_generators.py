@@ -4,12 +4,13 @@ Each names its fields by a path, and gives its requests as flat mappings, one af
 checks, failures and latencies are those of `records.py`.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces.documents import (
     flat,
     flat_objects,
@@ -98,6 +99,9 @@ def _guidellm(path: Path, problems: Problems) -> Iterator[Found]:
     benchmarks = parse_object(path, text).get("benchmarks")
     if not isinstance(benchmarks, list):
         raise HeadwayError(f"{path}:1: benchmarks: missing, or not a list")
+    if len(benchmarks) > 1:
+        told = f"{path}: benchmarks: {len(benchmarks)} loads follow one another in it"
+        warnings.warn(told, HeadwayWarning, stacklevel=2)
     for k in range(len(benchmarks)):
         for kind in ("successful", "errored", "incomplete"):
             failed = {} if kind == "successful" else {"failed": kind}
