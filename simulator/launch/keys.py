@@ -223,6 +223,16 @@ def _scheduler_class(launch: Launch, option: Option) -> None:
         )
 
 
+def _longest(launch: Launch, option: Option) -> None:
+    """Take the longest request; auto and -1 are the model's own."""
+    _set(launch, "max_model_len", option.value, option)
+    if option.value is None:
+        launch.told.append(
+            f"{option.text} is taken as the model's own length: where that does not fit, vLLM "
+            "takes the longest that does (0.14 on)"
+        )
+
+
 def _api_servers(launch: Launch, option: Option) -> None:
     launch.words["api_server_count",] = option.text
     launch.engine["api_server_count"] = option.value
@@ -262,6 +272,7 @@ OWN = {
     ("vllm", "quantization"): _quantization,
     ("vllm", "kv_offloading_size"): _offload,
     ("vllm", "scheduler_cls"): _scheduler_class,
+    ("vllm", "max_model_len"): _longest,
     ("vllm", "api_server_count"): _api_servers,
     ("sglang", "quantization"): _quantization,
     ("sglang", "chunked_prefill_size"): _chunk,

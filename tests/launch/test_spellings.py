@@ -126,3 +126,10 @@ def test_what_is_misspelled_is_one_line(command, what):
         read_launch(command)
     (line,) = raised.value.messages
     assert what in line
+
+
+@pytest.mark.parametrize("value", ["auto", "-1"])
+def test_a_length_that_the_engine_finds_is_told(value):
+    (line,) = read_launch(f"vllm serve m --max-model-len {value}").lines()
+    assert line.startswith(f"--command: --max-model-len {value} is taken as the model's own length")
+    assert not read_launch("vllm serve m --max-model-len 32k").lines()
