@@ -7,7 +7,7 @@ here, in its order and with its types, so the errors are word for word its own (
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -87,12 +87,35 @@ class CompletionBody(Body):
     logprobs: int | None = None
 
 
+class FunctionDefinition(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may use."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
 class ChatBody(Body):
     """Of a chat."""
 
     messages: list[Any]
     logprobs: bool | None = False
     top_logprobs: int | None = 0
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool = True
+    documents: list[dict[str, str]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 def parse_json(data: bytes) -> object:

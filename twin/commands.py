@@ -36,6 +36,10 @@ def serve(
         Path | None,
         silent("folder with tokenizer.json, to count as the client does [default: words]"),
     ] = None,
+    chat_template: Annotated[
+        Path | None,
+        silent("Jinja file that makes prompts of chats [default: the tokenizer's, or an estimate]"),
+    ] = None,
     served_model_name: Annotated[
         str | None, silent("the model's name to clients [default: the scenario's]")
     ] = None,
@@ -77,7 +81,7 @@ def serve(
     if out is not None:  # a server that has run for hours is not to end with this
         check_folder(out)
     loaded = load_scenario(scenario, with_launch(command, set_ or []), seed, own_code=own_code)
-    counter = token_counter(tokenizer)
+    counter = token_counter(tokenizer, chat_template)
     served = replica_scenarios(loaded) if replica_ports else [loaded]
     if port and port + len(served) > 65536:
         raise HeadwayError(f"--port: {port} and {len(served) - 1} more go beyond 65535")

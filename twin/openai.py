@@ -11,6 +11,7 @@ from typing import Any
 from simulator.core.request import Request, Segments
 from simulator.workload.traces.format import name_problem
 from twin.bodies import BadRequestError, Body, ChatBody, CompletionBody, StreamOptions, read_types
+from twin.chat_prompt import chat_tokens
 from twin.tokenizers import TokenCounter
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the context
@@ -19,10 +20,10 @@ LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 NOT_SIMULATED = (
-    *("stop", "stop_token_ids", "logprobs", "prompt_logprobs", "echo", "suffix", "tools"),
+    *("stop", "stop_token_ids", "logprobs", "prompt_logprobs", "echo", "suffix"),
     *("response_format", "structured_outputs", "use_beam_search", "truncate_prompt_tokens"),
     *("bad_words", "logit_bias", "allowed_token_ids", "return_token_ids", "return_token_strs"),
-    *("include_stop_str_in_output", "prompt_embeds", "chat_template", "chat_template_kwargs"),
+    *("include_stop_str_in_output", "prompt_embeds", "chat_template", "continue_final_message"),
 )
 """Keys that would change vLLM's answer, and are ignored here, with a note."""
 USUAL = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "best_of": 1}
@@ -52,6 +53,7 @@ class Wanted:
     request_id: str  # "": a serial number
     salt: str  # prompts are shared only with those of the same
     notes: list[str] = field(default_factory=list)  # what is not simulated
+    estimated: bool = False  # its prompt: no chat template says what the model would see
     length: int = 0  # tokens after which the answer ends by itself; the server says
 
 
@@ -95,8 +97,9 @@ def read_body(
             parameter=key,
             value=limit,
         )
+    media: list[str] = []  # kinds of parts that count nothing
     if chat:
-        tokens = _chat_tokens(asked.messages, counter)
+        tokens, media = chat_tokens(asked, counter)
     else:
         tokens = _prompt_tokens(asked.prompt, counter, vocab_size)
     if len(tokens) > max_model_len:
@@ -113,6 +116,9 @@ def read_body(
     if (asked.n or 1) > 1:
         raise BadRequestError("n: only 1 answer is simulated", param="n")
     options, more = asked.stream_options or StreamOptions(), asked.vllm_xargs or {}
+    estimated = chat and counter.template is None
+    ignored = NOT_SIMULATED + ("chat_template_kwargs",) * estimated
+    forced = body.get("tool_choice") not in (None, "auto", "none")
     usage = bool(options.include_usage)
     return Wanted(
         tokens,
@@ -127,8 +133,11 @@ def read_body(
         _predicted(more.get("predicted_output_tokens")),
         asked.request_id or "",
         asked.cache_salt or "",
-        [name for name in NOT_SIMULATED if body.get(name)]
-        + [name for name, usual in USUAL.items() if body.get(name, usual) not in (None, usual)],
+        [name for name in ignored if body.get(name)]
+        + [name for name, usual in USUAL.items() if body.get(name, usual) not in (None, usual)]
+        + ["tool_choice"] * forced
+        + media,
+        estimated=estimated,
     )
 
 
@@ -220,35 +229,6 @@ def _prompt_tokens(prompt: Any, counter: TokenCounter, vocab_size: int) -> Seque
         raise BadRequestError(f"Token id {str(most)[:40]} is out of vocabulary")
     found: Sequence[int] = prompt
     return found
-
-
-def _chat_tokens(messages: Sequence[Any], counter: TokenCounter) -> Sequence[int]:
-    """Tokenize each message by itself, so that what one turn has said is what the next repeats."""
-    if not messages:
-        raise BadRequestError(
-            "Cannot apply chat template to an empty conversation. Provide at least one message."
-        )
-    tokens: list[int] = []
-    for message in messages:
-        if not isinstance(message, Mapping):
-            raise _wrong_message("one is not an object")
-        if not isinstance(message.get("role"), str):
-            raise _wrong_message("one has no role")
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [part.get("text") for part in content if isinstance(part, Mapping)]
-            content = "".join(part for part in parts if isinstance(part, str))
-        if content is not None and not isinstance(content, str):
-            raise _wrong_message("a content is neither text nor a list of parts")
-        tokens += counter.encode(content or "")
-    if not tokens:
-        raise BadRequestError("messages: no text", param="messages")
-    return tokens
-
-
-def _wrong_message(why: str) -> BadRequestError:
-    """Refuse a message; vLLM tells of each kind that it could have been, which is not done here."""
-    return BadRequestError(f"messages: {why}", kind="Bad Request", param="body.messages")
 
 
 def name_blocks(tokens: Sequence[int], size: int, salt: str = "") -> Segments:

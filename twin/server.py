@@ -28,6 +28,7 @@ from simulator.util.yaml_lines import dump_yaml
 from simulator.workload.traces.write import write_timed_trace
 from twin.admin import admin_routes
 from twin.bodies import BadRequestError, parse_json
+from twin.chat_template import own_template, read_template
 from twin.fault_injection import FailureRates
 from twin.kv_events import KvEvents, KvEventsConfig
 from twin.live_engine import LOST, LiveEngine, Stream
@@ -463,9 +464,17 @@ class Server:
         }
 
 
-def token_counter(folder: Path | None) -> TokenCounter:
-    """Return the tokenizer of a folder, or words between spaces."""
-    return SplitAtSpaces() if folder is None else BpeTokens(folder)
+def token_counter(folder: Path | None, template: Path | None = None) -> TokenCounter:
+    """Return the tokenizer of a folder, or words between spaces.
+
+    Chats become prompts by the `template`, else by the folder's own.
+    """
+    counter: TokenCounter = SplitAtSpaces() if folder is None else BpeTokens(folder)
+    if template is not None:
+        counter.template = read_template(template)
+    elif folder is not None and folder.is_dir():
+        counter.template = own_template(folder)
+    return counter
 
 
 def serve(servers: Sequence[Server], ready: Callable[[Server, str], None]) -> None:
@@ -522,5 +531,6 @@ def _check_type(request: web.Request) -> None:
 
 
 def _notes(wanted: Wanted) -> dict[str, str]:
-    """Return a header that tells what of a request is not simulated."""
-    return {"X-Headway-Ignored": ", ".join(wanted.notes)} if wanted.notes else {}
+    """Return headers that tell what of a request is not simulated, and what is estimated."""
+    found = {"X-Headway-Ignored": ", ".join(wanted.notes)} if wanted.notes else {}
+    return found | ({"X-Headway-Estimated": "prompt_tokens"} if wanted.estimated else {})

@@ -4,10 +4,13 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from twin.chat_template import ChatTemplate
 
 WORDS = 1000  # that answers are made of
 TRIAL = 64  # words of a text that must come out as so many tokens
@@ -18,6 +21,8 @@ class TokenCounter(Protocol):
 
     words: list[str]
     """Each a token, also behind any other."""
+    template: "ChatTemplate | None"
+    """What makes prompts of chats; None: they are estimated."""
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
@@ -25,6 +30,8 @@ class TokenCounter(Protocol):
 
 class SplitAtSpaces:
     """Takes each word between spaces for a token: for clients that count nothing."""
+
+    template: "ChatTemplate | None" = None
 
     def __init__(self) -> None:
         self.words = [f" w{number}" for number in range(WORDS)]
@@ -35,6 +42,8 @@ class SplitAtSpaces:
 
 class BpeTokens:
     """The tokenizer of a model, from its tokenizer.json."""
+
+    template: "ChatTemplate | None" = None
 
     def __init__(self, folder: Path) -> None:
         need_package("--tokenizer", "serve", "tokenizers")
