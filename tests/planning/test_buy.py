@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -16,7 +15,7 @@ from simulator.models.load import load_model
 from simulator.planning.buy import Answer, _confirm, line, orders
 from simulator.planning.buy_report import buy_lines, buying_problem, wanted_gpus
 from simulator.planning.candidate import resources
-from simulator.planning.market import FEW, Market, Offer, by_headroom
+from simulator.planning.market import FEW, Market, Offer
 from simulator.planning.measure import Change, measure_run
 from simulator.planning.plan import Runs
 from simulator.planning.problem import PlanOptions
@@ -125,18 +124,6 @@ def test_the_cheapest_that_holds(write, tmp_path: Path, capsys, monkeypatch) -> 
     if best.cluster.replicas > 1:
         values = measure_run(few, [parse_slo("p90_ttft_ms<=1000")], steady=True)
         assert values.get("broken") or values["p90_ttft_ms"] > 1000 or values["growing"]
-
-
-def test_within_two_percent_of_the_price_headroom_decides() -> None:
-    """The order of each is judged by its first; those of one order stay as they were."""
-
-    def order(name: str, cost: float, strain: float) -> Offer:
-        best = SimpleNamespace(strain=(0.0, strain, 0.0))
-        return cast("Offer", SimpleNamespace(order=name, cost=cost, best=best))
-
-    offers = [order("2 x A100", 6.86, -0.02), order("2 x A100", 6.86, -0.9)]
-    offers += [order("1 x H100", 6.88, -0.6), order("L4", 7.0, -0.99)]
-    assert [by_headroom(offers).index(one) for one in offers] == [1, 2, 0, 3]
 
 
 def test_a_change_is_of_answers_and_steps(write) -> None:
