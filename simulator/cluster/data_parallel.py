@@ -10,6 +10,9 @@ slowest. vLLM goes on with dummy batches for up to 32 steps after the last reque
 there is none; here the server rests at once. With asynchronous scheduling each rank decides its
 next batch when the joint step before it begins; where it has nothing to compute then, it has a
 dummy batch in that step.
+
+With `prefill_schedule_interval` ranks in lock-step carry prefill in the same joint steps, of which
+the number divides by it. The number counts dummy batches, and begins anew where the server rests.
 """
 
 from collections.abc import Callable, Sequence
@@ -141,12 +144,18 @@ class LockStepLoop(EngineLoop):
     ) -> None:
         super().__init__(env, cores, timer=timer)
         self._joint = joint
+        self.step_counter = 0  # joint steps since a request came to ranks that all rested
 
     def begin(self, now: float, start: float) -> InFlight | None:
         """Let all ranks schedule their next steps, now; None: none has anything to do."""
         cores = self.cores
+        for core in cores:
+            if core.scheduler.prefill_interval is not None and len(cores) > 1:
+                core.scheduler.prefill_interval.joint_steps = self.step_counter
         found = ((core, core.schedule(now)) for core in cores)
         scheduled = {core: step for core, step in found if step is not None}
+        present = scheduled or any(max(core.stats()[:2]) for core in cores)
+        self.step_counter = self.step_counter + 1 if present else 0
         if not scheduled:
             return None
         repeats = min(core.repeats(scheduled.get(core)) for core in cores)
@@ -161,11 +170,19 @@ class LockStepLoop(EngineLoop):
         """Take in the outcome of a joint step and its repeats, which ended at `ends`, s."""
         for core, step in scheduled.items():
             core.commit(step, decided, start, ends)
+        if self.batch_queue_size == 1:
+            self.step_counter += len(ends) - 1
 
     def repeat(self, scheduled: JointlyScheduled, times: int) -> None:
         """Let the joint step just scheduled be scheduled so many times more."""
         for core in scheduled:
             core.scheduler.repeat(times)
+        self.step_counter += times
+
+    def crash(self, *schedulers: Scheduler) -> list[Request]:
+        lost = super().crash(*schedulers)
+        self.step_counter = 0
+        return lost
 
     def computes(self, core: EngineCore) -> bool:
         """Say whether a rank has work in the last joint step in flight."""

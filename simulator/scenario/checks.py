@@ -17,6 +17,7 @@ from simulator.scenario.policy_table import FIELD
 from simulator.scenario.scenario import Scenario, blamed_key
 from simulator.scenario.settle import try_to_settle
 from simulator.schedulers.vllm.rules import (
+    LOCK_STEP_INTERVAL_SINCE,
     OPTIONS_SINCE,
     V0_UNTIL,
     check_known,
@@ -219,9 +220,12 @@ def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
         yield "engine.version", "", str(error)
         return
     for key, off in options_without_effect(release_of(engine)).items():
-        if getattr(engine, key) != off:
-            since = write_release(OPTIONS_SINCE[key][0])
-            what = f"vLLM {engine.version} has no such rule, which came with {since}: leave it out"
+        since = OPTIONS_SINCE[key][0]
+        if key == "prefill_schedule_interval" and engine.data_parallel_size > 1:
+            since = LOCK_STEP_INTERVAL_SINCE  # choose_scheduler sees whether ranks go in lock-step
+        if getattr(engine, key) != off and release_of(engine) < since:
+            what = f"vLLM {engine.version} has no such rule, which came with "
+            what += f"{write_release(since)}: leave it out"
             yield f"engine.{key}", "engine.version", what
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
+from simulator.schedulers.vllm.rules import options_without_effect
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.imported import Imported
 
@@ -60,6 +61,14 @@ RECORDED_SINCE = (0, 32, 0)
 ORDERING = "policies that only order the queue: priority, sjf"
 
 
+def _check_prefill_interval(spec: EngineSpec) -> None:
+    """Raise ValueError where ranks that go their own ways would have to hold prefill back."""
+    absent = "prefill_schedule_interval" in options_without_effect(spec.release)
+    if absent and spec.engine.prefill_schedule_interval > 1 and not spec.model.num_experts:
+        what = f"vLLM {spec.engine.version} has no such rule for ranks of a dense model"
+        raise ValueError(f"engine.prefill_schedule_interval: {what}: leave it out")
+
+
 def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
     """Return the scheduler that a policy works with; None: that of the vLLM that is installed.
 
@@ -76,6 +85,7 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
         if chosen is not Scheduler:
             raise ValueError(otherwise)
 
+    _check_prefill_interval(spec)
     if engine.enable_lora:
         if not engine.follows_vllm or spec.release < RECORDED_SINCE or role is not None:
             rules = "goes with the rules of vLLM 0.32 or later, without a kv_role"

@@ -120,6 +120,37 @@ def test_an_option_that_came_later_is_told(version, key, value, since) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "version", "told"),
+    [
+        ("qwen3-30b-a3b", "0.23.0", ", which came with 0.24.0"),
+        ("qwen3-30b-a3b", "0.24.0", None),
+        ("llama-3-8b", "0.32.0", " for ranks of a dense model"),
+        ("llama-3-8b", "0.33.0", None),
+    ],
+)
+def test_ranks_in_lock_step_hold_prefill_back_from_an_older_release_on(
+    model: str, version: str, told: str | None
+) -> None:
+    """Ranks of a dense model do as one engine does."""
+    block = {"name": "vllm", "version": version, "prefill_schedule_interval": 2}
+    raw = {
+        "model": model,
+        "gpu": {"name": "H100-80GB", "count": 2},
+        "engine": block | {"data_parallel_size": 2},
+        "cost": {"kind": "roofline"},
+        "workload": {"num_prompts": 1, "request_rate": 1, "input_len": 8, "output_len": 2},
+    }
+    if told is None:
+        assert check_scenario(raw, SourceMap("s.yaml", {})).engine.prefill_schedule_interval == 2
+        return
+    with pytest.raises(HeadwayError) as error:
+        check_scenario(raw, SourceMap("s.yaml", {}))
+    (line,) = error.value.messages
+    where = "s.yaml: engine.prefill_schedule_interval"
+    assert line == f"{where}: vLLM {version} has no such rule{told}: leave it out"
+
+
+@pytest.mark.parametrize(
     ("version", "last"),
     [("0.19.9", "0.19.1"), ("v0.19.2", "0.19.1"), ("0.13.1", "0.13.0"), ("0.33.1", "0.33.0")],
 )

@@ -103,11 +103,14 @@ class PrefillInterval:
     """vLLM's `prefill_schedule_interval`: so many steps lie between two that carry prefill.
 
     So decodes run undisturbed for a while, unless that would keep requests waiting that do not fit
-    anyway.
+    anyway. Ranks in lock-step carry prefill in the same steps, every `interval`th of all of them:
+    their loop sets `joint_steps` before each step (`DPEngineCoreProc._should_throttle_prefills`).
     """
 
-    def __init__(self, interval: int) -> None:
+    def __init__(self, interval: int, *, admits_cached: bool = True) -> None:
         self.interval = interval
+        self.admits_cached = admits_cached  # a prompt that lacks one token is no prefill
+        self.joint_steps: int | None = None  # of all ranks before this one; None: no lock-step
         self.held = False  # in this step, prefill is held back
         self.executed = 0  # steps with tokens
         self._carries = False  # this step, prefill
@@ -117,12 +120,17 @@ class PrefillInterval:
     @property
     def left(self) -> int:
         """Steps for which prefill is held, the one just scheduled among them."""
+        if self.joint_steps is not None:
+            return self.interval - self.joint_steps % self.interval
         return self.interval - self.executed + self._last
 
     def begin(self, running: RunningRequests) -> None:
         """Decide for a step whether prefill is held."""
         self._carries = False
-        early = self.executed + 1 - self._last < self.interval
+        if self.joint_steps is not None:
+            early = self.joint_steps % self.interval > 0
+        else:
+            early = self.executed + 1 - self._last < self.interval
         self.held = early and not self._backed_up and running.may_decode()
 
     def holds(self, request: Request) -> bool:
@@ -131,7 +139,7 @@ class PrefillInterval:
 
     def refuses(self, request: Request, start: int) -> bool:
         """Say whether one that waits, its first `start` tokens cached, must wait on for that."""
-        return self.held and start < request.known - 1
+        return self.held and (start < request.known - 1 or not self.admits_cached)
 
     def scheduled(self, request: Request, prefill: bool) -> None:
         """Take note that this step computes tokens of a request; `prefill`: of its prompt."""

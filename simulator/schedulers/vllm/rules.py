@@ -79,6 +79,8 @@ class Rules(NamedTuple):
     """A request takes the slots of its first drafts as it is admitted. Before, in its next step."""
     pads_new_decodes: bool = True
     """A request admitted for one token beside others that decode has places for drafts, too."""
+    admits_cached: bool = True
+    """While prefill is held back, a waiting request that lacks one token alone is admitted."""
     ranks_by_request: bool = True
     """Offloading: what a running request stores or loads is as old as its first such block, and the
     last block of its prompt goes first. Before, each was as old as itself."""
@@ -103,6 +105,7 @@ RULES_SINCE: dict[str, Release] = {
     "counts_draft_slots": (0, 28, 0),
     "looks_ahead_at_once": (0, 23, 0),
     "pads_new_decodes": (0, 25, 0),
+    "admits_cached": (0, 25, 0),
 }
 """The first release with each rule."""
 OPTIONS_SINCE: dict[str, tuple[Release, Any]] = {
@@ -115,6 +118,8 @@ OPTIONS_SINCE: dict[str, tuple[Release, Any]] = {
     "prefill_schedule_interval": ((0, 33, 0), 1),
 }
 """The first release in which an option has an effect on one engine, and its value before."""
+LOCK_STEP_INTERVAL_SINCE: Release = (0, 24, 0)
+"""The first release in which `prefill_schedule_interval` has one on ranks in lock-step."""
 LIMITS = ("max_num_scheduled_tokens", "max_num_active_seqs")
 """Options that change no decision unless they are given."""
 BOUNDARIES = sorted(

@@ -169,8 +169,9 @@ class Scheduler:
             min_decode_blocks_scope=min_decode_blocks_scope,
             reserve_output_tokens=reserve_output_tokens,
         )
+        interval, cached = prefill_schedule_interval, rules.admits_cached
         self.prefill_interval = (
-            PrefillInterval(prefill_schedule_interval) if prefill_schedule_interval > 1 else None
+            PrefillInterval(interval, admits_cached=cached) if interval > 1 else None
         )
         self.swap_space = SwapSpace(swap_blocks, blocks.block_size, swap_prices)
         self.victim = victim_of(policy)
