@@ -198,7 +198,9 @@ def replay(
         for path in draft.earlier:
             print(f"{path}: the answers of a replay that did not end", file=sys.stderr)
         found = send(
-            *(workload, url, model),
+            workload,
+            url,
+            model,
             timeout=timeout,
             prompt_seed=prompt_seed,
             vocab_size=last,
