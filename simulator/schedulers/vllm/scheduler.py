@@ -175,14 +175,7 @@ class Scheduler:
         )
         self.swap_space = SwapSpace(swap_blocks, blocks.block_size, swap_prices)
         self.victim = victim_of(policy)
-        self.waiting: WaitingQueue = Fifo()
-        self.settle_queue: Callable[[float], None] | None = None
-        self.refresh_queue: Callable[[float], None] | None = None
-        if policy is not None:
-            queue = queue_of(policy, self)
-            self.settle_queue = getattr(queue, "settle", None)
-            self.refresh_queue = getattr(queue, "refresh", None)
-            self.waiting = SwappedFirst(queue) if swap_blocks else queue
+        self._make_queue(policy, swaps=swap_blocks > 0)
         self._tries_others = not (rules.stops_at_long_head or enable_chunked_prefill)
         self._reordered = False  # by the last call of `admit`, the waiting queue
         slots = max_loras, max(max_loras, max_cpu_loras)
@@ -197,6 +190,17 @@ class Scheduler:
         # There are blocks for every request that max_model_len admits.
         self._longest_fits = blocks.most_held(max_model_len - 1) <= blocks.usable
         self._check()
+
+    def _make_queue(self, policy: Policy | None, *, swaps: bool) -> None:
+        """Make the waiting queue in a policy's order; who is swapped out goes first."""
+        self.waiting: WaitingQueue = Fifo()
+        self.settle_queue: Callable[[float], None] | None = None
+        self.refresh_queue: Callable[[float], None] | None = None
+        if policy is not None:
+            queue = queue_of(policy, self)
+            self.settle_queue = getattr(queue, "settle", None)
+            self.refresh_queue = getattr(queue, "refresh", None)
+            self.waiting = SwappedFirst(queue) if swaps else queue
 
     def _check(self) -> None:
         tokens, longest = self.max_num_batched_tokens, self.max_model_len
