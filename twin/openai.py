@@ -80,15 +80,7 @@ def read_body(
         limit = asked.max_completion_tokens
     elif not chat and limit is None:
         limit = DEFAULT_MAX_TOKENS
-    if asked.cache_salt == "":
-        why = "Parameter 'cache_salt' must be a non-empty string if provided."
-        raise BadRequestError(why, parameter="cache_salt")
-    if asked.stream_options is not None and not asked.stream:
-        why = "Stream options can only be defined when `stream=True`."
-        raise BadRequestError(why, parameter="stream_options")
-    if chat and asked.top_logprobs and not asked.logprobs:
-        why = "when using `top_logprobs`, `logprobs` must be set to true."
-        raise BadRequestError(why, parameter="top_logprobs")
+    _check_options(asked, chat)
     if (limit or 0) > max_model_len:
         key = "max_completion_tokens" if chat and asked.max_completion_tokens else "max_tokens"
         raise BadRequestError(
@@ -139,6 +131,19 @@ def read_body(
         + media,
         estimated=estimated,
     )
+
+
+def _check_options(asked: ChatBody | CompletionBody, chat: bool) -> None:
+    """Refuse options that contradict each other."""
+    if asked.cache_salt == "":
+        why = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise BadRequestError(why, parameter="cache_salt")
+    if asked.stream_options is not None and not asked.stream:
+        why = "Stream options can only be defined when `stream=True`."
+        raise BadRequestError(why, parameter="stream_options")
+    if chat and asked.top_logprobs and not asked.logprobs:
+        why = "when using `top_logprobs`, `logprobs` must be set to true."
+        raise BadRequestError(why, parameter="top_logprobs")
 
 
 def _predicted(value: object) -> int | None:
