@@ -77,7 +77,6 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
     engine, name = spec.engine, policy_name(spec.policy)
     role = None if spec.role == "ec_producer" else spec.role
     chosen = of_policy(spec.policy)
-    overlaps = "asynchronous " if engine.async_scheduling else ""
 
     def need(required: Mapping[str, object], differs: str, otherwise: str) -> None:
         for key, word in differing_keys(engine, required):
@@ -139,6 +138,13 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
         from simulator.schedulers.vllm.speculative import Speculative
 
         return Speculative
+    return _in_time(spec, chosen, role)
+
+
+def _in_time(spec: EngineSpec, chosen: type[Scheduler], role: str | None) -> type[Scheduler]:
+    """Return the kind of a scheduler that schedules ahead, or not, as the engine does."""
+    engine, name = spec.engine, policy_name(spec.policy)
+    overlaps = "asynchronous " if engine.async_scheduling else ""
     if _loads_beside(engine) and chosen is Scheduler and role is None:
         return SCHEDULERS[f"{overlaps}offloading"]
     overlapped = _overlapped(chosen) if engine.async_scheduling else chosen
