@@ -4,6 +4,7 @@ A tokenizer's chat template makes it, as in vLLM; without one it is estimated.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,24 +12,33 @@ from twin.bodies import BadRequestError, ChatBody
 from twin.chat_template import to_json
 from twin.tokenizers import TokenCounter
 
-MEDIA_PARTS = (
-    *("image_url", "input_image", "image_pil", "image_embeds", "audio_url", "input_audio"),
-    *("audio_embeds", "video_url", "file"),
-)
-"""Kinds of vLLM's parts of a message that are no text: they count nothing."""
+NO_LIMITS: Mapping[str, int] = {}
+MEDIA_PARTS = {
+    **dict.fromkeys(("image_url", "input_image", "image_pil", "image_embeds"), "image"),
+    **dict.fromkeys(("audio_url", "input_audio", "audio_embeds"), "audio"),
+    "video_url": "video",
+    "file": "file",
+}
+"""Kinds of vLLM's parts of a message that are no text, with their modality: no token counts."""
 
 
-def chat_tokens(chat: ChatBody, counter: TokenCounter) -> tuple[Sequence[int], list[str]]:
+def chat_tokens(
+    chat: ChatBody, counter: TokenCounter, limits: Mapping[str, int] = NO_LIMITS
+) -> tuple[Sequence[int], list[str]]:
     """Tokenize a chat; return the kinds of parts, as `image_url`, that count nothing, too.
 
-    Raises BadRequestError for messages that are none.
+    Raises BadRequestError for messages that are none, and for more images, clips or sounds than
+    `limits` (vLLM's `limit_mm_per_prompt`) allows.
     """
     if not chat.messages:
         raise BadRequestError(
             "Cannot apply chat template to an empty conversation. Provide at least one message."
         )
-    ignored: dict[str, None] = {}
+    ignored: Counter[str] = Counter()
     messages = [_read_message(message, ignored) for message in chat.messages]
+    for modality, most in limits.items():
+        if sum(n for kind, n in ignored.items() if MEDIA_PARTS[kind] == modality) > most:
+            raise BadRequestError(f"At most {most} {modality}(s) may be provided in one prompt.")
     if counter.template is not None:
         tokens = counter.encode(counter.template.render(chat, messages))
     else:
@@ -55,7 +65,7 @@ def _estimated_tokens(
     return tokens
 
 
-def _read_message(message: object, ignored: dict[str, None]) -> dict[str, Any]:
+def _read_message(message: object, ignored: Counter[str]) -> dict[str, Any]:
     """Return a message with its content as text, and the arguments of its calls as objects."""
     if not isinstance(message, Mapping):
         raise _wrong_message("one is not an object")
@@ -69,8 +79,8 @@ def _read_message(message: object, ignored: dict[str, None]) -> dict[str, Any]:
             text = part.get("text") if isinstance(part, Mapping) else part
             if isinstance(text, str):
                 texts.append(text)
-            elif kind in MEDIA_PARTS:
-                ignored[kind] = None
+            elif isinstance(kind, str) and kind in MEDIA_PARTS:
+                ignored[kind] += 1
         content = "\n".join(texts)
     if content is not None and not isinstance(content, str):
         raise _wrong_message("a content is neither text nor a list of parts")

@@ -11,7 +11,7 @@ from typing import Any
 from simulator.core.request import Request, Segments
 from simulator.workload.traces.format import name_problem
 from twin.bodies import BadRequestError, Body, ChatBody, CompletionBody, StreamOptions, read_types
-from twin.chat_prompt import chat_tokens
+from twin.chat_prompt import NO_LIMITS, chat_tokens
 from twin.tokenizers import TokenCounter
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the context
@@ -65,10 +65,11 @@ def read_body(
     max_model_len: int,
     *,
     vocab_size: int = MOST_TOKENS,
+    limits: Mapping[str, int] = NO_LIMITS,
 ) -> Wanted:
     """Understand the body of a completion, or of a chat; raise BadRequestError.
 
-    Ids of tokens are below `vocab_size`.
+    Ids of tokens are below `vocab_size`; `limits` says how many images a chat may have.
     """
     asked = read_types(body, ChatBody if chat else CompletionBody)
     assert isinstance(body, Mapping)
@@ -91,7 +92,7 @@ def read_body(
         )
     media: list[str] = []  # kinds of parts that count nothing
     if chat:
-        tokens, media = chat_tokens(asked, counter)
+        tokens, media = chat_tokens(asked, counter, limits)
     else:
         tokens = _prompt_tokens(asked.prompt, counter, vocab_size)
     if len(tokens) > max_model_len:

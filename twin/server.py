@@ -215,8 +215,11 @@ class Server:
             text = f"the body has more than {MOST_BYTES:,} bytes"
             raise BadRequestError(text, 413) from None
         vocab_size = self.engine.spec.model.vocab_size
+        images = self.scenario.engine.multimodal_config
         wanted = read_body(
-            body, chat, self.model, self.counter, self.max_model_len, vocab_size=vocab_size
+            *(body, chat, self.model, self.counter, self.max_model_len),
+            vocab_size=vocab_size,
+            limits={} if images is None else images.limit_mm_per_prompt,
         )
         wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
         if "X-Client" in request.headers:

@@ -224,3 +224,29 @@ def test_what_is_no_tool_and_no_call_is_refused(wrong: dict[str, Any]) -> None:
             assert response.status == 400
 
     served_by(play)
+
+
+def test_more_images_than_the_limit_are_refused() -> None:
+    """As in vLLM: five beside a limit of four; sounds have a limit of their own, or none."""
+
+    async def play(client: ClientSession, _: Server) -> None:
+        async def asked(kind: str, count: int) -> tuple[int, str]:
+            parts = [{"type": "text", "text": "a"}, *({"type": kind, kind: {}},) * count]
+            messages = [
+                {"role": "user", "content": parts[:3]},
+                {"role": "user", "content": parts[3:]},
+            ]
+            body = {"messages": messages, "max_tokens": 1}
+            async with client.post("/v1/chat/completions", json=body) as response:
+                return response.status, await response.text()
+
+        assert (await asked("image_url", 4))[0] == 200
+        status, text = await asked("image_url", 5)
+        assert status == 400
+        assert "At most 4 image(s) may be provided in one prompt." in text
+        assert (await asked("audio_url", 5))[0] == 200
+
+    limits = (
+        "engine.multimodal_config={limit_mm_per_prompt: {image: 4}, encoder_seconds: [[1, 0.1]]}"
+    )
+    served_by(play, limits)
