@@ -81,7 +81,7 @@ def read_body(
         limit = asked.max_completion_tokens
     elif not chat and limit is None:
         limit = DEFAULT_MAX_TOKENS
-    _check_options(asked, chat)
+    _check_options(asked)
     if (limit or 0) > max_model_len:
         key = "max_completion_tokens" if chat and asked.max_completion_tokens else "max_tokens"
         raise BadRequestError(
@@ -134,7 +134,7 @@ def read_body(
     )
 
 
-def _check_options(asked: ChatBody | CompletionBody, chat: bool) -> None:
+def _check_options(asked: ChatBody | CompletionBody) -> None:
     """Refuse options that contradict each other."""
     if asked.cache_salt == "":
         why = "Parameter 'cache_salt' must be a non-empty string if provided."
@@ -142,7 +142,7 @@ def _check_options(asked: ChatBody | CompletionBody, chat: bool) -> None:
     if asked.stream_options is not None and not asked.stream:
         why = "Stream options can only be defined when `stream=True`."
         raise BadRequestError(why, parameter="stream_options")
-    if chat and asked.top_logprobs and not asked.logprobs:
+    if isinstance(asked, ChatBody) and asked.top_logprobs and not asked.logprobs:
         why = "when using `top_logprobs`, `logprobs` must be set to true."
         raise BadRequestError(why, parameter="top_logprobs")
 

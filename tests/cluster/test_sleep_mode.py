@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from simulator import Result, load_scenario, run
 from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.sleep_mode import SleepTimes
 from simulator.planning.candidate import resources
+from simulator.scenario.kv_room import memory_budget
+from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError
 from simulator.views.vllm_serve import serve_command
 
@@ -54,12 +57,21 @@ def fleet(folder: Path, rows: list[Row], *changes: str, stepwise: bool = False) 
     return run(load_scenario(folder / "s.yaml", [*changes]), stepwise=stepwise)
 
 
+@cache
+def loaded(name: str) -> float:
+    """Return the bytes of a model's weights on its GPU: parameters, and tables of a few MB."""
+    spec = resolve(load_scenario({"model": name, "gpu": {"name": "H100-80GB"}}))
+    size = memory_budget(spec.engine, spec.model, spec.gpu).weights
+    parameters = {A: 8_030_261_248, B: 8_190_735_360, C: 4_022_468_096}[name]
+    assert size == pytest.approx(2 * parameters, rel=0.002)
+    return size
+
+
 def switch(level: int = 1, name: str = A, to: str = B) -> float:
     """Return how long it takes from one of the two models to the other: bytes by bandwidth."""
-    size = {A: 8_030_261_248, B: 8_190_735_360, C: 4_022_468_096}  # parameters
     if level == 2:
-        return 0.25 + 0.55 + 2 * size[to] / 4.1e9
-    return 0.05 + 2 * size[name] / 22e9 + 0.2 + 2 * size[to] / 22e9
+        return 0.25 + 0.55 + loaded(to) / 4.1e9
+    return 0.05 + loaded(name) / 22e9 + 0.2 + loaded(to) / 22e9
 
 
 @pytest.mark.parametrize(("level", "size", "gpus", "sleep", "wake"), MEASURED)
@@ -101,7 +113,7 @@ def test_who_is_busy_ends_what_it_has_after_max_wait(tmp_path: Path) -> None:
     assert told["share_of_ttft"] == pytest.approx(sum(waits) / (sum(waits) + 1.5))
     switching = switch() + switch(name=B, to=A)
     assert told["share_switching"] == pytest.approx(switching / sum(waits))
-    assert told["host_memory_gb"] == pytest.approx(2 * 8.190735360)
+    assert told["host_memory_gb"] == pytest.approx(loaded(B) / 1e9)
 
 
 def test_idle_timeout_keeps_a_model_awake(tmp_path: Path) -> None:

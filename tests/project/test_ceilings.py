@@ -20,13 +20,11 @@ BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, token
 }
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
-LINES, KEYS, REACH = 42_423, 237, 179
+LINES, KEYS, REACH = 46_378, 244, 193
 """Code lines of `simulator/`, keys of a scenario, and files that name a feature, of each summed."""
 GRANTS = {
-    "memory of real checkpoints and caches": (500, 0, 0),
-    "the server as it is launched": (2_000, 6, 18),
-    "answers a buyer can act on": (500, 0, 0),
-    "serve for every client": (600, 0, 0),
+    "hybrid caches and drafts as they are launched": (800, 6, 6),
+    "answers a buyer can act on": (100, 0, 0),
     "time on servers nobody tuned on": (400, 0, 0),
 }
 """What a piece of work may add to each: it goes once that has landed, and the ceilings fall."""

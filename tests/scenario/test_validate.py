@@ -158,7 +158,8 @@ BAD = [
     (
         "workload:\n  trace:\n    path: t.csv\n    format: azur\n",
         "s.yaml:4: workload.trace.format: must be 'azure', 'burstgpt', 'lengths', 'mooncake', "
-        "'timed_trace', 'llmservingsim', 'dynamo', 'weka', 'agentic_mooncake', 'vllm_bench', "
+        "'timed_trace', 'llmservingsim', 'dynamo', 'weka', 'agentic_mooncake', "
+        "'copilot', 'agentperfbench', 'trtllm_bench', 'vllm_bench', "
         "'guidellm', 'aiperf', 'inference_perf', 'otel', 'access_log', 'requests', 'sharegpt' "
         "or 'custom', not 'azur'; did you mean azure?",
     ),

@@ -101,8 +101,6 @@ class Scheduler:
     """`cancel` can take a request away between two steps."""
     headroom: ClassVar[int] = 0
     """Blocks that must be left after a step of decodes, for it to preempt nobody."""
-    door: Door | None = None
-    """What keeps requests out beyond the limits of the queue, where there are some."""
     awaits_transfer: ClassVar[bool] = False
     """Something comes from outside that lets waiting requests go on."""
     polls: ClassVar[bool] = False
@@ -138,6 +136,7 @@ class Scheduler:
         encoder: EncoderLimits | None = None,
         rules: Rules | None = None,
     ) -> None:
+        self.door: Door | None = None  # keeps requests out beyond the limits of the queue
         self.blocks = blocks
         self.tier = blocks.tier
         self.rules = rules = rules or NEWEST_RULES
@@ -175,7 +174,7 @@ class Scheduler:
         )
         self.swap_space = SwapSpace(swap_blocks, blocks.block_size, swap_prices)
         self.victim = victim_of(policy)
-        self._make_queue(policy, swaps=swap_blocks > 0)
+        self._start_queue(policy, swaps=swap_blocks > 0)
         self._tries_others = not (rules.stops_at_long_head or enable_chunked_prefill)
         self._reordered = False  # by the last call of `admit`, the waiting queue
         slots = max_loras, max(max_loras, max_cpu_loras)
@@ -191,7 +190,7 @@ class Scheduler:
         self._longest_fits = blocks.most_held(max_model_len - 1) <= blocks.usable
         self._check()
 
-    def _make_queue(self, policy: Policy | None, *, swaps: bool) -> None:
+    def _start_queue(self, policy: Policy | None, *, swaps: bool) -> None:
         """Make the waiting queue in a policy's order; who is swapped out goes first."""
         self.waiting: WaitingQueue = Fifo()
         self.settle_queue: Callable[[float], None] | None = None
