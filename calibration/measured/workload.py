@@ -62,7 +62,7 @@ def _recorded_segments(
     run: Run, requests: Requests, config: Mapping[str, object]
 ) -> list[Segments | None] | None:
     """Return what prompts share: by their ids, else as a pool comes round, else a common prefix."""
-    if requests.prompt_id is not None:
+    if requests.prompt_id is not None and any(requests.prompt_id):
         return _prompt_segments(requests.prompt_id, requests.prompt)
     if pool := run.count("prompt_pool"):
         return _prompt_segments((np.arange(len(requests)) % pool).tolist(), requests.prompt)
@@ -118,8 +118,11 @@ def _common_prefix(run: Run, prompts: Ints, config: Mapping[str, object]) -> int
 
 
 def _prompt_segments(ids: Sequence[object], prompts: Ints) -> list[Segments | None]:
-    """Let prompts of one id be the same."""
-    return [((("prompt", name), size),) for name, size in zip(ids, prompts.tolist(), strict=True)]
+    """Let prompts of one id be the same; one whose id is empty shares nothing."""
+    return [
+        None if name == "" else ((("prompt", name), size),)
+        for name, size in zip(ids, prompts.tolist(), strict=True)
+    ]
 
 
 def _stages(requests: Requests, config: Mapping[str, object]) -> Ints | None:

@@ -48,6 +48,14 @@ def test_prompt_ids_count_with_times_and_without(mean_e2el):
     assert named == alike
 
 
+def test_an_empty_prompt_id_is_no_id(mean_e2el):
+    apart, _ = mean_e2el(table())
+    assert mean_e2el(table("prompt_id", extra=lambda k: ("",)))[0] == apart
+    some, _ = mean_e2el(table("prompt_id", extra=lambda k: ("" if k % 2 else "x",)))
+    own, _ = mean_e2el(table("prompt_id", extra=lambda k: (f"own-{k}" if k % 2 else "x",)))
+    assert some == own < apart
+
+
 def test_prompt_ids_of_json_lines_count(put):
     lines = [
         {"arrival_s": k, "input_tokens": 9, "output_tokens": 2, "prompt_id": "x"} for k in range(3)

@@ -170,7 +170,7 @@ class Records:
 
     def _word(self, field: str, k: int, value: object) -> str:
         if value is None:
-            return "" if field in {"model", "prefix", "media"} else UNKNOWN
+            return "" if field in {"model", "prefix", "media", "prompt_id"} else UNKNOWN
         text = value if isinstance(value, str) else str(value)
         if wrong := name_problem(text):
             self._wrong(field, k, f"{short_repr(text)} {wrong}")
