@@ -80,7 +80,10 @@ def test_held_by_the_client_and_rejected(write, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(text + "".join(f"2023-11-16 {line}\n" for line in lines))
     sets = ["workload={trace: {path: t.csv}, max_concurrency: 1}"]
     write_run(run(load_scenario(write(PAIR), sets)), tmp_path / "out")
-    assert "It was rejected: it could never fit." in explain(tmp_path / "out", 1)
+    assert (
+        "It was rejected: it could never fit, or a limit of the queue (503) kept it out."
+        in explain(tmp_path / "out", 1)
+    )
     third = explain(tmp_path / "out", 2)
     assert "1.000 s  due; the client holds it back: max_concurrency" in third
     assert "4.000 s  sent to the engine; 0 of 4 seats are taken, 0 requests wait" in third

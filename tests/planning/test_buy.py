@@ -240,7 +240,7 @@ def test_what_halves_serve_by_hand() -> None:
     cost = SimpleNamespace(
         execute=lambda step: 2.0, decode_seconds=lambda sizes, context: 2.0 + 0.0 * sizes
     )
-    engine = SimpleNamespace(max_num_batched_tokens=10, max_num_seqs=4)
+    engine = SimpleNamespace(most_tokens=10, most_running=4)
     model, load = SimpleNamespace(keeps_window=True), workload((0.0, 5, 9))
     one = Replica(engine, model, None, cost)  # type: ignore[arg-type]
     traffic = SimpleNamespace(workload=load, answer_context=9.0)

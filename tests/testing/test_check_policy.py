@@ -83,23 +83,23 @@ class Spendthrift(Scheduler):
     """Doubles the budget of a step."""
 
     def schedule(self, now: float) -> Step:
-        budget = self.max_num_batched_tokens
-        self.max_num_batched_tokens = 2 * budget
+        budget = self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = 2 * budget
         try:
             return super().schedule(now)
         finally:
-            self.max_num_batched_tokens = budget
+            self.max_num_scheduled_tokens = budget
 
 
 class Crowded(Scheduler):
     """Has one seat more than it should."""
 
     def schedule(self, now: float) -> Step:
-        self.max_num_seqs += 1
+        self.max_num_active_seqs += 1
         try:
             return super().schedule(now)
         finally:
-            self.max_num_seqs -= 1
+            self.max_num_active_seqs -= 1
 
 
 class Oracle:
