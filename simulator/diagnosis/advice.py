@@ -18,6 +18,7 @@ from simulator.results.breakdown import prompt_rows
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Ints
 from simulator.results.sample import percentiles
+from simulator.scenario.choose_scheduler import choose_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.kv_room import EIGHT_BITS, UTILIZATION, kv_blocks, least_change
 from simulator.scenario.policy_table import accepts
@@ -420,8 +421,8 @@ class Advisor:
 
     def prefix_caching(self) -> list[Advice]:
         """Keep the blocks of prompts, where the scheduler can find them."""
-        caches = getattr(self.run.scheduler, "caches_prefixes", True)
-        if not caches or self.engine.allocation != "paged":
+        chosen = choose_scheduler(self.spec)  # None: the installed vLLM's, which caches
+        if (chosen is not None and not chosen.caches_prefixes) or self.engine.allocation != "paged":
             return []
         return [turn(self.key("enable_prefix_caching"), False, True)]
 
