@@ -2,15 +2,11 @@
 FROM python:3.13-slim
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY headway headway
 COPY simulator simulator
 COPY calibration calibration
-COPY conformance conformance
-COPY deploy deploy
 COPY gpu_backend gpu_backend
-COPY headway_sglang headway_sglang
-COPY headway_vllm headway_vllm
 COPY scenarios scenarios
-COPY twin twin
 RUN pip install --no-cache-dir ".[serve,parquet]" && rm -rf /src/*
 WORKDIR /work
 EXPOSE 8000

@@ -64,7 +64,7 @@ class Trial:
     def start(self) -> subprocess.Popen[bytes]:
         """Begin the command, its processes marked in their environment."""
         return subprocess.Popen(
-            [sys.executable, "-m", "simulator", *COMMANDS[self.verb]],
+            [sys.executable, "-m", "headway", *COMMANDS[self.verb]],
             cwd=self.folder,
             env=os.environ | {"PYTHONPATH": str(ROOT), "CHAOS_MARK": self.mark},
             stdout=subprocess.DEVNULL,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headway.figures.style import COLORS, grid, legend_below, log_scale, save, sheet
 from simulator import Result, load_scenario, run
-from simulator.figures.style import COLORS, grid, legend_below, log_scale, save, sheet
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model

@@ -12,8 +12,8 @@ import argparse
 import warnings
 from pathlib import Path
 
+from headway.figures.style import color, grid, legend_below, log_scale, marker, save, sheet
 from simulator import load_scenario, run
-from simulator.figures.style import color, grid, legend_below, log_scale, marker, save, sheet
 
 SCENARIO = "what-if/kv-tiers"
 RATES = (0.1, 0.2, 0.3, 0.4)  # sessions/s

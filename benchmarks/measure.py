@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "scenarios" / "demo.yaml"
-HEADWAY = ("-m", "simulator")
+HEADWAY = ("-m", "headway")
 
 
 @dataclass(frozen=True, order=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from measure import DEMO
 
+from headway.figures.style import color, grid, legend_below, log_scale, marker, save, sheet
 from simulator import load_scenario
-from simulator.figures.style import color, grid, legend_below, log_scale, marker, save, sheet
 from simulator.simulation.stream import run_streamed
 
 METRICS = {

@@ -13,8 +13,8 @@ import argparse
 import warnings
 from pathlib import Path
 
+from headway.figures.style import color, grid, legend_below, log_scale, marker, save, sheet
 from simulator import load_scenario, run
-from simulator.figures.style import color, grid, legend_below, log_scale, marker, save, sheet
 
 SCENARIO = "what-if/pools"
 GPUS = 8

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import yaml
 from against import install
 
-from simulator.planning.measure import measure_run
+from headway.planning.measure import measure_run
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import load_scenario
 
@@ -95,7 +95,7 @@ def ours(problem: Problem, folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "scenario.yaml"
     path.write_text(yaml.safe_dump(problem.scenario))
-    words = [sys.executable, "-m", "simulator", "plan", str(path), "--buy"]
+    words = [sys.executable, "-m", "headway", "plan", str(path), "--buy"]
     words += ["--gpus", problem.gpu[0], "--precision", "bf16"]
     subprocess.run([*words, "--out", f"{folder}/plan", "--quiet"], check=True)
     report = json.loads((folder / "plan" / "plan.json").read_text())

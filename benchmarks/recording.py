@@ -13,7 +13,7 @@ import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from html import escape
 
-from simulator.cli.main import main as headway
+from headway.cli.main import main as headway
 
 COLUMNS, ROWS = 80, 24
 WIDTH, HEIGHT, EDGE = 8.43, 18, 14  # px of a letter of 14 px, of a line, around all

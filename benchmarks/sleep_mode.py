@@ -12,8 +12,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+from headway.figures.style import color, grid, legend_below, log_scale, marker, save, sheet
 from simulator import load_scenario, run
-from simulator.figures.style import color, grid, legend_below, log_scale, marker, save, sheet
 
 SCENARIO = "what-if/rare-models"
 MODELS = 8

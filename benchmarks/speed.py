@@ -9,7 +9,7 @@ names a folder that holds it, else of a generated workload with its statistics. 
 other processes disturb: the second column of times divides by what this machine needs for a
 million SimPy timeouts, so compare that one between machines. `--big` adds a million requests;
 `--sweep` times sweeps alone, on one core and on two, and needs both for itself.
-The costliest functions: `python -m cProfile -s tottime -m simulator run ...`.
+The costliest functions: `python -m cProfile -s tottime -m headway run ...`.
 """
 
 import argparse
@@ -77,10 +77,10 @@ def phases() -> list[tuple[str, float]]:
     def mark(name: str) -> None:
         marks.append((name, time.process_time()))
 
+    from headway.report.text import run_table
     from simulator.scenario.load import load_scenario
     from simulator.simulation.run import run
     from simulator.simulation.write import write_run
-    from simulator.views.report import run_table
 
     mark("import")
     scenario = load_scenario(CONV, conv(19366))

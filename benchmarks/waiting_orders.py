@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from headway.planning.runs import encode_csv
 from simulator import load_scenario, run
-from simulator.planning.runs import encode_csv
 from simulator.workload import Workload
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from calibration.engine_steps.grid import NoGraphs, Setup
-from simulator.cli.options import (
+from headway.cli.options import (
     DEFAULT_SETTINGS,
     Json,
     NoOwnCode,
@@ -255,9 +255,9 @@ def live(
     With vLLM the simulation of the same scenario is put beside it.
     """
     from calibration.engine_steps.live_folder import RERUN_PATTERN, write_live
-    from simulator.cli.console import print_interrupted_run
-    from simulator.cli.progress import run_progress
-    from simulator.views.report import run_table
+    from headway.cli.console import print_interrupted_run
+    from headway.cli.progress import run_progress
+    from headway.report.text import run_table
 
     if reruns < 0:
         raise HeadwayError(f"--reruns {reruns}: must be at least 0")
@@ -412,7 +412,7 @@ def _validate_measured(
     """Return the exit status: 1 where none of the runs could be predicted."""
     from calibration.measured.predict import validate_measured
     from calibration.measured.report import json_rows, outcome_line, report, write_json, write_plots
-    from simulator.cli.progress import results_progress
+    from headway.cli.progress import results_progress
     from simulator.util.files import check_file
 
     if folder.is_file():

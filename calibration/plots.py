@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from calibration.errors import Floats
-from simulator.figures.style import (
+from headway.figures.style import (
     COLORS,
     color,
     encode,

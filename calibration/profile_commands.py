@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from simulator.cli.options import Json, print_json
+from headway.cli.options import Json, print_json
 from simulator.util.errors import HeadwayError
 
 app = App(name="profile", help="List the cost profiles here, and show one.")

@@ -13,8 +13,8 @@
 # %matplotlib inline
 import pandas as pd
 
-from simulator import load_scenario, run
-from simulator.figures import Run, draw_kv, draw_occupancy, draw_throughput
+from headway import load_scenario, run
+from headway.figures import Run, draw_kv, draw_occupancy, draw_throughput
 
 SETTINGS = ["engine.max_num_seqs=24", "workload.num_prompts=600"]
 

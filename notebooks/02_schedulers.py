@@ -9,8 +9,8 @@
 # %matplotlib inline
 import pandas as pd
 
-from simulator import load_scenario, run
-from simulator.figures import Run, draw_fairness, draw_policies
+from headway import load_scenario, run
+from headway.figures import Run, draw_fairness, draw_policies
 
 SETTINGS = [
     "engine.max_num_seqs=24",

@@ -13,8 +13,8 @@ import tempfile
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from simulator import load_scenario, run, sweep
-from simulator.figures import Run, draw_kv
+from headway import load_scenario, run, sweep
+from headway.figures import Run, draw_kv
 
 SEATS = [16, 24, 32, 64, 128, 256]
 LOAD = {"workload.num_prompts": [1500], "workload.request_rate": [5]}

@@ -16,8 +16,8 @@ import pandas as pd
 from calibration.engine_steps.fit import fit_rows, judge
 from calibration.engine_steps.steps_file import read_rows
 from calibration.engine_steps.validate import table, validate
-from simulator import load_scenario, run
-from simulator.figures import draw_steps
+from headway import load_scenario, run
+from headway.figures import draw_steps
 
 MEASURED = Path("../calibration/measurements/cpu/tiny-test")
 rows = read_rows(MEASURED / "steps.csv.gz")

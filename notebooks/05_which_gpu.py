@@ -10,8 +10,8 @@
 # %matplotlib inline
 import tempfile
 
-from simulator import plan, sweep
-from simulator.figures import draw_latency
+from headway import plan, sweep
+from headway.figures import draw_latency
 
 SLO = ["p99_ttft_ms<=1000", "p99_tpot_ms<=60"]
 GPUS = {"gpu.name": ["L4", "L40S", "A100-80GB", "H100-80GB"]}

@@ -10,8 +10,8 @@
 import numpy as np
 import pandas as pd
 
-from simulator import load_scenario, run
-from simulator.figures import Run, draw_policies
+from headway import load_scenario, run
+from headway.figures import Run, draw_policies
 from simulator.testing import check_policy
 from simulator.workload import Workload
 

@@ -11,7 +11,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from simulator import load_scenario, run
+from headway import load_scenario, run
 
 
 def simulate(*settings):

@@ -25,7 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from simulator.planning.intervals import holm, paired
+from headway.planning.intervals import holm, paired
 from simulator.testing import check_policy
 
 BENCHMARKS, EXAMPLES = Path("../benchmarks"), Path("../scenarios/examples")

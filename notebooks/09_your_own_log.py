@@ -23,8 +23,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from simulator import load_scenario, run
-from simulator.cli.main import main
+from headway import load_scenario, run
+from headway.cli.main import main
 
 folder = Path(tempfile.mkdtemp())
 server = folder / "server.yaml"

@@ -11,7 +11,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from simulator import load_scenario, run
+from headway import load_scenario, run
 
 SPLIT = "cluster.groups.prefill.replicas={}", "cluster.groups.decode.replicas={}"
 TOGETHER = ["cluster={replicas: 4, router: least_outstanding}"]

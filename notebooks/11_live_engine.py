@@ -20,7 +20,7 @@ import pandas as pd
 
 from calibration.running_server.judge import compare
 from calibration.server_logs.from_loads import Load, fit_loads
-from simulator import load_scenario
+from headway import load_scenario
 from simulator.workload.workload import Workload
 
 folder = Path("../calibration/measurements/cpu/vllm-0.32-tiny-llama")
@@ -100,7 +100,7 @@ if find_spec("vllm") is None:
     print("vLLM is not installed in this Python: the rows above are what was measured with it")
 else:
     from gpu_backend.vllm_engine import run_vllm
-    from simulator import run
+    from headway import run
 
     short = load_scenario(folder / "scenario.yaml", ["workload.num_prompts=60"])
     for word, result in (("live", run_vllm(short).result), ("simulated", run(short))):

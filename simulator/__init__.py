@@ -1,4 +1,4 @@
-"""Headway: a discrete-event simulator of continuous-batching schedulers.
+"""The simulator: what turns a scenario into a Result.
 
 Each package may import those below it (`docs/architecture.md` has the order), and nothing outside
 `simulator`. Start with `simulation/run.py`, where all of them meet.
@@ -10,9 +10,6 @@ TYPE_CHECKING = False  # typing's own costs milliseconds in which Ctrl-C would b
 if TYPE_CHECKING:
     from typing import Any
 
-    from simulator.planning.diagnose import diagnose
-    from simulator.planning.plan_report import plan
-    from simulator.planning.sweep import sweep
     from simulator.scenario.load import load_scenario
     from simulator.scenario.scenario import Scenario
     from simulator.simulation.result import Result
@@ -23,11 +20,11 @@ __all__ = ["Result", "Scenario", "diagnose", "load_scenario", "plan", "run", "sw
 _HOMES = {
     "Result": "simulator.simulation.result",
     "Scenario": "simulator.scenario.scenario",
-    "diagnose": "simulator.planning.diagnose",
+    "diagnose": "headway.planning.diagnose",
     "load_scenario": "simulator.scenario.load",
-    "plan": "simulator.planning.plan_report",
+    "plan": "headway.planning.plan_report",
     "run": "simulator.simulation.run",
-    "sweep": "simulator.planning.sweep",
+    "sweep": "headway.planning.sweep",
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibration.measured.compare import Outcome
-from simulator.views.report import near_capacity
+from headway.report.text import near_capacity
 
 ENGINE_ERROR = 0.1  # standard deviation of f
 FEWEST = 4  # runs of a server that tell an offset

@@ -12,11 +12,11 @@ from calibration.errors import Floats
 from calibration.measured.requests import Requests
 from calibration.measured.runs import Run
 from calibration.text_files import read_rows
-from simulator.planning.sensitivity import BATCH_MEANS, MEANS, Sensitivity, batch_means
+from headway.planning.sensitivity import BATCH_MEANS, MEANS, Sensitivity, batch_means
+from headway.twin.polled_gauges import Gauges, polled_gauges
 from simulator.results.request_table import gather_requests
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
-from twin.polled_gauges import Gauges, polled_gauges
 
 LATENCIES = ("ttft", "tpot", "e2el")
 MIN_GAUGE_MEAN = 0.1  # a mean below it is nothing to compare

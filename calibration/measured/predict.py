@@ -33,20 +33,21 @@ from calibration.measured.workload import (
     replay,
 )
 from calibration.text_files import read_json, read_rows
-from simulator.core.alarm import FastEnvironment
-from simulator.core.engine_config import EngineConfig
-from simulator.costs.profile import shipped_profiles
-from simulator.engine.pipeline import make_replica
-from simulator.models.gpus import Gpu
-from simulator.models.spec import ModelSpec
-from simulator.planning.knee import find_knee
-from simulator.planning.sensitivity import (
+from headway.planning.knee import find_knee
+from headway.planning.sensitivity import (
     LESS_CACHE,
     changed_costs,
     greedy_cost,
     sensitivities,
     unexplained,
 )
+from headway.twin.measured_run import lateness_notes
+from simulator.core.alarm import FastEnvironment
+from simulator.core.engine_config import EngineConfig
+from simulator.costs.profile import shipped_profiles
+from simulator.engine.pipeline import make_replica
+from simulator.models.gpus import Gpu
+from simulator.models.spec import ModelSpec
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import check_scenario
@@ -62,7 +63,6 @@ from simulator.util.yaml_lines import SourceMap
 from simulator.workload.traces.fields import parse_columns
 from simulator.workload.unused import warn_of_images, warn_of_models
 from simulator.workload.workload import Frontend, Workload
-from twin.measured_run import lateness_notes
 
 FOUR_BIT_SPEEDUP = 3.0  # over 8 bits: B300's data sheet; others' say 2 or none
 EIGHT_BIT_SPEEDUP = 2.0  # over 16 bits

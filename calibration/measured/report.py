@@ -11,8 +11,8 @@ import numpy as np
 from calibration.measured.client_offset import find_offset
 from calibration.measured.compare import Outcome
 from calibration.plots import Pair, Series, plot_metrics, plot_run
+from headway.report.text import load_line, moved_by, near_capacity, shares_line
 from simulator.util.files import Writer, write_atomic, write_together
-from simulator.views.report import load_line, moved_by, near_capacity, shares_line
 
 SUMMARY_METRICS = (
     "mean_ttft_ms",

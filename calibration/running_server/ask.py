@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.twin.replay import PATIENCE, read_text
+from headway.twin.shadow import Poll, read_poll
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
-from twin.replay import PATIENCE, read_text
-from twin.shadow import Poll, read_poll
 
 CALM = 1.0  # s between the two looks that tell whether others use it
 UNTOLD = {

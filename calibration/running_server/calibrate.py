@@ -22,12 +22,12 @@ from calibration.running_server.ask import (
 from calibration.running_server.drive import DRIFT, Drive, Sent
 from calibration.running_server.judge import METRICS, Outcome, fit_sent
 from calibration.running_server.page import calibration_page
+from headway.twin.measured_run import write_measured
 from simulator.core.engine_config import EngineConfig
 from simulator.models.load import load_model
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.files import write_together
-from twin.measured_run import write_measured
 
 PROFILE, SCENARIO, PAGE, LOADS = "profile.yaml", "scenario.yaml", "calibration.html", "loads"
 MOST_MINUTES = 24 * 60

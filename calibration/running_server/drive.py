@@ -16,11 +16,11 @@ import numpy as np
 
 from calibration.running_server.ask import Server, look
 from calibration.server_logs.from_loads import Load
+from headway.twin.measured_run import summary
+from headway.twin.replay import Replayed, replay
+from headway.twin.shadow import Poll
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
-from twin.measured_run import summary
-from twin.replay import Replayed, replay
-from twin.shadow import Poll
 
 Echo = Callable[[str], None]
 

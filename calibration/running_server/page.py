@@ -11,8 +11,8 @@ from calibration.plots import plot_run
 from calibration.running_server.ask import ASSUMED, Server
 from calibration.running_server.drive import DRIFT, Drive
 from calibration.running_server.judge import METRICS, Compared, Outcome
+from headway.report.html.page import frame
 from simulator.scenario.scenario import Scenario
-from simulator.views.html.page import frame
 
 SHOWN = 4  # loads whose distributions are drawn
 

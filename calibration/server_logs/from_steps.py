@@ -22,7 +22,7 @@ from calibration.engine_steps.steps_file import Row, read_chunks
 from calibration.errors import MAX_HELD_OUT_ERROR
 from calibration.profile_yaml import how_to_use, scenario_profile
 from calibration.text_files import read_json, read_rows
-from conformance.live import LiveRecord, is_live, read_live
+from headway.conformance.live import LiveRecord, is_live, read_live
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -115,7 +115,7 @@ def calibrate_from_profile(source: Path, scenario: Scenario | None, out: Path) -
 def read_steps(path: Path) -> list[Row]:
     """Read a log of steps in order; HeadwayError tells file, line and what is wrong.
 
-    It is what `headway_vllm.RecordedScheduler` writes on a server, or a table. Columns:
+    It is what `headway.vllm.RecordedScheduler` writes on a server, or a table. Columns:
     `decodes` (sequences that advance by a token), `context` (tokens in their KV caches
     in all), `chunks` (pieces of prompts, `cached+new` with blanks between them) or
     `prefill_tokens` (one piece without history), and the step's time, `duration_s` or `_ms`.

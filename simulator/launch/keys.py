@@ -260,7 +260,7 @@ def _hierarchical(launch: Launch, option: Option) -> None:
     launch.words["hicache",] = option.text
 
 
-PLUGIN = "headway_vllm.HeadwayScheduler"
+PLUGIN = "headway.vllm.HeadwayScheduler"
 """`simulator.scenario.policy_table.PLUGIN`, which is above."""
 POLICY_VARIABLE = "HEADWAY_POLICY"
 CONFIGS = {

@@ -81,7 +81,7 @@ def _check_installed(engine: EngineConfig) -> None:
 
 
 def _plugin_policy(spec: EngineSpec) -> dict[str, str]:
-    """Return the environment by which `headway_vllm` is told the scenario's policy.
+    """Return the environment by which `headway.vllm` is told the scenario's policy.
 
     It is empty where the class has a policy of its own, or is another's, and where the scenario
     names none: then HEADWAY_POLICY counts as it is set.

@@ -56,7 +56,7 @@ ORDER = f"{FIELD}.order"
 FCFS = Named("fcfs")
 VLLM_POLICIES = ("fcfs", "priority")
 """What vLLM's scheduler has by itself."""
-PLUGIN = "headway_vllm.HeadwayScheduler"
+PLUGIN = "headway.vllm.HeadwayScheduler"
 """The class, given to vLLM as `--scheduler-cls`, that has the other policies there."""
 POLICY_VARIABLE = "HEADWAY_POLICY"
 """The environment variable that tells it which, as JSON."""

@@ -29,7 +29,7 @@ from calibration.engine_steps.steps_file import (
     pack_rows,
     read_rows,
 )
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.core.request import Step, Swap
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import PROFILES, read_profile
@@ -317,7 +317,7 @@ def test_without_torch_one_line_names_the_extra(verb: str, tmp_path: Path) -> No
     scenario = str(Path(__file__).parents[2] / "scenarios/live-tiny-cpu.yaml")
     what = [scenario] if verb == "live" else ["--model", "tiny-test"]
     code = (
-        "import sys; sys.modules['torch'] = None; from simulator.cli.main import main; "
+        "import sys; sys.modules['torch'] = None; from headway.cli.main import main; "
         f"sys.exit(main({[verb, *what, '--out', str(tmp_path / 'out')]!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ import pytest
 
 from calibration.server_logs.from_requests import fit_log
 from calibration.server_logs.request_log import RequestLog, read_log
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.costs.profile import read_profile
 from simulator.costs.split import SplitCost
 from simulator.scenario.load import load_scenario

@@ -7,8 +7,8 @@ import pytest
 
 from calibration.engine_steps.steps_file import make_step
 from calibration.server_logs.from_steps import _host_between
-from conformance.live import LiveRecord
-from simulator.cli.main import main
+from headway.cli.main import main
+from headway.conformance.live import LiveRecord
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import read_profile
 

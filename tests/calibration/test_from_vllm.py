@@ -17,7 +17,7 @@ from calibration.server_logs.from_steps import (
     read_profile_steps,
     read_steps,
 )
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.scenario.load import check_scenario
 from simulator.simulation.run import run
 from simulator.util.yaml_lines import SourceMap
@@ -41,7 +41,7 @@ def test_the_recorder_sees_vllms_own_steps(
     """Its rows are the steps of the run, and `--from-steps` reads them."""
     monkeypatch.setenv("HEADWAY_STEPS", str(tmp_path / "steps.jsonl"))
     engine = {**SCENARIO["engine"], "scheduler": "vllm"}
-    engine |= {"scheduler_cls": "headway_vllm.RecordedScheduler", "async_scheduling": ahead}
+    engine |= {"scheduler_cls": "headway.vllm.RecordedScheduler", "async_scheduling": ahead}
     steps = run(check_scenario(SCENARIO | {"engine": engine}, SourceMap("s", {}))).logs[0].steps
     rows = read_steps(tmp_path / "steps.jsonl")
     assert len(rows) > 200

@@ -9,7 +9,7 @@ import pytest
 
 from calibration.measured.predict import assemble_run, validate_measured
 from calibration.measured.requests import read_requests
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.core.alarm import FastEnvironment
 from simulator.engine.pipeline import make_replica
 from simulator.results.request_table import RequestTable, gather_requests

@@ -13,7 +13,7 @@ from calibration.measured.predict import (
     why_impossible,
 )
 from calibration.measured.report import outcome_line, report, write_json
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model

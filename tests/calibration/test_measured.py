@@ -15,7 +15,7 @@ from calibration.measured.report import report, write_json, write_plots
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from calibration.measured.workload import generate, replay
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.simulation.result import Result
 from simulator.simulation.run import play
 from tests.support.measured_runs import CLOSED, FILED, HEAD, REQUESTS, STRANGE, run_of

@@ -21,7 +21,7 @@ from calibration.engine_steps.steps_file import make_step
 from calibration.running_server.ask import Server, ask, scenario_of
 from calibration.running_server.calibrate import calibrate_server
 from calibration.running_server.drive import Drive
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError
@@ -82,7 +82,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     path, out = tmp_path / "truth.yaml", tmp_path / "out"
     path.write_text(SCENARIO)
     with twin(str(path), "--port", "0") as (addresses, _):
-        words = [sys.executable, "-m", "simulator", "calibrate", "--server", addresses[0],
+        words = [sys.executable, "-m", "headway", "calibrate", "--server", addresses[0],
                  "--minutes", "2", "--out", str(out)]  # fmt: skip
         for told in TOLD:
             words += ["--set", told]

@@ -8,7 +8,7 @@ import pytest
 
 from calibration.engine_steps.live_folder import MEASURED, read_measured
 from calibration.engine_steps.validate import Validation, spread_of, table, validate
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.costs.profile import PROFILES
 from simulator.util.errors import HeadwayError, HeadwayWarning
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from tests.support.commands import FILES, names
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import VERBS, main
+from headway.cli.main import VERBS, main
 
 
 @pytest.fixture

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import VERBS
+from headway.cli.main import VERBS
 from tests.support.commands import ROOT
 from tests.support.scenarios import SMALL
 from tests.support.studio import ask
 
 OPTIONAL = ("vllm", "sglang", "triton", "uvloop", "brotli", "zstandard", "orjson", "lz4", "tomli")
-NAMES = {*sys.stdlib_module_names, *packages_distributions(), *OPTIONAL, "sitecustomize"}
+OURS = {"headway", "simulator", "calibration", "gpu_backend"}
+OTHERS = {*packages_distributions(), *OPTIONAL, "sitecustomize"}
+NAMES = {*sys.stdlib_module_names, *OTHERS, *OURS}
 TRAP = "open({!r}, 'w').close()\nraise RuntimeError('a file of the current folder was imported')\n"
 CASES = Path(ROOT) / "tests" / "conformance"
 SWEPT = ("sweep", "small.yaml", "--vary", "seed=1,2,3,4", "--jobs", "2", "--out")
@@ -39,7 +41,7 @@ def traps(folder: Path) -> Path:
 def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The words that start the command as its installed script does."""
     script = tmp_path_factory.mktemp("bin") / "headway"
-    script.write_text("from simulator.__main__ import *\nif __name__ == '__main__': command()\n")
+    script.write_text("from headway.__main__ import *\nif __name__ == '__main__': command()\n")
     return [sys.executable, str(script)]
 
 
@@ -166,9 +168,9 @@ def test_nor_does_python_m_from_its_first_line_on(traps: Path) -> None:
         text=True,
         check=True,
     ).stdout.split()
-    for name in {*loaded, "contextlib", "types", "warnings", "threading", "simulator"}:
+    for name in {*loaded, *OURS, "contextlib", "types", "warnings", "threading"}:
         (traps / f"{name}.py").unlink(missing_ok=True)
-    run([sys.executable, "-m", "simulator"], *SWEPT, "o")
+    run([sys.executable, "-m", "headway"], *SWEPT, "o")
     assert not os.listdir("sprung")
 
 

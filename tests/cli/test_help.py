@@ -2,7 +2,7 @@
 
 import re
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.util.version import __version__
 from tests.support.commands import headway, python
 
@@ -26,7 +26,7 @@ def test_version(capsys):
 def test_help_and_version_need_none_of_the_heavy_packages():
     """They answer at once: numpy, pydantic and simpy stay unloaded."""
     code = (
-        "import sys; from simulator.cli.main import main; main(sys.argv[1:]); "
+        "import sys; from headway.cli.main import main; main(sys.argv[1:]); "
         "print({'numpy', 'pydantic', 'simpy', 'yaml'} & set(sys.modules))"
     )
     for arguments in (["--help"], ["run", "--help"], ["--version"]):
@@ -36,7 +36,7 @@ def test_help_and_version_need_none_of_the_heavy_packages():
 def test_a_run_needs_no_pandas_matplotlib_or_scipy():
     """Each of them costs more than the simulation."""
     code = (
-        "import sys; from simulator.cli.main import main; main(['run', 'small.yaml', '--quiet']); "
+        "import sys; from headway.cli.main import main; main(['run', 'small.yaml', '--quiet']); "
         "print({'pandas', 'matplotlib', 'scipy', 'rich.progress'} & set(sys.modules))"
     )
     assert python("-c", code).stdout == "set()\n"
@@ -45,7 +45,7 @@ def test_a_run_needs_no_pandas_matplotlib_or_scipy():
 def test_a_run_imports_the_policy_and_the_cost_that_it_names_alone():
     """To define all that a scenario may name takes as long as a small run."""
     code = (
-        "import sys; from simulator.cli.main import main; main(['run', 'small.yaml', '--quiet']); "
+        "import sys; from headway.cli.main import main; main(['run', 'small.yaml', '--quiet']); "
         "print({'simulator.schedulers.sglang.scheduler', 'simulator.schedulers.vllm_v0', "
         "'simulator.kv_cache.radix_cache', 'simulator.costs.split', 'simulator.workload.traces', "
         "'simulator.schedulers.vllm.speculative'} & set(sys.modules))"
@@ -56,7 +56,7 @@ def test_a_run_imports_the_policy_and_the_cost_that_it_names_alone():
 def test_memory_needs_no_cost_of_a_step_and_no_blocks():
     """What fits depends on neither; they took a third of its time."""
     code = (
-        "import sys; from simulator.cli.main import main; "
+        "import sys; from headway.cli.main import main; "
         "main(['memory', '--model', 'llama-3-8b', '--gpu', 'L4', '--max-model-len', '4096']); "
         "print({'simulator.scenario.settle_cost', 'simulator.costs.piecewise', "
         "'simulator.costs.roofline', 'simulator.scenario.assemble_scheduler', "
@@ -66,7 +66,7 @@ def test_memory_needs_no_cost_of_a_step_and_no_blocks():
 
 
 def test_the_module_passes_on_arguments_and_exit_code():
-    """`python -m simulator` is `headway`."""
+    """`python -m headway` is `headway`."""
     done = headway("--version")
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
     done = headway("run", "none.yaml")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.main import main
 from simulator import run
-from simulator.cli.main import main
 from simulator.scenario.load import load_scenario
 from tests.support.commands import names
 

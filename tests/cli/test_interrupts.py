@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.__main__ import main as entry
-from simulator.cli.main import main
+from headway.__main__ import main as entry
+from headway.cli.main import main
 from tests.support.commands import names
 
 STOPPING = """
@@ -53,12 +53,16 @@ def test_an_interrupt_outside_the_loop_is_told_too(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "stopped", "told"),
     [
-        (["run"], "views.report.run_table", "4 files are written"),
-        (["run", "--timeline", "t/t.json"], "views.timeline.write_timeline", "4 files are written"),
+        (["run"], "report.text.run_table", "4 files are written"),
+        (
+            ["run", "--timeline", "t/t.json"],
+            "report.timeline.write_timeline",
+            "4 files are written",
+        ),
         (["compare", "--vary", "seed=0,1"], "figures.style.save", "9 files are written"),
         (
             ["compare", "--vary", "seed=0,1"],
-            "views.comparison.compare_table",
+            "report.comparison.compare_table",
             "10 files are written",
         ),
     ],
@@ -71,14 +75,14 @@ def test_an_interrupt_says_where_the_files_are(folder, capsys, monkeypatch, comm
 
     assert main(["run", "small.yaml", "--out", "before"]) == 0  # is no business of the next command
     capsys.readouterr()
-    monkeypatch.setattr(f"simulator.{stopped}", stop)
+    monkeypatch.setattr(f"headway.{stopped}", stop)
     assert main([command[0], "small.yaml", *command[1:]]) == 130
     out = Path("out/small" if command[0] == "run" else "out/small-compare")
     assert capsys.readouterr().err == f"headway: interrupted; {told}, in {out}\n"
     assert len([path for path in out.rglob("*") if path.is_file()]) == int(told.split()[0])
 
 
-@pytest.mark.parametrize("module", ["simulator.cli.main", "cyclopts", "simulator.cli.console"])
+@pytest.mark.parametrize("module", ["headway.cli.main", "cyclopts", "headway.cli.console"])
 def test_an_interrupt_of_the_imports_is_told_too(monkeypatch, capsys, module):
     """Before the command line is there."""
 
@@ -87,8 +91,8 @@ def test_an_interrupt_of_the_imports_is_told_too(monkeypatch, capsys, module):
             if name == module:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulator.cli", sys.modules["simulator.cli"])  # as it was, afterwards
-    for name in [name for name in sys.modules if name.startswith(("simulator.cli", "cyclopts"))]:
+    monkeypatch.setattr("headway.cli", sys.modules["headway.cli"])  # as it was, afterwards
+    for name in [name for name in sys.modules if name.startswith(("headway.cli", "cyclopts"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("sys.meta_path", [Stop(), *sys.meta_path])
     assert entry() == 130
@@ -101,7 +105,7 @@ def test_an_interrupted_sweep_says_where_it_goes_on(capsys, monkeypatch):
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulator.planning.sweep.run_each", stop)
+    monkeypatch.setattr("headway.planning.sweep.run_each", stop)
     assert main(["sweep", "small.yaml", "--vary", "seed=1,2", "--jobs", "1"]) == 130
     assert capsys.readouterr().err == (
         "headway: interrupted; finished runs are in out/small-sweep/results.csv, and the same "
@@ -140,7 +144,7 @@ def test_a_sigterm_is_taken_as_an_interrupt(folder, verb, pid, told):
     (folder / "stopping.py").write_text(TERMINATED.format(pid=pid))
     policy = ["--set", "engine.scheduling_policy=stopping:Terminated"]
     more = ["--vary", "seed=1,2,3,4,5,6,7,8", "--jobs", "2"] if verb == "sweep" else []
-    command = [sys.executable, "-m", "simulator", verb, "small.yaml", *policy, *more]
+    command = [sys.executable, "-m", "headway", verb, "small.yaml", *policy, *more]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 130
     assert ended.stdout == ""
@@ -153,7 +157,7 @@ def test_a_sweep_of_which_nothing_is_there_says_so(capsys, monkeypatch):
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulator.planning.sweep.use_backend", stop)
+    monkeypatch.setattr("headway.planning.sweep.use_backend", stop)
     assert main(["sweep", "small.yaml", "--vary", "seed=1,2"]) == 130
     assert capsys.readouterr().err == "headway: interrupted; no file was written\n"
     assert not Path("out").exists()
@@ -161,7 +165,7 @@ def test_a_sweep_of_which_nothing_is_there_says_so(capsys, monkeypatch):
 
 TWICE = """
 import os, signal
-from simulator.__main__ import _interrupt
+from headway.__main__ import _interrupt
 signal.signal(signal.SIGTERM, _interrupt)
 try:
     os.kill(os.getpid(), signal.SIGTERM)

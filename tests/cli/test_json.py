@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli import doctor
-from simulator.cli.main import main
+from headway.cli import doctor
+from headway.cli.main import main
 from simulator.models.load import shipped_models
 
 ROOT = Path(__file__).parents[2]

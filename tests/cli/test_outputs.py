@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from tests.support.commands import TRACE
 from tests.workload.test_server_metrics import OUTPUT, PROMPT, scrape
 

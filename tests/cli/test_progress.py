@@ -2,10 +2,10 @@
 
 import re
 
-from simulator.cli.progress import run_progress, runs_progress, search_progress
-from simulator.planning.candidate import Candidate
-from simulator.planning.search import SearchResult
-from simulator.planning.verdict import Trial
+from headway.cli.progress import run_progress, runs_progress, search_progress
+from headway.planning.candidate import Candidate
+from headway.planning.search import SearchResult
+from headway.planning.verdict import Trial
 
 
 def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, capsys):
@@ -16,7 +16,7 @@ def test_the_progress_bar_waits_and_then_shows_how_far_the_run_is(monkeypatch, c
     with run_progress("demo", quiet=False) as show:
         show(1.0, 1, 10)
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr("simulator.cli.progress.DELAY", 0.0)
+    monkeypatch.setattr("headway.cli.progress.DELAY", 0.0)
     with run_progress("azure-conv-llama3-8b-a100", quiet=False) as show:
         show(12345.6, 115_938, 116_196)
     told = capsys.readouterr()

@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.costs.profile import PROFILES
 from simulator.models.load import MODELS
 from tests.support.commands import FILES, TRACE, names

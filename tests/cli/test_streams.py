@@ -108,7 +108,7 @@ def test_names_that_a_terminal_cannot_show(folder, settings):
 @pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
 def test_what_stderr_does_not_take_changes_nothing(tmp_path, arguments, code, stderr) -> None:
     """Neither warnings nor errors: the files are written, and the exit code is the same."""
-    words = [sys.executable, "-m", "simulator", *arguments]
+    words = [sys.executable, "-m", "headway", *arguments]
     if arguments[1] == "demo":
         words += ["--set", "workload.num_prompts=20"]
     command = f"{shlex.join(words)} {stderr} >/dev/null"

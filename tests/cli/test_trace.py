@@ -2,7 +2,7 @@
 
 import re
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from tests.support.commands import TRACE, names
 
 

@@ -10,6 +10,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.report.vllm_serve import serve_command
 from simulator import plan
 from simulator.cluster.config import FailuresConfig, OutageConfig
 from simulator.cluster.data_parallel import Balancer
@@ -24,7 +25,6 @@ from simulator.simulation.cluster import sessions_of
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayWarning
-from simulator.views.vllm_serve import serve_command
 from simulator.workload.workload import Workload
 from tests.cluster.test_fleet import N, common_queue
 from tests.cluster.test_fleet import play as play_fleet

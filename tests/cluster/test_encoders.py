@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.report.vllm_serve import serve_command
 from simulator import load_scenario, run
 from simulator.diagnosis.explain import explain
 from simulator.simulation.result import Result
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
-from simulator.views.vllm_serve import serve_command
 
 SCENARIO = """name: apart
 model: llama-3-8b

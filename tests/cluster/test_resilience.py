@@ -8,6 +8,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.report.timeline import phases
 from simulator.cluster.config import (
     AdmissionConfig,
     AutoscalingConfig,
@@ -31,7 +32,6 @@ from simulator.results.request_table import Attempts, gather_requests
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.cluster import drop_lost_rows, sessions_of
-from simulator.views.timeline import phases
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import _unroll, clocks, engines, workloads
 from tests.support.engines import Clock, fcfs, workload

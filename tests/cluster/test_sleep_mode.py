@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.planning.candidate import resources
+from headway.report.vllm_serve import serve_command
 from simulator import Result, load_scenario, run
 from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.sleep_mode import SleepTimes
-from simulator.planning.candidate import resources
 from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.resolve import resolve
 from simulator.util.errors import HeadwayError
-from simulator.views.vllm_serve import serve_command
 
 FLEET = """
 model: llama-3-8b

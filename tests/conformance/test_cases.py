@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from tests.support.conformance import make
 
 

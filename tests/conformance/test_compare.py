@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.compare import conform, default_golden
-from simulator.cli.main import main
+from headway.cli.main import main
+from headway.conformance.compare import conform, default_golden
 from simulator.util.errors import HeadwayError
 from tests.support.conformance import make
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.compare import conform, report
+from headway.conformance.compare import conform, report
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.schedulers.vllm.scheduler import Scheduler

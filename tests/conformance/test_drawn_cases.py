@@ -1,17 +1,17 @@
 """Cases drawn at random, and what vLLM 0.33.0 and 0.32.0 decided on them in its own engine loop.
 
-`conformance.draw_cases` drew them, `conformance.record_vllm` recorded them: `golden/NAME.jsonl.gz`
-from 0.33.0, `golden/NAME.032.jsonl.gz` from 0.32.0.
+`headway.conformance.draw_cases` drew them, `headway.conformance.record_vllm` recorded them:
+`golden/NAME.jsonl.gz` from 0.33.0, `golden/NAME.032.jsonl.gz` from 0.32.0.
 """
 
 from pathlib import Path
 
 import pytest
 
-from conformance.cases import read_cases
-from conformance.compare import conform, read_goldens, report
-from conformance.draw_cases import draw_case, main
-from conformance.replay import Replay
+from headway.conformance.cases import read_cases
+from headway.conformance.compare import conform, read_goldens, report
+from headway.conformance.draw_cases import draw_case, main
+from headway.conformance.replay import Replay
 from simulator.schedulers.vllm.rules import family_of, read_release
 
 HERE = Path(__file__).parent

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cases import read_cases
-from conformance.compare import conform, report
-from conformance.sglang_replay import SglangReplay
-from simulator.cli.main import main
+from headway.cli.main import main
+from headway.conformance.cases import read_cases
+from headway.conformance.compare import conform, report
+from headway.conformance.sglang_replay import SglangReplay
 from simulator.util.errors import HeadwayError
 from tests.support.conformance import STEP, recorded, steps_of
 

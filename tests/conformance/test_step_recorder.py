@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from calibration.server_logs.from_steps import read_steps
-from conformance import vllm_steps
-from conformance.live import read_live
+from headway.conformance import vllm_steps
+from headway.conformance.live import read_live
 
 
 class FakePool:

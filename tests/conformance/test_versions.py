@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cases import read_cases
-from conformance.compare import conform, conform_families, report
-from conformance.replay import Replay
-from simulator.cli.main import main
+from headway.cli.main import main
+from headway.conformance.cases import read_cases
+from headway.conformance.compare import conform, conform_families, report
+from headway.conformance.replay import Replay
 from simulator.schedulers.vllm.rules import (
     CannotFollowError,
     Release,

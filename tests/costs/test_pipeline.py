@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.report.vllm_serve import serve_command
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.linear import LinearCost
 from simulator.costs.pipeline import PipelineCost, stages_of
@@ -15,7 +16,6 @@ from simulator.scenario.load import load_scenario
 from simulator.scenario.settle_cost import load_cost
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.views.vllm_serve import serve_command
 from tests.support.costs import overhead_of
 
 H100 = GPUS["H100-80GB"]

@@ -6,9 +6,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.deployment import PRODUCTS, deployment
+from headway.cli.main import main
+from headway.deploy.deployment import PRODUCTS, deployment
 from simulator import load_scenario
-from simulator.cli.main import main
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import ONE_A_SECOND
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.deployment import deployment
+from headway.deploy.deployment import deployment
 from simulator.models.load import MODELS
 from simulator.scenario.json_schema import json_schema
 from simulator.scenario.load import load_scenario

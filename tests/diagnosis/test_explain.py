@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.main import main
 from simulator import load_scenario, run
-from simulator.cli.main import main
 from simulator.diagnosis.explain import explain
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError

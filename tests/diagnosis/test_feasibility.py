@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.main import main
+from headway.studio.worker import Job, answers
 from simulator import load_scenario, run
-from simulator.cli.main import main
 from simulator.diagnosis.feasibility import Traffic, never_holds, obstacles
 from simulator.scenario.load import with_keys
 from simulator.scenario.scenario import Scenario
-from simulator.views.studio.worker import Job, answers
 
 LARGE = """name: large
 model: llama-3.3-70b

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from headway.planning.diagnose import follow, gain, value_of
 from simulator import load_scenario, run
 from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.evidence import Evidence
 from simulator.diagnosis.fleet_rules import Outage, autoscaler_waits, explained, find_outages
-from simulator.planning.diagnose import follow, gain, value_of
 
 FLEET = """name: fleet
 engine: {name: textbook, max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: false}

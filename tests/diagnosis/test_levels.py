@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from headway.planning.diagnose import diagnose, table
 from simulator import load_scenario, run
 from simulator.diagnosis.levels import BROKEN
 from simulator.diagnosis.rules import NOTHING, diagnosis_lines, told_findings
-from simulator.planning.diagnose import diagnose, table
 
 SLOW = [
     *("cost=null", "goodput={tpot: 12}", "workload.request_rate=2"),

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from headway.report.text import slo_lines
 from simulator import load_scenario, run
 from simulator.diagnosis.feasibility import obstacles
 from simulator.diagnosis.rules import diagnosis_lines
-from simulator.views.report import slo_lines
 
 TOO_LARGE = """name: too-large
 model: llama-3.3-70b

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from headway.cli.main import main
 from simulator import load_scenario, run
-from simulator.cli.main import main
 from simulator.diagnosis.rules import SHOWN, diagnosis_lines
 
 CALM = """name: calm

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 
 SCENARIO = """
 name: small

@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from headway.figures import Run, draw_chunk, draw_latency, draw_policies, draw_throughput
 from simulator import load_scenario, run
-from simulator.figures import Run, draw_chunk, draw_latency, draw_policies, draw_throughput
 
 SCENARIO = """
 name: small

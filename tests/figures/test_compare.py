@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from simulator.core.log import Log
-from simulator.figures.compare import (
+from headway.figures.compare import (
     draw_compare,
     draw_many,
 )
-from simulator.figures.style import save
+from headway.figures.style import save
+from simulator.core.log import Log
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.results.record import Record
 from simulator.results.time_series import arrivals, depth_in_bins, mean_in_bins, queue_levels

@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator import load_scenario, run
-from simulator.cli.main import main
-from simulator.figures import (
+from headway.cli.main import main
+from headway.figures import (
     Run,
     draw_chunk,
     draw_clients,
@@ -22,10 +21,11 @@ from simulator.figures import (
     draw_pareto,
     draw_throughput,
 )
-from simulator.figures.data import read_runs, shown_until
-from simulator.figures.style import COLORS, PHASES, STATE_COLORS, tones
-from simulator.views.html.charts import over_time
-from simulator.views.report import run_table
+from headway.figures.data import read_runs, shown_until
+from headway.figures.style import COLORS, PHASES, STATE_COLORS, tones
+from headway.report.html.charts import over_time
+from headway.report.text import run_table
+from simulator import load_scenario, run
 from tests.support.scenarios import AZURE, SMALL
 
 LIVE = (

@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from headway.cli.main import main
+from headway.figures import Run, draw_fleet
+from headway.figures.data import read_runs
+from headway.figures.fleet import band, fleet_levels, replica_states
+from headway.report.html.charts import charts
+from headway.report.html.page import page
 from simulator import load_scenario, run
-from simulator.cli.main import main
-from simulator.figures import Run, draw_fleet
-from simulator.figures.data import read_runs
-from simulator.figures.fleet import band, fleet_levels, replica_states
 from simulator.results.breakdown import PARTS
 from simulator.util.errors import HeadwayError
-from simulator.views.html.charts import charts
-from simulator.views.html.page import page
 
 ENGINE = """
 engine: {max_num_seqs: 4, num_gpu_blocks_override: 200, max_model_len: 256}

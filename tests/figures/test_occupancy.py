@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator import load_scenario, run
-from simulator.figures import (
+from headway.figures import (
     Run,
     draw_occupancy,
 )
-from simulator.figures.data import read_runs
-from simulator.figures.occupancy import _batches, lowest_slots, seats_by_phase
+from headway.figures.data import read_runs
+from headway.figures.occupancy import _batches, lowest_slots, seats_by_phase
+from simulator import load_scenario, run
 
 
 def test_seats(folder) -> None:

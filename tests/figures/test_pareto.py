@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from simulator.figures import (
+from headway.figures import (
     draw_pareto,
 )
-from simulator.figures.style import COLORS, MARKERS
-from simulator.figures.tables import knee
+from headway.figures.style import COLORS, MARKERS
+from headway.figures.tables import knee
 
 
 def test_knee() -> None:

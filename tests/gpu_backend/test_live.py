@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[g
 from calibration.engine_steps.validate import validate  # noqa: E402
 from gpu_backend import live as module  # noqa: E402
 from gpu_backend.live import run_live  # noqa: E402
-from simulator.cli.main import main  # noqa: E402
+from headway.cli.main import main  # noqa: E402
 from simulator.costs.profile import PROFILES  # noqa: E402
 from simulator.scenario.load import load_scenario  # noqa: E402
 from simulator.scenario.resolve import resolve  # noqa: E402

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from calibration.engine_steps.live_folder import OPTIONAL_COLUMNS, PARTS, write_live
 from calibration.engine_steps.refit import describe_machine
 from gpu_backend.vllm_engine import run_vllm
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.scenario.load import load_scenario, with_keys
 from simulator.scenario.scenario import Scenario
 

@@ -1,6 +1,6 @@
 """What is derived from a command agrees with what vLLM's own EngineArgs derived from it.
 
-`derived_configs.json.gz` was recorded by `conformance/record_engine_config.py` from the wheels of
+`headway/conformance/record_engine_config.py` recorded `derived_configs.json.gz` from the wheels of
 five releases, for up to 57 shipped checkpoints, 17 commands and 6 GPUs.
 """
 
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from conformance.record_engine_config import COMMANDS, GPUS
+from headway.conformance.record_engine_config import COMMANDS, GPUS
 from simulator.core.engine_config import EngineConfig
 from simulator.launch.keys import read_launch
 from simulator.models.gpus import GIB, find_gpu

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.core.engine_config import EngineConfig
 from simulator.launch.fields import NOWHERE, TABLE, fields
 from tools.engine_fields import list_fields

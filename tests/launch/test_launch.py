@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
+from headway.report.vllm_serve import serve_command
 from simulator.launch.keys import LaunchCommand, read_launch
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
-from simulator.views.vllm_serve import serve_command
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}

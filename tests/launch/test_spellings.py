@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.launch.keys import LaunchCommand, read_launch
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError

@@ -1,6 +1,6 @@
 """What a live server of vLLM decided is what Headway schedules: every field of every step.
 
-A server records its steps (`headway_vllm.RecordedScheduler`) under loads that make it hard;
+A server records its steps (`headway.vllm.RecordedScheduler`) under loads that make it hard;
 Headway's engine is given the same arrivals and durations.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from conformance.compare import conform, report
-from conformance.live import read_live
+from headway.conformance.compare import conform, report
+from headway.conformance.live import read_live
 from tests.support.live_vllm import RECORDER, live_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.engine_all]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.deployment import deployment
+from headway.deploy.deployment import deployment
 from simulator import load_scenario
 from tests.support.live_vllm import command, environment
 

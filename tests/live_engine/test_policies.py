@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engine
 
 def test_scenarios_with_every_policy_agree() -> None:
     """Of these, 17 has clients whose answers end by stop tokens, under a policy that counts."""
-    words = "-W", "ignore", "-m", "headway_vllm.parity", "--seed", "1", "--first", "10"
+    words = "-W", "ignore", "-m", "headway.vllm.parity", "--seed", "1", "--first", "10"
     done = subprocess.run(
         command("python", *words, "--count", "27"),
         env=environment(),

@@ -111,7 +111,7 @@ CHANGES = {
         metric="ttft",
     ),
     "sjf by hint": Change(
-        (*FOUR, "--scheduler-cls", "headway_vllm.HeadwayScheduler"),
+        (*FOUR, "--scheduler-cls", "headway.vllm.HeadwayScheduler"),
         SEATS | {"scheduling_policy": SJF},
         base=FOUR,
         base_knobs=SEATS,

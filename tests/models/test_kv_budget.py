@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.report.memory_report import memory_table
 from simulator.models.gpus import GIB, GPUS, find_gpu
 from simulator.models.kv_budget import (
     EngineSizes,
@@ -13,7 +14,6 @@ from simulator.models.kv_budget import (
     kv_budget,
 )
 from simulator.models.load import load_model
-from simulator.views.memory_report import memory_table
 
 H100 = find_gpu("H100-80GB")
 A100 = find_gpu("A100-80GB")

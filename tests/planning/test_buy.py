@@ -8,19 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from simulator import load_scenario, run
-from simulator.cli.main import main
-from simulator.diagnosis.feasibility import Traffic
-from simulator.models.load import load_model
-from simulator.planning.buy import Answer, _confirm, line, orders
-from simulator.planning.buy_report import buy_lines, buying_problem, wanted_gpus
-from simulator.planning.candidate import resources
-from simulator.planning.market import FEW, Market, Offer
-from simulator.planning.measure import Change, measure_run
-from simulator.planning.plan import Runs
-from simulator.planning.problem import PlanOptions
-from simulator.planning.search import SearchResult
-from simulator.planning.theory import (
+from headway.cli.main import main
+from headway.planning.buy import Answer, _confirm, line, orders
+from headway.planning.buy_report import buy_lines, buying_problem, wanted_gpus
+from headway.planning.candidate import resources
+from headway.planning.market import FEW, Market, Offer
+from headway.planning.measure import Change, measure_run
+from headway.planning.plan import Runs
+from headway.planning.problem import PlanOptions
+from headway.planning.search import SearchResult
+from headway.planning.theory import (
     MARGIN,
     Replica,
     best_sizes,
@@ -28,7 +25,10 @@ from simulator.planning.theory import (
     rates_apart,
     too_slow,
 )
-from simulator.planning.verdict import Trial
+from headway.planning.verdict import Trial
+from simulator import load_scenario, run
+from simulator.diagnosis.feasibility import Traffic
+from simulator.models.load import load_model
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
@@ -372,7 +372,7 @@ def test_what_longer_runs_have_judged_stands_before_its_equal(monkeypatch) -> No
         (one,) = offers
         one.result = SearchResult(Trial(takes[one.gpu], seconds=600.0, strain=(-0.1,) * 3), [])
 
-    monkeypatch.setattr("simulator.planning.buy.search_all", longer)
+    monkeypatch.setattr("headway.planning.buy.search_all", longer)
     ranked = [
         offer("A", "first", -0.5, 1.0),
         offer("A", "alike", -0.4, 1.0),

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import cast
 
-from simulator.planning.market import Offer, by_headroom
+from headway.planning.market import Offer, by_headroom
 
 
 def test_within_two_percent_of_the_price_headroom_decides() -> None:

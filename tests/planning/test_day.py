@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.cli.main import main
+from headway.planning.measure import measure_run
 from simulator import load_scenario, plan, run
-from simulator.cli.main import main
-from simulator.planning.measure import measure_run
 from simulator.results.service_levels import parse_slo
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import ONE_A_SECOND

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.main import main
 from simulator import load_scenario, run
-from simulator.cli.main import main
 
 CHAT = [
     *("model=llama-3-8b", "gpu.name=A100-80GB", "cost=null", "seed=0"),

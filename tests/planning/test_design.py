@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.planning.design import axes_of, expand, split_values
+from headway.planning.design import axes_of, expand, split_values
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator import diagnose, load_scenario, run
-from simulator.cli.main import main
-from simulator.diagnosis.advice import turn, words
-from simulator.planning.diagnose import (
+from headway.cli.main import main
+from headway.planning.diagnose import (
     UNKEPT,
     Held,
     find_held,
@@ -21,7 +19,9 @@ from simulator.planning.diagnose import (
     traded,
     value_of,
 )
-from simulator.planning.runs import metric_values
+from headway.planning.runs import metric_values
+from simulator import diagnose, load_scenario, run
+from simulator.diagnosis.advice import turn, words
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import check_scenario, with_keys
 from simulator.util.errors import HeadwayError
@@ -316,7 +316,7 @@ def test_every_trouble_is_drawn() -> None:
 
 def test_table_of_what_cannot_be(write, monkeypatch) -> None:
     """It is told below the table."""
-    from simulator.planning import diagnose as module
+    from headway.planning import diagnose as module
 
     def refuse(scenario, keys):
         raise HeadwayError("three: no")

@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from simulator.planning.intervals import batch_interval, estimate, holm, paired
+from headway.planning.intervals import batch_interval, estimate, holm, paired
 
 
 def test_intervals_by_hand():

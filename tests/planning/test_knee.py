@@ -7,12 +7,12 @@ import pytest
 from calibration.measured.compare import MetricComparison, Outcome
 from calibration.measured.report import report
 from calibration.measured.runs import Run
-from simulator.cli.main import main
-from simulator.planning.knee import find_knee
-from simulator.planning.sensitivity import changed_runs, measure_sensitivity
+from headway.cli.main import main
+from headway.planning.knee import find_knee
+from headway.planning.sensitivity import changed_runs, measure_sensitivity
+from headway.report.text import load_line
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
-from simulator.views.report import load_line
 
 BATCHED = """
 name: batched

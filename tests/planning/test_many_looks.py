@@ -2,7 +2,7 @@
 
 import random
 
-from simulator.planning.verdict import LOOKS, Criteria, judge
+from headway.planning.verdict import LOOKS, Criteria, judge
 from simulator.results.service_levels import parse_slo
 
 ON_AVERAGE = Criteria([parse_slo("mean_ttft_ms<=100")])

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.planning.measure import _Watch, broken_bound, measure_run
 from simulator import load_scenario, run
 from simulator.core.log import Log
-from simulator.planning.measure import _Watch, broken_bound, measure_run
 from simulator.results.service_levels import parse_slo
 from simulator.results.steady_state import find_growth, find_warmup
 from tests.support.logs import ObservedRequest, add_request

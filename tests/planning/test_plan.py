@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.main import main
+from headway.planning.candidate import result_row
+from headway.planning.plan import Runs, find_best, search_by_optuna
+from headway.planning.plan_report import plan_table
+from headway.planning.problem import PlanOptions, make_problem
 from simulator import load_scenario, plan, run
-from simulator.cli.main import main
-from simulator.planning.candidate import result_row
-from simulator.planning.plan import Runs, find_best, search_by_optuna
-from simulator.planning.plan_report import plan_table
-from simulator.planning.problem import PlanOptions, make_problem
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from tests.support.scenarios import ONE_A_SECOND
 
@@ -146,9 +146,9 @@ def test_optuna_tries_some_of_the_combinations_and_finds_the_best(scenario: Path
 def test_optuna_seldom_names_what_it_has_named(scenario: Path, monkeypatch):
     """Four are named before the first of them is judged; 24 trials are most of 18 combinations."""
     pytest.importorskip("optuna")
-    monkeypatch.setattr("simulator.planning.plan.search_all", lambda *_: None)
+    monkeypatch.setattr("headway.planning.plan.search_all", lambda *_: None)
     seats = "engine.max_num_seqs"
-    monkeypatch.setattr("simulator.planning.plan._objective", lambda c, _: -float(c.varied[seats]))
+    monkeypatch.setattr("headway.planning.plan._objective", lambda c, _: -float(c.varied[seats]))
     axes = [f"{seats}=1,2,3,4,5,6", "engine.max_num_batched_tokens=512,1024,2048"]
     options = PlanOptions(["p90_ttft_ms<=500"], axes, cheapest=True)
     assert len(search_by_optuna(make_problem(scenario, options), 24, Runs(1))) > 14
@@ -282,7 +282,7 @@ def test_a_plan_that_was_stopped_goes_on_where_it_was(
             made.append((item[0].resolved(), item[1]))
             yield number, function(item)
 
-    monkeypatch.setattr("simulator.planning.runs.parallel_map", each)
+    monkeypatch.setattr("headway.planning.runs.parallel_map", each)
     assert main([*args, "--out", str(out)]) == 130
     *decisions, last = capsys.readouterr().err.splitlines(keepends=True)
     assert decisions[0] == (

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.main import main
 from simulator import plan
-from simulator.cli.main import main
 
 BOUND = ["--slo", "p99_ttft_ms<=60000", "--cheapest", "--jobs", "1"]
 

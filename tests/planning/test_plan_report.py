@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from headway.cli.main import main
+from headway.planning.candidate import Candidate
+from headway.planning.plan_report import _abscissa
+from headway.planning.runs import read_metric_values
+from headway.planning.verdict import Trial
 from simulator import load_scenario, run
-from simulator.cli.main import main
-from simulator.planning.candidate import Candidate
-from simulator.planning.plan_report import _abscissa
-from simulator.planning.runs import read_metric_values
-from simulator.planning.verdict import Trial
 from simulator.results.service_levels import parse_slo
 
 SLO = parse_slo("p99_ttft_ms<=100")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.cli.main import main
-from simulator.planning.pods import one_pod
-from simulator.planning.problem import PlanOptions, make_problem
+from headway.cli.main import main
+from headway.planning.pods import one_pod
+from headway.planning.problem import PlanOptions, make_problem
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL

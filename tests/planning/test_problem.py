@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli.main import main
+from headway.planning.candidate import Candidate
+from headway.planning.design import load_point
+from headway.planning.measure import Change
+from headway.planning.problem import PlanOptions, is_random, make_problem
+from headway.planning.runs import read_metric_values
+from headway.planning.search import PlannedRun
 from simulator import load_scenario, plan, run
-from simulator.cli.main import main
-from simulator.planning.candidate import Candidate
-from simulator.planning.design import load_point
-from simulator.planning.measure import Change
-from simulator.planning.problem import PlanOptions, is_random, make_problem
-from simulator.planning.runs import read_metric_values
-from simulator.planning.search import PlannedRun
 from simulator.results.service_levels import parse_slo
 from tests.support.scenarios import AZURE, ONE_A_SECOND
 

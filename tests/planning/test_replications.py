@@ -9,12 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.cli.main import main
-from simulator.costs.linear import LinearCost
-from simulator.costs.noise import Noise, ScaledCost, with_drawn_noise
-from simulator.planning.design import expand
-from simulator.planning.intervals import estimate
-from simulator.planning.replications import (
+from headway.cli.main import main
+from headway.planning.design import expand
+from headway.planning.intervals import estimate
+from headway.planning.replications import (
     LOOKS,
     compare_intervals,
     differences,
@@ -25,6 +23,8 @@ from simulator.planning.replications import (
     seeds,
     winner_lines,
 )
+from simulator.costs.linear import LinearCost
+from simulator.costs.noise import Noise, ScaledCost, with_drawn_noise
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.cli.main import main
+from headway.planning.rollouts import rollouts
 from simulator import load_scenario, run
-from simulator.cli.main import main
-from simulator.planning.rollouts import rollouts
 from simulator.util.errors import HeadwayError
 from tests.support.workloads import generate
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from headway.planning.plan import Runs
+from headway.planning.runs import Outcome, metric_values, run_point
 from simulator import load_scenario
-from simulator.planning.plan import Runs
-from simulator.planning.runs import Outcome, metric_values, run_point
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.run import run
 
@@ -31,8 +31,8 @@ def test_workers_are_started_once_runs_take_longer_than_to_start_them(
         return []
 
     spent = iter((0.0, took))
-    monkeypatch.setattr("simulator.planning.plan.run_each", each)
-    monkeypatch.setattr("simulator.planning.plan.process_time", lambda: next(spent, took))
+    monkeypatch.setattr("headway.planning.plan.run_each", each)
+    monkeypatch.setattr("headway.planning.plan.process_time", lambda: next(spent, took))
     scenario = load_scenario({"model": "tiny-test", "name": "short"})
     tasks = [(scenario, True, None, ())] * 4
     known, unknown = Runs(), Runs()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.planning.search import (
+from headway.planning.search import (
     PlannedRun,
     Search,
     SearchResult,
@@ -16,7 +16,7 @@ from simulator.planning.search import (
     largest_rate,
     not_monotone,
 )
-from simulator.planning.verdict import WARMING_UP, Criteria, Trial, interval, judge
+from headway.planning.verdict import WARMING_UP, Criteria, Trial, interval, judge
 from simulator.results.service_levels import parse_slo
 
 SLO = parse_slo("p99_ttft_ms<=100")

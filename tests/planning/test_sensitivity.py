@@ -7,10 +7,8 @@ from math import hypot, log, sqrt
 import numpy as np
 import pytest
 
-from simulator.cli.main import main
-from simulator.core.request import Step
-from simulator.costs.piecewise import PiecewiseCost
-from simulator.planning.sensitivity import (
+from headway.cli.main import main
+from headway.planning.sensitivity import (
     BATCH_MEANS,
     METRICS,
     STEPS,
@@ -20,6 +18,8 @@ from simulator.planning.sensitivity import (
     sensitivities,
     unexplained,
 )
+from simulator.core.request import Step
+from simulator.costs.piecewise import PiecewiseCost
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.simulation.run import run

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.cli.main import main
+from headway.planning.journal import read_journal
+from headway.planning.runs import metric_values
+from headway.planning.sweep import load_sweep_points, run_sweep
 from simulator import load_scenario
-from simulator.cli.main import main
-from simulator.planning.journal import read_journal
-from simulator.planning.runs import metric_values
-from simulator.planning.sweep import load_sweep_points, run_sweep
 from simulator.scenario.planning_config import SpreadConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -185,7 +185,7 @@ def test_what_is_done_is_not_run_again(small: Path, monkeypatch: pytest.MonkeyPa
         seen.extend(item.engine.max_num_seqs for item in items)
         return ((k, function(item)) for k, item in enumerate(items))
 
-    monkeypatch.setattr("simulator.planning.runs.parallel_map", watched)
+    monkeypatch.setattr("headway.planning.runs.parallel_map", watched)
     rows = run_sweep(points, out, progress=lambda *counts: progress.append(counts))
     assert seen == [4]
     assert progress == [(2, 3), (3, 3)]
@@ -200,7 +200,7 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(small: Path):
     """Killed for good (SIGKILL to all) as soon as something is done; then the same command."""
     out, whole = small.parent / "out", small.parent / "whole"
     rates = ",".join(str(k) for k in range(1, 41))
-    command = [sys.executable, "-m", "simulator", "sweep", str(small)]
+    command = [sys.executable, "-m", "headway", "sweep", str(small)]
     command += ["--vary", f"workload.request_rate={rates}", "--set", "workload.num_prompts=300"]
     first = subprocess.Popen([*command, "--jobs", "2", "--out", out], start_new_session=True)
     journal = out / "points.jsonl"
@@ -323,7 +323,7 @@ def test_a_folder_that_vanishes_is_told(
                     (out / "theirs").touch()
             yield number, function(item)
 
-    monkeypatch.setattr("simulator.planning.runs.parallel_map", each)
+    monkeypatch.setattr("headway.planning.runs.parallel_map", each)
     command = ["sweep", str(small), "--vary", "seed=1,2,3", "--jobs", "1", "--out", str(out)]
     assert main(command) == 2
     assert capsys.readouterr().err == (

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import pytest
 
+from headway.planning.candidate import Candidate
+from headway.planning.measure import measure_run
+from headway.planning.plan import Runs, find_best
+from headway.planning.problem import PlanOptions, PlanProblem, make_problem
 from simulator import load_scenario
-from simulator.planning.candidate import Candidate
-from simulator.planning.measure import measure_run
-from simulator.planning.plan import Runs, find_best
-from simulator.planning.problem import PlanOptions, PlanProblem, make_problem
 
 CASES = os.environ.get("HEADWAY_PLAN_CASES")
 SEEDS = range(int(CASES)) if CASES else (0, 4, 10, 11)  # of the latter none takes long

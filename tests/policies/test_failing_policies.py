@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.policy import victim_of

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.planning.design import expand
 from simulator import load_scenario, run
 from simulator.core.request import Request
-from simulator.planning.design import expand
 from simulator.policies.predictor import make_predictor, parse_predictor
 from simulator.workload.workload import Workload
 from tests.support.engines import workload

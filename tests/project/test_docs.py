@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
-from simulator.cli.main import app, main
+from headway.cli.main import app, main
 from tests.support.file_index import ABOVE
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(python|yaml)\n(.*?)^```$", PAGE, re.M | re.S)

@@ -41,7 +41,7 @@ def test_it_runs_from_another_folder(unpacked: Path, tmp_path: Path) -> None:
     """A shipped scenario by name, with the package's own files."""
     program = (
         "import simulator; print(simulator.__file__)\n"
-        "from simulator.cli.main import main\n"
+        "from headway.cli.main import main\n"
         "raise SystemExit(main(['run', 'demo', '--set', 'workload.num_prompts=20']))"
     )
     done = subprocess.run(

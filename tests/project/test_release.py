@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from headway.cli.main import VERBS
 from simulator import __version__
-from simulator.cli.main import VERBS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -48,7 +48,7 @@ def test_the_sdist_makes_a_wheel_that_runs(tmp_path: Path) -> None:
     assert "no problem found" in run(programs / "headway", "doctor", cwd=tmp_path)
     printed = run(programs / "headway", "run", "demo", cwd=tmp_path)
     assert "written to out/demo: summary.json" in printed
-    home = run(programs / "python", "-c", "import twin; print(twin.__file__)", cwd=tmp_path)
+    home = run(programs / "python", "-c", "import headway; print(headway.__file__)", cwd=tmp_path)
     assert Path(home).is_relative_to(tmp_path)
 
 

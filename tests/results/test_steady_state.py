@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
+from headway.report.text import run_table
 from simulator.results.steady_state import Trend, linear_trend, mser5, t_test_p_value, trend_warning
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.views.report import run_table
 from tests.support.scenarios import SMALL
 
 LOADED = SMALL.replace("num_prompts: 40", "num_prompts: 800")

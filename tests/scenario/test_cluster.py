@@ -5,13 +5,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from headway.report.comparison import compare_table
 from simulator import plan, sweep
 from simulator.scenario.load import load_scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
-from simulator.views.comparison import compare_table
 from tests.support.scenarios import SMALL, errors
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.figures import Run
+from headway.report.html.page import page
+from headway.report.timeline import write_timeline
 from simulator.diagnosis.explain import explain
-from simulator.figures import Run
 from simulator.scenario.load import load_scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
-from simulator.views.html.page import page
-from simulator.views.timeline import write_timeline
 from tests.support.scenarios import SMALL, errors
 
 APART = """cluster:

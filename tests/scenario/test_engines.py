@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headway.report.text import run_table
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Request
 from simulator.scenario.engine_defaults import (
@@ -18,7 +19,6 @@ from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.util.yaml_lines import SourceMap
-from simulator.views.report import run_table
 
 
 def check(**blocks: object) -> Scenario:

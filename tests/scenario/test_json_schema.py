@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.scenario.json_schema import json_schema
 from simulator.scenario.scenario import Scenario
 

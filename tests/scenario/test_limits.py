@@ -2,11 +2,11 @@
 
 import pytest
 
+from headway.report.vllm_serve import serve_command
 from simulator.launch.keys import LaunchCommand
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.views.vllm_serve import serve_command
 
 LOAD = {"num_prompts": 60, "request_rate": 60}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.models.gpus import GIB, find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model

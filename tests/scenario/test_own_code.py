@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL, errors

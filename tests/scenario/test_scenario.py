@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
+from headway.report.vllm_serve import serve_command
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.workload_config import READ_OPTIONS, TraceConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.views.vllm_serve import serve_command
 from simulator.workload import traces
 from simulator.workload.select import select
 from tests.support.scenarios import AZURE

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.simulation.result import Result
 from simulator.simulation.run import run

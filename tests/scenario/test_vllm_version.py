@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.load import check_scenario
 from simulator.scenario.scenario import Scenario

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cases import read_cases
-from conformance.compare import conform
-from conformance.replay import Replay
+from headway.conformance.cases import read_cases
+from headway.conformance.compare import conform
+from headway.conformance.replay import Replay
 from simulator.scenario.load import check_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
@@ -44,7 +44,7 @@ def test_without_vllm_the_scenario_is_refused() -> None:
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_nothing_is_recorded(tmp_path: Path, capsys) -> None:
     """One line, exit code 2, no file."""
-    from conformance.record_vllm import main
+    from headway.conformance.record_vllm import main
 
     log = tmp_path / "log.jsonl.gz"
     assert main([str(make(tmp_path, [(0, 6, 3)])), str(log)]) == 2
@@ -100,7 +100,7 @@ def test_nobody_sleeps_after_the_extra_step_of_one_that_was_stopped(tmp_path: Pa
 @needs_vllm
 def test_a_recording_is_a_golden_file(tmp_path: Path) -> None:
     """What the recorder writes, `headway conform` reads."""
-    from conformance.record_vllm import main
+    from headway.conformance.record_vllm import main
 
     path = make(tmp_path, [(0, 6, 3), (0, 5, 2)])
     log = tmp_path / "log.jsonl.gz"

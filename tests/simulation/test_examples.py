@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headway.cli.main import main
 from simulator import Result, load_scenario, run
-from simulator.cli.main import main
 from simulator.testing.check import check_policy
 
 EXAMPLES = Path(__file__).parents[2] / "scenarios" / "examples"

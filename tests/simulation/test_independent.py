@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from joblib import parallel_config
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import cluster, independent

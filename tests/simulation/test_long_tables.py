@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from simulator.cli.main import main
-from simulator.figures import data, style
-from simulator.figures.data import Run
-from simulator.figures.fleet import fleet_levels
+from headway.cli.main import main
+from headway.figures import data, style
+from headway.figures.data import Run
+from headway.figures.fleet import fleet_levels
+from headway.report.html.charts import charts
 from simulator.results import read_parts, table_parts
 from simulator.simulation import stream
 from simulator.util.errors import HeadwayError
-from simulator.views.html.charts import charts
 from tests.support.scenarios import SMALL
 
 pd = pytest.importorskip("pandas")

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from headway.report.prometheus import metrics_text
+from headway.report.timeline import write_timeline
 from simulator.core import log, packed
 from simulator.engine import drive
 from simulator.scenario.load import load_scenario
@@ -13,8 +15,6 @@ from simulator.simulation.cluster import REWRITING
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.views.prometheus import metrics_text
-from simulator.views.timeline import write_timeline
 from tests.support.random_scenarios import draw_scenario
 
 SEEDS = range(24)

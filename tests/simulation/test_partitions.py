@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from joblib import parallel_config
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import partitions, stream
@@ -221,7 +221,7 @@ def test_an_interrupt_keeps_the_parts_that_are_done(
     words = ["run", str(path), "--set", "workload.num_prompts=60000", "--no-tables", "--jobs", "2"]
     words += ["--out", str(out), "--quiet"]
     child = subprocess.Popen(
-        [sys.executable, "-m", "simulator", *words], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "headway", *words], stderr=subprocess.PIPE, text=True
     )
     kept = out / FOLDER
     until = time.monotonic() + 120

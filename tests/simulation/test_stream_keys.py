@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.results.felt import MOST_NAMES
 from simulator.simulation import stream
 from tests.simulation.test_stream import FLEET, flat

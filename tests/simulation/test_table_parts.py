@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from joblib import parallel_config
 
-from simulator.cli.main import main
-from simulator.figures.data import Run
+from headway.cli.main import main
+from headway.figures.data import Run
 from simulator.simulation import partitions, stream
 from simulator.simulation.partitions import run_partitions
 from simulator.simulation.run import run

@@ -6,7 +6,7 @@ scheduler is made, and compute one batch after the other either way.
 
 from typing import Any
 
-from headway_vllm import RecordedScheduler
+from headway.vllm import RecordedScheduler
 
 
 class AsynchronousScheduler(RecordedScheduler):  # type: ignore[misc, valid-type]

@@ -24,7 +24,7 @@ def python(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 
 def headway(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     """Run the command as users do, in a process of its own."""
-    return python("-m", "simulator", *arguments, **options)
+    return python("-m", "headway", *arguments, **options)
 
 
 def names(folder: Path) -> list[str]:

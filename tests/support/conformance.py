@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cases import read_cases
-from conformance.replay import Replay
+from headway.conformance.cases import read_cases
+from headway.conformance.replay import Replay
 
 STEP = {"base_ns": 100, "per_token_ns": 10, "per_context_token_ns": 1, "empty_ns": 50}
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 64, "block_size": 4}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.cli.main import main
+from headway.cli.main import main
 
 SCENARIO = """name: base
 model: llama-3-8b

@@ -6,25 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ABOVE = (
-    "calibration",
-    "conformance",
-    "deploy",
-    "gpu_backend",
-    "headway_sglang",
-    "headway_vllm",
-    "tools",
-    "twin",
-)
-"""The packages that stand on the simulator."""
+ABOVE = ("calibration", "gpu_backend", "headway", "tools")
+"""The packages above the simulator."""
 
 
 def layers() -> list[list[list[str]]]:
-    """Return the import contracts that are layers, each from the top down: names side by side."""
+    """Return the import contracts that are layers, each from the top down: folders side by side."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     found = [one["layers"] for one in contracts if one["type"] == "layers"]
-    return [[[name.strip() for name in row.split("|")] for row in rows] for rows in found]
+    return [
+        [[name.strip().replace(".", "/") for name in row.split("|")] for row in rows]
+        for rows in found
+    ]
 
 
 def floors() -> list[str]:

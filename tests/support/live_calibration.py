@@ -16,13 +16,13 @@ from calibration.running_server.ask import ask, scenario_of
 from calibration.running_server.drive import Drive
 from calibration.running_server.judge import METRICS, Outcome, fit_sent
 from calibration.server_logs.from_loads import play_load
+from headway.twin.replay import replay
 from simulator.core.engine_config import EngineConfig
 from simulator.results.request_table import RequestTable
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.workload.workload import Workload
 from tests.support.live_vllm import FLAGS, VOCABULARY, LiveServer, steps_of
-from twin.replay import replay
 
 ENGINE: dict[str, Any] = {
     "name": "vllm",

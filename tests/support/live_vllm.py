@@ -24,7 +24,7 @@ from tests.support.commands import ROOT
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 SERVER_CORE, CLIENT_CORE = CORES[0], CORES[-1]
 """The engine has a core of its own where there are two: a client beside it slows it down."""
-RECORDER = "headway_vllm.RecordedScheduler"
+RECORDER = "headway.vllm.RecordedScheduler"
 STARTUP = 600.0  # s that a server may take until it is healthy; 30 s on two idle cores
 VOCABULARY = ["".join(letters) for letters in product(ascii_lowercase[:16], repeat=3)]
 """4,096 words, each a token, also to `headway serve --tokenizer`, which answers in words."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from yaml import safe_load as number
 
-from simulator.cli.memory import read_budget
+from headway.cli.memory import read_budget
 from simulator.models.gpus import GIB
 from simulator.models.kv_budget import MemoryBudget
 from simulator.util.errors import HeadwayError

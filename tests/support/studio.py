@@ -17,7 +17,7 @@ ENTER = "\ue007"
 @contextlib.contextmanager
 def serving(*words: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """Run `headway studio` on a free port; give the port. It ends at Ctrl-C, with 0."""
-    command = [sys.executable, "-m", "simulator", "studio", *words, "--port", "0"]
+    command = [sys.executable, "-m", "headway", "studio", *words, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

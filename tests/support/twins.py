@@ -14,9 +14,9 @@ from typing import Any
 
 import aiohttp
 
+from headway.twin.server import ServeOptions, Server, token_counter
 from simulator.scenario.load import load_scenario
 from tests.support.commands import ROOT
-from twin.server import ServeOptions, Server, token_counter
 
 Play = Callable[[aiohttp.ClientSession, Server], Awaitable[None]]
 
@@ -79,7 +79,7 @@ async def events(response: aiohttp.ClientResponse) -> list[Any]:
 @contextmanager
 def twin(*arguments: str, ports: int = 1) -> Iterator[tuple[Sequence[str], subprocess.Popen[str]]]:
     """Run `headway serve` with these arguments; give its addresses. It ends with the block."""
-    command = [sys.executable, "-m", "simulator", "serve", *arguments]
+    command = [sys.executable, "-m", "headway", "serve", *arguments]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

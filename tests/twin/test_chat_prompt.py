@@ -10,14 +10,14 @@ pytest.importorskip("aiohttp")
 pytest.importorskip("jinja2")
 from aiohttp import ClientSession
 
-from simulator.cli.main import main
+from headway.cli.main import main
+from headway.twin.bodies import BadRequestError, ChatBody
+from headway.twin.chat_prompt import chat_tokens
+from headway.twin.chat_template import ChatTemplate, own_template
+from headway.twin.server import Server, token_counter
+from headway.twin.tokenizers import SplitAtSpaces, train
 from simulator.util.errors import HeadwayError
 from tests.support.twins import served_by
-from twin.bodies import BadRequestError, ChatBody
-from twin.chat_prompt import chat_tokens
-from twin.chat_template import ChatTemplate, own_template
-from twin.server import Server, token_counter
-from twin.tokenizers import SplitAtSpaces, train
 
 TOOLS = [
     {

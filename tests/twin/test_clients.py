@@ -13,9 +13,9 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientError, ClientSession
 
+from headway.twin import server as http_server
+from headway.twin.server import Server
 from tests.support.twins import events, served_by
-from twin import server as http_server
-from twin.server import Server
 
 STREAMS = 1000
 PROMPT = [7] * 40

@@ -8,8 +8,8 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 
+from headway.twin.server import Server
 from tests.support.twins import served_by
-from twin.server import Server
 
 BODY = {"prompt": "one two three", "max_tokens": 400, "ignore_eos": True}
 

@@ -14,13 +14,13 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from calibration.measured.requests import read_requests
+from headway.twin import measured_run
+from headway.twin.measured_run import Draft
+from headway.twin.replay import Answered
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
 from tests.support.commands import ROOT, headway
 from tests.support.twins import twin
-from twin import measured_run
-from twin.measured_run import Draft
-from twin.replay import Answered
 
 LOAD = Workload(np.arange(3.0), np.array([5, 6, 7]), np.array([1, 2, 3]), client=["a", "=b", "c"])
 GOOD = Answered(sent=0.5, first=0.75, end=1.0, tokens=2)
@@ -33,7 +33,7 @@ def test_a_killed_replay_leaves_its_answers_and_the_next_one_names_them(tmp_path
     draft = out / "requests.draft-1.csv"
     with twin("demo", "--port", "0") as ((url,), _):
         words = ["replay", str(trace), "--url", url, "--out", str(out)]
-        program = subprocess.Popen([sys.executable, "-m", "simulator", *words], cwd=ROOT)
+        program = subprocess.Popen([sys.executable, "-m", "headway", *words], cwd=ROOT)
         until = time.monotonic() + 60
         while not draft.is_file() or draft.read_text().count("\n") < 3:
             assert time.monotonic() < until

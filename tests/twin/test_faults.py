@@ -7,12 +7,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from headway.twin.live_engine import replica_scenarios
+from headway.twin.server import Server
 from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.twins import events, served_by
-from twin.live_engine import replica_scenarios
-from twin.server import Server
 
 FLEET = "cluster={replicas: 2, router: round_robin}"
 BODY = {"prompt": "a b c", "max_tokens": 20, "ignore_eos": True}

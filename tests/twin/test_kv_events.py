@@ -17,10 +17,10 @@ from aiohttp import ClientSession
 from zmq import DEALER, REQ, SUB
 from zmq.asyncio import Context
 
+from headway.twin.kv_events import END, KvEventsConfig, address_of, read_config
+from headway.twin.server import Server
 from simulator.util.errors import HeadwayError
 from tests.support.twins import served_by
-from twin.kv_events import END, KvEventsConfig, address_of, read_config
-from twin.server import Server
 
 CACHE = "engine.enable_prefix_caching=true"
 

@@ -7,11 +7,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from headway.twin.live_engine import LiveEngine, Stream
+from headway.twin.live_metrics import LiveMetrics
 from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
-from twin.live_engine import LiveEngine, Stream
-from twin.live_metrics import LiveMetrics
 
 pytest.importorskip("aiohttp")
 
@@ -152,7 +152,7 @@ def test_who_hangs_up_leaves_and_is_told_as_unfinished() -> None:
 
 
 def test_memory_does_not_grow_with_the_requests_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twin.live_engine.KEPT", 10)
+    monkeypatch.setattr("headway.twin.live_engine.KEPT", 10)
 
     async def play() -> LiveEngine:
         engine = LiveEngine(load_scenario("demo"), SPEED)
@@ -173,8 +173,8 @@ def test_a_server_takes_no_more_memory_however_long_it_serves(
     monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> None:
     """1,500 more requests leave nothing behind, where 100 are kept for the report."""
-    monkeypatch.setattr("twin.live_engine.KEPT", 100)
-    monkeypatch.setattr("twin.clock.KEPT", 100)
+    monkeypatch.setattr("headway.twin.live_engine.KEPT", 100)
+    monkeypatch.setattr("headway.twin.clock.KEPT", 100)
     engine = LiveEngine(load_scenario("demo", overrides), 1000.0)
     LiveMetrics(engine, "m")
 

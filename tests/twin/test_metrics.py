@@ -10,8 +10,8 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 
+from headway.twin.server import Server
 from tests.support.twins import served_by
-from twin.server import Server
 
 PROMPT = " ".join(f"word{number}" for number in range(100))
 

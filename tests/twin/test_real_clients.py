@@ -20,8 +20,8 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from headway.twin.tokenizers import train
 from tests.support.twins import twin
-from twin.tokenizers import train
 
 pytestmark = pytest.mark.clients
 

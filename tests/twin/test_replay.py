@@ -22,8 +22,12 @@ pytest.importorskip("aiohttp")
 from calibration.measured.predict import validate_measured
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
+from headway.cli.main import main
+from headway.twin.measured_run import summary, table, write_measured
+from headway.twin.polled_gauges import polled_gauges
+from headway.twin.replay import prompt_of, replay
+from headway.twin.server import ServeOptions, Server, token_counter
 from simulator import run
-from simulator.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
@@ -32,10 +36,6 @@ from simulator.workload.traces import read_trace
 from simulator.workload.workload import Workload
 from tests.support.commands import ROOT, headway
 from tests.support.twins import twin
-from twin.measured_run import summary, table, write_measured
-from twin.polled_gauges import polled_gauges
-from twin.replay import prompt_of, replay
-from twin.server import ServeOptions, Server, token_counter
 
 SCENARIO = """
 name: here
@@ -166,7 +166,7 @@ def test_a_replay_that_is_stopped_keeps_what_was_answered(
     trace.write_text("arrival,prompt_tokens,output_tokens\n0,30,4\n0.1,20,1800\n900,50,6\n")
     words = ["replay", str(trace), "--url", served[1], "--out", str(out)]
     program = subprocess.Popen(
-        [sys.executable, "-m", "simulator", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "headway", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     while len(served[0].engine.streams) != 1 or served[0].engine.next_id < 2:
         time.sleep(0.01)
@@ -191,7 +191,7 @@ def test_a_server_that_dies_is_told_and_the_exit_code_is_1(tmp_path: Path) -> No
     with twin("demo", "--port", "0") as ((url,), server):
         words = ["replay", str(trace), "--url", url, "--out", str(out)]
         program = subprocess.Popen(
-            [sys.executable, "-m", "simulator", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "headway", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
         while 'finished_reason="length"} 1.0' not in urlopen(f"{url}/metrics").read().decode():
             time.sleep(0.05)
@@ -213,7 +213,7 @@ def test_prompts_have_tokens_of_the_scenarios_model(
         sizes.append(vocab_size)
         raise HeadwayError("sent")
 
-    monkeypatch.setattr("twin.replay.replay", sent)
+    monkeypatch.setattr("headway.twin.replay.replay", sent)
     config = Path(ROOT) / "calibration/measurements/cpu/vllm-0.32-tiny-llama/config.json"
     words = ["demo", "--url", "http://x", "--out", str(tmp_path / "o")]
     assert main(["replay", *words, "--set", f"model={config}", "--set", "cost=null"]) == 2

@@ -17,13 +17,13 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 
+from headway.twin.openai import BadRequestError, read_body
+from headway.twin.server import Server
+from headway.twin.tokenizers import BpeTokens, SplitAtSpaces, train
 from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.twins import events, malformed, served_by, twin
-from twin.openai import BadRequestError, read_body
-from twin.server import Server
-from twin.tokenizers import BpeTokens, SplitAtSpaces, train
 
 JSON = {"Content-Type": "application/json"}
 PROMPT = " ".join(f"word{number}" for number in range(100))

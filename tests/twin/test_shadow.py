@@ -12,14 +12,8 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from simulator import run
-from simulator.scenario.load import load_scenario
-from simulator.scenario.scenario import Scenario
-from simulator.util.errors import HeadwayError
-from simulator.views.prometheus import histogram_kinds
-from tests.support.commands import ROOT, headway
-from tests.support.twins import twin
-from twin.shadow import (
+from headway.report.prometheus import histogram_kinds
+from headway.twin.shadow import (
     NoTrafficError,
     Poll,
     Verdict,
@@ -32,6 +26,12 @@ from twin.shadow import (
     simulated_polls,
     traffic,
 )
+from simulator import run
+from simulator.scenario.load import load_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayError
+from tests.support.commands import ROOT, headway
+from tests.support.twins import twin
 
 SCENARIO = """
 name: canary
@@ -166,7 +166,7 @@ def test_twin_against_simulation(path: Path, knob: str, code: int) -> None:
     """As a user does: a server, a client, and the command beside them."""
     options = "--duration", "20", "--window", "5", "--interval", "0.5", "--tolerance", "0.5"
     with twin(str(path), "--port", "0", "--set", knob) as ((url,), _):
-        command = [sys.executable, "-m", "simulator"]
+        command = [sys.executable, "-m", "headway"]
         asked = "shadow", "--url", f"{url}/metrics", "--scenario", str(path), *options
         watch = subprocess.Popen([*command, *asked], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert watch.stdout is not None

@@ -13,12 +13,12 @@ import aiohttp
 import numpy as np
 import pytest
 
+from headway.twin import replay as replays
+from headway.twin.replay import replay
+from headway.twin.server import Server
 from simulator.util.http_log import is_foreign
 from simulator.workload.workload import Workload
 from tests.support.twins import served_by
-from twin import replay as replays
-from twin.replay import replay
-from twin.server import Server
 
 NUMBERS = (None, True, -1, 0, 1.5, 10**20, 1e308, float("nan"))
 TEXTS = ("", "a", "\u00b2", "\ud800", "9" * 50)

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.traces import read_trace

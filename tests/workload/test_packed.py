@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.stream import comes_in_pieces, read_pieces

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calibration.measured.requests import read_requests
-from simulator.cli.main import main
+from headway.cli.main import main
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.detect import detect_format

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from simulator.cli.main import main
+from headway.cli.main import main
+from headway.report.prometheus import metrics_text
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
-from simulator.views.prometheus import metrics_text
 from simulator.workload.scrapes import read_metrics
 from simulator.workload.server_metrics import infer_load, load_text, scenario_text
 from tests.support.scenarios import SMALL

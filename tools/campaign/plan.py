@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 PYTHON = (sys.executable, "-m")
-HEADWAY = (*PYTHON, "simulator")
+HEADWAY = (*PYTHON, "headway")
 PROFILES = "calibration*/*.yaml"
 TRITON = "triton"
 

@@ -26,17 +26,17 @@ from tools.mutants.session import WORKERS, Reach, Session
 
 ROOT = Path(__file__).resolve().parents[2]
 WINGS = (
-    "engine",
-    "kv_cache",
-    "policies",
-    "schedulers",
-    "planning",
-    "cluster",
-    "costs",
-    "diagnosis",
-    "simulation",
+    "simulator/engine",
+    "simulator/kv_cache",
+    "simulator/policies",
+    "simulator/schedulers",
+    "headway/planning",
+    "simulator/cluster",
+    "simulator/costs",
+    "simulator/diagnosis",
+    "simulator/simulation",
 )
-RECORDED = ("conformance", "headway_sglang", "headway_vllm")
+RECORDED = ("conformance", "sglang", "vllm")
 """Tests that hold decisions against recordings."""
 
 
@@ -60,7 +60,7 @@ def main() -> int:
         if not (ROOT / package).is_dir() or not (ROOT / "tests" / Path(package).name).is_dir():
             parser.error(f"--package {package}: takes a folder of code that tests/ has one for")
     print("which test runs which line is found first: some minutes", file=sys.stderr)
-    packages = [p.rstrip("/") for p in asked.package or [f"simulator/{w}" for w in WINGS]]
+    packages = [p.rstrip("/") for p in asked.package or WINGS]
     folders = sorted(
         {f"tests/{p.split('/')[1]}" for p in packages if "/" in p}
         | {f"tests/{name}" for name in ("simulation", *RECORDED)}
@@ -123,7 +123,7 @@ def main() -> int:
 def _reach(session: Session, packages: list[str]) -> tuple[dict[int, float], Reach]:
     """Read, or find, how long each test takes and which lines it runs."""
     digest = hashlib.sha256(repr([i.nodeid for i in session.items]).encode())
-    for folder in ("simulator", "tests"):
+    for folder in ("headway", "simulator", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     kept = ROOT / "out" / "mutants" / f"{digest.hexdigest()[:16]}.json"

@@ -36,7 +36,7 @@ def check_missing_sensors() -> Iterator[str]:
 def calibration(folder: Path, budget_s: float) -> list[str]:
     """Return the command of a small calibration on a CPU."""
     return [
-        sys.executable, "-m", "simulator", "calibrate", "--model", "tiny-test",
+        sys.executable, "-m", "headway", "calibrate", "--model", "tiny-test",
         "--budget-s", f"{budget_s}", "--out", str(folder), "--num-blocks", "256",
         "--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--max-model-len", "256",
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def check_refit(folder: Path) -> Iterator[str]:
         yield f"no rows after {ROWS_SECONDS:.0f} s"
         return
     part = Part(
-        "refit", (sys.executable, "-m", "simulator", "calibrate", "--from", "{0}"), 120.0,
+        "refit", (sys.executable, "-m", "headway", "calibrate", "--from", "{0}"), 120.0,
         needs=("calibration*/steps.csv.gz",), unless="calibration*/*.yaml",
     )  # fmt: skip
     outcome = Campaign(folder).run([part], 120.0)[0]

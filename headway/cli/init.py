@@ -1,0 +1,345 @@
+"""The verb `headway init`: a first scenario, from answers or options."""
+
+import os
+import re
+import shlex
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from headway.cli.options import CharsPerToken, at_least_one, silent
+from simulator.util.errors import HeadwayError, HeadwayWarning, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulator.launch.keys import Launch
+    from simulator.scenario.scenario import Scenario
+    from simulator.workload.workload import Workload
+
+MODEL, GPU, RATE, SLO = "llama-3-8b", "H100-80GB", "4", "p99_ttft_ms<=1000"
+INPUT_LEN, OUTPUT_LEN, RANGE_RATIO = 1024, 128, 0.5  # tokens
+"""What is taken where nobody says."""
+
+
+def init(
+    file: Annotated[Path, Parameter(name="FILE", help="scenario to write")] = Path("scenario.yaml"),
+    /,
+    *,
+    command: Annotated[
+        str | None,
+        silent("a command that starts a server, or a file with one: its model and its options"),
+    ] = None,
+    model: Annotated[
+        str | None, silent(f"a shipped model, or the path of a config.json [default: {MODEL}]")
+    ] = None,
+    gpu: Annotated[str | None, silent(f"GPU [default: {GPU}]")] = None,
+    tensor_parallel_size: Annotated[
+        int | None, silent("GPUs that share each layer [default: as few as hold the model]")
+    ] = None,
+    traffic: Annotated[
+        Path | None, silent("file of requests to replay: a trace, a log, a benchmark's results")
+    ] = None,
+    columns: Annotated[
+        str | None,
+        silent("which column of that file holds what, as arrival=t:ms,prompt=n,output=m"),
+    ] = None,
+    chars_per_token: CharsPerToken = None,
+    rate: Annotated[
+        float | None, silent(f"requests per second, in place of a file [default: {RATE}]")
+    ] = None,
+    slo: Annotated[
+        list[str] | None, silent(f"service level (repeatable) [default: '{SLO}']")
+    ] = None,
+    yes: Annotated[bool, silent("ask nothing; options left out have their defaults")] = False,
+) -> int:
+    """Write a commented scenario that runs; ask for what no option gives."""
+    from simulator.util.files import check_new, write_atomic
+
+    check_new("FILE", file)
+    if traffic is not None and rate is not None:
+        raise HeadwayError("--rate: goes without --traffic, which has its own")
+    for option, value in (("--columns", columns), ("--chars-per-token", chars_per_token)):
+        if value is not None and traffic is None:
+            raise HeadwayError(f"{option}: goes with --traffic")
+    launch = None
+    if command is not None:
+        launch, model, tensor_parallel_size = _launch(command, model, tensor_parallel_size)
+    at_least_one(**{"tensor-parallel-size": tensor_parallel_size})
+    ask = partial(_ask, asks=not yes)
+    model = ask("Model", MODEL, _check_model, "--model", model)
+    gpu = ask("GPU", GPU, _check_gpu, "--gpu", gpu)
+    read: dict[Path, Workload] = {}
+
+    def check_traffic(text: str) -> None:
+        _check_traffic(text)
+        if not _is_rate(text):  # what is wrong in it is told at once
+            read[Path(text)] = _read(Path(text), columns, chars_per_token)
+
+    if traffic is None:
+        given = None if rate is None else f"{rate:g}"
+        told = ask("Requests per second, or a file of them", RATE, check_traffic, "--rate", given)
+        traffic = None if _is_rate(told) else Path(told)
+        rate = float(told) if _is_rate(told) else None
+    given_levels: list[str | None] = [*slo] if slo else [None]
+    levels = [ask("Service level", SLO, _check_slo, "--slo", one) for one in given_levels]
+    estimate = {} if chars_per_token is None else {"chars_per_token": chars_per_token}
+    if traffic is not None and traffic not in read:
+        read[traffic] = _read(traffic, columns, chars_per_token)
+    workload = None if traffic is None else read[traffic]
+    chosen = _Choices(model, gpu, 1, traffic, columns, estimate, rate, levels, launch=launch)
+    chosen, cost, hopeless = _sized(chosen, workload, file, tensor_parallel_size)
+    place = traffic
+    if traffic is not None and not traffic.is_absolute():
+        place = Path(os.path.relpath(traffic, file.parent))
+    write_atomic(file, _scenario(file, chosen, workload, str(place)).encode())
+    words = ["headway", "run", str(file)]
+    print(
+        f"written to {file}: {_order(chosen)}; steps are timed by {cost}; try {shlex.join(words)}"
+    )
+    if chosen.replicas > 1 or hopeless:
+        buy = shlex.join(["headway", "plan", str(file), "--buy"])
+        what = "So many replicas are needed at least, and may not be" if not hopeless else "Not"
+        print(f"{what} enough; {buy} finds what is")
+    return 0
+
+
+def _launch(command: str, model: str | None, size: int | None) -> "tuple[Launch, str, int]":
+    """Read a launch command; return it, its model and its tensor parallelism."""
+    from simulator.launch.keys import read_launch
+
+    for option, value in (("--model", model), ("--tensor-parallel-size", size)):
+        if value is not None:
+            raise HeadwayError(f"{option}: goes without --command, which has it")
+    launch = read_launch(command)
+    for line in launch.lines():
+        warnings.warn(line, HeadwayWarning, stacklevel=2)
+    return launch, launch.model, launch.engine.get("tensor_parallel_size", 1)
+
+
+def _order(chosen: "_Choices") -> str:
+    """Say which GPUs it takes, and what they cost."""
+    from simulator.models.gpus import find_gpu
+
+    gpu, size = find_gpu(chosen.gpu), chosen.tensor_parallel_size
+    if chosen.launch is not None:
+        size *= chosen.launch.engine.get("pipeline_parallel_size", 1)
+        size *= chosen.launch.engine.get("data_parallel_size", 1)
+    count = chosen.replicas * size
+    price = "" if gpu.dollars_per_hour is None else f", ${count * gpu.dollars_per_hour:,.2f}/h"
+    parts = f" ({chosen.replicas} replicas of TP {size})" if chosen.replicas > 1 else ""
+    return f"{count} x {gpu.name}{parts}{price}"
+
+
+def _ask(
+    what: str,
+    default: str,
+    check: "Callable[[str], object]",
+    option: str,
+    given: str | None,
+    *,
+    asks: bool,
+) -> str:
+    """Return an answer that holds, asked for on the terminal where it `asks` and none is given.
+
+    A wrong answer is told, and asked for again. HeadwayError where the one given does not hold,
+    or nobody is there.
+    """
+    if given is not None or not asks:
+        answer = default if given is None else given
+        try:
+            check(answer)
+        except (ValueError, HeadwayError) as error:
+            what = str(error).removeprefix(f"{option} {answer}: ")
+            raise HeadwayError(f"{option} {answer}: {what}") from None
+        return answer
+    if not sys.stdin.isatty():
+        raise HeadwayError(f"{option}: is missing; without a terminal, give it or --yes")
+    while True:
+        try:
+            answer = input(f"{what} [{default}]: ").strip() or default
+        except EOFError:
+            raise HeadwayError(f"{option}: no answer; nothing was written") from None
+        try:
+            check(answer)
+        except (ValueError, HeadwayError) as error:
+            print(f"  {error}")
+        else:
+            return answer
+
+
+def _check_model(name: str) -> None:
+    from simulator.models.load import load_model
+
+    load_model(name)
+
+
+def _check_gpu(name: str) -> None:
+    from simulator.models.gpus import find_gpu
+
+    find_gpu(name)
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_traffic(text: str) -> None:
+    if _is_rate(text):
+        if not 0 < float(text) < 1e6:
+            raise ValueError("must be requests per second, more than 0 and below 1,000,000")
+    elif not Path(text).is_file():
+        raise ValueError("is neither a number of requests per second nor a file")
+
+
+def _check_slo(text: str) -> None:
+    from simulator.results.service_levels import parse_slo
+
+    parse_slo(text)
+
+
+def _read(path: Path, columns: str | None, chars_per_token: float | None) -> "Workload":
+    from simulator.workload.traces import read_trace
+
+    return read_trace(path, columns=columns, chars_per_token=chars_per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What the scenario is to say."""
+
+    model: str
+    gpu: str
+    tensor_parallel_size: int
+    traffic: Path | None
+    columns: str | None
+    estimate: dict[str, float]  # of lengths from texts: chars_per_token, where it is given
+    rate: float | None
+    slo: list[str]
+    replicas: int = 1
+    launch: "Launch | None" = None
+
+
+def _sized(
+    chosen: _Choices, workload: "Workload | None", file: Path, size: int | None
+) -> tuple[_Choices, str, bool]:
+    """Take the least tensor parallelism, a power of two, under which all may hold that must.
+
+    Where eight GPUs cannot keep up with the load, the least that holds each request, and replicas.
+    Return the choices, the name of what times the steps, and whether a given size cannot hold.
+    """
+    from simulator.diagnosis.feasibility import obstacles
+
+    enough: tuple[_Choices, str] | None = None  # for each request, not for the load
+    why: list[str] = []
+    for tried in (1, 2, 4, 8) if size is None else (size,):
+        one = replace(chosen, tensor_parallel_size=tried)
+        place = str(chosen.traffic and chosen.traffic.absolute())
+        try:
+            scenario, cost = _try(_scenario(file, one, workload, place), file)
+        except HeadwayError as error:
+            why += error.messages
+            continue
+        found = obstacles(scenario, scenario.make_workload() if workload is None else workload)
+        why += [str(obstacle) for obstacle in found]
+        if size is not None or not found:
+            for obstacle in found:
+                warnings.warn(str(obstacle), HeadwayWarning, stacklevel=2)
+            return one, cost, bool(found)
+        if enough is None and not any(obstacle.memory for obstacle in found):
+            replicas = max(obstacle.change.get("cluster.replicas", 1) for obstacle in found)
+            enough = replace(one, replicas=replicas), cost
+    if enough is None:
+        many = f"--gpu {chosen.gpu}: eight do not hold {chosen.model}: " if size is None else ""
+        raise HeadwayError(f"{many}{why[0]}")
+    return *enough, False
+
+
+def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: str) -> str:
+    """Write the scenario, each choice with a comment; `trace` is the path of its traffic."""
+    from headway.planning.design import as_yaml
+
+    lines = [
+        f"# `headway run {shlex.quote(str(file))}` simulates this.",
+        "# docs/scenario.md explains each key;",
+        "# what is left out is as `vllm serve` has it on this GPU.",
+        f"model: {as_yaml(chosen.model)}  # a shipped one's name, or the path of a config.json",
+        f"gpu: {{name: {as_yaml(chosen.gpu)}}}",
+        "engine:",
+        *_engine_lines(chosen),
+    ]
+    if chosen.replicas > 1:
+        lines += ["cluster:", f"  replicas: {chosen.replicas}  # at least: one cannot keep up"]
+    lines.append("workload:")
+    if workload is not None:
+        more = "".join(f", {key}: {value:g}" for key, value in chosen.estimate.items())
+        lines += [
+            f"  # {len(workload):,} requests, {_lengths(workload)}",
+            f"  trace: {{path: {as_yaml(trace)}{more}}}  # limit: 500 reads the first 500 only",
+        ]
+        lines += [f"  columns: {as_yaml(chosen.columns)}"] if chosen.columns else []
+    else:
+        lines += [
+            "  num_prompts: 1000",
+            f"  request_rate: {chosen.rate:g}  # per second; headway plan finds the largest",
+            f"  input_len: {INPUT_LEN}  # tokens; docs/scenario.md has distributions",
+            f"  output_len: {OUTPUT_LEN}",
+            f"  range_ratio: {RANGE_RATIO}  # lengths are drawn within 50 % of these",
+        ]
+    lines += ["slo:  # what runs are judged by, and headway plan keeps"]
+    lines += [f"  - {as_yaml(level)}" for level in chosen.slo]
+    return "\n".join([*lines, "seed: 0", ""])
+
+
+def _engine_lines(chosen: _Choices) -> list[str]:
+    """Write the keys of the engine: those of a launch command, or vLLM's own as comments."""
+    from headway.planning.design import as_yaml
+    from simulator.scenario.engine_defaults import offline_defaults, with_defaults
+
+    size, gpu = chosen.tensor_parallel_size, chosen.gpu
+    if (launch := chosen.launch) is not None:
+        keys = ((offline_defaults(gpu) if launch.offline else {}) | launch.engine).items()
+        notes = (f"  # {printable(line)}" for line in launch.lines())
+        return [*notes, *(f"  {key}: {as_yaml(value)}" for key, value in keys)]
+    engine: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, chosen.model)
+    return [
+        "  name: vllm  # `headway engines` lists others",
+        "  # version: 0.19.1  # rules and defaults of that release; left out, the newest known",
+        f"  tensor_parallel_size: {size}",
+        f"  # max_num_seqs: {engine['max_num_seqs']}  # vLLM's default here, as the next ones",
+        f"  # max_num_batched_tokens: {engine['max_num_batched_tokens']}",
+        f"  # gpu_memory_utilization: {engine['gpu_memory_utilization']}",
+        "  # enable_prefix_caching: true",
+        "  # scheduling_policy: fcfs  # docs/schedulers.md has others",
+    ]
+
+
+def _lengths(workload: "Workload") -> str:
+    prompts, answers = workload.prompt_tokens.mean(), workload.output_tokens.mean()
+    return f"prompts of {prompts:,.0f} tokens on average, answers of {answers:,.0f}"
+
+
+def _try(text: str, file: Path) -> "tuple[Scenario, str]":
+    """Check the scenario as if it were in its file; return it, and what its steps are timed by."""
+    from simulator.scenario.load import check_scenario
+    from simulator.scenario.resolve import resolve
+    from simulator.util.yaml_lines import SourceMap, parse
+
+    raw, lines = parse(text, str(file))
+    assert isinstance(raw, dict)
+    try:
+        scenario = check_scenario(raw, SourceMap(str(file), lines), file.parent)
+    except HeadwayError as error:  # by its keys: the file is not there
+        raise HeadwayError([re.sub(r"^.*?:\d+: ", "", text) for text in error.messages]) from None
+    name = resolve(scenario).cost.name
+    unmeasured = f"a {name}: no profile of these was measured"
+    return scenario, f"the profile {name}" if "." in name else unmeasured

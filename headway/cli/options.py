@@ -1,0 +1,151 @@
+"""Options that several verbs have."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from simulator.util.errors import HeadwayError
+from simulator.util.user_code import NO_OWN_CODE
+
+DEPLOYMENT = "headway.deploy.deployment"
+"""What writes the files of `--deploy`: it stands on the simulator, which knows it by name."""
+
+
+def silent(help: str, name: str | None = None) -> Parameter:
+    """Describe an option whose help names no default; of a flag there is no `--no-` form."""
+    return Parameter(name=name, negative="", show_default=False, help=help)
+
+
+ScenarioFile = Annotated[Path, Parameter(name="SCENARIO", help="scenario file (YAML)")]
+ScenarioOrName = Annotated[
+    Path, Parameter(name="SCENARIO", help="scenario file (YAML), or a shipped one's name: demo")
+]
+SetKeys = Annotated[list[str] | None, silent("set a key: dotted.key=value (repeatable)", "--set")]
+LaunchOption = Annotated[
+    str | None,
+    silent(
+        "a command that starts a server, or a file with one: its model and engine in place of the "
+        "scenario's",
+        "--command",
+    ),
+]
+Vary = Annotated[list[str] | None, silent("dotted.key=a,b,c (repeated: all combinations)")]
+Workers = Annotated[int | None, silent("workers [default: one per core]")]
+Quiet = Annotated[bool, silent("print errors and warnings only")]
+Json = Annotated[bool, silent("print JSON in place of tables", "--json")]
+Slo = Annotated[
+    list[str] | None,
+    silent("service level, as 'p99_ttft_ms<=1000' (repeatable) [default: the scenario's slo]"),
+]
+NoOwnCode = Annotated[bool, silent("refuse a scenario that names code of its own", "--no-own-code")]
+
+
+CharsPerToken = Annotated[
+    float | None,
+    silent("estimate lengths from texts (ShareGPT, custom): about 4 for English"),
+]
+
+
+Encoding = Annotated[str | None, silent("encoding of the file, as cp1252 [default: UTF-8]")]
+
+
+def refuse_own_code(flag: bool) -> None:
+    """Refuse users' code in this process and in its workers, which inherit the environment."""
+    if flag:
+        os.environ[NO_OWN_CODE] = "1"
+
+
+@Parameter(name="*")
+@dataclass(slots=True, eq=False)
+class Settings:
+    """What is put over the scenario's own keys."""
+
+    set_: SetKeys = None
+    seed: Annotated[int | None, Parameter(help="seed, in place of the scenario's")] = None
+    no_own_code: NoOwnCode = False
+    command: LaunchOption = None
+
+    def __post_init__(self) -> None:
+        """Refuse users' code, if so asked."""
+        refuse_own_code(self.no_own_code)
+
+    @property
+    def overrides(self) -> list[str]:
+        """What `--command` and `--set` set."""
+        return with_launch(self.command, self.set_ or [])
+
+
+DEFAULT_SETTINGS = Settings()
+
+
+def with_launch(command: str | None, overrides: Sequence[str]) -> list[str]:
+    """Return overrides after the launch command that goes before them, if there is one."""
+    if command is None:
+        return [*overrides]
+    from simulator.launch.keys import LaunchCommand
+
+    return [LaunchCommand(command), *overrides]
+
+
+def with_slo(overrides: Sequence[str], slo: Sequence[str] | None) -> list[str]:
+    """Return the overrides, and service levels in the place of the scenario's."""
+    return [*overrides] if slo is None else [*overrides, f"slo={json.dumps([*slo])}"]
+
+
+@Parameter(name="*")
+@dataclass(slots=True, eq=False)
+class RunOptions:
+    """How run and compare simulate, measure and report."""
+
+    slo: Slo = None
+    stepwise: Annotated[bool, silent("no leaps: single steps, same result, slower")] = False
+    format: Annotated[Literal["csv", "parquet"], Parameter(help="format of the tables")] = "csv"
+    quiet: Quiet = False
+    json_: Json = False
+    replications: Annotated[
+        int | None,
+        silent("runs with other arrivals, lengths and errors of the cost model; intervals"),
+    ] = None
+    warmup: Annotated[float, silent("seconds after the first request to leave out")] = 0.0
+    cooldown: Annotated[float, silent("seconds before the last request to leave out")] = 0.0
+
+    def trim(self) -> tuple[float, float]:
+        """Check and return the seconds to leave out, at the beginning and at the end."""
+        given = {"--warmup": self.warmup, "--cooldown": self.cooldown}
+        if wrong := [
+            f"{option} {seconds:g}: must be seconds, 0 or more"
+            for option, seconds in given.items()
+            if not 0 <= seconds < inf
+        ]:
+            raise HeadwayError(wrong)
+        return self.warmup, self.cooldown
+
+
+DEFAULT_RUN = RunOptions()
+
+
+def print_json(found: object) -> None:
+    """Print what a verb has found; a path is a file that it has written, JSON or CSV."""
+    if isinstance(found, Path) and found.suffix == ".csv":
+        import pandas as pd
+
+        from simulator.results.read import unescape_frame
+
+        print(unescape_frame(pd.read_csv(found)).to_json(orient="records", indent=2))
+    elif isinstance(found, Path):
+        print(found.read_text("utf-8"), end="")
+    else:
+        print(json.dumps(found, indent=2, allow_nan=False))
+
+
+def at_least_one(**given: int | None) -> None:
+    """Refuse an option that is given and less than 1."""
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise HeadwayError(f"--{name} {value}: must be at least 1")

@@ -1,0 +1,116 @@
+"""The verb `headway plot`: a picture of what other commands wrote."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+from cyclopts import Parameter
+
+from headway.cli.options import silent
+from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OfRuns = Literal["throughput", "occupancy", "kv", "policies", "fairness", "clients", "fleet"]
+Kind = Literal[OfRuns, "latency", "pareto", "chunk", "steps", "memory"]
+ENDINGS = (".png", ".svg")
+
+
+def plot(
+    kind: Annotated[Kind, Parameter(name="KIND", help="what to draw")],
+    folders: Annotated[
+        list[Path],
+        Parameter(
+            name="OUT_DIR",
+            negative="",
+            help="folder that run or compare wrote; for latency, pareto and chunk sweep (pareto: "
+            "or plan); for steps live; for memory a scenario",
+        ),
+    ],
+    /,
+    *,
+    out: Annotated[
+        Path | None,
+        silent("picture, .png or .svg [default: OUT_DIR/KIND.png]"),
+    ] = None,
+    start: Annotated[
+        float | None, Parameter(help="occupancy: from this second on [default: around the middle]")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        Parameter(help="occupancy: seconds to show [default: all of up to 100 requests, else 60]"),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None, silent("memory: a candidate (repeatable) [default: all with a price]")
+    ] = None,
+) -> int:
+    """Draw a picture of what run, compare, sweep, plan or live wrote."""
+    from headway import figures
+    from headway.figures.data import read_runs
+    from headway.figures.style import save
+    from simulator.util.files import check_file
+
+    if not folders:
+        raise HeadwayError("headway plot: give at least one OUT_DIR")
+    place = folders[0].parent if kind == "memory" and folders[0].is_file() else folders[0]
+    path = check_file("--out", out or place / f"{kind}.png")
+    if path.suffix.lower() not in ENDINGS:
+        raise HeadwayError(f"--out {path}: must end in .png or .svg")
+    if seconds is not None and not seconds > 0:
+        raise HeadwayError(f"--seconds {seconds:g}: must be more than 0")
+    if kind == "memory":
+        figure = _draw_memory(folders[0], gpu)
+    elif kind not in get_args(OfRuns):
+        figure = _draw_table(kind, folders)
+    elif kind == "occupancy":
+        figure = figures.draw_occupancy(read_runs(folders), start=start, seconds=seconds)
+    else:
+        runs = read_runs(folders)
+        figure = getattr(figures, f"draw_{kind}")(runs)
+        drawn = [
+            f"{run.label}: drawn of {len(run.requests):,} of {run.count:,} requests"
+            for run in runs
+            if run.each > 1
+        ]
+        figure.supxlabel("\n".join(drawn), fontsize="small")
+    print(f"written to {save(figure, path)}")
+    return 0
+
+
+def _draw_memory(source: Path, names: list[str] | None) -> "Figure":
+    """Draw what fills the memory of GPUs that may serve a scenario's model."""
+    from headway.cli.memory import read_budget
+    from headway.figures import draw_memory
+    from simulator.models.gpus import GPUS
+
+    source = source / "scenario.yaml" if source.is_dir() else source
+    found = names or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour]
+    roofline = ["cost={kind: roofline}"]  # profiles are of one GPU
+    return draw_memory([read_budget(source, [f"gpu.name={one}", *roofline])[0] for one in found])
+
+
+def _draw_table(kind: Kind, folders: list[Path]) -> "Figure":
+    """Draw one of the pictures of a folder's table."""
+    from headway import figures
+    from simulator.results.read import find_table, read_table, refuse_unfinished
+
+    if len(folders) > 1:
+        raise HeadwayError(f"headway plot {kind}: takes one folder, not {len(folders)}")
+    (folder,) = folders
+    if not folder.is_dir():
+        raise HeadwayError(f"{folder}: no such folder")
+    refuse_unfinished(folder)
+    name = "steps_measured" if kind == "steps" else "results"
+    if kind == "pareto" and (folder / "plan.csv").is_file():
+        name = "plan"
+    if not find_table(folder, name).is_file():
+        whose = {"steps": "headway live", "pareto": "a sweep or plan"}.get(kind, "a sweep")
+        raise HeadwayError(f"{folder}: has no {name}.csv: {kind} needs a folder of {whose}")
+    rows = read_table(folder, name)
+    try:
+        figure: Figure = getattr(figures, f"draw_{kind}")(rows)
+    except HeadwayError as error:
+        raise HeadwayError(
+            f"{folder / name}.csv: {message}" for message in error.messages
+        ) from None
+    return figure

@@ -1,0 +1,403 @@
+"""The verb `headway run`: one scenario, once, several times or without its tables."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from headway.cli.console import print_interrupted_run, print_interrupted_runs
+from headway.cli.options import (
+    DEFAULT_RUN,
+    DEFAULT_SETTINGS,
+    DEPLOYMENT,
+    RunOptions,
+    ScenarioOrName,
+    Settings,
+    at_least_one,
+    print_json,
+    silent,
+    with_slo,
+)
+from headway.cli.progress import run_progress, runs_progress
+from simulator.util.errors import HeadwayError
+from simulator.util.files import check_file, check_unread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    from headway.planning.sensitivity import Change
+    from simulator.scenario.scenario import Scenario
+    from simulator.simulation.result import Result
+    from simulator.workload.workload import Workload
+
+SAMPLING_INTERVAL = (
+    15.0  # s, `headway.report.prometheus.INTERVAL`, of which only --prometheus knows
+)
+
+FILES = (
+    *("scenario.yaml", "summary.json", "replications.csv", "intervals.json"),
+    *("requests.csv", "requests.parquet", "steps.csv", "steps.parquet"),
+)
+"""What is written to the folder of a run."""
+
+
+@Parameter(name="*")
+@dataclass(slots=True, eq=False)
+class Exports:
+    """What else may be written of a run, each to a file or folder of its own."""
+
+    timeline: Annotated[
+        Path | None, Parameter(help="trace for ui.perfetto.dev (JSON); gzipped if it ends in .gz")
+    ] = None
+    prometheus: Annotated[
+        Path | None, Parameter(help="metrics over time under vLLM's names, as OpenMetrics")
+    ] = None
+    prometheus_interval: Annotated[float, silent("s between two samples of --prometheus")] = (
+        SAMPLING_INTERVAL
+    )
+    prometheus_start: Annotated[
+        str | None, silent("start of that run: a date, or s since 1970 [default: 1970]")
+    ] = None
+    deploy: Annotated[
+        Path | None,
+        silent("folder for files that deploy this: Kubernetes, Helm values, vllm serve"),
+    ] = None
+
+    @property
+    def files(self) -> dict[str, Path | None]:
+        """What each option names."""
+        return {name: getattr(self, name) for name in ("timeline", "deploy", "prometheus")}
+
+    def check(self, folder: Path) -> None:
+        """See before a run that it reads none of its files, and that its further ones are two."""
+        from simulator.simulation.write import check_folder
+
+        for name in FILES:
+            check_unread("--out", folder / name)
+        timeline, prometheus = self.timeline, self.prometheus
+        for option, path in (("--timeline", timeline), ("--prometheus", prometheus)):
+            if path is not None:
+                check_file(option, path)
+        if timeline and prometheus and timeline.resolve() == prometheus.resolve():
+            raise HeadwayError(f"--prometheus {prometheus}: --timeline names the same file")
+        if not 0 < self.prometheus_interval < inf:
+            raise HeadwayError(
+                f"--prometheus-interval {self.prometheus_interval}: is not more than 0"
+            )
+        start = self.prometheus_start
+        if prometheus is None and (start, self.prometheus_interval) != (None, SAMPLING_INTERVAL):
+            option = "--prometheus-interval" if start is None else "--prometheus-start"
+            raise HeadwayError(f"{option}: goes with --prometheus")
+        self.start_s()
+        if self.deploy is not None:
+            check_folder(self.deploy, option="--deploy")
+
+    def start_s(self) -> float:
+        """Return when the run begins for --prometheus, s since 1970."""
+        start = self.prometheus_start
+        if start is None:
+            return 0.0
+        from simulator.workload.traces.fields import parse_date
+
+        try:
+            number = start.replace(".", "", 1).isdigit()
+            seconds = float(start) if number else parse_date(start) / 1e6
+        except ValueError:
+            raise HeadwayError(
+                f"--prometheus-start {start}: is not a date, or s since 1970"
+            ) from None
+        if not 0 <= seconds < 1e11:
+            raise HeadwayError(f"--prometheus-start {start}: is before 1970, or too far away")
+        return seconds
+
+    def write(self, result: "Result") -> list[str]:
+        """Write what was asked for; return a line about each."""
+        notes = []
+        if self.timeline is not None:
+            from headway.report.timeline import write_timeline
+
+            shown = write_timeline(result, self.timeline)
+            notes.append(f"written to {self.timeline}: {shown}; open it at https://ui.perfetto.dev")
+        if self.prometheus is not None:
+            from headway.report.prometheus import DASHBOARD, write_prometheus
+
+            write_prometheus(result, self.prometheus, self.prometheus_interval, self.start_s())
+            notes.append(
+                f"written to {self.prometheus}: vLLM's metrics; Grafana's dashboard: {DASHBOARD}"
+            )
+        if self.deploy is not None:
+            written = import_module(DEPLOYMENT).write_deployment(result.scenario, self.deploy)
+            notes.append(f"written to {self.deploy}: {', '.join(file.name for file in written)}")
+        return notes
+
+
+DEFAULT_EXPORTS = Exports()
+
+
+@Parameter(name="*")
+@dataclass(slots=True, eq=False)
+class Workers:
+    """What runs a cluster's replicas, if this process does not."""
+
+    jobs: Annotated[
+        int | None,
+        silent(
+            "run a cluster's replicas on so many workers; only for routers that look at no "
+            "replica, or pods"
+        ),
+    ] = None
+    backend: Annotated[
+        Literal["loky", "dask", "ray"] | None, Parameter(help="what runs the workers")
+    ] = None
+    address: Annotated[
+        str | None, silent("address of a Dask scheduler or Ray cluster, host:port")
+    ] = None
+
+    def __bool__(self) -> bool:
+        return self != DEFAULT_WORKERS
+
+    def use(self) -> "AbstractContextManager[None]":
+        """Make them joblib's."""
+        from simulator.util.workers import use_backend
+
+        return use_backend(self.backend or "loky", self.jobs, self.address)
+
+
+DEFAULT_WORKERS = Workers()
+
+
+def run(
+    scenario: ScenarioOrName,
+    /,
+    *,
+    settings: Settings = DEFAULT_SETTINGS,
+    out: Annotated[Path | None, silent("folder for the files [default: out/NAME]")] = None,
+    exports: Exports = DEFAULT_EXPORTS,
+    sensitivity: Annotated[
+        bool, silent("how far results move for 1 % of step time, and their 95 % intervals")
+    ] = False,
+    options: RunOptions = DEFAULT_RUN,
+    workers: Workers = DEFAULT_WORKERS,
+    no_tables: Annotated[
+        bool,
+        silent(
+            "no requests.csv and steps.csv; memory that does not grow with the requests",
+            "--no-tables",
+        ),
+    ] = False,
+    tables_in: Annotated[
+        Path | None, silent("with --no-tables: folder for requests and steps, written as they end")
+    ] = None,
+) -> int:
+    """Simulate a scenario; print its report, write its files."""
+    from headway.report.text import run_table
+    from simulator.results.service_levels import service_levels
+    from simulator.scenario.load import load_scenario
+    from simulator.simulation.write import check_folder, check_parts, remove_tables, write_run
+    from simulator.util.files import lock_folder
+
+    loaded = load_scenario(scenario, with_slo(settings.overrides, options.slo), settings.seed)
+    service_levels(loaded)  # what is wrong with them is told before the run
+    folder = check_folder(out or Path("out") / loaded.name, options.format)
+    if tables_in is None:
+        check_parts(folder)
+    exports.check(folder)
+    trim = options.trim()
+    at_least_one(jobs=workers.jobs)
+    others = {**exports.files, "sensitivity": sensitivity}
+    if no_tables:
+        _refuse_beside_no_tables(others, options)
+        return _run_without_tables(loaded, folder, options, workers, tables_in)
+    if tables_in is not None:
+        raise HeadwayError("--tables-in: goes with --no-tables")
+    if options.replications is not None:
+        if workers or any(others.values()):
+            raise HeadwayError(
+                "--replications: goes without --timeline, --prometheus, --deploy, --sensitivity "
+                "and --jobs"
+            )
+        return _run_replications(loaded, folder, options.replications, options)
+    changed = None
+    if sensitivity:
+        from headway.planning.sensitivity import changed_runs
+
+        changed = changed_runs(loaded)  # what it is not for is told before the run
+    with lock_folder(folder):
+        with run_progress(loaded.name, options.quiet) as progress:
+            simulate = partial(_spread_run, workers) if workers else _run
+            result = simulate(
+                loaded, stepwise=options.stepwise, progress=progress, workload=_requests(loaded)
+            )
+        result.warmup, result.cooldown = trim
+        if result.interrupted:
+            return print_interrupted_run(result)
+        _add_load(result)
+        if changed is not None:
+            _add_sensitivity(result, changed, options.quiet)
+        files = write_run(result, folder, options.format)
+        remove_tables(folder, files)
+    notes = exports.write(result)
+    if options.json_:
+        print_json(folder / "summary.json")
+    elif not options.quiet:
+        print(run_table(result.summary()), *notes, sep="\n")
+        _print_written(folder, [file.name for file in files])
+    return int(not result.summary()["completed"] and len(result.workload) > 0)
+
+
+def _refuse_beside_no_tables(others: "Mapping[str, object]", options: RunOptions) -> None:
+    """Refuse options that need a table of the requests, each by its name."""
+    given = {"replications": options.replications, **others, "format": options.format != "csv"}
+    given |= {"warmup": options.warmup, "cooldown": options.cooldown}
+    if refused := [name for name, value in given.items() if value]:
+        hint = "; --tables-in writes Parquet" * (refused[0] == "format")
+        raise HeadwayError(f"--no-tables: goes without --{refused[0]}{hint}")
+
+
+def _requests(scenario: "Scenario") -> "Workload":
+    """Make a scenario's requests, and say what of them can never hold."""
+    from simulator.diagnosis.feasibility import warn_of_obstacles
+
+    workload = scenario.make_workload()
+    warn_of_obstacles(scenario, workload)
+    return workload
+
+
+def _run(scenario: "Scenario", **options: Any) -> "Result":
+    from simulator.simulation.run import run
+
+    return run(scenario, **options)
+
+
+def _spread_run(workers: Workers, scenario: "Scenario", **options: Any) -> "Result":
+    """Run a cluster's replicas on workers."""
+    from simulator.simulation.cluster import spread_cluster
+
+    with workers.use():
+        return spread_cluster(scenario, jobs=workers.jobs, **options)
+
+
+def _run_apart(workers: Workers, folder: Path, scenario: "Scenario", **options: Any) -> Any:
+    """Run parts of a fleet on workers, without tables."""
+    from simulator.simulation.partitions import run_partitions
+
+    with workers.use():
+        return run_partitions(scenario, folder, jobs=workers.jobs, **options)
+
+
+def _add_load(result: "Result") -> None:
+    """Put into a run's summary how near its load is to the capacity."""
+    from headway.planning.knee import find_knee
+    from simulator.results.service_levels import moved
+    from simulator.simulation.write import check_span
+
+    check_span(result)
+    if result.summary()["completed"] and (knee := find_knee(result)) is not None:
+        own = result.summary()["headway"]
+        own["load"] = knee.as_summary()
+        for one in own.get("slo") or ():
+            one.update(moved(one, knee.elasticity))
+
+
+def _add_sensitivity(result: "Result", changes: "Mapping[str, Change]", quiet: bool) -> None:
+    """Put into a run's summary how far it moves with its cost model."""
+    from headway.planning.sensitivity import as_summary, measure_sensitivity
+
+    with runs_progress("runs", quiet) as progress:
+        found = measure_sensitivity(result, changes, progress=progress)
+    result.summary()["headway"]["sensitivity"] = as_summary(found)
+
+
+def _run_without_tables(
+    scenario: "Scenario",
+    folder: Path,
+    options: RunOptions,
+    workers: Workers,
+    tables: Path | None,
+) -> int:
+    """Run, however many requests there are; print the report, write it and the scenario."""
+    from headway.report.text import run_table
+    from simulator.simulation.partitions import FOLDER, forget_partitions
+    from simulator.simulation.stream import run_streamed
+    from simulator.simulation.write import check_folder, check_parts, remove_tables, write_scenario
+    from simulator.util.files import lock_folder, write_together
+    from simulator.util.quantile_sketch import RELATIVE_ERROR
+
+    simulate = partial(_run_apart, workers, folder) if workers else run_streamed
+    if tables is not None and not (folder / FOLDER).exists():  # else some are of this run
+        check_parts(check_folder(tables, "parquet", "--tables-in"), "--tables-in")
+    with lock_folder(folder):
+        try:
+            with run_progress(scenario.name, options.quiet) as progress:
+                summary = simulate(
+                    scenario, stepwise=options.stepwise, progress=progress, tables=tables
+                )
+        except KeyboardInterrupt:
+            return print_interrupted_runs(folder / FOLDER, "parts")
+        text = json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n"
+        files = write_together(
+            folder,
+            {
+                "summary.json": text,
+                "scenario.yaml": partial(write_scenario, scenario),
+            },
+        )
+        remove_tables(folder, files)
+        forget_partitions(folder)
+    if options.json_:
+        print_json(folder / "summary.json")
+    elif not options.quiet:
+        print(run_table(summary))
+        print(f"Requests were not kept: percentiles are off by {RELATIVE_ERROR:.2%} at most.")
+        _print_written(folder, [file.name for file in files])
+    return int(not summary["completed"] and summary["failed"] > 0)
+
+
+def _run_replications(scenario: "Scenario", folder: Path, count: int, options: RunOptions) -> int:
+    """Run a scenario so many times; write every run, print and write intervals."""
+    from headway.planning import replications
+    from headway.planning.runs import scenario_cost_lines
+    from simulator.simulation.write import write_scenario
+    from simulator.util.files import write_together
+
+    warmup, cooldown = options.trim()
+    _requests(scenario)
+    with runs_progress("runs", options.quiet) as progress:
+        runs = replications.replicate(
+            [scenario], count, warmup=warmup, cooldown=cooldown, progress=progress
+        )
+    found = replications.estimates(runs[0])
+    about = {
+        "scenario": scenario.name,
+        "seed": scenario.seed,
+        "replications": count,
+        "warmup_s": warmup,
+        "cooldown_s": cooldown,
+    }
+    files = write_together(
+        folder,
+        {
+            "replications.csv": replications.encode_replications([{}], runs),
+            "intervals.json": replications.encode_intervals(found, about),
+            "scenario.yaml": partial(write_scenario, scenario),
+        },
+    )
+    if options.json_:
+        print_json(folder / "intervals.json")
+    elif not options.quiet:
+        print(replications.run_intervals(scenario.name, found))
+        print(*scenario_cost_lines([scenario.name], [scenario]), sep="\n")
+        _print_written(folder, [file.name for file in files])
+    return int(
+        any(run["num_prompts"] for run in runs[0]) and not any(run["completed"] for run in runs[0])
+    )
+
+
+def _print_written(folder: Path, names: list[str]) -> None:
+    print(f"written to {folder}: {', '.join(names)}", flush=True)

@@ -1,0 +1,36 @@
+"""The verb `headway studio`: a page on which a scenario's knobs are turned."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headway.cli.options import ScenarioOrName, SetKeys, silent
+
+
+def studio(
+    scenario: ScenarioOrName = Path("demo"),
+    /,
+    *,
+    port: Annotated[int, Parameter(help="port to listen at; 0: one that is free")] = 8765,
+    open_: Annotated[bool, silent("open the page in a browser", "--open")] = False,
+    set_: SetKeys = None,
+) -> int:
+    """Turn a scenario's knobs on a local page, and see at once what comes of it; until Ctrl-C."""
+    from headway.studio.server import studio as serve
+    from simulator.scenario.load import find_scenario
+    from simulator.util.errors import HeadwayError
+
+    if not 0 <= port < 65536:
+        raise HeadwayError(f"--port: {port} is not between 0 and 65535")
+    find_scenario(scenario)
+
+    def ready(address: str) -> None:
+        print(f"the studio is at {address}; Ctrl-C ends it", flush=True)
+        if open_:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(str(scenario), set_ or [], port, ready)
+    return 0

@@ -1,0 +1,163 @@
+"""headway trace: describe a workload, write it as Mooncake JSONL, read that of a server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from headway.cli.options import (
+    CharsPerToken,
+    Encoding,
+    Json,
+    NoOwnCode,
+    print_json,
+    refuse_own_code,
+    silent,
+)
+from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from simulator.workload.traces.format import Table
+    from simulator.workload.workload import Workload
+
+Format = Annotated[str | None, Parameter(help="format of the trace [default: by how it begins]")]
+Columns = Annotated[
+    str | None,
+    Parameter(help="which column holds what, as arrival=start_ms,prompt=prompt_tokens,output=.."),
+]
+
+trace = App(
+    name="trace", help="Describe a workload, write it as Mooncake JSONL, or read a server's."
+)
+
+
+@trace.command
+def describe(
+    file: Annotated[Path, Parameter(name="FILE", help="trace, or scenario (.yaml)")],
+    /,
+    *,
+    format: Format = None,
+    columns: Columns = None,
+    chars_per_token: CharsPerToken = None,
+    encoding: Encoding = None,
+    no_own_code: NoOwnCode = False,
+    json_: Json = False,
+) -> int:
+    """Tell how many requests, how fast, how bursty, how long."""
+    refuse_own_code(no_own_code)
+    from simulator.workload.describe import describe as figures
+    from simulator.workload.describe import describe_text
+
+    workload, known, table = _read(
+        file, format, columns=columns, chars_per_token=chars_per_token, encoding=encoding
+    )
+    ledger = None if table is None else table.ledger
+    if json_:
+        print_json(figures(workload, known) | ({} if ledger is None else ledger.figures()))
+        return 0
+    measured = None if table is None else table.measured
+    names = () if measured is None else ("ttft", "tpot", "e2el")
+    rows = [] if ledger is None else ledger.rows()
+    print(describe_text(workload, known, {n.upper(): getattr(measured, n) for n in names}, rows))
+    return 0
+
+
+@trace.command
+def convert(
+    source: Annotated[Path, Parameter(name="IN", help="trace, or scenario (.yaml)")],
+    target: Annotated[Path, Parameter(name="OUT", help="Mooncake JSONL, packed if it ends in .gz")],
+    /,
+    *,
+    format: Format = None,
+    columns: Columns = None,
+    chars_per_token: CharsPerToken = None,
+    encoding: Encoding = None,
+    spread_seconds: Annotated[
+        bool, silent("spread requests with the same whole second evenly over it")
+    ] = False,
+    no_own_code: NoOwnCode = False,
+) -> int:
+    """Write a workload as Mooncake JSONL, which other tools read too."""
+    refuse_own_code(no_own_code)
+    from simulator.util.files import check_target, check_unread
+    from simulator.workload.traces import write_mooncake
+
+    check_target(source, target)
+    workload, _, _ = _read(
+        source, format, columns=columns, chars_per_token=chars_per_token, encoding=encoding
+    )
+    check_unread("OUT", target)  # what a scenario reads
+    if spread_seconds:
+        from simulator.workload.describe import spread_seconds as spread
+
+        try:
+            spread(workload)
+        except ValueError as error:
+            raise HeadwayError(f"--spread-seconds: {source}: {error}") from None
+    write_mooncake(workload, target)
+    print(f"written to {target}: {len(workload):,} requests")
+    return 0
+
+
+def _read(
+    path: Path, format: str | None, **options: str | float | None
+) -> "tuple[Workload, str, Table | None]":
+    """Read a trace, or make the workload of a scenario; with its format and table."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if path.suffix in {".yaml", ".yml"}:
+        from simulator.scenario.load import load_scenario
+
+        for name in ["format"] * (format is not None) + [*given]:
+            option = name.replace("_", "-")
+            raise HeadwayError(f"--{option}: goes with a trace; {path} is a scenario")
+        return load_scenario(path).make_workload(), "scenario", None
+    from simulator.workload.traces.read import read_measured
+
+    workload, table, name = read_measured(path, format, given)
+    return workload, name, table
+
+
+@trace.command(name="from-metrics")
+def from_metrics(
+    first: Annotated[
+        Path,
+        Parameter(name="FILE", help="scrape of /metrics (vLLM, SGLang), or JSON of a range query"),
+    ],
+    later: Annotated[
+        Path | None, Parameter(name="LATER", help="a later scrape of the same server")
+    ] = None,
+    /,
+    *,
+    seconds: Annotated[
+        float | None, Parameter(help="seconds between the scrapes, or that the single one covers")
+    ] = None,
+    model_name: Annotated[
+        str | None, Parameter(help="the model, if the metrics have several")
+    ] = None,
+    out: Annotated[Path | None, Parameter(help="scenario to write [default: print it]")] = None,
+    json_: Json = False,
+) -> int:
+    """Read a running server's load from its metrics: rate, lengths, concurrency, KV cache."""
+    from simulator.models.load import shipped_name
+    from simulator.util.files import check_new, write_atomic
+    from simulator.workload.scrapes import read_metrics
+    from simulator.workload.server_metrics import (
+        infer_load,
+        load_figures,
+        load_text,
+        scenario_text,
+    )
+
+    if out is not None:
+        check_new("--out", out)
+    paths = [str(path) for path in (first, later) if path is not None]
+    load = infer_load(read_metrics(first, later, seconds, model_name), paths[-1])
+    text = scenario_text(load, shipped_name(load.model or ""), paths)
+    if out is not None:
+        write_atomic(out, text.encode())
+    if json_:
+        print_json(load_figures(load) | {"scenario": text})
+    else:
+        print(load_text(load))
+        print(f"\n{text}" if out is None else f"written to {out}\n", end="")
+    return 0

@@ -1,0 +1,248 @@
+"""Draw cases for `headway conform` at random: the same seed gives the same bytes.
+
+    python -m headway.conformance.draw_cases CASES.jsonl.gz [--count N] [--seed SEED] [--windows] ..
+
+`headway.conformance.record_vllm` records what vLLM decides on them. Small pools, few seats and
+idle times of about a millisecond, so that a few requests meet many rules.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from simulator.util.files import write_atomic
+
+Values = dict[str, Any]
+
+
+def draw_case(
+    seed: int,
+    number: int,
+    *,
+    windows: bool = False,
+    loras: bool = False,
+    images: bool = False,
+    connector: bool = False,
+    offloading: bool = False,
+    retention: bool = False,
+    stops: bool = False,
+    drafts: bool = False,
+) -> Values:
+    """Get a case of a seed, as a case file has it.
+
+    With windows some groups of layers have one, with retention a part of their blocks is cached and
+    prompts branch off inside earlier ones; with loras requests have adapters; with images
+    prompts have some, with a connector some of these encoded elsewhere; with offloading there is
+    host memory for the prefix cache; with stops answers end by a stop token; with drafts decoding
+    is speculative.
+    """
+    rng = Random(f"case {seed} {number}")
+    config = _config(rng)
+    if drafts:
+        _add_drafts(rng, config)
+    if windows or retention:
+        _add_windows(rng, config)
+    gap = rng.choice([0, 200_000, 2_000_000, 20_000_000, 100_000_000])
+    requests: list[Values] = []
+    now = 0
+    for index in range(rng.randint(1, 20)):
+        now += rng.choice([0, 1, int(rng.expovariate(1.0) * gap), 1_000_000, rng.randint(0, gap)])
+        requests.append(_request(rng, config, requests, index, now))
+    if loras:
+        config["max_loras"] = rng.randint(1, 3)
+    for request in requests if loras else ():
+        request["adapter"] = rng.choice([0, 1, 2, 3, 4, 4])
+    if images or connector:
+        _add_images(rng, config, requests)
+    if connector:
+        config["ec_cache"] = [str(image) for image in range(12) if rng.random() < 0.6]
+    if offloading:
+        _add_offloading(rng, config, requests)
+    if retention:
+        _add_retention(rng, config, requests)
+    for request in requests if stops else ():
+        request["max_tokens"] = request["output_len"] + rng.choice([0, 1, 3, 20])
+    times = {
+        "base_ns": rng.choice([100_000, 1_000_000, 6_000_000]),
+        "per_token_ns": rng.choice([0, 1_000, 40_000]),
+        "per_context_token_ns": rng.choice([0, 40]),
+        "empty_ns": 1_000_000,
+    }
+    if offloading:
+        for way in ("load", "store"):
+            times[f"{way}_block_ns"] = rng.choice([1, 70_000, 900_000, 5_000_000])
+    return {
+        "schema": 1,
+        "name": f"drawn-{seed}-{number}",
+        "config": config,
+        "step_time": times,
+        "max_steps": 2000,
+        "requests": requests,
+    }
+
+
+def _config(rng: Random) -> Values:
+    longest = rng.choice([64, 128, 256])
+    seats = rng.randint(1, 8)
+    size = rng.choice([4, 16])
+    chunked = rng.random() < 0.85
+    budget = max(seats, rng.choice([8, 16, 32, 64, 256]), 0 if chunked else longest)
+    return {
+        "policy": rng.choice(["fcfs", "fcfs", "priority"]),
+        "max_num_seqs": seats,
+        "max_num_batched_tokens": budget,
+        "max_model_len": longest,
+        "enable_chunked_prefill": chunked,
+        "long_prefill_token_threshold": rng.choice([0, 0, 0, 7, 20]) if chunked else 0,
+        "reserve_full_isl": rng.random() < 0.8,
+        "watermark": rng.choice([0.0, 0.0, 0.1]),
+        "prefill_schedule_interval": rng.choice([1, 1, 1, 3]),
+        "async_scheduling": rng.random() < 0.6,
+        "block_size": size,
+        "num_gpu_blocks": longest // size + rng.choice([1, 2, 5, 20, 100]) + 1,
+        "enable_prefix_caching": rng.random() < 0.5,
+    }
+
+
+def _add_drafts(rng: Random, config: Values) -> None:
+    """Draw speculative decoding, one step after another and without a prefix cache."""
+    config["async_scheduling"] = config["enable_prefix_caching"] = False
+    drafts = rng.choice([1, 2, 3, 5])
+    config["long_prefill_token_threshold"] = rng.choice([0, 0, drafts + 1, 20])
+    config["speculative_config"] = {
+        "method": rng.choice(["ngram", "eagle", "mtp", "draft_model"]),
+        "num_speculative_tokens": drafts,
+        "acceptance": rng.choice([0, 0.5, 0.8, 1]),
+    }
+
+
+def _add_windows(rng: Random, config: Values) -> None:
+    """Draw groups of layers with a window, and a pool for them."""
+    size, longest = config["block_size"], config["max_model_len"]
+    window = rng.choice([size, 2 * size, 2 * size + 1, 3 * size - 1, rng.randint(2, longest // 2)])
+    kinds = rng.choice([[0, 1], [1, 0], [0, 1, 1], [1, 1, 0], [1], [0, 1, 1, 1, 1]])
+    config["kv_cache_groups"] = [window * kind for kind in kinds]
+    config["enable_prefix_caching"] = rng.random() < 0.75
+    config["max_num_batched_tokens"] = tokens = max(
+        config["max_num_seqs"],
+        0 if config["enable_chunked_prefill"] else longest,
+        rng.choice([8, 32]),
+    )
+    whole, held = longest // size, window - 1 + tokens * (1 + config["async_scheduling"])
+    windowed = min(whole, -(-held // size) + 1)
+    most = sum(windowed if kind else whole for kind in kinds)
+    config["num_gpu_blocks"] = 1 + most + rng.choice([0, 1, 3, 10, 40, 200])
+
+
+def _add_images(rng: Random, config: Values, requests: list[Values]) -> None:
+    """Draw an encoder and a pool of images, and put some into most prompts."""
+    sizes = [rng.choice([1, 3, 8, rng.randint(1, 40)]) for _ in range(rng.choice([2, 5, 12]))]
+    for name in ("encoder_cache_size", "max_num_encoder_input_tokens"):
+        config[name] = max(sizes) + rng.choice([0, 0, 5, 20, 200])
+    tokens = config["max_num_batched_tokens"]  # of a chunk: a larger image would wait for ever
+    tokens = min(tokens, config["long_prefill_token_threshold"] or tokens)
+    config["disable_chunked_mm_input"] = rng.random() < 0.3 and max(sizes) <= tokens
+    for request in requests:
+        left, before = request["prompt_len"], request.get("segments", [[f"in:{request['id']}", -1]])
+        parts: list[Any] = []
+        for _ in range(rng.choice([0, 1, 1, 2, 4, 8])):
+            text, image = rng.choice([0, 1, rng.randint(0, 20)]), rng.randrange(len(sizes))
+            if text + sizes[image] <= left:
+                parts += [[f"{before[0][0]}", text]] * (text > 0)
+                parts.append([f"image:{image}", sizes[image]])
+                left -= text + sizes[image]
+        if parts:
+            request["segments"] = parts + [[f"in:{request['id']}", left]] * (left > 0)
+
+
+def _add_offloading(rng: Random, config: Values, requests: list[Values]) -> None:
+    """Draw host memory, a small pool beside it, and long prompts that begin as one of five do."""
+    longest, size = config["max_model_len"], config["block_size"]
+    config["enable_prefix_caching"] = True
+    config["num_gpu_blocks"] = longest // size + rng.choice([1, 2, 5, 20]) + 1
+    config["kv_offloading_blocks"] = rng.choice([3, 10, 40, 200, 1000])
+    config["store_threshold"] = rng.choice([0, 0, 0, 2])
+    for request in requests:
+        request["prompt_len"] = prompt = rng.randint(longest // 4, longest - 1)
+        shared = rng.randint(prompt // 2, prompt)
+        request["segments"] = [[rng.choice(["a", "b", "c", "d", "e"]), shared]]
+        if prompt > shared:
+            request["segments"].append([f"in:{request['id']}", prompt - shared])
+        request["max_tokens"] = request["output_len"] + rng.choice([0, 0, 0, 3])
+
+
+def _add_retention(rng: Random, config: Values, requests: list[Values]) -> None:
+    """Draw which blocks of a window are cached, and prompts that branch off inside earlier ones."""
+    kept = [0, 0, config["block_size"] * rng.randint(1, 6), None]
+    config["prefix_cache_retention_interval"] = rng.choice(kept)
+    config["enable_prefix_caching"] = True
+    for request in requests[1:]:
+        if rng.random() < 0.3:
+            continue
+        before = rng.choice(requests[: request["id"]])
+        left = rng.randint(1, min(before["prompt_len"], request["prompt_len"]))
+        own, request["segments"] = request["prompt_len"], []
+        for name, count in before.get("segments", [[f"in:{before['id']}", before["prompt_len"]]]):
+            taken = min(count, left)
+            if not taken or (taken < count and name.startswith("image:")):
+                break
+            request["segments"].append([name, taken])
+            left, own = left - taken, own - taken
+        request["segments"] += [[f"in:{request['id']}", own]] * (own > 0)
+
+
+def _request(rng: Random, config: Values, before: list[Values], index: int, now: int) -> Values:
+    longest = config["max_model_len"]
+    prompt = rng.randint(1, rng.choice([4, longest // 2, longest - 1]))
+    output = rng.choice([1, 2, rng.randint(1, 40)])
+    found: Values = {"id": index, "arrival_ns": now, "prompt_len": prompt, "output_len": output}
+    if config["policy"] == "priority":
+        found["priority"] = rng.randint(0, 3)
+    if config["enable_prefix_caching"] and rng.random() < 0.6:
+        shared = rng.randint(1, prompt)
+        name = rng.choice(["a", "b"])
+        if before and rng.random() < 0.3:
+            name = f"out:{rng.randrange(len(before))}"
+        found["segments"] = [[name, shared]]
+        if prompt > shared:
+            found["segments"].append([f"in:{index}", prompt - shared])
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return the exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m headway.conformance.draw_cases", description=__doc__
+    )
+    parser.add_argument("out", type=Path, metavar="CASES.jsonl.gz")
+    parser.add_argument("--count", type=int, default=200, help="cases (200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the cases (0)")
+    parser.add_argument(
+        "--windows", action="store_true", help="draw layers with a sliding window, too"
+    )
+    parser.add_argument("--loras", action="store_true", help="draw adapters, too")
+    parser.add_argument("--images", action="store_true", help="draw images in prompts, too")
+    parser.add_argument(
+        "--connector", action="store_true", help="draw images, some of them encoded elsewhere"
+    )
+    parser.add_argument("--offloading", action="store_true", help="draw host memory, too")
+    parser.add_argument(
+        "--retention", action="store_true", help="draw windows of which a part is cached"
+    )
+    parser.add_argument("--drafts", action="store_true", help="draw speculative decoding, too")
+    parser.add_argument("--stops", action="store_true", help="let answers end by a stop token")
+    asked = parser.parse_args(arguments)
+    kind = {name: on for name, on in vars(asked).items() if name not in ("out", "count", "seed")}
+    cases = (draw_case(asked.seed, number, **kind) for number in range(asked.count))
+    data = "".join(json.dumps(case, separators=(",", ":")) + "\n" for case in cases).encode()
+    write_atomic(asked.out, gzip.compress(data, mtime=0) if asked.out.suffix == ".gz" else data)
+    print(f"written to {asked.out}: {asked.count:,} cases of seed {asked.seed}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,408 @@
+"""A case played through Headway's own scheduler, block manager and replica, all recorded.
+
+They behave as in a simulation, and tell a recorder what they do.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import simpy
+from simpy.core import EmptySchedule
+
+from headway.conformance.case_model import Case, StepTime
+from headway.conformance.recorder import Recorder, StepLimit, dump
+from simulator.core.alarm import Alarm
+from simulator.core.decode_set import DecodeSet
+from simulator.core.executor import Executor
+from simulator.core.request import Media, Request, Step
+from simulator.engine.core import InFlight, ScheduledStep
+from simulator.engine.loop import EngineLoop
+from simulator.engine.replica import Replica
+from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.hybrid_manager import HybridManager
+from simulator.kv_cache.slot_counter import SlotCounter
+from simulator.kv_cache.tiers import HostTier
+from simulator.policies.orders import Priority
+from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.encoder_cache import EncoderLimits
+from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
+from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
+from simulator.schedulers.vllm.rules import (
+    NEWEST_RELEASE,
+    Release,
+    options_without_effect,
+    rules_of,
+    write_release,
+)
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.speculative import Speculative
+from simulator.util.errors import HeadwayError
+from simulator.util.version import __version__
+
+
+class _RecordedBlocks(BlockCounter):
+    """Blocks that tell, step by step of a leap, how many are left."""
+
+    recorder: Recorder
+
+    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
+        left = self.free - decodes.blocks(ticks, skip)
+        for tick in range(skip, skip + ticks):
+            super().take_ticks(decodes, 1, tick)
+            self.recorder.blocks.append((self.free, self.hashed))
+        assert self.free == left
+
+
+class RecordedCounter(_RecordedBlocks, BlockCounter):
+    """Blocks without prefix caching."""
+
+
+class RecordedManager(_RecordedBlocks, BlockManager):
+    """Blocks with prefix caching."""
+
+
+class RecordedHybrid(HybridManager):
+    """Blocks of groups of layers, some with a window."""
+
+    recorder: Recorder
+
+    def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
+        for tick in range(skip, skip + ticks):
+            super().take_ticks(decodes, 1, tick)
+            self.recorder.blocks.append((self.free, self.hashed))
+
+
+class RecordedScheduler(Scheduler):
+    """A scheduler that tells whom it admits and preempts."""
+
+    recorder: Recorder
+
+    def schedule(self, now: float) -> Step:
+        self.recorder.begin_step()
+        return super().schedule(now)
+
+    def start(self, request: Request) -> None:
+        self.recorder.admitted.append(request)
+        super().start(request)
+
+    def preempt(self, request: Request) -> None:
+        self.recorder.preempted.append(request.id)
+        super().preempt(request)
+
+
+class RecordedAsyncScheduler(RecordedScheduler, AsyncScheduler):
+    """The same, asynchronous."""
+
+
+class RecordedOffloading(RecordedScheduler, Offloading):
+    """With blocks in host memory."""
+
+
+class RecordedAsyncOffloading(RecordedAsyncScheduler, AsyncOffloading):
+    """The same, asynchronous."""
+
+
+class RecordedSlots(SlotCounter):
+    """Blocks of drafts."""
+
+    recorder: Recorder
+
+
+class RecordedSpeculative(RecordedScheduler, Speculative):
+    """With drafts."""
+
+
+class RecordedInstalledScheduler(RecordedScheduler, InstalledScheduler):
+    """The installed vLLM's."""
+
+
+class RecordedClock:
+    """The step-time model of a case, in nanoseconds; an executor of a recorded engine."""
+
+    def __init__(self, recorder: Recorder, times: StepTime) -> None:
+        self.recorder, self.times = recorder, times
+
+    def execute(self, step: Step) -> int:
+        row, times = self.recorder.add_step(step), self.times
+        return (
+            times.base_ns
+            + times.per_token_ns * row.tokens
+            + times.per_context_token_ns * row.context
+        )
+
+    def leap(self, step: Step, repeats: int) -> list[float]:
+        first, more = self.execute(step), self.times.per_context_token_ns * step.decodes
+        return [first + more * k for k in range(self.recorder.leap_limit(repeats))]
+
+
+class RecordedReplica(Replica):
+    """A replica that takes whatever comes, and tells who came, who finished and each outcome."""
+
+    recorder: Recorder
+
+    def submit(self, request: Request) -> None:
+        changes = self.scheduler.add(request)
+        self.recorder.queue_changed()
+        self.arrived(self, changes=changes)
+
+    def _end(self, request: Request) -> None:
+        self.recorder.finished.append(request.id)
+        super()._end(request)
+
+    def _rest(self, now: float) -> float:
+        """Wait for the next arrival; tell of a step that only preempted."""
+        if self.scheduler.preempted:
+            self.recorder.add_step(Step([]))
+            self.recorder.write_outcome([int(now + self.empty_step_seconds)])
+        elif not self._polls():
+            return -1.0
+        return super()._rest(now)
+
+    def _polls(self) -> bool:
+        """Say whether the engine looks again though nothing runs."""
+        return self.scheduler.polls and bool(self.scheduler.copies or self.scheduler.waiting)
+
+    def commit(
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
+    ) -> None:
+        recorder = self.recorder
+        recorder.blocks.clear()
+        super().commit(scheduled, decided, start, ends)
+        recorder.add_leap(recorder.pending[0], len(ends) - 1)
+        recorder.write_outcome(ends)
+
+    def cut(self) -> None:
+        """Tell of the steps that are over when a case is cut short."""
+
+
+class RecordedAsyncReplica(RecordedReplica):
+    """The same with two batches in flight."""
+
+    def _rest(self, now: float) -> float:
+        """Wait for the batch in flight or the next arrival; tell of a step that only preempted."""
+        recorder, queue = self.recorder, self.batch_queue
+        recorder.write_empty()
+        if self.scheduler.preempted:
+            recorder.add_step(Step([]))
+            recorder.empty = recorder.pending.pop()
+            if queue:
+                recorder.empty.start = int(queue[-1].ends[-1])
+        if queue or self.scheduler.preempted or self._polls():
+            return EngineLoop._rest(self, now)
+        return -1.0
+
+    def begin(self, now: float, start: float) -> InFlight | None:
+        batch = super().begin(now, start)
+        if batch is not None:
+            self.recorder.pending[-1].start = int(start)
+            self.recorder.write_empty()
+        return batch
+
+    def repeat(self, scheduled: ScheduledStep, times: int) -> None:
+        recorder = self.recorder
+        recorder.blocks.clear()
+        super().repeat(scheduled, times)
+        recorder.add_leap(recorder.pending[-1], times)
+
+    def commit(
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
+    ) -> None:
+        Replica.commit(self, scheduled, decided, start, ends)
+        self.recorder.write_outcome(ends)
+
+    def cut(self) -> None:
+        recorder = self.recorder
+        if recorder.pending and len(recorder.pending[0].blocks) > 1:
+            leap = recorder.pending[0]
+            recorder.write_outcome(self.batch_queue[0].ends[:-1])
+            recorder.pending.append(leap)
+
+
+_OPTIONS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "prefill_schedule_interval",
+    "prefix_cache_retention_interval",
+    "watermark",
+    "max_loras",
+)
+
+
+class Replay:
+    """One run of a case.
+
+    `leap` goes through all equal steps at once, as `headway run` does. `installed` lets the
+    scheduler of the vLLM that is installed decide. `release` is the vLLM whose rules hold, None the
+    newest known; options that it lacks have no effect.
+    """
+
+    schedulers: tuple[type[RecordedScheduler], ...] = (RecordedScheduler, RecordedAsyncScheduler)
+    replicas: tuple[type[RecordedReplica], ...] = (RecordedReplica, RecordedAsyncReplica)
+    """Synchronous and asynchronous."""
+
+    def __init__(
+        self,
+        case: Case,
+        *,
+        leap: bool = False,
+        installed: bool = False,
+        release: Release | None = None,
+    ) -> None:
+        options = options_without_effect(release or NEWEST_RELEASE)
+        self.case = case = case.with_retention(options.get("prefix_cache_retention_interval", 0))
+        self.release = release
+        config = case.config
+        named = [r.named_prompt(config.hash_id_tokens) for r in case.requests]
+        self.requests = [
+            Request(
+                *(r.id, r.arrival_ns, r.prompt_len, r.output_len, "", r.priority or 0, prompt),
+                max_tokens=r.max_tokens,
+                model=f"lora-{r.adapter}" if r.adapter else "",
+            )
+            for r, prompt in zip(case.requests, named, strict=True)
+        ]
+        self._env = simpy.Environment()
+        asynchronous = config.async_scheduling
+        self._recorder = recorder = Recorder(
+            self._env, asynchronous=asynchronous, max_steps=case.max_steps
+        )
+        self._scheduler = scheduler = self._make_scheduler(installed)
+        scheduler.recorder, recorder.scheduler = recorder, scheduler
+        replica, empty = self.replicas[asynchronous], case.step_time.empty_ns
+        clock = self._make_clock()
+        self._engine = replica(self._env, scheduler, clock, leap=leap, empty_step_seconds=empty)
+        self._engine.recorder = recorder
+        self._await_arrivals()
+
+    def _make_clock(self) -> Executor:
+        return RecordedClock(self._recorder, self.case.step_time)
+
+    def _await_arrivals(self) -> None:
+        self._arrivals = deque(sorted(self.requests, key=lambda r: (r.arrival, r.id)))
+        self._alarm = Alarm(self._env, self._arrive)
+        if self._arrivals:
+            self._alarm.set(self._arrivals[0].arrival)
+
+    def _make_scheduler(self, installed: bool) -> RecordedScheduler:
+        config = self.case.config
+        options = config.model_dump(include={*_OPTIONS})
+        options["scheduler_reserve_full_isl"] = config.reserve_full_isl
+        size = (config.num_gpu_blocks, config.block_size)
+        release = self.release or NEWEST_RELEASE
+        options |= options_without_effect(release)
+        retention = options.pop("prefix_cache_retention_interval")
+        if installed:
+            if options.pop("max_loras"):
+                raise HeadwayError("config.max_loras: --installed knows of no adapters")
+            if config.encoder_cache_size:
+                raise HeadwayError("config.encoder_cache_size: --installed knows of no images")
+            if config.speculative_config is not None:
+                raise HeadwayError("config.speculative_config: --installed knows of no drafts")
+            return RecordedInstalledScheduler(
+                InstalledBlocks(*size),
+                enable_prefix_caching=config.enable_prefix_caching,
+                policy_name=config.policy,
+                async_scheduling=config.async_scheduling,
+                **options,
+            )
+        caching = config.enable_prefix_caching
+        blocks: RecordedCounter | RecordedManager | RecordedHybrid | RecordedSlots
+        kinds = self.schedulers
+        if config.speculative_config is not None:
+            options["speculation"] = drafts = config.speculative_config.settings()
+            ahead, longest = drafts.lookahead, config.max_model_len
+            blocks = RecordedSlots(*size, lookahead=ahead, max_model_len=longest)
+            kinds = (RecordedSpeculative,)
+        elif any(config.kv_cache_groups):
+            blocks = RecordedHybrid(
+                *size,
+                prefix_caching=caching,
+                windows=config.kv_cache_groups,
+                max_in_flight=config.max_num_batched_tokens * (1 + config.async_scheduling),
+                max_model_len=config.max_model_len,
+                prefix_cache_retention_interval=retention,
+            )
+        elif caching:
+            blocks = RecordedManager(*size, prefix_caching=True)
+        else:
+            blocks = RecordedCounter(*size)
+        blocks.recorder = self._recorder
+        if config.encoder_cache_size:
+            options["encoder"] = EncoderLimits(
+                config.encoder_cache_size,
+                config.max_num_encoder_input_tokens,
+                config.disable_chunked_mm_input,
+            )
+        if config.kv_offloading_blocks:
+            times = self.case.step_time
+            threshold = config.store_threshold
+            host = HostTier(config.kv_offloading_blocks, write_through=True, threshold=threshold)
+            blocks.tier = host
+            options["load_time"] = lambda count: count * times.load_block_ns
+            options["store_time"] = lambda count: count * times.store_block_ns
+            kinds = RecordedOffloading, RecordedAsyncOffloading
+        made = kinds[config.async_scheduling](
+            blocks,
+            policy=Priority() if config.policy == "priority" else None,
+            rules=rules_of(release),
+            **options,
+        )
+        if made.encoder is not None:
+            made.encoder.stored = {Media("image", name) for name in config.ec_cache}
+        return made
+
+    def _arrive(self, alarm: simpy.Event) -> None:
+        arrivals = self._arrivals
+        while arrivals and arrivals[0].arrival <= self._env.now:
+            self._engine.submit(arrivals.popleft())
+        if arrivals:
+            self._alarm.set(arrivals[0].arrival)
+
+    def header(self) -> str:
+        """Return the line that begins the log of a case."""
+        case, release = self.case, self.release
+        rules = {} if release is None else {"vllm": write_release(release)}
+        return dump(
+            {
+                "type": "case",
+                "schema": 1,
+                "name": case.name,
+                "headway": __version__,
+                **rules,
+                "config": case.config.model_dump(),
+                "step_time": case.step_time.model_dump(),
+                "requests": len(case.requests),
+            }
+        )
+
+    def rows(self) -> Iterator[str]:
+        """Play the case; yield a line for every step, every request and the end."""
+        step, recorder = self._env.step, self._recorder
+        lines = recorder.lines
+        try:
+            while True:
+                step()
+                if lines:
+                    yield from lines
+                    lines.clear()
+        except StepLimit:
+            self._engine.cut()
+        except EmptySchedule:
+            recorder.write_empty()
+        yield from lines
+        yield from map(recorder.request_row, self.requests)
+        done = all(request.finish >= 0 for request in self.requests)
+        yield dump({"type": "end", "steps": recorder.steps, "complete": done})
+
+    def log(self) -> Iterator[str]:
+        """Play the case; yield the header and all rows."""
+        yield self.header()
+        yield from self.rows()
+
+    def states(self, ids: Iterable[int]) -> list[str]:
+        """Describe requests as they are now, one line each."""
+        return [self._recorder.state(self.requests[id]) for id in ids]

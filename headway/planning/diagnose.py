@@ -1,0 +1,431 @@
+"""What the advice of a diagnosis brings: each is simulated on the same workload, and ranked."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from headway.planning.candidate import Candidate, resources
+from headway.planning.plan import Runs, search_all
+from headway.planning.problem import PlanOptions, make_problem, rate_key
+from headway.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
+from headway.report.metric_rows import BY_KEY
+from headway.report.text import align, served_of
+from simulator.diagnosis.advice import words
+from simulator.diagnosis.rules import NOTHING
+from simulator.results.service_levels import Judged, Slo, parse_slo
+from simulator.results.steady_state import trend_warning
+from simulator.results.token_times import lacks_gaps
+from simulator.scenario.load import Source, as_scenario, load_scenario, with_keys
+from simulator.scenario.scenario import Scenario
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
+
+SHOWN = ("p99_ttft_ms", "p99_itl_ms", "request_goodput", "output_throughput")
+"""What is told of every advice, beside the metrics that it is for."""
+LESS = ("preemptions", "service_difference_max", "gpu_hours")
+"""Metrics beside those of a comparison of which less is better."""
+NONE_WAITS = {"service_difference_max": 0.0}
+"""What a metric is where the summary has null: no two clients wait at the same time."""
+GOODPUT = "request_goodput"
+ENOUGH = "None of them is enough to keep all service levels: `headway plan --buy` finds what is."
+UNKEPT = "Where more requests are lost than completion allows, no latency counts as kept."
+NARROWER = "Answers of narrower weights or KV cache may differ in quality, which is not simulated."
+ALIKE = 0.01  # of the greater value: less is no fall
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A piece of advice that was simulated."""
+
+    rule: str  # whose finding gives it
+    metric: str  # of the summary: what it is to improve
+    advice: Mapping[str, Any]  # as in summary.json
+    values: MetricValues  # of the run that follows it; empty: it failed
+    error: str = ""  # why
+    before: float | None = None  # the metric as it is
+    gpus: int = 0  # that the run has
+    price: float | None = None  # of these, $/h; None: not known
+    trade: Sequence[str] = ()  # metrics that lose more than is won
+    missed: int = 0  # service levels that this run breaks
+
+    @property
+    def after(self) -> float | None:
+        """The metric of the run that follows the advice."""
+        return value_of(self.values, self.metric)
+
+    @property
+    def gain(self) -> float:
+        """By what share of its greater value the metric improves; below 0: it gets worse."""
+        return gain(self.metric, self.before, self.after)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "rule": self.rule,
+            "metric": self.metric,
+            "advice": dict(self.advice),
+            "before": self.before,
+            "after": self.after,
+            "gpus": self.gpus,
+            "dollars_per_hour": self.price,
+            "missed": self.missed,
+            "error": self.error or None,
+            "trade": [*self.trade],
+            "metrics": dict(self.values),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The largest load that keeps the service levels, and the one that comes."""
+
+    key: str  # workload.request_rate (req/s) or workload.trace.rate_scale
+    offered: float
+    capacity: float
+    interval: tuple[float, float] | None  # 95 %; None: not random, or beyond what was looked at
+    slo: Sequence[str]
+
+    def __str__(self) -> str:
+        """Write it as one line."""
+        unit = " req/s" if self.key.endswith("request_rate") else " times this trace's load"
+        low_high = ""
+        if self.interval is not None:
+            low_high = " (95 %: {:.4g} to {:.4g})".format(*self.interval)
+        return (
+            f"The load is {self.offered / self.capacity:.0%} of the {self.capacity:.4g}{unit}"
+            f"{low_high} that this holds with {' and '.join(self.slo)}."
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosis:
+    """What stands out in a run, and what each advice would bring."""
+
+    findings: Sequence[Mapping[str, Any]]
+    as_it_is: Trial  # the run, without advice
+    trials: Sequence[Trial]  # the best first, bad trades last
+    ranked_by: Sequence[str] = ()  # metrics: goodput where it has bounds, the first finding's
+    held: Held | None = None  # where it was asked for
+    verdicts: Sequence[str] = ()  # on the service levels of the run as it is
+
+    @property
+    def values(self) -> MetricValues:
+        """The metrics of the run as it is."""
+        return self.as_it_is.values
+
+    def __repr__(self) -> str:
+        """Name it in a line: all that it holds fills a screen."""
+        return f"<Diagnosis: {len(self.findings)} findings, {len(self.trials)} trials>"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            "findings": [*self.findings],
+            "gpus": self.as_it_is.gpus,
+            "dollars_per_hour": self.as_it_is.price,
+            "metrics": dict(self.values),
+            "ranked_by": [*self.ranked_by],
+            "trials": [trial.as_dict() for trial in self.trials],
+            "held": None if self.held is None else asdict(self.held),
+            "verdicts": [*self.verdicts],
+        }
+
+
+def better(metric: str) -> int:
+    """Say whether more of a metric is better (1), or less (-1)."""
+    if metric in BY_KEY:
+        return BY_KEY[metric].better
+    return -1 if metric in LESS or metric.endswith("_ms") else 1
+
+
+def gain(metric: str, before: float | None, after: float | None) -> float:
+    """Return by what share of its greater value a metric improves; -inf where one is not known."""
+    if before is None or after is None:
+        return -inf
+    whole = max(abs(after), abs(before)) or 1.0
+    return better(metric) * float(after - before) / whole
+
+
+def value_of(values: MetricValues, metric: str) -> float | None:
+    """Return a metric of a run; None: it has none."""
+    if metric in values or not values:
+        return values.get(metric)
+    return NONE_WAITS.get(metric)
+
+
+def diagnose(
+    scenario: Scenario | Source,
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Diagnosis:
+    """Run a scenario, and once more for each advice of its findings, on `jobs` workers.
+
+    All runs have the same requests at the same times, lengths and errors of the cost model (common
+    random numbers). An advice that several findings give is tried for the first. They are ranked
+    by the service levels that they break, those that keep all by their price; then by goodput,
+    where the scenario has bounds for it, and by the metric of the first finding. Who loses more
+    than it wins comes last. The best two are tried together, and listed where that is better: where
+    one keeps all levels, the best two that cost less. Raises HeadwayError where the scenario cannot
+    be run; advice that cannot be followed says why.
+    """
+    scenario = as_scenario(scenario)
+    summary = run(scenario).whole().summary()
+    findings = summary["headway"]["diagnosis"] or []
+    advised: list[tuple[str, str, Mapping[str, Any]]] = []
+    for finding in findings:
+        for advice in finding["advice"]:
+            if all(advice != known for *_, known in advised):
+                advised.append((finding["rule"], finding["metric"], advice))
+    values = _known(summary)
+    judged = [Judged.of(one) for one in summary["headway"].get("slo") or ()]
+    verdicts = [f"{one.slo.text} {one}{served_of(summary, one.slo)}" for one in judged]
+    slos = [one.slo for one in judged]
+    kept = [one for one in slos if _keeps(one, values, slos)]
+    trials = _try_all(scenario, values, advised, slos, kept, jobs=jobs, progress=progress)
+    gpus, price = resources(scenario)
+    missed = len(slos) - len(kept)
+    as_it_is = Trial("", "", {}, values, gpus=gpus, price=price, missed=missed)
+    if not trials:
+        return Diagnosis(findings, as_it_is, (), verdicts=verdicts)
+    ranked_by = [*dict.fromkeys([*([GOODPUT] if GOODPUT in values else []), trials[0].metric])]
+
+    def rank(trial: Trial) -> tuple[bool | float, ...]:
+        return _rank(trial, ranked_by, by_price=bool(slos))
+
+    trials.sort(key=rank)
+    good = [trial for trial in trials if rank(trial) < rank(as_it_is)]
+    if slos and good and not good[0].missed:  # two may cost less than one that is enough
+        good = [good[0], *(one for one in good if _price(one) < _price(good[0]))]
+        together = _together(good[1:])
+    else:
+        together = _together(good)
+    if together:
+        for both in _try_all(scenario, values, [together], slos, kept, jobs=1, progress=None):
+            if rank(both) < rank(good[0]):
+                trials.insert(0, both)
+    return Diagnosis(findings, as_it_is, trials, ranked_by, verdicts=verdicts)
+
+
+def find_held(
+    path: Path, overrides: Sequence[str] = (), seed: int | None = None, jobs: int | None = None
+) -> Held | None:
+    """Search the largest load that keeps the scenario's service levels, as `headway plan` does.
+
+    None where it has none, where there is no rate to search for (all at once, clients that wait
+    for answers, a ramp), or where not even the least load keeps them.
+    """
+    try:
+        problem = make_problem(path, PlanOptions(vary=[], cheapest=True), overrides, seed)
+        scenario = load_scenario(path, overrides, seed)
+        key, offered = rate_key(scenario)
+    except HeadwayError:  # no service level, or no rate
+        return None
+    if scenario.workload.trace is None and scenario.workload.generator.request_rate == inf:
+        return None
+    candidate = Candidate({}, scenario)
+    search_all(replace(problem, key=key, low=0, high=0), [candidate], Runs(jobs))
+    if candidate.result.best is None:
+        return None
+    low, high = candidate.capacity_interval
+    ends = (low, high) if low is not None and high is not None and low < high else None
+    bounds = [f"{name} {bound:g} ms" for name, bound in scenario.goodput.bounds.items()]
+    slos = [
+        f"{slo.text} ({', '.join(bounds)})" if slo.metric == "goodput" else slo.text
+        for slo in problem.criteria.slos
+        if slo.metric != "completion"
+    ]
+    return Held(key, offered, candidate.capacity, ends, slos)
+
+
+def _try_all(
+    scenario: Scenario,
+    values: MetricValues,
+    advised: Sequence[tuple[str, str, Mapping[str, Any]]],
+    slos: Sequence[Slo],
+    kept: Sequence[Slo],
+    *,
+    jobs: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> list[Trial]:
+    """Follow each advice, given with its rule and metric.
+
+    `values` are of the run as it is, and `kept` those of the service levels `slos` that it keeps.
+    """
+    followed: list[Scenario | Outcome] = []
+    for _, _, advice in advised:
+        try:
+            followed.append(follow(scenario, advice))
+        except HeadwayError as error:
+            followed.append(Outcome({}, error.messages))
+    tasks = [one for one in followed if isinstance(one, Scenario)]
+    outcomes = iter(run_all(_measure, tasks, jobs, progress))
+    warned: set[str] = set()
+    trials = []
+    for (rule, metric, advice), one in zip(advised, followed, strict=True):
+        outcome = one if isinstance(one, Outcome) else next(outcomes)
+        gpus, price = (0, None) if isinstance(one, Outcome) else resources(one)
+        warn_once(outcome.warned, warned)
+        trials.append(
+            Trial(
+                *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),
+                gpus=gpus,
+                price=price,
+                trade=traded(metric, values, outcome.values, slos, kept),
+                missed=sum(not _keeps(one, outcome.values, slos) for one in slos),
+            )
+        )
+    return trials
+
+
+def _keeps(slo: Slo, values: MetricValues, slos: Sequence[Slo]) -> bool:
+    """Say whether a run keeps a level; no latency is kept where too many requests were lost."""
+    lost = any(not s.met(values.get(s.metric, s.bound)) for s in slos if s.metric == "completion")
+    latency = slo.metric.endswith("_ms")
+    return not (latency and lost) and slo.met(values.get(slo.metric, slo.bound))
+
+
+def traded(
+    metric: str,
+    before: MetricValues,
+    after: MetricValues,
+    slos: Sequence[Slo] = (),
+    kept: Sequence[Slo] = (),
+) -> list[str]:
+    """Name what gets worse and makes an advice for `metric` a bad trade.
+
+    That is goodput that falls, where it has bounds; a service level of `slos` that was `kept` and
+    is broken; where there are neither, and no requests are to be saved, what loses a greater share
+    than is won.
+    """
+    if GOODPUT in before:
+        keys, won = [GOODPUT], 0.0
+    elif slos or metric == "completed":
+        keys, won = [], 0.0
+    else:
+        keys, won = [*SHOWN], gain(metric, value_of(before, metric), value_of(after, metric))
+    both = before.keys() & after.keys()
+    lost = {key: -gain(key, before[key], after[key]) for key in keys if key in both}
+    broken = [one.metric for one in kept if one.metric in both and not _keeps(one, after, slos)]
+    return [*dict.fromkeys([*(key for key in lost if lost[key] > max(won, ALIKE)), *broken])]
+
+
+def _rank(trial: Trial, metrics: Sequence[str], *, by_price: bool) -> tuple[bool | float, ...]:
+    """Return a key that puts the best first, by the digits that the table shows.
+
+    `by_price`: of those that break no service level the cheapest.
+    """
+    found = [value_of(trial.values, metric) for metric in metrics]
+    digits = [
+        inf if value is None else -better(metric) * float(f"{value:.3g}")
+        for metric, value in zip(metrics, found, strict=True)
+    ]
+    enough = _price(trial) if by_price and not trial.missed else 0.0
+    return bool(trial.error), bool(trial.trade), trial.missed, enough, *digits
+
+
+def _price(trial: Trial) -> float:
+    """Return what a run costs, $/h; GPUs where there is no price."""
+    return trial.gpus if trial.price is None else trial.price
+
+
+def _together(good: Sequence[Trial]) -> tuple[str, str, Mapping[str, Any]] | None:
+    """Return the best advice and the next that turns other keys, as one."""
+    if not good:
+        return None
+    first = good[0]
+    for other in good[1:]:
+        one, more = first.advice, other.advice
+        also = {**one.get("also", {}), more["key"]: more["to"], **more.get("also", {})}
+        if not {one["key"], *one.get("also", {})} & {more["key"], *more.get("also", {})}:
+            return first.rule, first.metric, {**one, "also": also}
+    return None
+
+
+def follow(scenario: Scenario, advice: Mapping[str, Any]) -> Scenario:
+    """Return the scenario with a piece of advice followed; HeadwayError where that cannot be."""
+    return with_keys(scenario, {advice["key"]: advice["to"], **advice.get("also", {})})
+
+
+def _measure(scenario: Scenario) -> MetricValues:
+    """Make one run, in a worker."""
+    return _known(run(scenario).summary())
+
+
+def _known(summary: Mapping[str, Any]) -> MetricValues:
+    """Return the numbers of a summary that mean something."""
+    found = metric_values(summary)
+    found |= {parse_slo(s["bound"]).metric: s["value"] for s in summary["headway"].get("slo") or ()}
+    found = {key: value for key, value in found.items() if not lacks_gaps(found, key)}
+    return found if summary["completed"] else {k: v for k, v in found.items() if k[-3:] != "_ms"}
+
+
+def table(found: Diagnosis) -> str:
+    """Write what stands out, and a row for each advice, the best first."""
+    told = [f"Service levels: {'; '.join(found.verdicts)}."] if found.verdicts else []
+    told += filter(None, [trend_warning(found.values)])
+    lines = [*told, *(f"- {finding['text']}" for finding in found.findings)]
+    if not found.trials:
+        nothing = [] if found.findings else [NOTHING]
+        return "\n".join([*nothing, *lines, *([str(found.held)] if found.held else [])])
+    metrics = [finding["metric"] for finding in found.findings]
+    runs = [found.as_it_is, *(trial for trial in found.trials if not trial.error)]
+    known = {key for trial in runs for key in trial.values}
+    bounded = [bound.partition("<")[0] for bound in found.verdicts if "_ms<" in bound]
+    columns = [key for key in dict.fromkeys((*metrics, *bounded, *SHOWN)) if key in known]
+    lead = ", then ".join(_label(key).partition(" (")[0] for key in found.ranked_by)
+    levels = ["levels kept"] if found.verdicts else []
+    rows = [(f"What each advice brings, by {lead}", *levels, *map(_label, columns), "GPUs", "$/h")]
+    for trial in runs:
+        kept = [f"{len(found.verdicts) - trial.missed} of {len(found.verdicts)}"] if levels else []
+        cells = [_number(trial.values, key) for key in columns]
+        price = "" if trial.price is None else f"{trial.price:,.2f}"
+        what = words(trial.advice) if trial.advice else "as it is"
+        rows.append((what, *kept, *cells, str(trial.gpus), price))
+    notes = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
+    for trial in found.trials:
+        if trial.trade:
+            trade = ", ".join(_change(key, found.values, trial.values) for key in trial.trade)
+            notes.append(f"{words(trial.advice)}: a bad trade: {trade}")
+    if all(trial.trade or trial.error for trial in found.trials):
+        notes.append("No advice makes it better: leave the keys as they are.")
+    elif levels and not found.as_it_is.missed:
+        notes.append("All service levels are kept as it is: nothing needs turning.")
+    elif levels and all(trial.missed for trial in runs):
+        notes.append(ENOUGH)
+    lost = any(bound.startswith("completion") and " broken" in bound for bound in found.verdicts)
+    if lost and any("_ms" in bound and " kept" in bound for bound in found.verdicts):
+        notes.append(UNKEPT)
+    if any(_narrows(trial.advice) for trial in runs):
+        notes.append(NARROWER)
+    return "\n".join([*lines, "", align(rows), *notes])
+
+
+def _narrows(advice: Mapping[str, Any]) -> bool:
+    """Say whether an advice takes bits from weights or KV cache."""
+    keys = {advice.get("key", ""), *advice.get("also", {})}
+    return any(key.endswith((".quantization", ".kv_cache_dtype")) for key in keys)
+
+
+def _change(key: str, before: MetricValues, after: MetricValues) -> str:
+    """Say how a metric changes: `request goodput (req/s) falls 5.04 -> 2.31`."""
+    label = _label(key)
+    label = label if label.startswith("P9") else label[0].lower() + label[1:]
+    name, _, unit = label.partition(" (")
+    verb = "falls" if after[key] < before[key] else "rises"
+    numbers = f"{_number(before, key)} -> {_number(after, key)}"
+    return f"{name} {verb} {numbers} {unit.removesuffix(')')}"
+
+
+def _label(metric: str) -> str:
+    if metric in BY_KEY:
+        return BY_KEY[metric].label
+    first, _, name = metric.removesuffix("_ms").partition("_")  # p90_tpot_ms
+    return f"{first.capitalize()} {name.upper()} (ms)" if metric.endswith("_ms") else metric
+
+
+def _number(values: MetricValues, key: str) -> str:
+    value = value_of(values, key)
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,359 @@
+"""What a plan is asked: which bounds to keep, what to search and what to try beside it."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Literal
+
+from headway.planning.design import (
+    Axes,
+    DesignPoint,
+    as_yaml,
+    factors,
+    load_points,
+    need_runnable,
+    refuse_overridden,
+    split_values,
+)
+from headway.planning.measure import AS_IT_IS, Change
+from headway.planning.pods import one_pod
+from headway.planning.runs import MetricValues
+from headway.planning.search import PlannedRun, Search, as_configured, fewest, largest_rate
+from headway.planning.verdict import Criteria, Trial
+from simulator.results.service_levels import Slo, parse_slos
+from simulator.scenario.load import Source, load_scenario, source_name
+from simulator.scenario.scenario import Scenario
+from simulator.util.errors import HeadwayError
+
+REPLICAS = "cluster.replicas"
+BURST = 400  # requests for each replica, by which it is seen how many it can serve
+FIRST_LOAD = 0.75  # of what it serves of a burst: where the search for a rate begins
+FEWEST_REQUESTS = 20  # of a run, however slowly they come
+
+
+@dataclass(slots=True, frozen=True)
+class PlanOptions:
+    """What the user says; None where the scenario's block `plan` decides."""
+
+    slo: Sequence[str] | None = None
+    vary: Sequence[str] | None = None
+    fewest: str | None = None
+    cheapest: bool = False
+    replications: int | None = None
+    tolerance: float | None = None
+    min_duration: float | None = None  # s
+    max_duration: float | None = None  # s
+    objective: Literal["cost", "energy"] | None = None
+    window: float | None = None  # s
+
+
+@dataclass(slots=True, frozen=True)
+class PlanProblem:
+    """What is to be found out about every candidate."""
+
+    path: Source
+    overrides: Sequence[str]
+    seed: int
+    criteria: Criteria
+    key: str  # that the search sets; "" to run things as they are
+    low: int = 0  # for a whole number: from here ...
+    high: int = 0  # ... to here; 0: a rate
+    axes: Axes = ()  # every combination is a candidate
+    name: str = ""  # of the scenario
+    change: Change = AS_IT_IS  # of the problem as it is given
+    pods: int = 1  # of the fleet, of which one is simulated
+    by_energy: bool = False  # the best is the one that draws least, not the cheapest
+
+    @property
+    def of_pods(self) -> list[str]:
+        """What an answer says first, where the fleet has pods."""
+        told = f"one of {self.pods} pods is simulated: rates, replicas and prices are a pod's"
+        return [told] if self.pods > 1 else []
+
+    @property
+    def searches_rate(self) -> bool:
+        """Whether the largest load is asked for."""
+        return bool(self.key) and not self.high
+
+    def search(
+        self,
+        scenario: Scenario,
+        trials: list[Trial],
+        within: tuple[int, int] | None = None,
+        start: int | None = None,
+    ) -> Search:
+        """Begin the search for one candidate; what is tried goes into `trials`.
+
+        Of a whole number it may be known `within` which bounds it lies, and where to begin.
+        """
+        criteria = self.criteria
+        if not is_random(scenario):
+            criteria = replace(criteria, replications=1, most_replications=1)
+        if not self.is_steady(scenario):
+            criteria = replace(criteria, min_seconds=None)
+        if not self.key:
+            return as_configured(criteria, trials)
+        if self.key == REPLICAS and scales(scenario):  # it begins with what it is given
+            within = (_replicas(scenario),) * 2
+        if within is not None:
+            return fewest(*within, criteria, trials, start)
+        if not self.high:
+            return self._largest_rate(scenario, criteria, trials)
+        return self._fewest(scenario, criteria, trials)
+
+    def _largest_rate(self, scenario: Scenario, criteria: Criteria, trials: list[Trial]) -> Search:
+        """Search from a little below the rate at which a burst of requests is served."""
+        start = rate_key(scenario)[1]
+        if criteria.min_seconds is not None and _has_fixed_replicas(scenario):
+            found = yield from _served_per_second(start, _replicas(scenario))
+            start = FIRST_LOAD * found or start
+        return (yield from largest_rate(start, criteria, trials))
+
+    def _fewest(self, scenario: Scenario, criteria: Criteria, trials: list[Trial]) -> Search:
+        """Search; replicas from as many as serve the load by what the fewest make of a burst."""
+        start = None
+        few = max(self.low, 1)
+        generator = scenario.workload.generator
+        rate = generator.request_rate
+        if generator.diurnal is not None:
+            rate *= generator.diurnal.peak
+        known = scenario.workload.trace is None and rate < inf
+        if known and _has_fixed_replicas(scenario) and self.key == REPLICAS:
+            found = yield from _served_per_second(few, few)
+            start = ceil(few * rate / (FIRST_LOAD * found)) if found else None
+        return (yield from fewest(self.low, self.high, criteria, trials, start))
+
+    def is_steady(self, scenario: Scenario) -> bool:
+        """Say whether the load stays the same for as long as requests come, so that runs can grow.
+
+        Not of a trace, of requests that come all at once, or whose rate changes with time; nor
+        where windows of the load are asked for as it is given.
+        """
+        generator = scenario.workload.generator
+        asked = {self.key, *(key for key, _ in self.axes)}
+        return (
+            scenario.workload.trace is None
+            and self.criteria.window is None
+            and generator.ramp_up_strategy is None
+            and generator.diurnal is None
+            and (self.key == "workload.request_rate" or generator.request_rate < inf)
+            and "workload.num_prompts" not in asked
+        )
+
+    def settings(self, candidate: DesignPoint, wanted: PlannedRun) -> list[tuple[str, str]]:
+        """Return the keys to set for one run."""
+        keys = [*candidate.varied.items(), ("seed", str(self.seed + wanted.replication))]
+        key = candidate.key or self.key
+        searched = key == "workload.request_rate"
+        if key and not (searched and wanted.burst):
+            keys.append((key, str(int(wanted.at)) if self.high else repr(wanted.at)))
+        count = wanted.burst
+        if count:
+            keys.append(("workload.request_rate", ".inf"))
+        elif wanted.seconds is not None:
+            assert candidate.scenario is not None
+            rate = wanted.at if searched else candidate.scenario.workload.generator.request_rate
+            rate *= self.change.load
+            count = round(rate * wanted.seconds * _requests_per_arrival(candidate.scenario))
+        if self.change.load != 1.0:
+            assert candidate.scenario is not None
+            generator = candidate.scenario.workload.generator
+            if candidate.scenario.workload.trace is None and generator.request_rate == inf:
+                count = count or round(generator.num_prompts * self.change.load)
+            else:
+                name, now = rate_key(candidate.scenario)
+                keys.append((name, repr(now * self.change.load)))
+        if count or wanted.seconds is not None:
+            keys.append(("workload.num_prompts", str(max(count, FEWEST_REQUESTS))))
+        return keys
+
+
+def scales(scenario: Scenario | None) -> bool:
+    """Say whether replicas come and go by need."""
+    cluster = None if scenario is None else scenario.cluster
+    return cluster is not None and bool(cluster.scalers)
+
+
+def _has_fixed_replicas(scenario: Scenario) -> bool:
+    """Say whether as many replicas serve at all times, and whatever comes."""
+    cluster = scenario.cluster
+    return cluster is None or not (
+        cluster.scalers or cluster.admission or cluster.client or cluster.failures
+    )
+
+
+def _replicas(scenario: Scenario) -> int:
+    cluster = scenario.cluster
+    if cluster is None:
+        return 1
+    return sum(group.replicas for group in cluster.replica_groups.values())
+
+
+def _served_per_second(
+    at: float, replicas: int
+) -> Generator[list[PlannedRun], list[MetricValues], float]:
+    """Find the requests/s that replicas serve of a burst: a fluid estimate of what they can."""
+    (run,) = yield [PlannedRun(at, burst=BURST * max(replicas, 1))]
+    return float(run["request_throughput"])
+
+
+def _requests_per_arrival(scenario: Scenario) -> float:
+    """Return the mean number of turns of a session; 1 where requests come by themselves."""
+    if scenario.workload.generator.sessions is None:
+        return 1.0
+    workload = scenario.make_workload()
+    return len(workload) / (int(workload.sessions().max()) + 1)
+
+
+def make_problem(
+    path: Source, options: PlanOptions, overrides: Sequence[str] = (), seed: int | None = None
+) -> PlanProblem:
+    """State the problem that the options pose and the scenario's block `plan`."""
+    axes = [split_values(item) for item in options.vary or ()]
+    base = _first_that_loads(path, axes, overrides, seed)
+    pods, said = 1, overrides
+    if changed := one_pod(base):
+        assert base.cluster is not None
+        keys = [*(key for key, _ in axes), (options.fewest or "").partition("=")[0]]
+        if wrong := [key for key in keys if key in ("cluster.pods", "cluster.router")]:
+            raise HeadwayError(f"{wrong[0]}: a plan simulates one pod; vary cluster.pod_router")
+        renamed = {"cluster.pod_router": "cluster.router"}
+        axes = [(renamed.get(key, key), values) for key, values in axes]
+        pods, overrides = base.cluster.pods or 1, [*overrides, *changed]
+        base = _first_that_loads(path, axes, overrides, seed)
+    numbers = ("min_duration", "max_duration", "replications", "tolerance", "window")
+    given = {name: got for name in numbers if (got := getattr(options, name)) is not None}
+    block = base.plan.model_copy(update=given)
+    if options.vary is None:
+        axes = [(key, [as_yaml(v) for v in values]) for key, values in block.vary.items()]
+    texts = options.slo if options.slo is not None else block.slo or base.slo
+    bounded = bool(base.goodput.bounds)
+    if not texts and not bounded:
+        raise HeadwayError(f"{source_name(path)}: no service level; give --slo 'p99_ttft_ms<=1000'")
+    slos = parse_slos(texts or ["goodput>=0.99"], base.models)
+    if any(s.name == "goodput" for s in slos) and not bounded:
+        raise HeadwayError(
+            f"{source_name(path)}: --slo goodput: needs bounds in the scenario's `goodput`"
+        )
+    shortest, longest = block.min_duration, block.max_duration
+    if not 0 < shortest < inf:
+        raise HeadwayError(f"--min-duration {shortest:g}: must be more than 0 s, and finite")
+    if options.max_duration is None:
+        longest = max(longest, shortest)
+    if not shortest <= longest < inf:
+        raise HeadwayError(
+            f"--max-duration {longest:g}: must be at least --min-duration, {shortest:g} s, and "
+            "finite"
+        )
+    count = block.replications
+    if count < 1:
+        raise HeadwayError(f"--replications {count}: must be at least 1")
+    if not 0 < block.tolerance <= 1:
+        raise HeadwayError(f"--tolerance {block.tolerance}: must be more than 0 and at most 1")
+    criteria = Criteria(
+        slos,
+        count,
+        max(block.most_replications, count),
+        block.confidence,
+        block.tolerance,
+        min_seconds=shortest,
+        min_e2els=block.min_e2els,
+        max_seconds=longest,
+        window=block.window,
+    )
+    key, low, high = "", 0, 0
+    asked = options.fewest or next((f"{k}={v}" for k, v in block.fewest.items()), None)
+    if asked is not None:
+        key, low, high = _range(asked)
+    elif not (options.cheapest or block.cheapest):
+        key = rate_key(base)[0]
+    _check_window(block.window, slos, at_a_load=bool(high) or not key)
+    refuse_overridden([k for k, _ in axes], said, seed, searched=key)
+    _check_price(base, axes)
+    by_energy = (options.objective or block.objective) == "energy"
+    what = path, overrides, base.seed, criteria, key, low, high, axes, base.name
+    return PlanProblem(*what, by_energy=by_energy, pods=pods)
+
+
+def _first_that_loads(
+    path: Source, axes: Axes, overrides: Sequence[str], seed: int | None
+) -> Scenario:
+    """Load the scenario as it is, else the first candidate: the model need not fit its GPU.
+
+    Raises HeadwayError where none loads.
+    """
+    try:
+        return load_scenario(path, overrides, seed)
+    except HeadwayError:
+        points = load_points(path, factors(axes), overrides, seed, DesignPoint)
+        need_runnable(points)
+        return next(point.scenario for point in points if point.scenario is not None)
+
+
+def _check_price(base: Scenario, axes: Axes) -> None:
+    """Refuse one GPU's price for several."""
+    if base.gpu.dollars_per_hour is not None and any(name == "gpu.name" for name, _ in axes):
+        raise HeadwayError(
+            "gpu.dollars_per_hour: is of one GPU; where gpu.name is varied, vary both: --vary "
+            "'gpu={name: H100, dollars_per_hour: 2.49},{name: L40S}'"
+        )
+
+
+def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool) -> None:
+    """Refuse a window that has no meaning."""
+    if window is None:
+        return
+    if not 0 < window < inf:
+        raise HeadwayError(f"--window {window:g}: must be more than 0 s, and finite")
+    if not at_a_load:
+        raise HeadwayError("--window: goes with --fewest or --cheapest, at the scenario's own load")
+    if whole := [slo.text for slo in slos if not slo.of_requests]:
+        raise HeadwayError(f"--window: goes without {', '.join(whole)}: it is of a whole run")
+
+
+def _range(text: str) -> tuple[str, int, int]:
+    """Read `key=LOW..HIGH`."""
+    key, _, values = text.partition("=")
+    low, dots, high = values.partition("..")
+    try:
+        numbers = int(low), int(high)
+    except ValueError:
+        numbers = 0, 0
+    if not key or not dots or not 0 <= numbers[0] <= numbers[1] or not numbers[1]:
+        raise HeadwayError(
+            f"--fewest {text}: must be dotted.key=LOW..HIGH with 0 <= LOW <= HIGH and HIGH >= 1"
+        )
+    return key.strip(), *numbers
+
+
+def rate_key(scenario: Scenario) -> tuple[str, float]:
+    """Find the key that says how fast requests come, and the rate to begin with."""
+    if scenario.workload.trace is not None:
+        return "workload.trace.rate_scale", scenario.workload.trace.rate_scale
+    generator = scenario.workload.generator
+    if generator.ramp_up_strategy is not None:
+        raise HeadwayError(
+            "workload.ramp_up_strategy: a plan searches the rate itself; give request_rate"
+        )
+    if generator.max_concurrency is not None:
+        raise HeadwayError(
+            "workload.max_concurrency: clients that wait for answers slow down with the server, so "
+            "there is no largest rate; take it out, or vary it with --fewest or --cheapest"
+        )
+    rate = generator.request_rate
+    return "workload.request_rate", rate if rate != inf else 1.0
+
+
+def is_random(scenario: Scenario) -> bool:
+    """Say whether another seed gives another run: a trace alone is replayed as recorded."""
+    engine, cluster = scenario.engine, scenario.cluster
+    if scenario.workload.trace is None or scenario.predictor or engine.speculative_config:
+        return True
+    if cluster is None:
+        return False
+    return (
+        cluster.router_name in ("random", "power_of_two")
+        or (cluster.failures is not None and cluster.failures.mtbf is not None)
+        or (cluster.client is not None and cluster.client.jitter > 0)
+        or any(own.engine.data_parallel_size > 1 for own in scenario.groups.values())
+    )

@@ -1,0 +1,249 @@
+"""The page of a sweep or a plan: what is best, pictures over the keys, a table that sorts."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from html import escape
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.figures.data import Run
+from headway.figures.grids import draw_costs, draw_grid, draw_room
+from headway.figures.style import encode
+from headway.figures.tables import draw_pareto, varied_keys
+from headway.report.comparison import COLUMNS
+from headway.report.html.page import page
+from headway.report.html.tables import number
+from headway.report.winner import best_run
+from simulator.results.read import load_mapping, read_table
+from simulator.util.errors import HeadwayError
+from simulator.util.json_text import parse_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+PLAN_COLUMNS = {
+    "holds": "holds",
+    "at": "at",
+    "capacity": "capacity",
+    "reason": "breaks",
+    "headroom": "headroom, %",
+    "attainment": "SLO attainment, %",
+    "gpus": "GPUs",
+    "dollars_per_hour": "$/h",
+    "dollars_per_million_output_tokens": "$ per M tokens",
+    "power_w": "W",
+    "joules_per_output_token": "J per token",
+    "kg_co2_per_million_output_tokens": "kg CO2e per M tokens",
+    "tokens_per_s_per_gpu": "tok/s/GPU",
+    "tokens_per_s_per_user": "tok/s/user",
+    "looked_at": "looked at",
+    "cut_short": "cut short",
+    "never_holds": "never fits",
+    "error": "error",
+}
+LEADING = ("holds", "at", "dollars_per_hour", "reason", "headroom")
+"""What the table of a plan begins with, before the bounded metrics and the rest."""
+TABLES = ("plan.csv", "results.csv")
+MAX_ROWS = 2_000  # of the table: what a browser sorts at once
+MAX_REQUESTS = 200_000  # of the best point, to run it again for its charts
+
+
+def is_table_folder(folder: Path) -> bool:
+    """Return whether a folder is one of a sweep or a plan."""
+    return any((folder / name).is_file() for name in TABLES)
+
+
+def table_folders(parent: Path) -> list[Path]:
+    """List the folders of sweeps and plans in a folder."""
+    return sorted({path.parent for name in TABLES for path in parent.glob(f"*/{name}")})
+
+
+def table_page(folder: Path) -> tuple[str, str]:
+    """Return the page of a sweep's or plan's folder, and what it shows in a few words.
+
+    The best point is run again, from best.yaml, for its charts. Raises HeadwayError where the
+    table is missing or damaged.
+    """
+    planned = (folder / "plan.csv").is_file()
+    rows = read_table(folder, "plan" if planned else "results")
+    if not len(rows):
+        raise HeadwayError(f"{folder}: its table has no row")
+    if "not_tried" in rows:  # neither yes nor no
+        rows["holds"] = rows.holds.where(rows.not_tried.isna(), "not tried")
+    if "never_holds" in rows:
+        rows["holds"] = rows.holds.where(
+            rows.never_holds.isna() | rows.not_tried.notna(), "never fits"
+        )
+    best, slo, count, searched = _plan_best(folder) if planned else (_sweep_best(rows), None, 1, "")
+    rows.attrs["slo"] = slo or []
+    columns = _plan_columns(rows, searched) if planned else _sweep_columns(rows)
+    kind = "candidates" if planned else "points"
+    runs, note = _best(folder, slo)
+    if runs and count > 1:
+        note += f" Its figures are of this one run; those of the table are means of {count} runs."
+    above = (
+        ("The best", f"{_told(best)}<p class=note>{note}</p>"),
+        ("Over the keys", "".join(_pictures(rows, planned=planned))),
+        (kind.capitalize(), _table(rows, columns)),
+    )
+    words = f"{len(rows):,} {kind}" if len(rows) > 1 else f"1 {kind[:-1]}"
+    return page(runs, name=folder.resolve().name, above=above), words
+
+
+def _told(answer: str) -> str:
+    """Show an answer; of one with many lines, those on what was not bought fold away."""
+    first, _, rest = answer.partition("\nOf ")
+    count, _, others = rest.partition("\n")
+    head = f"<details><summary>Of {escape(count)}</summary>"
+    more = f"{head}<p class=lines>{escape(others)}</p></details>" if rest else ""
+    return f"<p class=lines>{escape(first)}</p>{more}"
+
+
+def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
+    """Return the columns that the table shows: what they are called and multiplied by."""
+    shown = {key: (key, 1.0) for key in varied_keys(rows, "")}
+    for metric in COLUMNS:
+        if metric.key in rows and rows[metric.key].notna().any():
+            shown[metric.key] = (metric.label.replace("/", " ", 1), metric.scale)
+    if "error" in rows and rows["error"].notna().any():
+        shown["error"] = ("error", 1.0)
+    return shown
+
+
+def _plan_columns(rows: "pd.DataFrame", searched: str) -> dict[str, tuple[str, float]]:
+    """Likewise of a plan; `searched` is the key that it searched a value of, if there is one."""
+    first = [*rows.columns[: rows.columns.get_loc("holds")]] if "holds" in rows else []
+    bounded = [key for key in rows if key.endswith("_ms")]
+    shown = {str(key): (str(key), 1.0) for key in first}
+    named = PLAN_COLUMNS | {"at": searched}
+    for key in (*LEADING, *bounded, *named):
+        if key in rows:
+            label = named.get(key, str(key))
+            shown[str(key)] = (label, 100.0 if label.endswith("%") else 1.0)
+    if "cut_short" in rows and not rows.cut_short.any():
+        del shown["cut_short"]
+    if "at" in rows and not searched:
+        del shown["at"]
+    return {key: value for key, value in shown.items() if rows[key].notna().any()}
+
+
+def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
+    """Make the table; a click on a head sorts by it."""
+    head = "".join(f"<th>{escape(label)}</th>" for label, _ in columns.values())
+    lines = []
+    for row in rows.head(MAX_ROWS).to_dict("records"):
+        cells = []
+        for key, (_, scale) in columns.items():
+            value = row[key]
+            if isinstance(value, bool):  # of a key as a scenario spells it
+                value = str(value).lower() if "." in key else "yes" if value else "no"
+            plain = isinstance(value, int | float)
+            scaled = value * scale if plain else value
+            missing = value is None or (isinstance(value, float) and isnan(value))
+            order = "" if missing else f' data-sort="{scaled}"' if plain else ""
+            cells.append(f"<td{order}>{'' if missing else number(scaled)}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    more = len(rows) - MAX_ROWS
+    note = f" The first {MAX_ROWS:,}; {more:,} more are in the folder." if more > 0 else ""
+    return (
+        "<p class=note>Click on a head to sort.</p>"
+        '<div class="scroll" tabindex="0"><table class="numbers sorts">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f"<p class=note>All metrics are in the folder's table.{note}</p>"
+    )
+
+
+def _pictures(rows: "pd.DataFrame", *, planned: bool) -> Iterator[str]:
+    """Draw what can be drawn of the table, of a plan first what its candidates cost."""
+    # A place of a grid has one candidate only if no more than two keys are varied.
+    grid = () if planned and len(varied_keys(rows, "")) > 2 else (draw_grid,)
+    draws: tuple[Callable[[pd.DataFrame], Figure], ...] = (*grid, draw_pareto)
+    draws = (draw_costs, draw_room, *draws) if planned else draws
+    for draw in draws:
+        try:
+            figure = draw(rows[rows.error.isna()] if "error" in rows else rows)
+        except HeadwayError:
+            continue  # one key only, failed points only: the table says it
+        file = io.BytesIO()
+        encode(figure, file, "svg")
+        text = file.getvalue().decode()
+        yield f'<figure class="drawn">{text[text.index("<svg") :]}</figure>'
+
+
+def _sweep_best(rows: "pd.DataFrame") -> str:
+    summaries = [
+        {"completed": 0, "headway": {}} | row.dropna().to_dict() for _, row in rows.iterrows()
+    ]
+    place, why = best_run(summaries)
+    if place is None:
+        return f"No best point: {why}."
+    point = ", ".join(f"{key}={rows[key].iloc[place]}" for key in varied_keys(rows, ""))
+    return f"{point or 'the point'}: {why}."
+
+
+def _plan_best(folder: Path) -> tuple[str, list[str], int, str]:
+    """Return the best candidate in words, the plan's service levels, how often it was run, and the
+    key that was searched.
+    """
+    plan = load_mapping(folder / "plan.json", parse_json)
+    candidates, best = plan.get("candidates"), plan.get("best")
+    if not isinstance(candidates, list) or type(best) is not int or best >= len(candidates):
+        raise HeadwayError(f"{folder / 'plan.json'}: damaged: it names no best candidate")
+    slo = [str(text) for text in plan.get("slo") or ()]
+    row = candidates[best]
+    named = [*row][: [*row].index("holds")] if isinstance(row, dict) and "holds" in row else []
+    label = ", ".join(f"{key}={row[key]}" for key in named) or "the scenario"
+    key = str(plan.get("searched") or "")
+    found = f", {key}={row['at']:.4g}" if key else ""
+    said = f"{label}{found}, under {', '.join(slo)}{''.join(_answer(row, key))}."
+    if answer := plan.get("answer"):
+        said = "\n".join(map(str, answer))
+    return said, slo, row.get("replications") or 1, key
+
+
+def _answer(row: dict[str, Any], searched: str) -> Iterator[str]:
+    """Tell the answer of a plan in figures, as far as they are known."""
+
+    def read(key: str, scale: float = 1.0) -> float | None:
+        value = row.get(key)
+        return scale * value if isinstance(value, int | float) else None
+
+    capacity, low, high = (read(key) for key in ("capacity", "capacity_low", "capacity_high"))
+    if capacity is not None:
+        unit = " req/s" if searched == "workload.request_rate" else " x the trace's rate"
+        ends = f" ({low:.4g} to {high:.4g})" if low is not None and high is not None else ""
+        yield f"; capacity {capacity:.4g}{unit}{ends}"
+    if (share := read("attainment", 100.0)) is not None:
+        yield f"; SLO attainment {share:.2f} %"
+    if (room := read("headroom", 100.0)) is not None:
+        yield f"; {-room:.0f} % below the offered load" if room < 0 else f"; headroom {room:.0f} %"
+    if (gpus := read("gpus")) is not None:
+        yield f"; {gpus:.4g} GPU{'s' if gpus != 1 else ''}"
+    if (price := read("dollars_per_hour")) is not None:
+        yield f", ${price:,.4g}/h"
+    if (cost := read("dollars_per_million_output_tokens")) is not None:
+        yield f"; ${cost:.3g}/M output tokens"
+    if isinstance(row.get("looked_at"), str):
+        yield f"; looked at {row['looked_at']} of load"
+
+
+def _best(folder: Path, slo: list[str] | None) -> tuple[list[Run], str]:
+    """Run the best point again for its charts; without them say why there are none."""
+    from simulator.scenario.load import load_scenario
+    from simulator.simulation.run import run
+
+    path = folder / "best.yaml"
+    if not path.is_file():
+        return [], "No point is best, so no run is shown."
+    try:
+        scenario = load_scenario(path, [] if slo is None else [f"slo={json.dumps(slo)}"])
+        load = scenario.make_workload()
+        if len(load) > MAX_REQUESTS:
+            return [], f"Its {len(load):,} requests are too many to be run again here."
+        result = run(scenario, workload=load).whole()
+    except HeadwayError as error:
+        return [], f"It cannot be run again: {escape('; '.join(error.messages))}"
+    return [Run.of("best", result)], "Below is its run, made again from best.yaml."

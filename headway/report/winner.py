@@ -1,0 +1,154 @@
+"""Which of several runs is best: by the service levels where there are any, and why."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.report.comparison import ALIKE
+from headway.report.metric_rows import BY_KEY, DOLLARS, find_metric, metric_value
+from simulator.results.steady_state import ASK, TREND, overload
+from simulator.util.errors import printable
+
+LEADS = ("output_throughput", "p99_ttft_ms", "mean_e2el_ms")
+"""What runs without service levels are looked at by."""
+Summary = Mapping[str, Any]
+
+
+def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
+    """Return the number of the best run and what makes it that; None where there is none.
+
+    Of those that keep all service levels the cheapest by the token, where what is paid differs;
+    else the one with the highest goodput, SLO attainment or output throughput, or, where the load
+    sets these, the least mean E2EL. Where none keeps them there is no best. Without service levels
+    it is the cheapest by the token, where what is paid differs, else the output throughput. Of
+    runs that are ALIKE by a key the next key decides, at last their order. A run whose queue grows
+    keeps no level for long, and latencies of such runs decide nothing.
+    """
+    done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
+    judged = [k for k in done if metric_value(summaries[k], "slo_met") is not None]
+    usual = ["output_throughput", "mean_e2el_ms"]
+    if not judged:
+        usual = usual[: 1 if any(overloaded(summaries[k]) for k in done) else 2]
+        return _first(summaries, done, (*_dollars(summaries, done), *usual))
+    kept = [k for k in judged if metric_value(summaries[k], "slo_met")]
+    held = [k for k in kept if not overloaded(summaries[k])]
+    if len(held) == 1:
+        return held[0], "the only one that keeps the service levels"
+    if not held:
+        return None, f"none keeps the service levels{' for long: queues grow' if kept else ''}"
+    kept = held
+    keys = (*_dollars(summaries, kept), "request_goodput", "slo_attainment", *usual)
+    place, why = _first(summaries, kept, keys)
+    of = "between" if place is None else "of"
+    return place, f"{why} {of} the {len(kept)} that keep the service levels"
+
+
+def prices_differ(summaries: Sequence[Summary]) -> bool:
+    """Say whether what runs pay in a second differs; False where a price is not known."""
+    told = [
+        (metric_value(one, DOLLARS.key), metric_value(one, "output_throughput"))
+        for one in summaries
+    ]
+    paid = [cost * speed for cost, speed in told if cost is not None and speed is not None]
+    if len(paid) < max(len(told), 2):
+        return False
+    return bool(max(paid) - min(paid) > ALIKE * max(paid))
+
+
+def _dollars(summaries: Sequence[Summary], among: Sequence[int]) -> list[str]:
+    """Name the cost of a token, where what is paid differs."""
+    return [DOLLARS.key] if prices_differ([summaries[k] for k in among]) else []
+
+
+def _first(
+    summaries: Sequence[Summary], among: Sequence[int], keys: Sequence[str]
+) -> tuple[int | None, str]:
+    """Return the best of some runs by the keys that tell them apart, in turn."""
+    left, why = [*among], ""
+    for key in keys:
+        values = {k: metric_value(summaries[k], key) for k in left}
+        known = {k: value for k, value in values.items() if isinstance(value, int | float)}
+        if not known or len(known) < len(values):
+            continue
+        more = find_metric(key).better > 0
+        best = (max if more else min)(known, key=known.__getitem__)
+        alike = [k for k, v in known.items() if abs(v - known[best]) <= ALIKE * abs(v)]
+        if len(known) > 1 and len(alike) == len(known):  # they follow from the same load
+            continue
+        left, why = alike, why or _in_words(key, known[best])
+        if len(left) == 1:
+            return best, _in_words(key, known[best])
+    if not why:
+        return None, "no difference to speak of"
+    alike_ = "another is" if len(left) == 2 else f"{len(left) - 1} others are"
+    return left[0], f"{why}, to which {alike_} within {ALIKE:.0%}"
+
+
+def overloaded(summary: Summary) -> bool:
+    """Say whether a run got more requests than it served, so that its queue grew."""
+    return overload({key: metric_value(summary, key) for key in TREND}) is not None
+
+
+def overload_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
+    """Say which of several runs get more than they serve, and which question has an answer."""
+    behind = [
+        f"{printable(label)} {metric_value(one, 'served_by_last_arrival'):.0%}"
+        for label, one in zip(labels, summaries, strict=True)
+        if one.get("completed") and overloaded(one)
+    ]
+    if not behind:
+        return []
+    return [
+        f"Overloaded: by the last arrival {', '.join(behind)} of the requests were served. "
+        "Latencies of such runs, and ratios to these, grow with the run's length; throughput "
+        f"compares. {ASK}; a lower load compares latencies."
+    ]
+
+
+def _in_words(key: str, value: float) -> str:
+    """Say of the best value of a metric that it is that: `the lowest mean TTFT (45.3 ms)`."""
+    if key == DOLLARS.key:
+        return f"the lowest cost of a token (${value:.3g} for 1M)"
+    metric = BY_KEY[key]
+    label, _, unit = metric.label.removesuffix(")").partition(" (")
+    if not label.startswith("P9"):
+        label = label[0].lower() + label[1:]
+    value *= metric.scale
+    amount = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"the {'highest' if metric.better > 0 else 'lowest'} {label} ({amount} {unit})"
+
+
+def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
+    """Name the best of runs that were made once each, or say why there is none."""
+    judged = any(metric_value(summary, "slo_met") is not None for summary in summaries)
+    place, why = best_run(summaries)
+    if judged:
+        told = [(metric_value(s, "slo_attainment"), k) for k, s in enumerate(summaries)]
+        most = max((pair for pair in told if pair[0] is not None), default=None)
+        lines = [f"No winner: {why}." if place is None else f"Winner: {labels[place]}: {why}."]
+        kept = any(metric_value(summary, "slo_met") for summary in summaries)
+        if place is None and most is not None and not kept:
+            lines.append(f"Nearest: {labels[most[1]]}, {most[0]:.1%} of its requests keep them.")
+    else:
+        lines = ["No winner: no service level is given (--slo, or goodput in the scenario)."]
+        if place is not None and prices_differ([s for s in summaries if s.get("completed")]):
+            lines = [f"Winner by price: {labels[place]}: {why}; no service level is given (--slo)."]
+        done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
+        grow = any(overloaded(summaries[k]) for k in done)
+        for key in LEADS[: 1 if grow else None] if len(done) > 1 else ():
+            leader, what = _first(summaries, done, (key,))
+            if leader is not None:
+                text = what[0].upper() + what[1:]
+                lines.append(f"{text}: {labels[leader]}.")
+    costs = [summary.get("headway", {}) for summary in summaries]
+    guessed = [
+        label
+        for label, cost in zip(labels, costs, strict=True)
+        if (cost.get("step_times") or {}).get("unmeasured")
+    ]
+    if guessed and len({cost.get("profile") for cost in costs}) > 1:
+        lines.append(
+            f"Step times without measurements: {', '.join(guessed)}. A difference that is "
+            "smaller than their error (see Step times) says nothing."
+        )
+    lines = [*overload_lines(labels, summaries), *lines]
+    return [*lines, "One run of each: --replications 5 tells differences from chance."]

@@ -1,0 +1,81 @@
+"""A plan that the studio's page asks for: `headway plan` in a process of its own, line by line."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 10.0  # s that a plan may take to end once nobody wants it
+MOST_LINE = 2**20  # bytes of a line of progress
+ERROR = "headway: error: "
+QUESTIONS = {
+    "buy": ("Which GPUs to buy, how many, how set", ("--buy",)),
+    "fewest": ("How few replicas of this GPU do", ("--fewest", "cluster.replicas=1..16")),
+    "rate": ("How much load this fleet holds", ()),
+}
+"""What a plan may answer: in words, and as options of the command."""
+
+
+def command(scenario: str, settings: Sequence[str], question: str) -> list[str]:
+    """Return the words of the command that answers a question about a scenario."""
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return ["plan", scenario, *sets, *QUESTIONS[question][1]]
+
+
+async def plan(words: Sequence[str], folder: Path) -> AsyncGenerator[dict[str, Any]]:
+    """Yield what the command says while it searches, then its answer: text, YAML, page.
+
+    Whoever closes the iterator ends the command. Its files lie in `folder`.
+    """
+    lines = []
+    async for line in _lines(*words, "--out", str(folder)):
+        if isinstance(line, str):
+            lines.append(line)
+            yield {"told": line}
+        elif line[0]:
+            errors = [one.removeprefix(ERROR) for one in lines if one.startswith(ERROR)]
+            yield {"errors": errors or lines[-1:], "last": True}
+            return
+        else:
+            text = line[1]
+    async for _ in _lines("report", str(folder), "--out", str(folder / "plan.html")):
+        pass  # it is silent, and quick
+    found = {}
+    for key, name in (("yaml", "best.yaml"), ("page", "plan.html")):
+        path = folder / name
+        found[key] = path.read_text("utf-8") if path.exists() else ""  # where nothing holds
+    yield {"text": text.partition("\nwritten to ")[0], **found, "last": True}
+
+
+async def _lines(*words: str) -> AsyncGenerator[str | tuple[int, str]]:
+    """Run a command of Headway: yield each line on stderr, then its exit code and what it printed.
+
+    It loads no code that a scenario names.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headway", *words),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"HEADWAY_NO_OWN_CODE": "1"},
+        limit=MOST_LINE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    printed = asyncio.create_task(process.stdout.read())
+    try:
+        async for line in process.stderr:
+            yield line.decode("utf-8", "replace").rstrip()
+        text = (await printed).decode("utf-8", "replace")
+        yield await process.wait(), text
+    finally:
+        printed.cancel()
+        if process.returncode is None:
+            process.terminate()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), PATIENCE)
+        if process.returncode is None:
+            process.kill()

@@ -1,0 +1,111 @@
+"""A model's chat template, which makes one text of a chat: from a tokenizer's folder or a file."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headway.twin.bodies import BadRequestError, ChatBody
+from simulator.util.environment import need_package
+from simulator.util.errors import HeadwayError
+
+
+class ChatTemplate:
+    """A chat template in Jinja's sandbox, with what Hugging Face's transformers give it."""
+
+    def __init__(self, source: str, place: str, special: Mapping[str, str] | None = None) -> None:
+        """Compile `source`; `special` are the tokenizer's tokens, as `bos_token`.
+
+        Raises HeadwayError, with the line, where it is no template; it is from `place`.
+        """
+        need_package(place, "serve", "jinja2")
+        from jinja2 import TemplateSyntaxError, nodes
+        from jinja2.ext import Extension, loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        class Generation(Extension):
+            """Marks what the assistant says, for training: it changes no prompt."""
+
+            tags = {"generation"}  # noqa: RUF012
+
+            def parse(self, parser: Any) -> Any:
+                line = next(parser.stream).lineno
+                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                return nodes.Scope(body).set_lineno(line)
+
+        extensions = [loopcontrols, Generation]
+        sandbox = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions
+        )
+        sandbox.filters["tojson"] = to_json
+        sandbox.globals["raise_exception"] = _raise
+        sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            self._template = sandbox.from_string(source)
+        except TemplateSyntaxError as error:
+            raise HeadwayError(f"{place}:{error.lineno}: chat template: {error.message}") from None
+        self._special = special or {}
+
+    def render(self, chat: ChatBody, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt's text; raise BadRequestError with what the template objects to."""
+        tools = [tool.model_dump() for tool in chat.tools or ()] or None
+        given = {**self._special, **(chat.chat_template_kwargs or {})}
+        given |= {"messages": messages, "tools": tools, "documents": chat.documents}
+        given["add_generation_prompt"] = chat.add_generation_prompt
+        try:
+            return self._template.render(given)
+        except Exception as error:  # whatever it was: a template is a program
+            raise BadRequestError(f"chat template: {error}", param="messages") from None
+
+
+def to_json(value: object, indent: int | None = None, **_: object) -> str:
+    """Return a value as JSON text."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)  # Jinja's escapes HTML
+
+
+def _raise(message: object) -> NoReturn:
+    raise ValueError(str(message))
+
+
+def read_template(path: Path) -> ChatTemplate:
+    """Read the file of `--chat-template`."""
+    return ChatTemplate(_text(path, "--chat-template"), f"--chat-template: {path}")
+
+
+def own_template(folder: Path) -> ChatTemplate | None:
+    """Read the template of a tokenizer's folder, as transformers do; None: it brings none."""
+    config_path, path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config: Any = {}
+    if config_path.is_file():
+        try:
+            config = json.loads(_text(config_path, "--tokenizer"))
+        except ValueError as error:
+            raise HeadwayError(f"--tokenizer: {config_path}: {error}") from None
+    if not isinstance(config, dict):
+        raise HeadwayError(f"--tokenizer: {config_path}: is not an object")
+    tokens = {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in config.items()
+        if name.endswith("_token") and (isinstance(token, str) or _is_added(token))
+    }
+    if path.is_file():
+        return ChatTemplate(_text(path, "--tokenizer"), f"--tokenizer: {path}", tokens)
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several by name
+        named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
+        source = named[0].get("template") if named else None
+    if not isinstance(source, str):
+        return None
+    return ChatTemplate(source, f"--tokenizer: {config_path}", tokens)
+
+
+def _is_added(token: object) -> bool:
+    return isinstance(token, dict) and isinstance(token.get("content"), str)
+
+
+def _text(path: Path, option: str) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{option}: {path}: cannot be read: {error}") from None

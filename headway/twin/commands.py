@@ -1,0 +1,262 @@
+"""The verbs of servers, simulated and real: serve, tokenizer, replay, shadow."""
+
+import sys
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from headway.cli.options import (
+    DEFAULT_SETTINGS,
+    Json,
+    LaunchOption,
+    Quiet,
+    ScenarioOrName,
+    SetKeys,
+    Settings,
+    print_json,
+    silent,
+    with_launch,
+)
+from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from headway.twin.server import Server
+
+
+def serve(
+    scenario: ScenarioOrName,
+    /,
+    *,
+    host: Annotated[str, Parameter(help="address to listen at")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="port to listen at; 0: one that is free")] = 8000,
+    speed: Annotated[float, Parameter(help="simulated seconds in a second")] = 1.0,
+    tokenizer: Annotated[
+        Path | None,
+        silent("folder with tokenizer.json, to count as the client does [default: words]"),
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        silent("Jinja file that makes prompts of chats [default: the tokenizer's, or an estimate]"),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, silent("the model's name to clients [default: the scenario's]")
+    ] = None,
+    replica_ports: Annotated[
+        bool, silent("a port for each replica of the cluster, for a gateway of your own")
+    ] = False,
+    startup_delay: Annotated[
+        float, Parameter(help="simulated s until replicas are up; until then /health says 503")
+    ] = 0.0,
+    admin: Annotated[bool, silent("POST /admin/...: make replicas slow, hang or fail")] = False,
+    kv_events_config: Annotated[
+        str | None,
+        silent("vLLM's JSON: publish prefix cache events over ZMQ [default: do not]"),
+    ] = None,
+    out: Annotated[Path | None, silent("folder for the files of the run, at its end")] = None,
+    set_: SetKeys = None,
+    seed: Annotated[int | None, silent("seed, in place of the scenario's")] = None,
+    own_code: Annotated[
+        bool, silent("allow a scenario that names code of its own", "--own-code")
+    ] = False,
+    command: LaunchOption = None,
+) -> int:
+    """Answer as the scenario's vLLM server would, without a GPU, until Ctrl-C."""
+    from headway.twin.kv_events import read_config
+    from headway.twin.live_engine import replica_scenarios
+    from headway.twin.server import ServeOptions, Server, token_counter
+    from headway.twin.server import serve as listen
+    from simulator.scenario.load import load_scenario
+    from simulator.simulation.write import check_folder
+
+    if not 0 <= port < 65536:
+        raise HeadwayError(f"--port: {port} is not between 0 and 65535")
+    if not 0.001 <= speed <= 1000:
+        raise HeadwayError(f"--speed: {speed} is not between 0.001 and 1000")
+    if not 0 <= startup_delay <= 1e6:
+        raise HeadwayError(f"--startup-delay: {startup_delay} is not between 0 and 1,000,000")
+    if served_model_name is not None and not served_model_name.strip():
+        raise HeadwayError("--served-model-name: is empty")
+    if out is not None:  # a server that has run for hours is not to end with this
+        check_folder(out)
+    loaded = load_scenario(scenario, with_launch(command, set_ or []), seed, own_code=own_code)
+    counter = token_counter(tokenizer, chat_template)
+    served = replica_scenarios(loaded) if replica_ports else [loaded]
+    if port and port + len(served) > 65536:
+        raise HeadwayError(f"--port: {port} and {len(served) - 1} more go beyond 65535")
+    events = None if kv_events_config is None else read_config(kv_events_config)
+    if events is not None and not events.enable_kv_cache_events:
+        events = None
+    servers: list[Server] = []
+    for number, one in enumerate(served):
+        cores = sum(len(server.engine.cores) for server in servers)
+        place = host, port and port + number, speed, served_model_name or "", admin, startup_delay
+        servers.append(Server(one, ServeOptions(*place, events, cores), counter))
+
+    def ready(server: "Server", address: str) -> None:
+        at = "" if speed == 1 else f", {speed:g} times as fast as real time"
+        print(f"{server.model} at {address}/v1{at}; report: {address}/report", flush=True)
+
+    listen(servers, ready)
+    for number, server in enumerate(servers):
+        folder = out / f"replica-{number}" if out is not None and replica_ports else out
+        _tell_end(server, folder)
+    return 0
+
+
+def _tell_end(server: "Server", out: Path | None) -> None:
+    """Say what was served and whether it came on time; write the files."""
+    result = server.result()
+    served = server.served()
+    count = len(result.workload)
+    print(f"{count:,} requests served; answers late by {served['late_ms']['p99']:.1f} ms (P99)")
+    if count and not served["on_time"]:
+        print("warning: this machine was too slow: what clients measured is off", file=sys.stderr)
+    if out is not None:
+        names = [path.name for path in server.write(out)]
+        print(f"written to {out}: {', '.join(names)}")
+
+
+def tokenizer(
+    folder: Annotated[Path, Parameter(name="DIR", help="folder to write")],
+    /,
+    *,
+    vocab_size: Annotated[int, Parameter(help="most tokens")] = 4000,
+) -> int:
+    """Write a byte-level BPE that `headway serve` and its clients can both count with."""
+    from headway.twin.tokenizers import train
+
+    if not 300 <= vocab_size <= 100_000:
+        raise HeadwayError(f"--vocab-size: {vocab_size} is not between 300 and 100,000")
+    count, files = train(folder, vocab_size)
+    print(f"written to {folder}: {', '.join(files)}; {count:,} tokens")
+    return 0
+
+
+def _check_url(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise HeadwayError(f"--url: {url!r} does not begin with http:// or https://")
+
+
+def replay(
+    scenario: Annotated[
+        Path,
+        Parameter(
+            name="SCENARIO|TRACE", help="scenario file (YAML), a shipped one's name, or a trace"
+        ),
+    ],
+    /,
+    *,
+    url: Annotated[str, Parameter(help="address of an OpenAI-compatible server")],
+    model: Annotated[
+        str | None, Parameter(show_default=False, help="model's name [default: the server's first]")
+    ] = None,
+    timeout: Annotated[float, Parameter(help="longest time of a request, s")] = 600.0,
+    prompt_seed: Annotated[
+        int | None,
+        Parameter(show_default=False, help="seed of the prompts [default: others each time]"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(show_default=False, help="folder for the files [default: out/replay-NAME]"),
+    ] = None,
+    settings: Settings = DEFAULT_SETTINGS,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> int:
+    """Send the requests of a scenario or trace to a real server, and measure the answers.
+
+    The exit code is 1 where requests failed, and 130 after Ctrl-C; the others are written.
+    """
+    from headway.twin.measured_run import Draft, table, write_measured
+    from headway.twin.replay import LAST_TOKEN
+    from headway.twin.replay import replay as send
+    from simulator.scenario.load import load_scenario
+    from simulator.scenario.resolve import resolve
+    from simulator.simulation.write import check_folder
+
+    _check_url(url)
+    if not 0 < timeout <= 1e6:
+        raise HeadwayError(f"--timeout: {timeout} is not between 0 and 1,000,000")
+    if prompt_seed is not None and not 0 <= prompt_seed < 2**63:
+        raise HeadwayError(f"--prompt-seed: {prompt_seed} is not between 0 and 2**63 - 1")
+    engine, last = None, LAST_TOKEN
+    if scenario.is_file() and scenario.suffix not in {".yaml", ".yml"}:
+        from simulator.workload.traces import read_trace
+
+        if settings.overrides or settings.seed is not None:
+            raise HeadwayError("--set, --seed: go with a scenario, not with a trace")
+        workload, name = read_trace(scenario), scenario.name.partition(".")[0]
+    else:
+        loaded = load_scenario(scenario, settings.overrides, settings.seed)
+        workload, name = loaded.make_workload(), loaded.name or "scenario"
+        engine = loaded, (spec := resolve(loaded))
+        last = spec.model.vocab_size
+    folder = check_folder(out or Path("out") / f"replay-{name}")
+    with Draft(folder, workload) as draft:
+        for path in draft.earlier:
+            print(f"{path}: the answers of a replay that did not end", file=sys.stderr)
+        found = send(
+            workload,
+            url,
+            model,
+            timeout=timeout,
+            prompt_seed=prompt_seed,
+            vocab_size=last,
+            ended=draft.add,
+        )
+        paths = write_measured(found, workload, folder, engine)
+    if json_:
+        print_json(folder / "summary.json")
+    elif not quiet:
+        print(table(found, workload))
+        print(f"written to {folder}: {', '.join(path.name for path in paths)}")
+    return 130 if found.stopped else 1 if found.failed else 0
+
+
+def shadow(
+    *,
+    url: Annotated[str, Parameter(help="address of a vLLM server, or of its /metrics")],
+    scenario: Annotated[
+        Path, Parameter(help="scenario file (YAML) of that server, or a shipped one's name")
+    ],
+    duration: Annotated[
+        float, Parameter(show_default=False, help="time to watch, s [default: until Ctrl-C]")
+    ] = inf,
+    interval: Annotated[float, Parameter(help="time between two polls, s")] = 1.0,
+    window: Annotated[float, Parameter(help="length of a window that is compared, s")] = 10.0,
+    tolerance: Annotated[float, Parameter(help="relative difference that is ignored")] = 0.2,
+    settings: Settings = DEFAULT_SETTINGS,
+    json_: Json = False,
+) -> int:
+    """Compare a live server with the simulation of its own traffic.
+
+    The exit code is 1 where they part, and 2 where there was nothing to compare.
+    """
+    from headway.twin.shadow import Watched, as_json, conclusion, heading, line
+    from headway.twin.shadow import shadow as watch
+    from simulator.scenario.load import load_scenario
+
+    _check_url(url)
+    for name, value, least in (
+        ("duration", duration, 0),
+        ("interval", interval, 0.01),
+        ("window", window, interval),
+        ("tolerance", tolerance, 0),
+    ):
+        if not value >= least:
+            raise HeadwayError(f"--{name}: {value} is not {least:g} or more")
+    loaded = load_scenario(scenario, settings.overrides, settings.seed)
+    verdict = watch(
+        loaded,
+        url,
+        Watched(duration, interval, window, tolerance),
+        tell=lambda found: None if json_ else print(line(found), flush=True),
+        begun=lambda: None if json_ else print(heading(), flush=True),
+    )
+    if json_:
+        print_json(as_json(verdict))
+    else:
+        print(conclusion(verdict))
+    return (1 if verdict.parted else 0) if verdict.windows else 2

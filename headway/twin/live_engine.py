@@ -1,0 +1,461 @@
+"""A scenario's engines in real time: requests come from outside, tokens go out as they come.
+
+The engine and the watches on its cores are one file: both change the streams.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf, nextafter
+from zlib import crc32
+
+import simpy
+
+from headway.twin.asked import Asked, workload_of
+from headway.twin.clock import RealTimeClock
+from headway.twin.fault_injection import FaultInjector
+from headway.twin.kv_events import KvEvents
+from simulator.core.log import UNFINISHED, Log, pack_request
+from simulator.core.request import Request, Segments, Step
+from simulator.engine.core import EngineCore, InFlight, ScheduledStep
+from simulator.engine.replica import Replica
+from simulator.policies.predictor import FixedPredictions, make_predictor
+from simulator.results.record import ClusterRecord, split_log
+from simulator.scenario.assemble_fleet import make_fleet
+from simulator.scenario.assemble_scheduler import make_scheduler
+from simulator.scenario.cluster_config import ClusterConfig
+from simulator.scenario.resolve import resolve_groups
+from simulator.scenario.scenario import Scenario
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.simulation.result import Result
+from simulator.util.errors import HeadwayError
+
+KEPT = 100_000  # requests that have ended and that the report is about, at least
+
+ABORT = "abort"
+LOST = "lost"
+"""Ends of requests beside those of the log: the client has hung up; the replica was killed."""
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A request that somebody waits for."""
+
+    request: Request
+    sent_at: float  # simulated s
+    on_tokens: Callable[[int, int], None]  # new ones, all so far
+    on_end: Callable[[Request, str], None]  # with stop, length, rejected or lost
+    core: EngineCore | None = None  # None: no engine has it
+    told: int = 0  # tokens that have gone out
+    over: bool = False  # it has ended, or its client has hung up
+    first: float = -1.0  # simulated s, when the first one did
+    last: float = -1.0  # and the last one
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What vLLM's gauges say: as of the end of a step, when it makes its statistics.
+
+    Who has come during the step waits in front of the scheduler, and does not count as yet.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0  # share of the blocks
+
+
+class LiveEngine:
+    """A scenario's engine, or its cluster, on a clock that goes with the wall's.
+
+    `on_tokens` is called with each stream that has got tokens, `on_end` with each that ends. With
+    `faults` replicas can be made slow, hang and be killed; all start `startup_delay` s from now.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        speed: float = 1.0,
+        *,
+        faults: bool = False,
+        startup_delay: float = 0.0,
+    ) -> None:
+        if scenario.cluster is None and (faults or startup_delay):
+            scenario = scenario.model_copy(update={"cluster": ClusterConfig(replicas=1)})
+        if scenario.engine.pipeline_parallel_size > 1:
+            raise HeadwayError("engine.pipeline_parallel_size: stages cannot be served yet")
+        self.scenario = scenario
+        self.env = env = simpy.Environment()
+        self.specs = resolve_groups(scenario)
+        self.spec = next(iter(self.specs.values()))
+        self.cluster: ClusterRecord | None = None
+        self.faults: FaultInjector | None = None
+        self.sent: dict[int, float] = {}  # s, by id: what a cluster's autoscaler sees of clients
+        self.done = 0
+        self._sessions: dict[int, int] = {}  # by id, of those that have not ended
+        self.is_open: Callable[[], bool] = lambda: True
+        """Whether there is a replica that takes requests."""
+        if scenario.cluster is None:
+            replica = Replica(env, make_scheduler(self.spec, True), self.spec.cost, leap=False)
+            replica.on_finish = self.finished
+            self._submit: Callable[[Request], None] = replica.submit
+            self._cancel: Callable[[Request], None] = replica.cancel
+            self.cores: list[EngineCore] = [replica]
+        else:
+            self._build_fleet(faults, startup_delay)
+        self.clock = RealTimeClock(env, speed)
+        self.streams: dict[int, Stream] = {}  # by id
+        self.on_tokens: Callable[[Stream, int, float], None] | None = None
+        self.on_gaps: Callable[[EngineCore, dict[float, int], float], None] | None = None
+        """With how many streams got one more token, by when each got the one before."""
+        self.on_end: Callable[[Stream, str], None] | None = None
+        self.on_step: Callable[[EngineCore, Step], None] | None = None
+        self.kv_events: KvEvents | None = None
+        self._serial = 0
+        self._first = 0  # id of the first request in `asked`
+        self._asked: list[Asked] = []
+        self._stamp = -1.0
+        self._predictor = make_predictor(scenario.predictor, workload_of([]), scenario.seed)
+        self.gauges = dict.fromkeys(self.cores, Gauges())
+        self._watches = {core: _Watch(self, core) for core in self.cores}
+        if scenario.cluster is None:
+            self._submit = self.cores[0].submit  # the one that is watched
+
+    def _build_fleet(self, faults: bool, startup_delay: float) -> None:
+        from simulator.simulation.cluster import add_replicas, connect_client
+
+        if self.scenario.cluster is not None and self.scenario.cluster.kv_transfer is not None:
+            raise HeadwayError("cluster.kv_transfer: prefill and decode apart cannot be served yet")
+        fleet = make_fleet(self.env, self.scenario.fleet, self.specs, self._sessions)
+        self.cluster, life = add_replicas(
+            *(fleet, self.scenario, self.specs, True), leap=False, startup_delay=startup_delay
+        )
+
+        def connect(
+            submit: Callable[[Request], None], cancel: Callable[[Request], None]
+        ) -> "LiveEngine":
+            self._submit, self._cancel = submit, cancel
+            return self
+
+        connect_client(fleet, self.scenario, self.cluster, life, connect)  # type: ignore[type-var]
+        life.done = lambda: False
+        self.is_open = lambda: bool(fleet.open)
+        self.cores = fleet.cores
+        if faults:
+            self.faults = FaultInjector(fleet, life)
+
+    def _predict(self, request: Request) -> int | None:
+        """Say how long an answer will be, as the scenario's predictor does; None: it has none."""
+        predictor = self._predictor
+        if isinstance(predictor, FixedPredictions):  # made of true lengths: of this one's
+            alone = workload_of([Asked.of(request, 0.0)])
+            seed = self.scenario.seed + request.id
+            predictor = make_predictor(self.scenario.predictor, alone, seed)
+            assert isinstance(predictor, FixedPredictions)
+            return int(predictor.hints[0])
+        return None if predictor is None else predictor.predict(request)
+
+    @property
+    def next_id(self) -> int:
+        """Id of the request that is submitted next."""
+        return self._serial
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self.cores[0].scheduler.blocks.block_size
+
+    def submit(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        on_tokens: Callable[[int, int], None],
+        on_end: Callable[[Request, str], None],
+        *,
+        max_tokens: int | None = None,
+        segments: Segments | None = None,
+        client: str = "",
+        priority: int = 0,
+        hint: int | None = None,
+    ) -> Stream:
+        """Take in a request, now; lengths are in tokens.
+
+        It ends by itself after `output_tokens`, and at `max_tokens` at the latest.
+        """
+        self.clock.advance()
+        now = self.env.now
+        self._stamp = arrival = now if now > self._stamp else nextafter(self._stamp, inf)
+        request = Request(
+            self._serial,
+            arrival,
+            prompt_tokens,
+            output_tokens,
+            client,
+            priority,
+            segments,
+            max_tokens=max_tokens,
+        )
+        request.hint = self._predict(request) if hint is None else hint
+        if request.hint is not None and max_tokens is not None:
+            request.hint = min(request.hint, max_tokens)
+        self._serial += 1
+        self._asked.append(Asked.of(request, now))
+        self.sent[request.id] = now
+        self._sessions[request.id] = crc32(client.encode()) if client else -1
+        stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
+        self._submit(request)
+        self.clock.catch_up()
+        return stream
+
+    def cancel(self, stream: Stream) -> bool:
+        """Let a request go whose client has hung up; say whether the engine could."""
+        request = stream.request
+        if self.streams.get(request.id) is not stream:
+            return True
+        stream.on_tokens = stream.on_end = _ignore
+        if not self.cores[0].scheduler.cancels:
+            return False
+        self.clock.advance()
+        if self.streams.pop(request.id, None) is not None:
+            self.moved(stream, None)
+            asked = self._asked[request.id - self._first]
+            asked.cancel_after = self.env.now - stream.sent_at
+            self._cancel(request)
+            self._record_left(stream)
+            self._forget(request)
+            if self.on_end is not None:
+                self.on_end(stream, ABORT)
+        return True
+
+    def kill(self, number: int) -> None:
+        """Let a replica fail, with all requests that are there: they end as lost."""
+        faults = self.faults
+        assert faults is not None
+        self.clock.advance()
+        owners = dict(zip(self.cores, faults.fleet.owners, strict=True))
+        for stream in [*self.streams.values()]:
+            if stream.core is None or owners[stream.core].index != number:
+                continue
+            end = stream.on_end
+            self.cancel(stream)
+            end(stream.request, LOST)
+        faults.fail(number)
+
+    def restart(self, number: int, delay: float) -> None:
+        """Let a replica come back `delay` s from now, empty; one that is up is killed first."""
+        faults = self.faults
+        assert faults is not None
+        if faults.life.states[number] == "up":
+            self.kill(number)
+        self.clock.advance()
+        faults.repair(number, delay)
+        self.clock.catch_up()
+
+    def finished(self, request: Request) -> None:
+        """Hear that a request has ended or was rejected."""
+        self._forget(request)
+        stream = self.streams.pop(request.id, None)
+        if stream is None:
+            return
+        self.moved(stream, None)
+        now = self.env.now
+        if request.finish >= 0:
+            self.tell(stream, request.generated, now)
+            over = request.generated == request.output_tokens
+            reason = "stop" if over else "length"
+        else:
+            reason = "rejected"
+        if self._predictor is not None and request.finish >= 0:
+            self._predictor.observe(request)
+        if self.on_end is not None:
+            self.on_end(stream, reason)
+        stream.on_end(request, reason)
+        self._prune()
+
+    def moved(self, stream: Stream, core: EngineCore | None) -> None:
+        """Note which core has a request from now on; None: it is over."""
+        if stream.core is not None:
+            self._watches[stream.core].here.pop(stream.request.id, None)
+        if core is None:
+            stream.over = True
+        else:
+            stream.core = core
+            self._watches[core].here[stream.request.id] = stream
+
+    def _record_left(self, stream: Stream) -> None:
+        """Write down what a client had received when it hung up, as /metrics counts it."""
+        request = stream.request
+        if stream.core is not None:  # else none has seen it
+            stream.core.log.request_rows += pack_request(
+                request.first_scheduled,
+                stream.first,
+                -1.0,
+                request.id,
+                request.preemptions,
+                request.cached,
+                stream.told,
+                UNFINISHED,
+            )
+
+    def _forget(self, request: Request) -> None:
+        self.done += 1
+        self.sent.pop(request.id, None)
+        self._sessions.pop(request.id, None)
+
+    def tell(self, stream: Stream, count: int, now: float) -> None:
+        """Tell a client of its tokens, `count` in all by `now`, s."""
+        new = count - stream.told
+        if new <= 0:
+            return
+        stream.told = count
+        if self.on_tokens is not None:
+            self.on_tokens(stream, new, now)
+        if stream.first < 0:
+            stream.first = now
+        stream.last = now
+        stream.on_tokens(new, count)
+
+    def _prune(self) -> None:
+        """Forget requests and steps, where there are twice as many as are kept."""
+        if self._serial - self._first < 2 * KEPT:
+            return
+        new = min(self.streams, default=self._serial)
+        if new - self._first < KEPT:
+            return
+        before = min((one.sent_at for one in self.streams.values()), default=self.env.now)
+        for core in self.cores:
+            split_log(core.log, range(self._first, new), before, {}, last=False)
+        del self._asked[: new - self._first]
+        self._first = new
+
+    def result(self) -> Result:
+        """Return the run so far; requests that have not ended count as unfinished."""
+        from simulator.simulation.result import Result
+
+        self.clock.advance()
+        asked = workload_of(self._asked)
+        logs = [self._copy(core) for core in self.cores]
+        known = {int(number) for log in logs for number in log.requests["id"]}
+        logs[0].record_hung_up(number for number in range(len(asked)) if number not in known)
+        result = Result(self.scenario, asked, asked.arrival.copy(), logs, self.specs, True)
+        result.cluster = self.cluster
+        return result
+
+    def _copy(self, core: EngineCore) -> Log:
+        """Return a core's log as it stands, with ids from 0 on."""
+        log = core.log
+        copies = {
+            name: value[:]
+            for name in log.__dataclass_fields__
+            if isinstance(value := getattr(log, name), bytearray) or hasattr(value, "typecode")
+        }
+        copy = replace(log, **copies)
+        if self._first == 0:
+            return copy
+        return split_log(copy, range(self._first, self._serial), 0.0, {}, last=True)
+
+
+def replica_scenarios(scenario: Scenario) -> list[Scenario]:
+    """Return each replica of a cluster as a scenario of its own, for a gateway that is not ours."""
+    cluster = scenario.cluster
+    if cluster is None:
+        raise HeadwayError("--replica-ports: the scenario has no cluster")
+    together = cluster.model_fields_set - {"router", "replicas", "groups"}
+    if given := sorted(key for key in together if getattr(cluster, key) is not None):
+        raise HeadwayError(
+            f"--replica-ports: cluster.{given[0]} acts on several replicas together: serve them "
+            "behind one port, or leave it out"
+        )
+    return [
+        scenario.of_group(name).model_copy(update={"cluster": ClusterConfig(replicas=1)})
+        for name, group in cluster.replica_groups.items()
+        for _ in range(group.replicas)
+    ]
+
+
+class _Watch:
+    """Sees what a core's steps bring, and tells the streams."""
+
+    def __init__(self, engine: LiveEngine, core: EngineCore) -> None:
+        self.engine, self.core = engine, core
+        self.here: dict[int, Stream] = {}
+        self.in_flight: deque[list[tuple[Stream, int]]] = deque()
+        self.waiting = 0  # requests, after the last schedule
+        self._core_submit, self._core_commit = core.submit, core.commit
+        self._core_schedule, self._core_restart = core.schedule, core.restart
+        # A core of a fleet is made by the fleet: it gets its ears afterwards.
+        for name in ("submit", "commit", "schedule", "restart"):
+            setattr(core, name, getattr(self, name))
+        if isinstance(core, Replica):  # which schedules as it begins a step
+            self._core_begin = core.begin
+            core.begin = self.begin  # type: ignore[method-assign]
+
+    def submit(self, request: Request) -> None:
+        stream = self.engine.streams.get(request.id)
+        if stream is not None:
+            self.engine.moved(stream, self.core)
+        self._core_submit(request)
+
+    def schedule(self, now: float) -> ScheduledStep | None:
+        """Asynchronous: tokens are counted as their step is decided, and come with its end."""
+        scheduled = self._core_schedule(now)
+        self._scheduled(scheduled is not None)
+        return scheduled
+
+    def begin(self, now: float, start: float) -> InFlight | None:
+        begun = self._core_begin(now, start)
+        self._scheduled(begun is not None)
+        return begun
+
+    def _scheduled(self, works: bool) -> None:
+        self.waiting = len(self.core.scheduler.waiting)
+        if works and self.core.scheduler.overlaps:
+            self.in_flight.append(self._counts())
+
+    def commit(
+        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
+    ) -> None:
+        late = self.in_flight.popleft() if self.core.scheduler.overlaps else None
+        self._core_commit(scheduled, decided, start, ends)
+        if not self.core.scheduler.delivers_together:
+            self._tell(self._counts() if late is None else late, ends[-1])
+        stats, usable = self.core.stats(), self.core.scheduler.blocks.usable
+        used = stats.blocks_used / usable
+        self.engine.gauges[self.core] = Gauges(stats.running, self.waiting, used)
+        if self.engine.on_step is not None:
+            self.engine.on_step(self.core, scheduled[0])
+        if self.engine.kv_events is not None:
+            self.engine.kv_events.publish(self.core)
+        self.engine.clock.note_delay(ends[-1])
+
+    def restart(self, scheduler: Scheduler) -> list[Request]:
+        self.in_flight.clear()
+        lost = self._core_restart(scheduler)
+        if self.engine.kv_events is not None:
+            self.engine.kv_events.restarted(self.core)
+        return lost
+
+    def _tell(self, counts: list[tuple[Stream, int]], now: float) -> None:
+        """Tell all streams of their tokens by `now`, s; what each costs is a server's time."""
+        gaps: dict[float, int] = {}
+        for stream, count in counts:
+            told = stream.told
+            if count <= told or stream.over:
+                continue
+            if count > told + 1 or not told:
+                self.engine.tell(stream, count, now)
+                continue
+            stream.told = count
+            gaps[stream.last] = gaps.get(stream.last, 0) + 1
+            stream.last = now
+            stream.on_tokens(1, count)
+        if gaps and self.engine.on_gaps is not None:
+            self.engine.on_gaps(self.core, gaps, now)
+
+    def _counts(self) -> list[tuple[Stream, int]]:
+        """Count the tokens of all whose streams are still here."""
+        generated = self.core.scheduler.decodes.generated
+        return [(stream, generated(stream.request)) for stream in self.here.values()]
+
+
+def _ignore(*_: object) -> None:
+    """Nobody listens any more."""

@@ -1,0 +1,39 @@
+"""Answers that are errors, in vLLM's form; and aiohttp, or a line that says how to get it."""
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from headway.twin.bodies import BadRequestError
+from headway.twin.openai import error_body
+from simulator.util.environment import need_package
+
+__all__ = ["error_response", "refusals_in_json", "refuse", "web"]
+
+need_package("serve", "serve", "aiohttp")
+from aiohttp import web  # noqa: E402
+
+
+def error_response(message: str, kind: str, status: int, param: str | None = None) -> web.Response:
+    """Return an error as vLLM words it."""
+    body = error_body(message, kind, status, param)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def refuse(error: BadRequestError) -> web.Response:
+    """Say what of a body is wrong."""
+    return error_response(str(error), error.kind, error.status, error.param)
+
+
+@web.middleware
+async def refusals_in_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Put aiohttp's own refusals (no such address, no such method) in the form of vLLM's server."""
+    try:
+        return await handler(request)
+    except web.HTTPClientError as error:
+        phrase = HTTPStatus(error.status).phrase
+        response = web.json_response({"detail": phrase}, status=error.status)
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response

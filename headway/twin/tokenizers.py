@@ -1,0 +1,127 @@
+"""Tokens of prompts, and words to answer with, each of which is one token to the client, too."""
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from simulator.util.environment import need_package
+from simulator.util.errors import HeadwayError
+
+if TYPE_CHECKING:
+    from headway.twin.chat_template import ChatTemplate
+
+WORDS = 1000  # that answers are made of
+TRIAL = 64  # words of a text that must come out as so many tokens
+
+
+class TokenCounter(Protocol):
+    """Counts tokens as the client does."""
+
+    words: list[str]
+    """Each a token, also behind any other."""
+    template: "ChatTemplate | None"
+    """What makes prompts of chats; None: they are estimated."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+
+
+class SplitAtSpaces:
+    """Takes each word between spaces for a token: for clients that count nothing."""
+
+    template: "ChatTemplate | None" = None
+
+    def __init__(self) -> None:
+        self.words = [f" w{number}" for number in range(WORDS)]
+
+    def encode(self, text: str) -> list[int]:
+        return [zlib.crc32(word.encode("utf-8", "replace")) for word in text.split()]
+
+
+class BpeTokens:
+    """The tokenizer of a model, from its tokenizer.json."""
+
+    template: "ChatTemplate | None" = None
+
+    def __init__(self, folder: Path) -> None:
+        need_package("--tokenizer", "serve", "tokenizers")
+        from tokenizers import Tokenizer
+
+        path = folder / "tokenizer.json" if folder.is_dir() else folder
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises nothing narrower
+            raise HeadwayError(f"--tokenizer: {path}: {error}") from None
+        self.words = [*self._single_words()]
+        text = "".join(self.words[:TRIAL])
+        if not self.words or len(self.encode(text)) != min(TRIAL, len(self.words)):
+            raise HeadwayError(f"--tokenizer: {path}: has no words that stay one token in a text")
+
+    def encode(self, text: str) -> list[int]:
+        if not text.isascii():  # half of a surrogate pair is no text
+            text = text.encode("utf-8", "replace").decode()
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _single_words(self) -> Iterator[str]:
+        """Yield words of letters, behind a space, that are one token."""
+        found = 0
+        for number in range(self._tokenizer.get_vocab_size()):
+            text = self._tokenizer.decode([number], skip_special_tokens=False)
+            word = text.strip()
+            if len(word) > 1 and word.isascii() and word.isalpha():
+                spaced = f" {word}"
+                if self.encode(spaced) == [number]:
+                    yield spaced
+                    found += 1
+                    if found == WORDS:
+                        return
+
+
+def train(folder: Path, size: int = 4000) -> tuple[int, list[str]]:
+    """Write a byte-level BPE trained on Python's own sources; return its tokens' number, and files.
+
+    Any text survives it. A model's config.json that is there already stays as it is. Raises
+    HeadwayError where the package tokenizers is missing.
+    """
+    import os
+
+    need_package("headway tokenizer", "serve", "tokenizers")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    from simulator.util.files import write_together
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    sources = sorted(str(path) for path in Path(os.__file__).parent.glob("*.py"))
+    tokenizer.train(sources, trainer)
+    count: int = tokenizer.get_vocab_size()
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": special[0],
+        "eos_token": special[1],
+        "model_max_length": 1_000_000,
+        "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
+    }
+    model = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": count,
+        "max_position_embeddings": 1_000_000,
+    }
+    files = {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config, indent=2).encode(),
+    }
+    if not (folder / "config.json").exists():
+        files["config.json"] = json.dumps(model, indent=2).encode()
+    write_together(folder, files)
+    return count, [*files]

@@ -1,4 +1,0 @@
-"""What people look at: text, HTML, timelines, Prometheus.
-
-It may import `figures`, `simulation` and what lies below. Start with `report.py`.
-"""

@@ -1,4 +1,0 @@
-"""One HTML file about one run, or several side by side.
-
-It may import `figures`, `views.report` and what lies below. Start with `page.py`.
-"""

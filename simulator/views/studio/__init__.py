@@ -1,4 +1,0 @@
-"""A local page on which a scenario's knobs are turned and its results are seen at once.
-
-It may import `views.html` and what lies below. Start with `server.py`.
-"""

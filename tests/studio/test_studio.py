@@ -1,0 +1,276 @@
+"""The studio: its knobs, its server against bad input, and its page in a real browser."""
+
+import contextlib
+import http.client
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from headway.cli.main import main
+from headway.studio.knobs import knobs_of, overrides
+from headway.studio.worker import Job, Superseded, answers
+from simulator import load_scenario, run
+from simulator.models.gpus import find_gpu
+from simulator.util.errors import HeadwayError
+from tests.support.browser import (
+    DESK,
+    PHONE,
+    browser,
+    complaints,
+    is_wider_than_window,
+    low_contrast,
+    window,
+)
+from tests.support.studio import ENTER, ask, copied, serving, wait_for_runs, wait_until_idle
+from tests.support.twins import malformed
+
+TAB, LEFT, HOME = "\ue004", "\ue012", "\ue011"
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with serving("demo", "--set", "workload.num_prompts=600") as (number, _):
+        yield number
+
+
+def test_knobs_set_what_was_turned() -> None:
+    knobs = knobs_of(load_scenario("demo"))
+    assert overrides(knobs, {}) == []
+    assert overrides(knobs, {"seats": 256, "rate": 5.53}) == []  # as the scenario says
+    assert overrides(knobs, {"seats": 64}) == ["engine.max_num_seqs=64"]
+    assert overrides(knobs, {"gpu": "H200"}) == ['gpu.name="H200"', "cost=null"]
+    for name, value in (("seats", 63), ("seats", "64"), ("seats", True), ("policy", "os:system")):
+        with pytest.raises(HeadwayError, match="is not one of its values"):
+            overrides(knobs, {name: value})
+    for given, error in (([], "is no mapping"), ({"engine": 1}, "there is no 'engine'")):
+        with pytest.raises(HeadwayError, match=error):
+            overrides(knobs, given)
+
+
+def test_knobs_say_what_the_scenario_says() -> None:
+    """Also where it has no number, and where a name has arguments."""
+    changed = ["cluster={replicas: 2, router: {router: prefix_aware}}", "goodput={}"]
+    changed += ["workload.request_rate=.inf", "engine.scheduling_policy={policy: sjf, ageing: 1}"]
+    knobs = {knob.name: knob for knob in knobs_of(load_scenario("demo", changed))}
+    assert knobs["router"].value == "prefix_aware"
+    assert knobs["policy"].value == "sjf"
+    assert knobs["rate"].value == "all at once"
+    assert (knobs["ttft"].value, knobs["tpot"].value) == ("none", "none")
+    assert overrides([*knobs.values()], {"ttft": "none", "rate": 2}) == ["workload.request_rate=2"]
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("name", [knob.name for knob in knobs_of(load_scenario("demo"))])
+def test_every_knob_turned_to_an_end_runs_or_is_refused_in_words(name: str) -> None:
+    (knob,) = [knob for knob in knobs_of(load_scenario("demo")) if knob.name == name]
+    settings = ["workload.num_prompts=20"]
+    for value in (knob.values[0], knob.values[-1]):
+        job = Job(1, "demo", (*settings, *overrides([knob], {name: value})))
+        with contextlib.suppress(HeadwayError):  # too large for the GPU, say
+            (last,) = answers(job, lambda: False)
+            assert last["requests"] == 20
+
+
+def test_coarse_first_then_full_and_never_for_nobody() -> None:
+    """A tenth of the requests, then all, as `headway run` has them; nothing once it is stale."""
+    job = Job(1, "demo", ("workload.num_prompts=600",))
+    first, last = answers(job, lambda: False)
+    assert (first["coarse"], first["requests"], first["last"]) == (True, 60, False)
+    assert (last["coarse"], last["requests"], last["last"]) == (False, 600, True)
+    expected = run(load_scenario("demo", ["workload.num_prompts=600"])).summary()
+    assert last["figures"]["mean_ttft_ms"] == expected["mean_ttft_ms"]
+    hour = find_gpu("A100-80GB").dollars_per_hour
+    price = hour / 3600 / expected["output_throughput"] * 1e6
+    assert last["figures"]["dollars_per_million_output_tokens"] == pytest.approx(price)
+    calls = iter([False, *[True] * 1000])
+    with pytest.raises(Superseded):
+        list(answers(job, lambda: next(calls)))
+
+
+def test_what_is_asked_of_the_server(port: int) -> None:
+    status, lines = ask(port, {"knobs": {"seats": 16}})
+    assert status == 200
+    assert [line["coarse"] for line in lines] == [True, False]
+    assert lines[-1]["settings"] == ["workload.num_prompts=600", "engine.max_num_seqs=16"]
+    status, lines = ask(port, {"knobs": {"gpu": "L4", "model": "llama-3-70b"}})
+    assert status == 200
+    assert lines[-1]["errors"]  # does not fit; the worker goes on
+    for body, error in (
+        (b"[", "the request is not JSON"),
+        (b"[]", "the request is no mapping"),
+        (b"[" * 30_000, "the request is not JSON"),
+        (b" " * 70_000, "more than 65,536 bytes"),
+        ({"trace": "../../etc/passwd"}, "trace: is not one that was uploaded"),
+        ({"knobs": {"policy": "os:system"}}, "is not one of its values"),
+        ({"knobs": []}, "knobs: is no mapping"),
+        ({"knobs": None}, "knobs: is no mapping"),
+    ):
+        status, lines = ask(port, body)
+        assert status == 400
+        assert error in lines[0]["errors"][0]
+    for headers in ({"Host": "example.org"}, {"Origin": "http://example.org"}):
+        assert ask(port, {}, headers=headers)[0] == 403
+    own = {"Host": f"LOCALHOST:{port}", "Origin": f"http://LocalHost:{port}"}
+    assert ask(port, [], headers=own)[0] == 400  # names of hosts have no case
+
+
+def test_what_is_no_http_is_answered_without_a_traceback(port: int) -> None:
+    """`serving` sees that stderr stays empty."""
+    assert [answer.split()[1] for answer in malformed(port)] == [b"400"] * 3
+
+
+def test_the_newest_request_counts(port: int) -> None:
+    """A run gives way to the next one, whose answer does not wait for it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/run", json.dumps({"knobs": {"rate": 0.1, "policy": "mlfq"}}))
+    _, lines = ask(port, {"knobs": {}})
+    assert lines[-1]["requests"] == 600
+    old = [json.loads(line) for line in connection.getresponse().read().splitlines()]
+    assert old[-1].get("cancelled") or old[-1]["last"]
+    connection.close()
+
+
+def test_the_command_refuses(tmp_path: Path, capsys) -> None:
+    (tmp_path / "own.yaml").write_text("engine: {scheduling_policy: 'my_module:Policy'}\n")
+    for words, error in (
+        (["nowhere"], "nowhere"),
+        (["demo", "--port", "70000"], "--port: 70000 is not between"),
+        (["demo", "--set", "engine.max_num_seqs=0"], "engine.max_num_seqs"),
+        ([str(tmp_path / "own.yaml")], "my_module:Policy"),
+    ):
+        assert main(["studio", *words]) == 2
+        assert error in capsys.readouterr().err
+
+
+def figure(driver, key: str, column: int = 1) -> str:
+    cells = driver.find_elements("css selector", f"[data-key={key}] td")
+    return str(cells[column - 1].text)
+
+
+@pytest.mark.medium
+def test_it_is_played_by_keyboard_alone(port: int) -> None:
+    """Tab to a slider, move it: the number changes, the one before stays beside it; no errors."""
+    from selenium.webdriver import ActionChains
+
+    with browser() as driver:
+        driver.get(f"http://127.0.0.1:{port}/")
+        wait_for_runs(driver, 1)
+        before = figure(driver, "mean_ttft_ms")
+        keys = driver.switch_to.active_element
+        for _ in range(60):  # not by element: a field for files would take the key for a path
+            ActionChains(driver).send_keys(TAB).perform()
+            keys = driver.switch_to.active_element
+            if keys.get_attribute("id") == "knob-seats":
+                break
+        assert keys.get_attribute("id") == "knob-seats"
+        outline = driver.execute_script(
+            "return getComputedStyle(document.activeElement).outlineStyle"
+        )
+        assert outline != "none"
+        for _ in range(12):
+            keys.send_keys(LEFT)
+        told = keys.get_attribute("aria-valuetext")
+        wait_until_idle(driver)
+        assert int(told) < 16
+        assert figure(driver, "mean_ttft_ms") != before
+        driver.find_element("id", "pin").send_keys(ENTER)
+        keys.send_keys(HOME)
+        wait_until_idle(driver)
+        heads = driver.find_element("css selector", "#figures tr").text
+        assert "now" in heads
+        assert "before" in heads
+        assert f"seats {told}" in heads
+        driver.find_element("id", "copy-cli").send_keys(ENTER)
+        copied = driver.find_element("id", "copied")
+        end = time.monotonic() + 10
+        while not copied.get_attribute("data-text") and time.monotonic() < end:
+            time.sleep(0.05)
+        words = shlex.split(copied.get_attribute("data-text"))
+        assert words[:3] == ["headway", "run", "demo"]
+        assert words[3:] == [
+            *("--set", "workload.num_prompts=600"),
+            *("--set", "engine.max_num_seqs=1"),
+        ]
+        address = driver.current_url
+        assert complaints(driver) == []
+        driver.get("about:blank")
+        driver.get(address)  # a link brings the knobs back
+        wait_for_runs(driver, 1)
+        slider = driver.find_element("id", "knob-seats")
+        assert slider.get_attribute("aria-valuetext") == "1"
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", [DESK, (640, 450), PHONE])
+def test_it_can_be_read(port: int, size: tuple[int, int], dark: bool) -> None:
+    """At 200 % (half the pixels) and on a phone nothing sticks out; contrasts are of level AA."""
+    with browser(size, dark=dark) as driver:
+        driver.get(f"http://127.0.0.1:{port}/#{quote(json.dumps({'seats': 63}))}")
+        wait_for_runs(driver, 1)
+        copied(driver, "copy-yaml", clipboard=False)  # what is shown only now and then
+        assert not is_wider_than_window(driver)
+        slider = driver.find_element("id", "knob-seats").rect
+        assert slider["x"] + slider["width"] <= size[0]
+        assert low_contrast(driver) == []
+        for node in driver.find_elements("css selector", "input, select"):
+            label = f"label[for='{node.get_attribute('id')}']"
+            assert driver.find_elements("css selector", label) or node.get_attribute("aria-label")
+        assert complaints(driver) == []
+        window(driver, DESK)
+
+
+@pytest.mark.medium
+def test_a_link_that_is_wrong_says_what(port: int) -> None:
+    """What is right in it is followed; a link pasted into the open page is followed, too."""
+    with browser() as driver:
+        for number, (hash_, error) in enumerate(
+            (
+                ("%7Bnonsense", "This link is damaged: the scenario is shown as it is"),
+                ("[1]", "This link is damaged"),
+                ("gpu=H999", "This link is not followed in full: GPU has no H999"),
+                ("rate=abc&seats=4", "has no abc"),
+                ('{"seats": 4, "sets": 1}', "not followed in full: there is no knob sets"),
+                ('{"seats": 63}', "not followed in full: max_num_seqs has no 63"),
+                ('{"seats": 4}', ""),
+            ),
+            1,
+        ):
+            driver.get(f"http://127.0.0.1:{port}/#{hash_ if '%' in hash_ else quote(hash_)}")
+            wait_for_runs(driver, number)
+            told = driver.find_element("id", "link-told").text
+            assert error in told
+            assert bool(error) == bool(told)
+            seats = driver.find_element("id", "knob-seats").get_attribute("aria-valuetext")
+            assert seats == ("4" if '"seats": 4' in hash_ or "seats=4" in hash_ else "256")
+        assert complaints(driver) == []
+
+
+@pytest.mark.medium
+def test_a_narrow_page_says_in_sight_of_the_knobs_what_came_of_one(port: int) -> None:
+    with browser(PHONE) as driver:
+        driver.get(f"http://127.0.0.1:{port}/")
+        wait_for_runs(driver, 1)
+        headline = driver.find_element("id", "headline")
+        before = headline.text
+        slider = driver.find_element("id", "knob-seats")
+        slider.send_keys(HOME)
+        told = wait_for_runs(driver, 2)
+        wait_until_idle(driver)
+        state, figures = headline.text.splitlines()
+        assert state == told
+        assert figures not in before
+        assert figures.startswith(f"{figure(driver, 'output_throughput')} tokens/s · P99 TTFT ")
+        script = "return arguments[0].getBoundingClientRect().toJSON()"
+        above, below = (driver.execute_script(script, one) for one in (slider, headline))
+        assert 0 <= above["top"] < above["bottom"] <= below["top"] < below["bottom"] <= PHONE[1]
+        headline.send_keys(ENTER)  # leads to the results
+        assert driver.execute_script(script, driver.find_element("id", "status"))["top"] < 100
+        assert complaints(driver) == []
+        window(driver, DESK)
+        assert not headline.is_displayed()
