@@ -72,6 +72,7 @@ def test_a_packed_file_reads_as_the_plain_one(put, pack):
         (TEXT.encode("cp1252"), ":2: line: byte 0xf6 is not UTF-8; say its encoding"),
         (TEXT.encode("utf-16-le"), ":1: line: has NUL bytes"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "packed",  # its bytes have the time
 )
 def test_what_cannot_be_read_is_named(put, data, said):
     path = put("", "t.dat")
