@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet
 # Where it is set each of the tests' many commands compiles all that it imports, a second each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-clients test-engine test-compiled lint mutants bench notebooks test-notebooks docs lock clean preflight
+.PHONY: demo test test-clients test-engine test-compiled lint accuracy mutants bench notebooks test-notebooks docs lock clean preflight
 
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --set workload.request_rate=1 --out out/demo
@@ -63,6 +63,11 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# All measured runs in the folder HEADWAY_DATA, against the committed table; with
+# ACCURACY="--intervals --write" that table and docs/accuracy.md are written.
+accuracy: $(VENV)/installed-test
+	$(BIN)/python -m tools.accuracy --data "$(HEADWAY_DATA)" $(ACCURACY)
 
 # Faults that no test notices, of a seeded sample; CONTRIBUTING.md says how to go on.
 mutants: $(VENV)/installed-dev

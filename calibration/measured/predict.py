@@ -1,12 +1,10 @@
 """Simulate measured runs: on shipped costs, on some composed of tables, or by roofline."""
 
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from math import isfinite, nan, prod
 from pathlib import Path
 from typing import Any
@@ -53,7 +51,7 @@ from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import check_scenario
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
-from simulator.scenario.settle_cost import version_overhead, with_overhead
+from simulator.scenario.settle_cost import version_overhead
 from simulator.simulation.cluster import run_cluster
 from simulator.simulation.result import Result
 from simulator.simulation.run import play
@@ -66,6 +64,8 @@ from simulator.workload.workload import Frontend, Workload
 
 FOUR_BIT_SPEEDUP = 3.0  # over 8 bits: B300's data sheet; others' say 2 or none
 EIGHT_BIT_SPEEDUP = 2.0  # over 16 bits
+Compose = Callable[[EngineSpec, EngineConfig], EngineSpec]
+"""Puts kernels composed of published tables in place of a roofline."""
 POLLS = ("server.csv.gz", "timeseries.csv.gz", "metrics.csv")
 """Files of gauges beside a run's requests, the first that is there taken; the last is that of
 `headway replay`, on the clock of its requests."""
@@ -79,6 +79,7 @@ def validate_measured(
     columns: str | None = None,
     profile: str | None = None,
     cells: Sequence[str] = (),
+    compose: Compose | None = None,
     done: Callable[[int, int, Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Predict the runs of DIR/runs.csv, or those that are named; in the order of the file.
@@ -86,7 +87,8 @@ def validate_measured(
     `sensitivity` asks how far each moves with what is not known of it, up to ten more simulations;
     `columns` names those of the files of requests, as `read_trace` takes it. `profile`, a shipped
     one's name or a path, is the cost of all of them, in place of their own; `cells`, as
-    `prompt_pool=100`, stand in runs.csv where a row's own is empty.
+    `prompt_pool=100`, stand in runs.csv where a row's own is empty. `compose` prices the runs that
+    no shipped profile is of.
     `done(runs done, runs in all, outcome)` is called as they get done. HeadwayError
     where runs.csv is at fault or does not have a run; what is wrong with one run alone is told in
     its `reason`.
@@ -98,7 +100,14 @@ def validate_measured(
         if not Path(profile).is_file():
             raise HeadwayError(f"--profile {profile}: no such file and no shipped profile")
         profile = str(Path(profile).resolve())
-    one = partial(predict, folder=folder, sensitivity=sensitivity, columns=columns, profile=profile)
+    one = partial(
+        predict,
+        folder=folder,
+        sensitivity=sensitivity,
+        columns=columns,
+        profile=profile,
+        compose=compose,
+    )
     found = [Outcome(run) for run in runs]
     each = parallel_map(one, runs) if len(runs) > 1 else ((0, one(run)) for run in runs)
     for number, (index, outcome) in enumerate(each, 1):
@@ -119,11 +128,12 @@ def predict(
     sensitivity: bool = False,
     columns: str | None = None,
     profile: str | None = None,
+    compose: Compose | None = None,
 ) -> Outcome:
     """Simulate a run and compare; a run that cannot be simulated comes back with the reason.
 
     `terms` are the seconds that a step waits for, and each sequence in it, in place of the
-    engine's; `profile` is a cost in place of the run's own.
+    engine's; `profile` is a cost in place of the run's own, `compose` as in `validate_measured`.
     """
     outcome = Outcome(run, reason="; ".join(run.faults))
     if run.faults:
@@ -132,7 +142,7 @@ def predict(
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            _predict(outcome, folder, terms, sensitivity, columns, profile=profile)
+            _predict(outcome, folder, terms, sensitivity, columns, profile=profile, compose=compose)
         outcome.notes += list(dict.fromkeys(str(warning.message) for warning in caught))
     except (HeadwayError, ValueError) as error:
         outcome.reason = "; ".join(str(error).split("\n"))
@@ -149,6 +159,7 @@ def _predict(
     columns: str | None,
     *,
     profile: str | None,
+    compose: Compose | None,
 ) -> None:
     run = outcome.run
     check_supported(run)
@@ -161,8 +172,8 @@ def _predict(
     workload, before = _make_workload(run, requests, path)
     outcome.notes += _told_beside(path)
     scenario, spec = assemble_run(run, folder, profile)
-    if not _in_lock_step(scenario, spec):
-        spec = with_tables(spec, scenario.engine)
+    if not _in_lock_step(scenario, spec) and spec.cost.name.startswith("roofline"):
+        spec = (compose or _stay_by_roofline)(spec, scenario.engine)
     if terms is not None:
         spec = with_terms(spec, scenario.engine, *terms)
     workload.frontend = _fitted_frontend(profile) or frontend(run)
@@ -248,29 +259,11 @@ def _changed(
     }
 
 
-def with_tables(spec: EngineSpec, engine: EngineConfig) -> EngineSpec:
-    """Compose a profile where none is shipped and HEADWAY_DATA names the tables' folder.
-
-    That takes `tools.profiles` of a checkout. Warn where there are no tables either: the roofline
-    stays; that of pipeline stages, too.
-    """
-    if not spec.cost.name.startswith("roofline") or engine.pipeline_parallel_size > 1:
-        return spec
+def _stay_by_roofline(spec: EngineSpec, engine: EngineConfig) -> EngineSpec:
+    """Warn that no profile is shipped of a run's engine."""
     name = f"{spec.model.name} on {spec.gpu.name}, TP {engine.tensor_parallel_size}"
-    data = os.environ.get("HEADWAY_DATA")
-    try:
-        if not data:
-            raise HeadwayError("HEADWAY_DATA names no folder with kernel tables")
-        compose = import_module("tools.profiles.compose_run").compose_run
-        report = compose(Path(data), spec, engine)
-    except (HeadwayError, ModuleNotFoundError) as error:
-        warnings.warn(f"no profile of {name}, and {error}; roofline", HeadwayWarning, stacklevel=2)
-        return spec
-    kernels = replace(report.cost, name=f"{spec.model.name}, composed", limits=report.limits)
-    cost = with_overhead(kernels, spec.model, spec.gpu, engine)
-    for note in report.notes:
-        warnings.warn(f"{name}: {note}", HeadwayWarning, stacklevel=2)
-    return replace(spec, cost=cost)
+    warnings.warn(f"no profile of {name}; roofline", HeadwayWarning, stacklevel=2)
+    return spec
 
 
 def with_terms(

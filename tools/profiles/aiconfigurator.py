@@ -13,6 +13,7 @@ says so its times are smoothed (isotonic regression of their logarithms).
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,10 @@ HOPPER = ("h100", "h200")
 """On these the kernel timed with one scale a tensor takes 2.4 times as long as with 16-bit weights
 at a sixth of the bandwidth. Servers contradict: Llama-4-Scout in fp8 on two H100s (vLLM 0.15.1)
 decodes as with the times of block-scaled weights."""
+MARLIN = "marlin"
+MARLIN_LAUNCH = 30e-6  # s; gpt-oss-120b on four L40S and RTX PRO 6000 takes 29 us for one token
+MARLIN_PADS = 256, 128
+"""Marlin's kernel has hidden states of a multiple of the first, and inner ones of the second."""
 SHAPE = ("hidden_size", "inter_size", "topk", "num_experts")
 COLUMNS = (
     "moe_dtype",
@@ -291,6 +296,38 @@ class Experts:
         if found and UNIFORM not in found:  # as in the A100's tables
             found[UNIFORM] = found[POWER_LAWS[0]]
         return found or None
+
+    def marlin(self, gpus: int) -> dict[str, tuple[Floats, Floats]] | None:
+        """Return the times of one layer in slices with Marlin's kernel, by routing.
+
+        It was timed with other experts in int4: as many tokens an expert take, beside the launches,
+        as long as the weights of all are large, padded as vLLM pads them. None where the kernel of
+        `seconds` is Marlin's, or none was timed so.
+        """
+        tables, model = self.tables, self.model
+        if self.dtype != "mxfp4" or tables.key not in HOPPER or not self.measured:
+            return None
+        path = f"{tables.folder}/moe/vllm/{tables.experts}/moe_perf.parquet"
+        rows = read_table(self.data, path, SOURCE, (*COLUMNS, "kernel_source"))
+        rows = rows[rows["kernel_source"].str.contains(MARLIN) & (rows["moe_dtype"] == "int4_wo")]
+        rows = rows[(rows["moe_tp_size"] == gpus) & (rows["moe_ep_size"] == 1)]
+        if rows.empty:
+            return None
+        hidden, inner, chosen, experts = (int(rows[name].iloc[0]) for name in SHAPE)
+        ours = zip((model.hidden_size, model.intermediate_size // gpus), MARLIN_PADS, strict=True)
+        size = model.num_experts * prod(-(-width // pad) * pad for width, pad in ours) * gpus
+        share = size / (experts * hidden * inner)
+        alike = model.num_experts_per_tok / model.num_experts / (chosen / experts)
+        found = {}
+        for routing, word in {UNIFORM: "balanced", **{law: law for law in POWER_LAWS}}.items():
+            times = rows[rows["distribution"] == word].groupby("num_tokens")["latency"].median()
+            tokens, seconds = times.index.to_numpy(float), times.to_numpy(float) / 1e3
+            moved = np.maximum(interpolate(tokens * alike, tokens, seconds) - MARLIN_LAUNCH, 0.0)
+            scaled = MARLIN_LAUNCH + share * moved
+            if routing == UNIFORM:
+                scaled = scaled * self._chosen_share(tokens, scaled)
+            found[routing] = tokens, np.maximum.accumulate(scaled)
+        return found
 
     def _chosen_share(self, tokens: Floats, seconds: Floats) -> Floats:
         """Get the time of the experts met if tokens choose evenly, to that if none meets another.

@@ -102,6 +102,7 @@ class Kernels:
     timed: float = np.inf  # tokens up to which `dense` was
     experts: Routings = field(default_factory=dict)  # of all layers, in slices; not in `dense`
     whole_experts: Routings = field(default_factory=dict)  # the same, with expert parallelism
+    marlin: Routings = field(default_factory=dict)  # in slices, with Marlin's kernel
     wait_per_key: float = 0.0  # of the longest sequence beyond the mean, where none is split
     linear: LinearKernels = NO_LINEAR  # of which `dense` has `per_token`
 
@@ -170,7 +171,7 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
     small = small_kernels(model, gpu, tokens, target.gpus)
     small = small + QUANTIZED_INPUTS.get(target.dtype, 0) * LAUNCH
     dense = products + layers * small
-    experts, whole = _experts(data, target, tokens, notes)
+    experts, whole, marlin = _experts(data, target, tokens, notes)
     dense = dense - _hidden_products(data, target, tokens, experts)
     linear = NO_LINEAR
     if model.linear is not None:
@@ -193,7 +194,7 @@ def _compose_grid(data: Path, target: Target) -> Kernels:
         attention = _attention(data, target, notes)
     sources = frozenset({"AIConfigurator"})
     kernels = Kernels(tokens, dense, counts, head_seconds, attention, notes, sources)
-    return replace(kernels, experts=experts, whole_experts=whole, linear=linear)
+    return replace(kernels, experts=experts, whole_experts=whole, marlin=marlin, linear=linear)
 
 
 def _attention(data: Path, target: Target, notes: list[str]) -> TimedSteps:
@@ -293,11 +294,14 @@ def _hidden_products(data: Path, target: Target, tokens: Floats, experts: Routin
 
 def _experts(
     data: Path, target: Target, tokens: Floats, notes: list[str]
-) -> tuple[Routings, Routings]:
-    """Get all layers' experts by routing, in slices and whole: measured, or reckoned and noted."""
+) -> tuple[Routings, Routings, Routings]:
+    """Get all layers' experts by routing: measured, or reckoned and noted.
+
+    In slices, whole, and in slices with Marlin's kernel.
+    """
     model, gpus, tables = target.model, target.gpus, target.tables
     if not model.num_experts:
-        return {}, {}
+        return {}, {}, {}
     layers = model.num_hidden_layers - model.dense_layers
     table = Experts(data, tables, model, target.dtype)
     sliced = table.seconds(gpus) if table.measured else None
@@ -313,7 +317,7 @@ def _experts(
         notes.append(table.note)
     return tuple(  # type: ignore[return-value]
         {name: (tokens, layers * seconds) for name, (tokens, seconds) in (each or {}).items()}
-        for each in (sliced, whole)
+        for each in (sliced, whole, table.marlin(gpus))
     )
 
 

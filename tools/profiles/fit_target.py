@@ -67,6 +67,7 @@ class FitReport:
     own: Table = ()  # the dense table without experts, where they have tables of their own
     experts: Mapping[str, Table] = field(default_factory=dict)  # by routing, as in Kernels
     whole_experts: Mapping[str, Table] = field(default_factory=dict)
+    marlin: Mapping[str, Table] = field(default_factory=dict)
 
 
 def compose_steps(kernels: Kernels) -> TimedSteps:
@@ -288,9 +289,9 @@ def fit_target(data: Path, target: Target) -> FitReport:
     mixed = fa2_factors(data) if target.tables.tiles_decodes and not mixed_timed else None
     fit = partial(fit_cost, mixed=mixed, target=target)
     own = _rows(kernels.tokens, kernels.dense) if kernels.experts else ()
-    sliced, whole = (
+    sliced, whole, marlin = (
         {name: _rows(*curve, EXPERT_KNOTS) for name, curve in each.items()}
-        for each in (kernels.experts, kernels.whole_experts)
+        for each in (kernels.experts, kernels.whole_experts, kernels.marlin)
     )
     cost = fit(kernels, steps)
     if sliced:  # as whoever reads the profile puts it together
@@ -317,4 +318,5 @@ def fit_target(data: Path, target: Target) -> FitReport:
         own,
         sliced,
         whole,
+        marlin,
     )
