@@ -1,9 +1,9 @@
 """Read a Hugging Face config.json.
 
-`WHOLE_NUMBERS` tells which key means what, `FAMILIES` what the files of a `model_type` leave
-unsaid because its code in transformers says it. Files of models that read images, too, hold the
-language model in `text_config`; of the rest `vision.py` reads the encoder's sizes. What is wrong in
-a file is told by line and key.
+`config_keys.py` tells what kind of value each key has, `WHOLE_NUMBERS` which key means what,
+`FAMILIES` what the files of a `model_type` leave unsaid because its code in transformers says it.
+Files of models that read images, too, hold the language model in a block of their own; of the rest
+`vision.py` reads the encoder's sizes. What is wrong in a file is told by line and key.
 """
 
 import json
@@ -12,17 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simulator.models.config_keys import size_of, wrong_kinds
 from simulator.models.config_parts import (
-    Family,
-    number,
     read_kinds,
     read_latent,
     read_linear,
-    read_mamba,
     read_rope,
     read_window,
-    size_of,
-    whole_or_zero,
 )
 from simulator.models.dtypes import BYTES
 from simulator.models.quantization import read_quantization
@@ -34,14 +30,13 @@ from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
 
 WHOLE_NUMBERS = {
-    **{name: (name,) for name in (*REQUIRED, "num_key_value_heads", "head_dim")},
+    **{name: (name,) for name in (*REQUIRED, "num_key_value_heads", "head_dim", "rotary_dim")},
     "num_experts_per_tok": ("num_experts_per_tok", "top_k_experts"),
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "expert_intermediate_size": ("moe_intermediate_size",),
-    "num_shared_experts": ("n_shared_experts",),
+    "num_shared_experts": ("n_shared_experts", "num_shared_experts"),
     "dense_layers": ("first_k_dense_replace",),
     "dense_intermediate_size": ("intermediate_size_mlp",),
-    "rotary_dim": ("rotary_dim",),
     "moe_latent_size": ("moe_latent_size",),
     "full_head_dim": ("global_head_dim",),
     "kv_shared_layers": ("num_kv_shared_layers",),
@@ -49,6 +44,18 @@ WHOLE_NUMBERS = {
 }
 """Keys of each size, of which the first that is there counts."""
 
+FLAGS = {"qk_norm": "use_qk_norm", "wide_shared_mlp": "use_double_wide_mlp"} | {
+    name: name
+    for name in (
+        "tie_word_embeddings",
+        "attention_bias",
+        "qk_norm_whole",
+        "shared_expert_gate",
+        "attention_gate",
+        "expert_bias",
+    )
+}
+"""Keys of what a model has or has not."""
 
 SHARED = (
     "shared_expert_intermediate_size",
@@ -57,70 +64,63 @@ SHARED = (
 )
 """Keys of the width of what all tokens meet beside the experts."""
 
-MOST_LAYERS = 10_000  # each is read by itself
+TEXT = ("text_config", "llm_config")  # a block with the language model
 TOWERS = ("vision_config", "audio_config")
-
-
-FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(),
-    "mixtral": Family(),
-    "phi3": Family(),
-    "qwen2": Family(attention_bias=True),
-    "qwen2_vl": Family(attention_bias=True),
-    "qwen2_5_vl": Family(attention_bias=True),
-    "qwen3": Family(use_qk_norm=True),
-    "qwen3_moe": Family(use_qk_norm=True),
-    "qwen3_vl": Family(use_qk_norm=True),
-    "qwen3_vl_moe": Family(use_qk_norm=True),
-    "deepseek_v2": Family(latent_attention=True),
-    "deepseek_v3": Family(latent_attention=True),
-    "deepseek_v32": Family(latent_attention=True),
-    "kimi_k2": Family(latent_attention=True),
-    "llama4_text": Family(num_shared_experts=1, sliding_window_pattern=4),
-    "ministral3": Family(),
-    "qwen3_next": Family(
-        use_qk_norm=True, attention_gate=True, shared_expert_gate=True, full_attention_interval=4
-    ),
-    "qwen3_5": Family(use_qk_norm=True, attention_gate=True, full_attention_interval=4),
-    "qwen3_5_moe": Family(
-        use_qk_norm=True, attention_gate=True, shared_expert_gate=True, full_attention_interval=4
-    ),
-    "gemma2": Family(tie_word_embeddings=True, norms_per_layer=4, sliding_window_pattern=2),
-    "gemma3_text": Family(
-        tie_word_embeddings=True,
-        use_qk_norm=True,
-        norms_per_layer=4,
-        sliding_window_pattern=6,
-        sizes={
-            "vocab_size": 262_208,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 131_072,
-        },
-    ),
-    "gemma4": Family(
-        tie_word_embeddings=True,
-        use_qk_norm=True,
-        norms_per_layer=4,
-        sliding_window_pattern=6,
-        sizes={"global_head_dim": 512, "hidden_size_per_layer_input": 256, "sliding_window": 512},
-    ),
-    "minimax_m2": Family(use_qk_norm=True, qk_norm_whole=True),
-    "granite": Family(),
-    "granitemoe": Family(),
-    "granitemoeshared": Family(),
-    "nemotron_h": Family(norms_per_layer=1, gated_mlp=False),
-    "glm": Family(),
-    "glm4": Family(norms_per_layer=4),
-    "glm4_moe": Family(),
-    "gpt_oss": Family(attention_bias=True, expert_bias=True),
-}
-"""Values of `model_type` whose architecture is the one that `ModelSpec` counts."""
-
 OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
-"""Keys that a file with a `text_config` may have beside it."""
+"""Keys that a file with such a block may have beside it."""
+
+PLAIN = """llama mistral mixtral ministral3 phi3 phimoe granite granitemoe granitemoeshared
+    granitemoehybrid glm glm4_moe internlm2 seed_oss smollm3 ernie4_5 bailing_moe bailing_moe_v2
+    hunyuan_v1_dense"""
+NORM = {"use_qk_norm": True}
+DELTA = NORM | {"attention_gate": True, "full_attention_interval": 4}
+TIED = {"tie_word_embeddings": True}
+GEMMA = NORM | TIED | {"norms_per_layer": 4, "sliding_window_pattern": 6}
+GEMMA_3 = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+}
+GEMMA_4 = {"global_head_dim": 512, "hidden_size_per_layer_input": 256, "sliding_window": 512}
+GPT_OSS = {"expert_bias": True, "sliding_window": 128, "sliding_window_pattern": 2}
+LATENT = "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite glm_moe_dsa"
+FAMILIES: dict[str, dict[str, Any]] = {
+    name: unsaid
+    for names, unsaid in (
+        (PLAIN, {}),
+        (LATENT, {"latent_attention": True}),
+        ("qwen2 qwen2_vl qwen2_5_vl", {"attention_bias": True}),
+        ("qwen2_moe", {"attention_bias": True, "shared_expert_gate": True}),
+        ("qwen3 qwen3_moe qwen3_vl qwen3_vl_moe dots1 exaone4", NORM),
+        ("qwen3_5", DELTA),
+        ("qwen3_next qwen3_5_moe", DELTA | {"shared_expert_gate": True}),
+        ("minimax_m2 olmo2 olmo3 olmoe", NORM | {"qk_norm_whole": True}),
+        ("llama4_text", {"n_shared_experts": 1, "sliding_window_pattern": 4}),
+        ("gemma", TIED),
+        ("gemma2", GEMMA | {"use_qk_norm": False, "sliding_window_pattern": 2}),
+        ("gemma3_text", GEMMA | GEMMA_3),
+        ("gemma4", GEMMA | GEMMA_4),
+        ("cohere", TIED | {"norms_per_layer": 1}),
+        ("cohere2", TIED | {"norms_per_layer": 1, "sliding_window_pattern": 4}),
+        ("nemotron_h", {"norms_per_layer": 1, "gated_mlp": False}),
+        ("glm4", {"norms_per_layer": 4}),
+        ("gpt_oss", GPT_OSS | {"attention_bias": True}),
+    )
+    for name in names.split()
+}
+"""Values of `model_type` whose architecture is the one that `ModelSpec` counts, and keys that count
+where their files have none; some of these no file has."""
+
+MIXTURES = {"mixtral", "phimoe", "olmoe", "granitemoe", "granitemoeshared", "gpt_oss"}
+"""Families that have experts whose size is `intermediate_size`."""
+INNER = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+WITHIN: dict[str, dict[str, int]] = {
+    "llama": INNER | {"intermediate_size": 11_008, "max_position_embeddings": 2048},
+    "mistral": INNER | {"intermediate_size": 14_336, "num_key_value_heads": 8},
+}
+"""What blocks of language models leave out (LLaVA, Pixtral)."""
 
 
 def read_config(path: Path) -> ModelSpec:
@@ -133,11 +133,11 @@ def read_config(path: Path) -> ModelSpec:
     beside = path.with_name("hf_quant_config.json")
     if beside.is_file() and not _says_formats(whole):
         whole["quantization_config"] = _read_beside(beside)
-    raw = whole
-    if isinstance(text_config := whole.get("text_config"), dict):
-        raw = {key: whole[key] for key in OUTER if key in whole} | text_config
-    raw = {"model_type": _kind(raw, whole)} | {k: v for k, v in raw.items() if k != "model_type"}
     try:
+        raw = _language_model(whole)
+        faults = [*wrong_kinds(whole), *_wrong(raw)]
+        if wrong := {fault.partition(":")[0]: fault for fault in reversed(faults)}:
+            raise ValueError("\n".join(reversed(wrong.values())))
         spec = _spec(path.resolve().parent.name, raw)
         vision = read_vision(whole, spec.hidden_size)
         towers = [key for key in TOWERS if isinstance(whole.get(key), dict)]
@@ -150,6 +150,16 @@ def read_config(path: Path) -> ModelSpec:
         raise HeadwayError(
             f"{path}{_line(text, message)}: {message}" for message in messages
         ) from None
+
+
+def _language_model(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of the language model, with those that its family leaves out."""
+    inner = next((whole[key] for key in TEXT if isinstance(whole.get(key), Mapping)), None)
+    raw = whole if inner is None else {key: whole.get(key) for key in OUTER} | inner
+    kind = _kind(raw, whole)
+    given = {key: value for key, value in raw.items() if value is not None}
+    unsaid = WITHIN.get(kind, {}) if inner is not None else {}
+    return unsaid | FAMILIES.get(kind, {}) | given | {"model_type": kind}
 
 
 def _read_beside(path: Path) -> object:
@@ -183,12 +193,12 @@ def _says_formats(raw: Mapping[str, Any]) -> bool:
 
 def _kind(raw: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
     """Return the family of a file: its `model_type`, or its architecture where it has none."""
-    kind = raw.get("model_type") or whole.get("model_type")
-    if kind is None and isinstance(names := whole.get("architectures"), list) and names:
+    kinds = [one["model_type"] for one in (raw, whole) if one.get("model_type") is not None]
+    if not kinds and isinstance(names := whole.get("architectures"), list) and names:
         word = str(names[0]).partition("For")[0].replace("_", "").lower()
         plain = {name.replace("_", ""): name for name in FAMILIES}
-        kind = plain.get(word) or plain.get(f"{word}text") or names[0]
-    kind = str(kind or "llama")
+        kinds = [plain.get(word) or plain.get(f"{word}text") or names[0]]
+    kind = str(kinds[0]) if kinds else "llama"
     return kind if kind in FAMILIES else kind.removesuffix("_text")
 
 
@@ -198,100 +208,78 @@ def _line(text: str, message: str) -> str:
     return next((f":{k}" for k, line in enumerate(text.splitlines(), 1) if key in line), "")
 
 
-def _wrong(raw: Mapping[str, object]) -> list[str]:
+def _wrong(raw: Mapping[str, Any]) -> list[str]:
     """Tell what a config lacks and what it has that a ModelSpec does not count."""
-    kind = raw.get("model_type", "llama")
-    family = FAMILIES.get(str(kind), Family())
+    kind, dtype = raw["model_type"], _dtype(raw)
     wrong = [
         f"{key}: is missing"
         for key in REQUIRED
-        if raw.get(key) is None and key not in family.sizes
-        if key != "intermediate_size" or raw.get("moe_intermediate_size") is None
+        if key not in raw and (key != "intermediate_size" or "moe_intermediate_size" not in raw)
     ]
     wrong += [
-        f"{key}: must be a whole number, not {short_repr(raw[key])}"
-        for keys in WHOLE_NUMBERS.values()
-        for key in keys
-        if raw.get(key) is not None and (not isinstance(raw[key], int) or raw[key] is True)
+        f"{key}: must be positive, not 0"
+        for key in ("head_dim", "num_key_value_heads", "moe_intermediate_size")
+        if raw.get(key) == 0
     ]
-    layers = raw.get("num_hidden_layers")
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        wrong.append(f"num_hidden_layers: must be at most {MOST_LAYERS:,}, not {layers}")
     if kind not in FAMILIES:
-        wrong.append(
-            f"model_type: {short_repr(kind)} is not supported; there are {', '.join(FAMILIES)}"
-        )
+        known = ", ".join(FAMILIES)
+        wrong.append(f"model_type: {short_repr(kind)} is not supported; there are {known}")
+    experts = any(map(raw.get, WHOLE_NUMBERS["num_experts"]))
+    if not experts and ("moe_intermediate_size" in raw or kind in MIXTURES):
+        wrong.append("num_experts: is missing")
+    own = "n_routed_experts" in raw or kind.startswith(("qwen", "gemma"))
+    if experts and own and "moe_intermediate_size" not in raw:
+        wrong.append("moe_intermediate_size: is missing")
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
         wrong.append("mlp_only_layers: every layer must have experts, or none")
-    dtype = _dtype(raw)
     if dtype not in BYTES:
         wrong.append(f"torch_dtype: {short_repr(dtype)} is none of {', '.join(BYTES)}")
     return wrong
 
 
-def _dtype(raw: Mapping[str, object]) -> str:
+def _dtype(raw: Mapping[str, Any]) -> str:
     given = raw.get("dtype") or raw.get("torch_dtype") or "float16"
     return str(given).removeprefix("torch.")
 
 
-def _spec(name: str, raw: Mapping[str, object]) -> ModelSpec:
-    """Make the ModelSpec of a config; ValueError, a line `key: what is wrong` for each fault."""
-    if wrong := _wrong(raw):
-        raise ValueError("\n".join(wrong))
-    family = FAMILIES[str(raw.get("model_type", "llama"))]
-    raw = {**family.sizes, **{key: value for key, value in raw.items() if value is not None}}
-    sizes: dict[str, int] = {}
-    for size, keys in WHOLE_NUMBERS.items():
-        value = next((raw[key] for key in keys if key in raw), 0)
-        sizes[size] = value if isinstance(value, int) else 0
+def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
+    """Make the ModelSpec of a config whose keys have values of the right kind."""
+    sizes: dict[str, int] = {
+        size: next((raw[key] for key in keys if key in raw), 0)
+        for size, keys in WHOLE_NUMBERS.items()
+    }
     sizes["intermediate_size"] = sizes["intermediate_size"] or sizes["expert_intermediate_size"]
-    heads = sizes["num_attention_heads"]
+    heads, layers = sizes["num_attention_heads"], sizes["num_hidden_layers"]
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or heads
     if not sizes["head_dim"]:
         sizes["head_dim"], over = divmod(sizes["hidden_size"], max(heads, 1))
-        if over and not family.latent_attention:
+        if over and "latent_attention" not in raw:
             raise ValueError(f"hidden_size: {sizes['hidden_size']} is no multiple of {heads} heads")
-    _set_experts(raw, family, sizes)
-    window = read_window(raw, family, sizes)
+    _set_experts(raw, sizes)
+    kinds = read_kinds(raw, layers)
     rope_theta, rope_scaling = read_rope(raw)
-    kinds, linear = read_kinds(raw, sizes["num_hidden_layers"]), None
-    if "mamba" in kinds:
-        linear = read_mamba(raw, kinds.count("mamba"))
-    elif family.full_attention_interval:
-        linear = read_linear(raw, family, sizes["num_hidden_layers"])
+    shares = raw.get("attention_k_eq_v") and "num_global_key_value_heads" in raw
     return ModelSpec(
         name,
         **sizes,  # type: ignore[arg-type]
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", family.tie_word_embeddings)),
-        attention_bias=bool(raw.get("attention_bias", family.attention_bias)),
-        qk_norm=bool(raw.get("use_qk_norm", family.use_qk_norm)),
-        norms_per_layer=family.norms_per_layer,
-        shared_expert_gate=family.shared_expert_gate,
-        attention_gate=family.attention_gate,
-        latent=read_latent(raw, family),
-        linear=linear,
+        **{name: raw.get(key, False) for name, key in FLAGS.items()},
+        **read_window(raw, layers, kinds)._asdict(),
+        gated_mlp=raw.get("gated_mlp", True),
+        norms_per_layer=raw.get("norms_per_layer", 2),
+        latent=read_latent(raw),
+        linear=read_linear(raw, layers, kinds),
         kinds=kinds,
-        single_blocks="mamba" in kinds,
-        gated_mlp=family.gated_mlp,
-        expert_bias=family.expert_bias,
-        qk_norm_whole=family.qk_norm_whole,
-        full_kv_heads=whole_or_zero(raw, "num_global_key_value_heads")
-        if raw.get("attention_k_eq_v")
-        else 0,
-        wide_shared_mlp=bool(raw.get("use_double_wide_mlp")),
-        sliding_window=window.tokens,
-        windowed_layers=window.layers,
-        full_first=window.full_first,
-        chunked=bool(window.tokens) and "attention_chunk_size" in raw,
+        single_blocks=raw["model_type"] == "nemotron_h",
+        full_kv_heads=size_of(raw, "num_global_key_value_heads") if shares else 0,
         dtype=_dtype(raw),
         checkpoint=read_quantization(raw.get("quantization_config")),
-        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
+        rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
     )
 
 
-def _set_experts(raw: Mapping[str, object], family: Family, sizes: dict[str, int]) -> None:
+def _set_experts(raw: Mapping[str, Any], sizes: dict[str, int]) -> None:
     """Put sizes of experts, and of the layers without, under the names of ModelSpec.
 
     Llama 4's files name the size of an expert `intermediate_size` and count every
@@ -303,15 +291,15 @@ def _set_experts(raw: Mapping[str, object], family: Family, sizes: dict[str, int
         sizes.update(dict.fromkeys((*others, "dense_intermediate_size"), 0))
         return
     sizes["intermediate_size"] = expert_size or inner
-    sizes["num_shared_experts"] = sizes["num_shared_experts"] or family.num_shared_experts
     key = next((key for key in SHARED if raw.get(key)), None)
     if key is None and raw.get("enable_moe_block"):  # an MLP beside the experts (Gemma 4)
         key = "intermediate_size"
     if key is not None:
-        shared = size_of(raw, key)
-        sizes["num_shared_experts"], over = divmod(shared, sizes["intermediate_size"])
+        sizes["num_shared_experts"], over = divmod(raw[key], max(sizes["intermediate_size"], 1))
         if over:
-            raise ValueError(f"{key}: {shared} is no multiple of moe_intermediate_size")
+            raise ValueError(f"{key}: {raw[key]} is no multiple of moe_intermediate_size")
+    elif raw.get("shared_expert_gate") or raw["model_type"].endswith(("shared", "hybrid")):
+        raise ValueError(f"{SHARED[0]}: is missing")
     if "interleave_moe_layer_step" in raw:
         layers = sizes["num_hidden_layers"]
         sizes["dense_layers"] = layers - layers // size_of(raw, "interleave_moe_layer_step")

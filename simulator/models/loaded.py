@@ -118,7 +118,7 @@ def _angles(model: ModelSpec) -> float:
     else:
         kinds = model.cached_layers if model.sliding_window and model.qk_norm else ["one"]
         sizes = [model.rotary_dim or model.head_size(kind) for kind in kinds]
-    times = SECTIONS if model.vision is not None and model.vision.merges else 1
+    times = SECTIONS if model.vision is not None and model.vision.has_sections else 1
     if model.linear is not None and model.linear.is_mamba:
         return 0.0
     return HALF * times * model.max_position_embeddings * sum(sizes)

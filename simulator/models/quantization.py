@@ -7,12 +7,13 @@ between dots: `gate` is the router, not `gate_proj`.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import translate
 from functools import cache
 from math import ceil
 from typing import Any, NamedTuple
 
+from simulator.models.config_keys import wrong_kinds
 from simulator.util.from_mapping import short_repr
 
 WRAPPERS = re.compile(r"^(?:(?:model|language_model|text_model|backbone)\.)+")
@@ -118,20 +119,21 @@ def _matches(names: tuple[str, ...], name: str) -> bool:
 def read_quantization(config: object) -> Quantization | None:
     """Read a `quantization_config`, or the `quantization` of ModelOpt's file; None: there is none.
 
-    Raises ValueError, `quantization_config: what is wrong`, for a method that is not known.
+    Raises ValueError, a line `key: what is wrong` for each fault.
     """
     if config is None:
         return None
     if not isinstance(config, Mapping):
-        raise ValueError(f"quantization_config: must be a mapping, not {config!r}")
+        raise ValueError(f"quantization_config: must be a mapping, not {short_repr(config)}")
+    if wrong := [*wrong_kinds(config)]:
+        raise ValueError("\n".join(wrong))
     method = str(config.get("quant_method", "modelopt" if "quant_algo" in config else None))
-    method = {"modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt"}.get(method, method)
-    if method not in READERS:
+    if (reader := READERS.get(method)) is None:
         raise ValueError(
             f"quantization_config: quant_method {method!r} is not known; there are "
             f"{', '.join(READERS)}. Without this key, engine.quantization says what the weights are"
         )
-    found = READERS[method](config)
+    found = reader(config)
     try:
         for names in (found.ignored, *(rule.names for rule in found.rules)):
             _patterns(names)
@@ -143,67 +145,58 @@ def read_quantization(config: object) -> Quantization | None:
 
 
 def _names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    found = next((config[key] for key in keys if config.get(key)), ())
-    if isinstance(found, str) or not isinstance(found, Iterable):
-        raise ValueError(f"quantization_config: {keys[0]} must be a list, not {short_repr(found)}")
-    return tuple(map(str, found))
+    """Return the names at the first of these keys that has some."""
+    return tuple(next((config[key] for key in keys if config.get(key)), ()))
 
 
-def _mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = config.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise ValueError(f"quantization_config: {key} must be a mapping, not {short_repr(found)}")
-    return found
-
-
-def _whole(config: Mapping[str, Any], key: str, default: int) -> int:
-    found = default if config.get(key) is None else config[key]
-    if isinstance(found, bool) or not isinstance(found, int):
-        what = f"must be a whole number, not {short_repr(found)}"
-        raise ValueError(f"quantization_config: {key} {what}")
-    return found
-
-
-def _fp8_of(config: Mapping[str, Any], key: str) -> Format:
-    """Return the format of 8 bits: by blocks of the rows and columns at a key, else by rows."""
-    block = config.get(key)
-    if block is None:
-        return FORMATS["fp8"]
-    match block:
-        case [int(rows), int(columns)] if rows > 0 and columns > 0:
-            return Format("fp8", 8, 4, columns, rows)
-    what = f"must be two positive whole numbers, not {short_repr(block)}"
-    raise ValueError(f"quantization_config: {key} {what}")
+def _fp8_of(block: Sequence[int] | None) -> Format:
+    """Return the format of 8 bits: by blocks of rows and columns, else by rows."""
+    return Format("fp8", 8, 4, block[1], block[0]) if block else FORMATS["fp8"]
 
 
 def _fp8(config: Mapping[str, Any]) -> Quantization:
-    found = _fp8_of(config, "weight_block_size")
+    found = _fp8_of(config.get("weight_block_size"))
     ignored = _names(config, "modules_to_not_convert", "ignored_layers")
     return Quantization("fp8", (Rule((), found),), ignored)
 
 
 def _grouped(config: Mapping[str, Any]) -> Quantization:
-    """Read AWQ's and GPTQ's: scales in 16 bits, zero points as wide as the weights."""
-    bits, size = config.get("bits", config.get("w_bit")), _whole(config, "group_size", 128)
-    found = _integers(bits, size, True)
+    """Read AWQ's, GPTQ's and AutoRound's: scales in 16 bits, zero points as wide as the weights.
+
+    `dynamic` and `extra_config` have other formats for modules of some names, or none.
+    """
+    usual = {"bits": config.get("w_bit"), "group_size": 128} | _given(config)
+    found = _integers(usual["bits"], usual["group_size"], True)
     rules: list[Rule] = []
-    dynamic = _mapping(config, "dynamic")
-    for name in dynamic:
-        own = None
-        if not name.startswith("-:"):
-            change = _mapping(dynamic, name)
-            own = _integers(change.get("bits", bits), _whole(change, "group_size", size), True)
-        rules.append(Rule((f"re:{name[2:] if name[:2] in ('-:', '+:') else name}",), own))
-    head = (Rule(("lm_head",), found),) if config.get("lm_head") else ()
+    for key in ("dynamic", "extra_config"):
+        changes = config.get(key) or {}
+        if not isinstance(changes, Mapping) or not all(map(_is_mapping, changes.values())):
+            raise ValueError(f"{key}: must be a mapping of mappings, not {short_repr(changes)}")
+        for name, change in changes.items():
+            own = usual | _given(change)
+            whole = name.startswith("-:") or own["bits"] == 16
+            plain = name[2:] if name[:2] in ("-:", "+:") else name
+            pattern = f"re:{plain}" if key == "dynamic" or "*" in name else plain
+            own_format = None if whole else _integers(own["bits"], own["group_size"], True)
+            rules.append(Rule((pattern,), own_format))
+    head = (Rule(("lm_head",), found),) if config.get("lm_head") is True else ()
     ignored = _names(config, "modules_to_not_convert")
     return Quantization(found.word, (*rules, *head, Rule((), found)), ignored)
 
 
-def _integers(bits: object, group: int, zeros: bool) -> Format:
+def _given(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: config[key] for key in ("bits", "group_size") if config.get(key) is not None}
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _integers(bits: object, group: int | None, zeros: bool) -> Format:
     if not isinstance(bits, int) or bits not in (4, 8):
         told = short_repr(bits)
         raise ValueError(f"quantization_config: weights of {told} bits are not supported")
-    return Format(f"int{bits}", bits, 2 + zeros * bits / 8, max(group, 0))
+    return Format(f"int{bits}", bits, 2 + zeros * bits / 8, max(group or 0, 0))
 
 
 def _mxfp4(config: Mapping[str, Any]) -> Quantization:
@@ -221,11 +214,11 @@ def _modelopt(config: Mapping[str, Any]) -> Quantization:
     """Read ModelOpt's, as config.json or hf_quant_config.json has it."""
     ignored = _names(config, "exclude_modules", "ignore")
     cached = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
-    dtype = "fp8" if cached else ""
-    algorithm = str(config.get("quant_algo", ""))
+    dtype = "nvfp4" if "FP4" in str(cached) else "fp8" if cached else ""
+    algorithm = str(config.get("quant_algo") or "")
     if algorithm == "MIXED_PRECISION":
-        layers = _mapping(config, "quantized_layers")
-        formats = {name: _algorithm(_mapping(layers, name)) for name in layers}
+        layers = config.get("quantized_layers") or {}
+        formats = {name: _algorithm(layer) for name, layer in layers.items()}
         rules = tuple(
             Rule(tuple(name for name, own in formats.items() if own == found), found)
             for found in dict.fromkeys(formats.values())
@@ -241,28 +234,30 @@ def _modelopt(config: Mapping[str, Any]) -> Quantization:
     return Quantization(found.word, (Rule((), found),), ignored, dtype)
 
 
+ALGORITHMS = {
+    **dict.fromkeys(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", ""), FORMATS["fp8"]),
+    **dict.fromkeys(("FP8_PB_WO", "FP8_PB_REAL"), Format("fp8", 8, 4, 128, 128)),
+    **dict.fromkeys(("INT8_SQ", "W8A16", "INT8"), FORMATS["int8"]),
+    "NVFP4": FORMATS["nvfp4"],
+    **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ"), Format("int4", 4, 2, 128)),
+    "MXFP8": Format("fp8", 8, 1, 32),
+}
+"""Of ModelOpt, `quant_algo`."""
+
+
 def _algorithm(config: Mapping[str, Any]) -> Format:
-    name = str(config.get("quant_algo") or "")
-    if "FP4" in name:
-        return Format("nvfp4", 4, 1, _whole(config, "group_size", 16))
-    if name in ("W4A16_AWQ", "W4A8_AWQ"):
-        return Format("int4", 4, 2, _whole(config, "group_size", 128))
-    if name in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", ""):
-        return FORMATS["fp8"]
-    if name in ("FP8_PB_WO", "FP8_PB_REAL"):
-        return Format("fp8", 8, 4, 128, 128)
-    if name in ("INT8_SQ", "W8A16", "INT8"):
-        return FORMATS["int8"]
-    raise ValueError(f"quantization_config: quant_algo {name!r} is not known")
+    name, group = str(config.get("quant_algo") or ""), config.get("group_size")
+    found = ALGORITHMS.get("NVFP4" if "FP4" in name else name)
+    if found is None:
+        raise ValueError(f"quantization_config: quant_algo {name!r} is not known")
+    return found._replace(group=group) if group and found.bits == 4 else found
 
 
 def _compressed(config: Mapping[str, Any]) -> Quantization:
     """Read compressed-tensors': groups of modules by class, name or pattern."""
-    groups = _mapping(config, "config_groups")
     rules = []
-    for key in groups:
-        group = _mapping(groups, key)
-        if not (weights := _mapping(group, "weights")):
+    for group in (config.get("config_groups") or {}).values():
+        if not isinstance(weights := group.get("weights"), Mapping):
             continue
         targets = _names(group, "targets")
         named = tuple(name for name in targets if name not in ("Linear", "RowParallelLinear"))
@@ -270,34 +265,52 @@ def _compressed(config: Mapping[str, Any]) -> Quantization:
     if not rules:
         raise ValueError("quantization_config: weights of None bits are not supported")
     rules.sort(key=lambda rule: not rule.names)
-    cached = config.get("kv_cache_scheme")
-    dtype = "fp8" if isinstance(cached, Mapping) and cached.get("type") == "float" else ""
+    dtype = "fp8" if (config.get("kv_cache_scheme") or {}).get("type") == "float" else ""
     widest = rules[-1].format
     assert widest is not None
     return Quantization(widest.word, tuple(rules), _names(config, "ignore"), dtype)
 
 
 def _weights(weights: Mapping[str, Any]) -> Format:
-    bits, group = weights.get("num_bits", weights.get("bits")), _whole(weights, "group_size", 0)
+    bits, group = weights.get("num_bits", weights.get("bits")), weights.get("group_size") or 0
     if weights.get("type") == "float":
         if bits == 4:
             return FORMATS["mxfp4" if group == 32 else "nvfp4"]
         if bits == 8:
-            return _fp8_of(weights, "block_structure")
+            return _fp8_of(weights.get("block_structure"))
     if bits == 8 and group <= 0:
         return FORMATS["int8"]
     return _integers(bits, group, weights.get("symmetric") is False)
 
 
+QUARK = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int8": "int8", "int4": "int4", "uint4": "int4"}
+"""Of AMD Quark, the `dtype` of weights."""
+
+
+def _quark(config: Mapping[str, Any]) -> Quantization:
+    """Read Quark's: one format, and others for modules of some names."""
+
+    def format_of(block: Any) -> Format:
+        weight = block.get("weight") if isinstance(block, Mapping) else None
+        dtype = str(weight.get("dtype")) if isinstance(weight, Mapping) else "null"
+        if dtype not in QUARK:
+            raise ValueError(f"quantization_config: weights of Quark's {dtype!r} are not supported")
+        return FORMATS[QUARK[dtype]]
+
+    found = format_of(config.get("global_quant_config"))
+    named = (config.get("layer_quant_config") or {}).items()
+    rules = (*(Rule((name,), format_of(one)) for name, one in named), Rule((), found))
+    cached = (config.get("export") or {}).get("kv_cache_group")
+    return Quantization(found.word, rules, _names(config, "exclude"), "fp8" if cached else "")
+
+
 READERS = {
-    "fp8": _fp8,
-    "fbgemm_fp8": _fp8,
+    **dict.fromkeys(("fp8", "fbgemm_fp8"), _fp8),
     "compressed-tensors": _compressed,
-    "modelopt": _modelopt,
-    "awq": _grouped,
-    "gptq": _grouped,
-    "mxfp4": _mxfp4,
-    "gpt_oss_mxfp4": _mxfp4,
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt),
+    **dict.fromkeys(("awq", "gptq", "auto-round"), _grouped),
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), _mxfp4),
     "bitsandbytes": _bitsandbytes,
+    "quark": _quark,
 }
-"""Readers of each `quant_method`; modelopt_fp4 and modelopt_mixed are modelopt's."""
+"""Readers of each `quant_method`."""

@@ -9,7 +9,7 @@ Gemma-2's soft caps.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from simulator.models.attention import LatentAttention, LinearAttention
@@ -26,8 +26,6 @@ REQUIRED = (
     "vocab_size",
     "max_position_embeddings",
 )
-EXPERTS_ALONE = {"mxfp4"}
-"""Dtypes that quantize the experts and leave attention in 16 bits, as gpt-oss is published."""
 
 
 def module_bytes(
@@ -197,16 +195,9 @@ class ModelSpec:
         """Matrices of all layers, and what is in none."""
         return tuple(modules_of(self))
 
-    @cached_property
-    def _matrices(self) -> tuple[int, int]:
-        """Weights in the matrices that every token meets, and in one expert of each layer."""
-        matrices = [one for one in self.modules if not one.is_small]
-        chosen = sum(one.numbers for one in matrices if one.is_expert)
-        return sum(one.numbers for one in matrices) - chosen, chosen // max(self.num_experts, 1)
-
     def linear_parameters(self, experts: float) -> float:
         """Weights in the matrices of all layers when `experts` of each layer's are counted."""
-        shared, one = self._matrices
+        shared, one = _matrices(self, None)
         return shared + experts * one
 
     @cached_property
@@ -256,12 +247,8 @@ class ModelSpec:
 
     def matrix_bytes(self, experts: float, dtype: str = "auto") -> float:
         """Bytes of the matrices of all layers when `experts` of each layer's are counted."""
-        weights = self.weight_dtype(dtype)
-        width = bytes_of(weights)
-        if weights not in EXPERTS_ALONE:
-            return width * self.linear_parameters(experts)
-        others = self.linear_parameters(0)
-        return HALF * others + width * (self.linear_parameters(experts) - others)
+        shared, one = _matrices(self, dtype)
+        return shared + experts * one
 
     def weight_bytes(self, dtype: str = "auto") -> int:
         """Bytes of all weights of a checkpoint, towers apart."""
@@ -381,6 +368,18 @@ class ModelSpec:
             return 0.0
         missed = 1.0 - self.num_experts_per_tok / self.num_experts
         return float(self.num_experts * (1.0 - missed**tokens))
+
+
+@cache
+def _matrices(model: ModelSpec, dtype: str | None) -> tuple[float, float]:
+    """Bytes of the matrices that all tokens meet, and of an expert of each layer; None: weights."""
+    matrices = [one for one in model.modules if not one.is_small]
+    sizes = [float(one.numbers) for one in matrices]
+    if dtype is not None:
+        formats, width = model.formats(dtype), model.wide(dtype)
+        sizes = [module_bytes(one, formats, width) for one in matrices]
+    chosen = sum(size for one, size in zip(matrices, sizes, strict=True) if one.is_expert)
+    return sum(sizes) - chosen, chosen / max(model.num_experts, 1)
 
 
 def modules_of(model: ModelSpec) -> Iterator[Module]:

@@ -1,21 +1,18 @@
 """The encoder of images in front of a language model: a vision transformer, from config.json.
 
 `vision_config` has other names in each family: Qwen2-VL and its successors say `depth`, and merge
-`spatial_merge_size` squared patches into a token; SigLIP and CLIP, as in Gemma 3, say
-`num_hidden_layers`, and `mm_tokens_per_image` beside the block says how many tokens an image is.
+`spatial_merge_size` squared patches into a token; SigLIP, CLIP and Pixtral, as in Gemma 3, LLaVA
+and Mistral Small, say `num_hidden_layers`; `mm_tokens_per_image` or `spatial_merge_size` beside the
+block say how many tokens an image is.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from simulator.models.config_keys import MOST
+
 QWEN_TOKENS = 16384
 """Of an image at most, by `max_pixels` of Qwen2-VL's and Qwen2.5-VL's preprocessor_config.json."""
-SIZES = {
-    "layers": ("depth", "num_hidden_layers"),
-    "hidden_size": ("embed_dim", "hidden_size"),
-    "intermediate_size": ("intermediate_size",),
-}
-"""Keys of each size, of which the first that is there counts."""
 
 
 class VisionEncoder(NamedTuple):
@@ -28,6 +25,7 @@ class VisionEncoder(NamedTuple):
     patches_per_token: int
     gated: bool  # its MLPs have three matrices, not two
     merges: bool  # the patches of a token pass through an MLP together
+    has_sections: bool  # pictures have positions of their own (MRotaryEmbedding)
     window: int  # patches that one in a windowed layer attends to; 0: no layer has a window
     full_layers: int  # without a window
     most_tokens: int  # of an image
@@ -64,31 +62,37 @@ class VisionEncoder(NamedTuple):
 def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | None:
     """Read a config.json's `vision_config`; None: there is none, or one of another kind."""
     block = raw.get("vision_config")
-    if not isinstance(block, dict):
+    if not isinstance(block, Mapping):
         return None
-    found: dict[str, Any] = {
-        size: next((block[name] for name in names if name in block), 0)
-        for size, names in SIZES.items()
-    }
-    if not found["intermediate_size"]:
-        found["intermediate_size"] = int(found["hidden_size"] * block.get("mlp_ratio", 0))
-    merge, patch = block.get("spatial_merge_size", 0), block.get("patch_size", 0)
-    side, tokens = block.get("image_size", 0), raw.get("mm_tokens_per_image", 0)
-    patches = (side // patch) ** 2 if patch and side else 0
-    merge = merge or block.get("pooling_kernel_size", 0)  # Gemma 4's
-    per_token = merge**2 if merge else patches // tokens if patches and tokens else 1
-    if not all(type(n) is int and n > 0 for n in (*found.values(), per_token)):
+    sizes = {key: n for key, n in block.items() if type(n) is int and 0 < n <= MOST}
+
+    def first(*keys: str) -> int:
+        return next((sizes[key] for key in keys if key in sizes), 0)
+
+    layers, hidden = first("depth", "num_hidden_layers"), first("embed_dim", "hidden_size")
+    inner, ratio = first("intermediate_size"), block.get("mlp_ratio")
+    inner = inner or (int(hidden * ratio) if isinstance(ratio, int | float) else 0)
+    patch, tokens = first("patch_size"), raw.get("mm_tokens_per_image") or 0
+    halves = 0.5 in (block.get("pixel_shuffle_ratio"), raw.get("downsample_ratio"))
+    merge = first("spatial_merge_size") or raw.get("spatial_merge_size") or 2 * halves
+    pools = first("pooling_kernel_size")  # Gemma 4's
+    patches = (first("image_size") // patch) ** 2 if patch else 0
+    per_token = (merge or pools) ** 2 or (patches // tokens if patches and tokens else 1)
+    if min(layers, hidden, inner, per_token) < 1 or ("depth" in block and not merge):
         return None
-    pools = "pooling_kernel_size" in block
-    window = block.get("window_size", 0)
-    full = len(block["fullatt_block_indexes"]) if window else found["layers"]
+    full, window = block.get("fullatt_block_indexes"), first("window_size")
     return VisionEncoder(
-        **found,
-        output_size=block.get("out_hidden_size", hidden_size),
+        layers,
+        hidden,
+        inner,
+        output_size=first("out_hidden_size") or hidden_size,
         patches_per_token=per_token,
-        gated=block.get("hidden_act") == "silu" or pools,
-        merges=merge > 0 and not pools,
-        window=(window // patch) ** 2 if window and patch else 0,
-        full_layers=full,
-        most_tokens=patches // per_token or QWEN_TOKENS * (merge > 0 and not pools),
+        gated=block.get("hidden_act") == "silu"
+        or pools > 0
+        or block.get("model_type") == "pixtral",
+        merges=merge > 0,
+        has_sections="depth" in block,
+        window=(window // patch) ** 2 if patch else 0,
+        full_layers=len(full) if isinstance(full, list) and window else layers,
+        most_tokens=patches // per_token or QWEN_TOKENS * ("depth" in block),
     )

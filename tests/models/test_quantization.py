@@ -117,24 +117,24 @@ COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"quant_method": "fp8", "weight_block_size": [0, 0]}, "weight_block_size must be two"),
-        ({"quant_method": "fp8", "weight_block_size": ["a", 2]}, "weight_block_size must be two"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": "x"}, "group_size must be a whole"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": 5}}, r"\+:a must be a mapping"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 0]}, "weight_block_size: must be two"),
+        ({"quant_method": "fp8", "weight_block_size": ["a", 2]}, "weight_block_size: must be two"),
+        ({"quant_method": "fp8", "modules_to_not_convert": {}}, "must be a list of names"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "x"}, "group_size: must be a whole"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": 5}}, "dynamic: must be a mapping"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "no regular expression"),
-        ({"quant_method": "awq", "bits": "4"}, "weights of '4' bits"),
-        (
-            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": 3}},
-            "x must be a mapping, not 3",
-        ),
+        ({"quant_method": "awq", "bits": "4"}, "bits: must be a whole number, not '4'"),
+        ({"quant_method": "awq", "bits": 3}, "weights of 3 bits"),
+        ({"quant_method": "quark", "global_quant_config": {}}, "weights of Quark's 'null'"),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": 3}}, "must be a mapping of"),
         (COMPRESSED | {"ignore": ["re:("]}, "no regular expression"),
-        (COMPRESSED | {"config_groups": {"g": 1}}, "g must be a mapping"),
-        (COMPRESSED | {"config_groups": [1]}, "config_groups must be a mapping"),
+        (COMPRESSED | {"config_groups": {"g": 1}}, "config_groups: must be a mapping of mappings"),
+        (COMPRESSED | {"config_groups": [1]}, "config_groups: must be a mapping of mappings"),
     ],
 )
 def test_what_cannot_be_read_is_said(config: dict[str, object], why: str) -> None:
     """Most of these were tracebacks."""
-    with pytest.raises(ValueError, match=f"quantization_config: .*{why}"):
+    with pytest.raises(ValueError, match=why):
         read_quantization(config)
 
 

@@ -25,7 +25,7 @@ from simulator.costs.roofline import (
 )
 from simulator.costs.split import FULL, THREAD_BLOCKS
 from simulator.models.dtypes import HALF, bytes_of
-from simulator.models.spec import EXPERTS_ALONE, ModelSpec
+from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
 from tools.profiles.aiconfigurator import AllReduce, Experts, Products
 from tools.profiles.attention import (
@@ -250,7 +250,7 @@ def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floa
 
 def _dtype(target: Target) -> str:
     """Return the dtype of all products but those of the experts that tokens choose."""
-    return "bfloat16" if target.dtype in EXPERTS_ALONE else target.dtype
+    return "bfloat16" if target.dtype == "mxfp4" else target.dtype
 
 
 def _products(data: Path, target: Target) -> Products:
