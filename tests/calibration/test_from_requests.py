@@ -219,7 +219,7 @@ ROWS = "".join(f"{k},10,5,0.1,0.5\n" for k in range(70))
         (HEAD + "0,10,5,-0.1,0.5\n" + ROWS, "log.csv:2: ttft_s: '-0.1' is negative"),
         (HEAD + "0,10,5,0.1,-2\n" + ROWS, "log.csv:2: e2e_s: '-2' is negative"),
         (HEAD + "0,10,5,0.1,x\n" + ROWS, "log.csv:2: e2e_s: 'x' is not a number"),
-        (HEAD + ",10,5,0.1,1\n" + ROWS, "log.csv:2: arrival_s: empty"),
+        (HEAD + ",10,5,0.1,1\n" + ROWS, "log.csv:2: arrival_s: missing"),
         (HEAD + "0,10,5,0.1,0.5\n" * 3, "log.csv: 3 requests are too few to fit: it takes 60"),
         (HEAD, "log.csv: has no requests"),
         ("arrival_s,ttft_s\n1,2\n", "log.csv:1: lacks a column of each request's prompt, output"),

@@ -1,6 +1,9 @@
-"""Whole columns of CSV at once give what line by line gives."""
+"""Tables in CSV: whole columns at once give what Python's own csv and datetime give."""
 
+import csv
 import datetime as dt
+import io
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,90 +12,97 @@ from hypothesis import strategies as st
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace
-from simulator.workload.traces.csv_columns import (
-    Column,
-    read_block,
-    read_lines,
-    seconds,
-    timestamps,
-    tokens,
-)
-from simulator.workload.traces.format import Problems
+from simulator.workload.traces.documents import line_blocks
+from simulator.workload.traces.read import read_table
 
-AZURE = dict(enumerate((timestamps("a"), tokens("b"), tokens("c"))))
-BURSTGPT = dict(enumerate((seconds("a"), tokens("b"), tokens("c", least=0))))
-
-
-def slow(text: str, wanted: dict[int, Column]) -> list[list[float]]:
-    """Read line by line, without a problem."""
-    problems = Problems(Path("rows"))
-    columns = read_lines(text, 1, 3, wanted, problems)
-    assert not problems.count
-    return [column.tolist() for column in columns]
-
-
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
 STAMPS = st.datetimes(
     min_value=dt.datetime(1990, 1, 1), max_value=dt.datetime(2099, 12, 31)
 ) | st.sampled_from([dt.datetime(2024, 2, 29), dt.datetime(1999, 12, 31, 23, 59, 59, 1)])
 ROWS = st.tuples(STAMPS, st.integers(1, 10**6), st.integers(1, 10**6), st.booleans())
 
 
-@given(st.lists(ROWS, min_size=1, max_size=20), st.booleans())
-def test_in_bulk_and_line_by_line_give_the_same(rows, windows):
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("csv") / "trace.csv"
+
+
+@given(rows=st.lists(ROWS, min_size=1, max_size=20), windows=st.booleans(), quoted=st.booleans())
+def test_in_bulk_and_row_by_row_give_the_same(trace, rows, windows, quoted):
     """And what datetime gives."""
     end = "\r\n" if windows else "\n"
+    mark = '"' if quoted else ""
     text = end.join(
-        f"{str(when) + ('00' if when.microsecond else '')}{'+00:00' * utc},{a},{b}"
+        f"{when}{'00' if when.microsecond else ''}{'+00:00' * utc},{mark}{a}{mark},{b}"
         for when, a, b, utc in rows
     )
+    trace.write_text(f"{HEAD}{end}{text}", "utf-8", newline="")
+    table, _ = read_table(trace, "azure", {})
     epoch = dt.datetime(1970, 1, 1)
     times = [(when - epoch) // dt.timedelta(microseconds=1) * 1000 for when, *_ in rows]
-    expected = [times, [a for _, a, _, _ in rows], [b for _, _, b, _ in rows]]
-    assert slow(text, AZURE) == expected
-    assert [column.tolist() for column in read_block(text, 3, AZURE)] == expected
+    assert table.time.tolist() == times
+    assert table.prompt.tolist() == [a for _, a, _, _ in rows]
+    assert table.output.tolist() == [b for _, _, b, _ in rows]
 
 
 LINES = st.sampled_from(
-    ["2023-11-16 18:15:46.68,374,44", "2024-02-29 00:00:00+00:00,1,1", "1.5,2,3"]
+    ["2023-11-16 18:15:46.68,374,44", "2024-02-29 00:00:00+00:00,1,1", "1.5,2,3", "7,8,9"]
 )
-TYPOS = st.tuples(st.integers(0, 40), st.sampled_from([*"09,-: .eE+TZ_", "", "\r", '"', "nan"]))
+TYPOS = st.tuples(st.integers(0, 40), st.sampled_from([*"09,-: .eE+TZ_\u0663", "", '"', "nan"]))
 
 
-@given(st.lists(st.tuples(LINES, st.none() | TYPOS), min_size=1, max_size=4), st.booleans())
-def test_in_bulk_nothing_passes_that_line_by_line_is_refused(lines, stamped):
-    """Whatever the bulk conversion lets through is what the line by line reader says, too."""
-    text = "\n".join(
+@given(lines=st.lists(st.tuples(LINES, st.none() | TYPOS), min_size=1, max_size=4))
+def test_nothing_passes_that_is_no_whole_number(trace, lines):
+    """What is taken has the values that the csv module and int find in it."""
+    rows = [
         line if typo is None else line[: typo[0]] + typo[1] + line[typo[0] + 1 :]
         for line, typo in lines
-    )
-    wanted = AZURE if stamped else BURSTGPT
-    try:
-        fast = read_block(text, 3, wanted)
-    except ValueError:
-        return
-    assert [column.tolist() for column in fast] == slow(text, wanted)
+    ]
+    trace.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]), "utf-8")
+    with suppress(HeadwayError):
+        table, _ = read_table(trace, "requests", {})
+        cells = [row for row in csv.reader(io.StringIO("\n".join(rows))) if "".join(row).strip()]
+        cells = [[int(float(cell)) for cell in row[1:]] for row in cells]
+        cells = [row for row in cells if row[1]]
+        assert table.output.tolist() == [output for _, output in cells]
+        assert table.prompt.tolist() == [max(prompt, 1) for prompt, _ in cells]
 
 
-def test_columns_in_any_order_among_others() -> None:
-    """By their places in the line; blank lines and the last line's end do not matter."""
-    wanted = {3: seconds("time"), 0: tokens("in"), 1: tokens("out")}
-    text = "5,6,x,0.5\r\n\n7,8,,1e1\n\n"
-    found = [column.tolist() for column in read_block(text, 4, wanted)]
-    assert found == [[0.5, 10.0], [5, 7], [6, 8]]
-    problems = Problems(Path("rows"))
-    assert [c.tolist() for c in read_lines(text, 1, 4, wanted, problems)] == found
-    with pytest.raises(ValueError):  # noqa: PT011
-        read_block('5,6,"x",0.5\n', 4, wanted)
+def test_columns_in_any_order_among_others(put):
+    """Blank lines, blanks around values and the last line's end do not matter."""
+    work = read_trace(put("num_prefill_tokens,num_decode_tokens,x,arrived_at\n"
+                          "5,6,x,0.5\r\n\n 7 ,8,,1e1\n  \n"))  # fmt: skip
+    assert work.arrival.tolist() == [0.0, 9.5]
+    assert work.prompt_tokens.tolist() == [5, 7]
+    assert work.output_tokens.tolist() == [6, 8]
 
 
-def test_a_cell_of_several_lines_is_told_once(tmp_path: Path) -> None:
-    """Its first line is named; the lines that belong to it are no requests of their own."""
-    trace = tmp_path / "log.csv"
-    rows = '0,5,3,"one\ntwo, three\nfour"\n1,5,3,none\n2,x,3,\n'
-    trace.write_text(f"arrival,prompt,output,text\n{rows}", "utf-8")
-    named = {name: name for name in ("arrival", "prompt", "output")}
+@pytest.mark.parametrize("size", [1 << 22, 8])
+def test_a_cell_of_several_lines(put, monkeypatch, size):
+    """As texts have it, and names; what comes behind it has its own line, in any block."""
+    monkeypatch.setattr(line_blocks, "__defaults__", (size,))
+    rows = '0,5,3,"one\n""two"", three\nfour",a\n1,5,3,none,"b\nc"\n2,x,3,,a\n'
+    text = f"arrival,prompt_tokens,output_tokens,text,client\n{rows}"
+    assert read_trace(put(text.replace("x", "7"))).client == ["a", "b\nc", "a"]
+    path = put(text)
     with pytest.raises(HeadwayError) as caught:
-        read_trace(trace, columns=named)
-    first, second = caught.value.messages
-    assert first.startswith(f"{trace}:2: line: a quoted cell goes on in the next")
-    assert second == f"{trace}:6: prompt: 'x' is not a whole number"
+        read_trace(path)
+    assert caught.value.messages == [f"{path}:7: prompt_tokens: 'x' is not a whole number"]
+
+
+def test_a_quote_that_is_never_closed_is_told_where_it_begins(put):
+    path = put(
+        'arrival,prompt_tokens,output_tokens,text\n0,5,3,a\n1,5,3,"b\n' + "2,5,3,c\n" * 20_000
+    )
+    with pytest.raises(HeadwayError, match=":3: line: cannot be split: field larger than"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_other_marks_than_commas(put, mark):
+    """Commas are in decimals where semicolons part the values."""
+    decimal = "," if mark == ";" else "."
+    rows = [["t", "n", "m"], ["1", f"3{decimal}0", "4"], ["2", "5", "6"]]
+    text = "\n".join(mark.join(row) for row in rows)
+    work = read_trace(put(text), columns="arrival=t,prompt=n,output=m")
+    assert work.prompt_tokens.tolist() == [3, 5]

@@ -50,7 +50,7 @@ def test_guidellm_requests_that_were_cancelled(put):
     ):
         assert read_trace(path).arrival.tolist() == [0.0, 4.0]
     bad = {"benchmarks": [{"requests": {"successful": [one, one | {"prompt_tokens": "x"}]}}]}
-    with pytest.raises(HeadwayError, match=":11: prompt_tokens: 'x' is not a number"):
+    with pytest.raises(HeadwayError, match=":11: prompt_tokens: 'x' is not a whole number"):
         read_trace(put(json.dumps(bad, indent=1)))
 
 

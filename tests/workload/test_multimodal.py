@@ -83,7 +83,7 @@ def test_later_turns_hold_the_images_of_those_before() -> None:
     assert [*work.prompt_tokens] == [13, 29]
 
 
-@pytest.mark.parametrize(("cell", "wrong"), [("-1", "negative"), ("x", "is not a whole number")])
+@pytest.mark.parametrize(("cell", "wrong"), [("-2", "negative"), ("x", "is not a whole number")])
 def test_a_traces_column(tmp_path: Path, cell: str, wrong: str) -> None:
     """`images` in a table, or another column that is named; an empty cell is none."""
     path = tmp_path / "t.csv"

@@ -109,15 +109,6 @@ def test_nanoseconds_are_exact():
     assert source("a", unit="ms").per_second == 1e3
 
 
-@pytest.mark.parametrize(("mark", "word"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
-def test_other_marks_than_commas_are_told(put, mark, word):
-    """Whether the columns are known or told; commas may be in decimals there."""
-    path = put(mark.join(["t", "n", "m"]) + "\n" + mark.join(["1,5", "3", "4"]) + "\n")
-    for columns in (None, "arrival=t,prompt=n,output=m"):
-        with pytest.raises(HeadwayError, match=rf":1: line: values are parted by {word}; write"):
-            read_trace(path, columns=columns)
-
-
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

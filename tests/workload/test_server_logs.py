@@ -51,7 +51,7 @@ def test_spans_of_langfuses_sdk(put):
     with pytest.raises(HeadwayError, match=r"usage.*100\.5 is not a whole number"):
         read_trace(put(whole))
     damaged = text.replace(r'"{\"input\": 100,', '"{100,')
-    with pytest.raises(HeadwayError, match=r"usage.*'\{100,.* is not a number"):
+    with pytest.raises(HeadwayError, match=r"usage.*'\{100,.* is not a whole number"):
         read_trace(put(damaged))
 
 
@@ -130,7 +130,7 @@ def test_langfuse(put):
     ("text", "wrong"),
     [
         (otlp(span("a", "")), ":1: gen_ai.usage.input_tokens: no span tells its tokens"),
-        (otlp(span("a", "", ("x", 1))), ":1: gen_ai.usage.input_tokens: 'x' is not a number"),
+        (otlp(span("a", "", ("x", 1))), ":1: gen_ai.usage.input_tokens: 'x' is not a whole number"),
         ('{"context": {}, "attributes": {}}\n{"context"', ":2: line: bad JSON"),
     ],
 )
@@ -207,7 +207,7 @@ def test_access_logs(put):
         (NGINX.splitlines()[1], ":1: prompt_tokens: no line tells its tokens"),
         (NGINX.replace("16/Nov", "32/Nov"), ":1: date: '32/Nov/2026:18:15:46 +0000', or"),
         (NGINX + "prompt_tokens=1 completion_tokens=1\n", ":4: date: missing"),
-        (NGINX.replace("=812", "=many"), ":1: prompt_tokens: 'many' is not a number"),
+        (NGINX.replace("=812", "=many"), ":1: prompt_tokens: 'many' is not a whole number"),
     ],
 )
 def test_bad_access_logs(put, text, wrong):

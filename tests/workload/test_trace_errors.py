@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces import FORMATS, read_trace
+from simulator.workload.traces.fields import NO_DATE
 from simulator.workload.traces.format import Problems
 from simulator.workload.traces.json_lines import HashBlocks, Row
 
@@ -41,26 +42,25 @@ def complaints(path: Path, *args: str, **options: object) -> list[str]:
         (f"{PLACE},1_0,1", ["ContextTokens: '1_0' is not a whole number"]),
         (f"{PLACE},1.5,1", ["ContextTokens: '1.5' is not a whole number"]),
         (f"{PLACE},-5,1", ["ContextTokens: '-5' is negative"]),
-        (f"{PLACE},1,0", ["GeneratedTokens: '0' is zero"]),
         (f"{PLACE},1", ["GeneratedTokens: missing"]),
-        (f"{PLACE},,1", ["ContextTokens: empty"]),
+        (f"{PLACE},,1", ["ContextTokens: missing"]),
         (f"{PLACE},1,2,3", ["line: 4 values under 3 columns"]),
         (f"{PLACE},{'9' * 16},1", ["ContextTokens: '9999999999999999' is not a whole number"]),
         (
             "yesterday,x,-1",
             [
-                "TIMESTAMP: 'yesterday' is not a time such as 2023-11-16 18:15:46.6805900",
+                f"TIMESTAMP: 'yesterday' {NO_DATE}",
                 "ContextTokens: 'x' is not a whole number",
                 "GeneratedTokens: '-1' is negative",
             ],
         ),
         (
             "2023-13-16 18:15:46,1,1",
-            ["TIMESTAMP: '2023-13-16 18:15:46' is not a time: Month out of range"],
+            [f"TIMESTAMP: '2023-13-16 18:15:46' {NO_DATE}"],
         ),
         (
             "2023-11-16 18:15:46.,1,1",
-            ["TIMESTAMP: '2023-11-16 18:15:46.' is not a time such as 2023-11-16 18:15:46.6805900"],
+            [f"TIMESTAMP: '2023-11-16 18:15:46.' {NO_DATE}"],
         ),
     ],
 )
@@ -81,11 +81,11 @@ def test_two_wrong_lines_do_not_make_up_for_each_other(put):
 
 def test_only_the_first_twenty_problems_are_told(put):
     """The rest are counted; those that are all alike are one."""
-    (told,) = complaints(put(HEAD + f"{PLACE},0,1\n" * 33))
-    assert told == "3: ContextTokens: '0' is zero, and so in 32 more places"
-    told = complaints(put(HEAD + f"{PLACE},0,1\n" * 32 + f"{PLACE},1,x\n"))
+    (told,) = complaints(put(HEAD + f"{PLACE},x,1\n" * 33))
+    assert told == "3: ContextTokens: 'x' is not a whole number, and so in 32 more places"
+    told = complaints(put(HEAD + f"{PLACE},x,1\n" * 32 + f"{PLACE},1,x\n"))
     assert len(told) == 21
-    assert told[19] == "22: ContextTokens: '0' is zero"
+    assert told[19] == "22: ContextTokens: 'x' is not a whole number"
     assert told[20] == " ... and 13 more"
 
 
@@ -102,7 +102,7 @@ def test_bad_seconds(put, value):
     [
         ('{"timestamp": 1, ', "line: bad JSON: "),
         ("[1]", "line: not a JSON object"),
-        ('{"timestamp": "1", "input_length": 1, "output_length": 1}', "timestamp: '1' is not a"),
+        ('{"timestamp": "x", "input_length": 1, "output_length": 1}', "timestamp: 'x' is not a"),
         ('{"input_length": 1, "output_length": 1}', "timestamp: missing"),
         ('{"timestamp": 1, "output_length": 1}', "input_length: missing"),
         (
@@ -114,14 +114,13 @@ def test_bad_seconds(put, value):
             '{"timestamp": 1, "input_length": 2.5, "output_length": 1}',
             "input_length: 2.5 is not a w",
         ),
-        ('{"timestamp": 1, "input_length": 1, "output_length": 0}', "output_length: zero"),
         (
             '{"timestamp": 1, "input_length": 1, "output_length": -1}',
             "output_length: -1 is negative",
         ),
         (
             '{"timestamp": NaN, "input_length": 1, "output_length": 1}',
-            "timestamp: nan is not finite",
+            "timestamp: missing",
         ),
         (f'{{"timestamp": {"9" * 400}, "input_length": 1, "output_length": 1}}', "timestamp: 9999"),
         (
@@ -171,8 +170,8 @@ def test_ids_of_16_tokens_in_a_mooncake_file_are_told_once(put):
     told = complaints(put(good + line.format(-1, [1]) + line.format(40, [1])))
     assert told[0].endswith("which take 1, and so in 42 more lines: wrong hash_block_size?")
     assert [text.split(": is")[0] for text in told[1:]] == [
-        "51: input_length: -1 is negative",
         "51: timestamp: -1 is negative",
+        "51: input_length: -1 is negative",
     ]
 
 

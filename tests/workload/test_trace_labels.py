@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from simulator.util.errors import HeadwayError, HeadwayWarning
+from simulator.util.errors import HeadwayError
 from simulator.workload.traces import read_trace, write_mooncake
 from tests.workload.test_traces import ONE
 
@@ -61,11 +61,8 @@ def test_no_priority_is_vllms_default(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", ONE)
-def test_one_client_left_out_is_told(tmp_path, form):
-    line = 1 if ONE[form].startswith("{") else 2
-    why = "missing, though other lines have one" if line == 1 else "empty"
-    text = labelled(form, clients=["a", None, "b"])
-    assert problems(tmp_path, text) == [f"trace:{line + 1}: client: {why}"]
+def test_a_request_without_a_client_is_nobodys(tmp_path, form):
+    assert read(tmp_path, labelled(form, clients=["a", None, "b"])).client == ["a", "unknown", "b"]
 
 
 def test_names_go_with_their_requests_when_these_are_sorted(tmp_path):
@@ -89,11 +86,10 @@ def test_failed_requests_take_their_labels_along(tmp_path):
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (True, "true is not a whole number of at most 9 digits"),
-        (1.5, "1.5 is not a whole number of at most 9 digits"),
-        ({"a": None}, "{a: null} is not a whole number of at most 9 digits"),
-        ("1", "'1' is not a whole number of at most 9 digits"),
-        (10**9, "1000000000 is not a whole number of at most 9 digits"),
+        (True, "true is not a whole number"),
+        (1.5, "1.5 is not a whole number"),
+        ("x", "'x' is not a whole number"),
+        (10**15, "1000000000000000 is not a whole number"),
     ],
 )
 def test_a_wrong_priority_in_json(tmp_path, value, why):
@@ -101,17 +97,17 @@ def test_a_wrong_priority_in_json(tmp_path, value, why):
     assert problems(tmp_path, text) == [f"trace:1: priority: {why}"]
 
 
-@pytest.mark.parametrize("value", ["", [1], {}, 1.5, True])
+@pytest.mark.parametrize("value", [["b"], True, "a\0"])
 def test_a_wrong_client_in_json_is_told_once(tmp_path, value):
-    text = labelled("mooncake", ["a", value], [1, 1])
-    why = f"{'true' if value is True else repr(value)} is neither a name nor a whole number"
-    assert problems(tmp_path, text) == [f"trace:2: client: {why}"]
+    (told,) = problems(tmp_path, labelled("mooncake", ["a", value], [1, 1]))
+    assert told.startswith("trace:2: client: ")
+    assert told.endswith(("is no name", "holds the character NUL"))
 
 
-@pytest.mark.parametrize("value", ["x", "1.5", "9999999999", "+1"])
+@pytest.mark.parametrize("value", ["x", "1.5", "9" * 16, "1_0"])
 def test_a_wrong_priority_in_csv(tmp_path, value):
     text = labelled("azure", ["a"], [value])
-    why = f"{value!r} is not a whole number of at most 9 digits"
+    why = f"{value!r} is not a whole number"
     assert problems(tmp_path, text) == [f"trace:2: priority: {why}"]
 
 
@@ -121,26 +117,11 @@ def test_a_whole_number_with_a_point_is_a_priority(tmp_path, form):
     assert read(tmp_path, labelled(form, ["a", "b"], [1.0, -2.0])).priority.tolist() == [1, -2]
 
 
-@pytest.mark.parametrize("line", [1, 2])
 @pytest.mark.parametrize("name", ["Client", "PRIORITY"])
-def test_keys_in_another_case_are_told_once(tmp_path, line, name):
-    """Where a line has the right key, too, what else it has is its own."""
-    text = "".join(
-        json.dumps({"timestamp": i, "input_length": 5, "output_length": 5, **more}) + "\n"
-        for i, more in enumerate([{}] * (line - 1) + [{name: 1}] * 2)
-    )
-    with pytest.warns(HeadwayWarning, match=f"not understood.*: {name}$") as warned:
-        workload = read(tmp_path, text)
-    assert len(warned) == 1
-    assert getattr(workload, name.lower()) is None
-    both = json.dumps({"input_length": 5, "output_length": 5, name: 1, name.lower(): 2})
-    assert getattr(read(tmp_path, both), name.lower())[0] in (2, "2")
-
-
-@pytest.mark.parametrize("name", ["Client", "PRIORITY"])
-def test_columns_in_another_case_are_read(tmp_path, name):
+@pytest.mark.parametrize("form", ["azure", "mooncake"])
+def test_columns_in_another_case_are_read(tmp_path, name, form):
     """As those of a table without a format."""
-    workload = read(tmp_path, labelled("azure").replace(name.lower(), name))
+    workload = read(tmp_path, labelled(form).replace(name.lower(), name))
     assert workload.client is not None
     assert workload.priority is not None
 
@@ -172,20 +153,19 @@ def test_every_format_may_say_how_long_an_answer_may_be(tmp_path, form):
     assert read(tmp_path, ONE[form]).max_tokens is None
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "x", "9999999999"])
+@pytest.mark.parametrize("value", ["-2", "1.5", "x", "9" * 16])
 def test_wrong_max_tokens_in_csv(tmp_path, value):
-    why = f"{value!r} is not a whole number of 1 or more, of at most 9 digits"
+    why = f"{value!r} is {'negative' if value == '-2' else 'not a whole number'}"
     assert problems(tmp_path, with_limits("azure", [value])) == [f"trace:2: max_tokens: {why}"]
 
 
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (0, "zero"),
-        (-1, "-1 is negative"),
+        (-2, "-2 is negative"),
         (1.5, "1.5 is not a whole number"),
-        ("7", "'7' is not a number"),
-        (True, "true is not a number"),
+        ("x", "'x' is not a whole number"),
+        (True, "true is not a whole number"),
     ],
 )
 def test_wrong_max_tokens_in_json(tmp_path, value, why):

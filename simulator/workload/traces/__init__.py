@@ -6,9 +6,8 @@ To add a format, write a `Format` (`format.py`) in a module of `formats/`, and l
 `formats/__init__.py`. A `Format` has two functions:
 
 - `detect` gets the names in the first line of a file, and says whether it is in this format;
-- `read` reads a file into a `Table`. For a CSV, `csv_format` (`csv_columns.py`) makes both from
-  three columns: see `formats/csv_tables.py`. For JSON lines, `read` asks each `Row`
-  (`json_lines.py`) for its numbers: see `formats/custom.py`. What is wrong becomes
+- `read` reads a file into a `Table`. What is a table of names, be it CSV or JSON, is a row of
+  `formats/tables.py`. Others give their requests to `Records` (`records.py`). What is wrong becomes
   `FILE:LINE: column: what is wrong`.
 """
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.csv_columns import check_commas, header
+from simulator.workload.traces.csv_columns import header
 from simulator.workload.traces.documents import (
     first_line,
     first_value,
@@ -50,8 +50,6 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     for pattern, what in NO_REQUESTS.items():
         if re.search(pattern, begins):
             raise HeadwayError(f"{path}:{number}: format: {what}")
-    if not packed and not head.first and not DATE.search(line):
-        check_commas(path, number, line)
     place = f"{path}:{number}: format"
     names = head.columns or [name for name in first_request(head) if "." not in name]
     for file in (path, path.name):  # the whole path where there is room for it

@@ -20,149 +20,96 @@ from simulator.util.errors import HeadwayError, did_you_mean
 UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 """Of times, by the end of a column's name: how many there are in a second."""
 
-CLOCKS = {
-    "arrival": (
-        "send_time",
-        "sent_at",
-        "sent",
-        "arrival",
-        "arrival_time",
-        "arrived_at",
-        "start",
-        "start_time",
-        "timestamp",
-        "request_start_time",
-        "created_at",
-        "created",
-    ),
-    "first": (
-        *("first_token_time", "first_token_at", "first_token", "completion_start_time"),
-        "first_chunk_time",
-    ),
-    "end": ("end", "end_time", "finished_at", "finish_time", "last_chunk_time"),
-}
+
+def _names(**texts: str) -> dict[str, tuple[str, ...]]:
+    return {field: tuple(text.split()) for field, text in texts.items()}
+
+
+CLOCKS = _names(
+    arrival="send_time sent_at sent arrival arrival_time arrived_at start start_time started_at "
+    "timestamp request_start_time request_created_at created_at created",
+    first="first_token_time first_token_at first_token completion_start_time first_chunk_time",
+    end="end end_time ended_at finished_at finish_time last_chunk_time response_created_at",
+)
 """Fields that are read off a clock: seconds from anywhere, since 1970, or dates. When a request was
 sent goes before when it was planned."""
-SPANS = {
-    "ttft": ("ttft", "time_to_first_token"),
-    "tpot": ("tpot", "time_per_output_token", "mean_itl", "itl"),
-    "e2el": ("e2e", "e2el", "latency", "e2e_latency", "request_latency", "end_to_end_latency"),
-    "decode": ("generation_time", "decode", "decode_time"),
-    "client_queue": ("client_queue_time",),
-    "cancel_after": ("cancel_after",),
-}
+SPANS = _names(
+    ttft="ttft time_to_first_token",
+    tpot="tpot time_per_output_token mean_itl itl",
+    e2el="e2e e2el latency e2e_latency request_latency end_to_end_latency",
+    decode="generation_time decode decode_time",
+    client_queue="client_queue_time",
+    cancel_after="cancel_after",
+)
 """Fields that are lengths of time."""
-COUNTS = {
-    "prompt": (
-        "input_tokens",
-        "prompt_tokens",
-        "input_num_tokens",
-        "prompt_len",
-        "input_len",
-        "isl",
-        "context_tokens",
-        "request_tokens",
-        "num_prefill_tokens",
-        "prompt_token_count",
-        "native_tokens_prompt",
-        "tokens_prompt",
-        "gen_ai_usage_input_tokens",
-        "gen_ai_usage_prompt_tokens",
-    ),
-    "output": (
-        "output_tokens",
-        "generation_tokens",
-        "output_num_tokens",
-        "completion_tokens",
-        "output_len",
-        "osl",
-        "generated_tokens",
-        "response_tokens",
-        "num_decode_tokens",
-        "candidates_token_count",
-        "native_tokens_completion",
-        "tokens_completion",
-        "gen_ai_usage_output_tokens",
-        "gen_ai_usage_completion_tokens",
-    ),
-    "max_tokens": ("max_tokens", "max_completion_tokens"),
-    "images": ("images", "num_images"),
-    "turn": ("input_num_turns", "turn", "turn_index", "round_index"),
-    "hint": ("predicted_output_tokens",),
-    "asked": ("asked_output_tokens",),
-    "cached": (
-        *("cached_tokens", "num_cached_tokens", "native_tokens_cached", "tokens_cached"),
-        *(
-            "prompt_tokens_cached",
-            "cached_prompt_tokens",
-            "cache_read_input_tokens",
-            "gen_ai_usage_cache_read_input_tokens",
-        ),
-    ),
-    "cache_write": ("cache_creation_input_tokens",),
-    "prefix_tokens": ("prefix_tokens", "prefix_length", "prefix_len", "shared_prefix_tokens"),
-    "prefix_request": ("prefix_request",),
-    "whole_prompt": ("server_input_tokens",),
-    "warm": (),
-}
-WORDS = {
-    "client": ("client_id", "client", "user", "user_id", "end_user", "session_id"),
-    "model": ("adapter", "lora", "model"),
-    "conversation": ("conversation", "conversation_id", "session", "session_id"),
-    "prompt_id": ("prompt_id", "prompt_hash"),
-    "error": ("error", "error_message"),
-    "success": ("success", "ok"),
-    "finish": ("finish_reason", "finish_reason_normalized"),
-    "status": ("status", "result", "outcome"),
-    "status_code": ("status_code", "http_status"),
-    "cancelled": ("cancelled", "canceled", "was_cancelled"),
-    "cache_hit": ("cache_hit", "from_cache", "response_cache_hit"),
-    "call_type": ("call_type", "api_type", "request_type", "operation", "gen_ai_operation_name"),
-    "prefix": ("prefix_group", "prefix_id", "prefix_hash"),
-    "media": ("media",),
-}
+COUNTS = _names(
+    prompt="input_tokens prompt_tokens input_num_tokens num_input_tokens prompt_len input_len isl "
+    "context_tokens request_tokens num_prefill_tokens input_token_count prompt_token_count "
+    "tokens_in native_tokens_prompt tokens_prompt gen_ai_usage_input_tokens "
+    "gen_ai_usage_prompt_tokens",
+    output="output_tokens generation_tokens output_num_tokens num_output_tokens completion_tokens "
+    "output_len osl generated_tokens response_tokens num_decode_tokens output_token_count "
+    "completion_token_count candidates_token_count tokens_out native_tokens_completion "
+    "tokens_completion gen_ai_usage_output_tokens gen_ai_usage_completion_tokens",
+    max_tokens="max_tokens max_completion_tokens max_output_tokens",
+    images="images num_images",
+    turn="input_num_turns turn turn_index round_index",
+    hint="predicted_output_tokens",
+    asked="asked_output_tokens",
+    cached="cached_tokens num_cached_tokens native_tokens_cached tokens_cached "
+    "prompt_tokens_cached cached_prompt_tokens input_cached_tokens prompt_cache_hit_tokens "
+    "prompt_cache_read_tokens cached_content_token_count cache_read_input_tokens "
+    "gen_ai_usage_cache_read_input_tokens",
+    cache_write="cache_creation_input_tokens",
+    prefix_tokens="prefix_tokens prefix_length prefix_len shared_prefix_tokens",
+    prefix_request="prefix_request",
+    whole_prompt="server_input_tokens",
+    warm="",
+)
+WORDS = _names(
+    client="client_id client user user_id end_user session_id",
+    model="adapter lora model",
+    conversation="conversation conversation_id session session_id",
+    prompt_id="prompt_id prompt_hash",
+    error="error error_message",
+    success="success ok",
+    finish="finish_reason finish_reason_normalized",
+    status="status result outcome",
+    status_code="status_code http_status response_code response_status",
+    cancelled="cancelled canceled was_cancelled",
+    cache_hit="cache_hit from_cache response_cache_hit cache_status cached",
+    call_type="call_type api_type request_type operation run_type gen_ai_operation_name",
+    prefix="prefix_group prefix_id prefix_hash",
+    media="media",
+)
 NOTED = {
-    "deadline": (
-        ("deadline", "deadline_ms", "deadline_us", "timeout"),
-        "have a deadline, which no client here keeps but by cancel_after or client.timeout",
-    ),
-    "parent": (
-        ("parent_chat_id", "parent_request_id"),
-        "follow another's answer, and come at their recorded times all the same",
-    ),
-    "samples": (
-        *(("n", "best_of", "num_samples", "gen_ai_request_n", "gen_ai_request_choice_count"),),
-        "ask for several answers, of which one is played",
-    ),
-    "retries": (
-        ("retries", "num_retries", "attempt", "retry_count", "x_litellm_attempted_retries"),
-        "were tried again, and are played once",
-    ),
-    "reasoning": (
-        ("reasoning_tokens", "native_tokens_reasoning", "tokens_reasoning", "reason_ratio"),
-        "reason, in tokens that count if the log counts them as output",
-    ),
-    "audio": (
-        ("audio_tokens", "video_tokens", "num_input_audio_prompt", "audio_seconds"),
-        "have audio or video, whose tokens are taken as text",
-    ),
-    "image_tokens": (
-        ("image_tokens",),
-        "have tokens of images, which are taken as text (workload.multimodal draws images)",
-    ),
-    "media_count": (
-        ("num_media_prompt",),
-        "have media without sizes, whose encoder is not simulated",
-    ),
-    "tools": (
-        ("tool_wait_ms", "tool_duration_ns", "num_tool_calls"),
-        "wait for tools, and come at their recorded times all the same",
-    ),
-    "rank": (
-        ("service_tier", "slo_class", "sla_class"),
-        "have a class of service, which is no priority here (priority= names one)",
-    ),
-}
+    field: (tuple(names.split()), told)
+    for field, names, told in (
+        ("deadline", "deadline deadline_ms deadline_us timeout",
+         "have a deadline, which no client here keeps but by cancel_after or client.timeout"),
+        ("parent", "parent_chat_id parent_request_id",
+         "follow another's answer, and come at their recorded times all the same"),
+        ("samples", "n best_of num_samples gen_ai_request_n gen_ai_request_choice_count",
+         "ask for several answers, of which one is played"),
+        ("retries", "retries num_retries attempt retry_count x_litellm_attempted_retries",
+         "were tried again, and are played once"),
+        ("reasoning", "reasoning_tokens native_tokens_reasoning tokens_reasoning reason_ratio "
+         "thoughts_token_count",
+         "reason, in tokens that count if the log counts them as output"),
+        ("audio", "audio_tokens video_tokens num_input_audio_prompt audio_seconds",
+         "have audio or video, whose tokens are taken as text"),
+        ("image_tokens", "image_tokens",
+         "have tokens of images, which are taken as text (workload.multimodal draws images)"),
+        ("media_count", "num_media_prompt",
+         "have media without sizes, whose encoder is not simulated"),
+        ("tools", "tool_wait_ms tool_duration_ns num_tool_calls",
+         "wait for tools, and come at their recorded times all the same"),
+        ("rank", "service_tier slo_class sla_class",
+         "have a class of service, which is no priority here (priority= names one)"),
+        ("blocks", "hash_ids block_hashes prefix_hashes input_sequence_hashes",
+         "name the blocks of their prompts, which only formats with a size of blocks read"),
+    )
+}  # fmt: skip
 """Fields that change a load and cannot be simulated from a column alone, and what is said of the
 requests that have one."""
 PRIORITY = {"priority": ("priority", "vllm_priority")}
@@ -172,10 +119,15 @@ FIELDS = {
 """The names of columns that are known to hold each field, the first that is there taken; in lower
 case with `_` between words, for `startTime` and `Prompt tokens`, too."""
 NEEDED = ("arrival", "prompt", "output")
+TELLABLE = (
+    "arrival, prompt, output, client, model, priority, max_tokens, images, prefix, prefix_tokens, "
+    "cached, ttft, tpot, e2el"
+)
+"""Fields that people name most."""
 NEAR = {
-    "arrival": r"time|date|when|arriv|start|utc|(^|_)ts($|_)|(^|_)(at|t)$",
-    "prompt": r"prompt|input|context|ctx|prefill|(^|_)(in|isl)($|_)",
-    "output": r"output|completion|generat|response|decode|(^|_)(out|osl)($|_)",
+    "arrival": r"time|date|when|arriv|start|utc|zeit|heure|hora|(^|_)ts($|_)|(^|_)(at|t)$",
+    "prompt": r"prompt|input|context|ctx|prefill|eingabe|entr|(^|_)(in|isl)($|_)",
+    "output": r"output|completion|generat|response|decode|ausgabe|sort|salida|(^|_)(out|osl)($|_)",
     "client": r"user|client|tenant|customer|account",
     "priority": r"prio|urgen",
 }
@@ -202,6 +154,16 @@ def source(*names: str, unit: str | None = None) -> Source:
 
 
 Sources = Mapping[str, Source]
+
+
+def name_sources(text: str) -> dict[str, Source]:
+    """Read `FIELD=COLUMN|COLUMN:UNIT, ..`: the first of some columns that has a value."""
+    found = {}
+    for part in text.split(","):
+        field, _, columns = part.strip().partition("=")
+        names, _, unit = columns.partition(":")
+        found[field] = source(*names.split("|"), unit=unit or None)
+    return found
 
 
 def used_as(sources: Sources) -> dict[str, str]:
@@ -256,23 +218,7 @@ def parse_columns(given: str | Mapping[str, str], option: str = "columns") -> di
     for field in given:
         if field not in FIELDS:
             near = did_you_mean(field, FIELDS)
-            known = ", ".join(
-                (
-                    *NEEDED,
-                    "client",
-                    "model",
-                    "priority",
-                    "max_tokens",
-                    "images",
-                    "prefix",
-                    "prefix_tokens",
-                    "cached",
-                    "ttft",
-                    "tpot",
-                    "e2el",
-                )
-            )
-            raise HeadwayError(f"{option}: {field}: not a field{near}; there are {known}")
+            raise HeadwayError(f"{option}: {field}: not a field{near}; there are {TELLABLE}")
     for field in ("prompt", "output"):
         if field not in given:
             raise HeadwayError(f"{option}: {field}: missing: which column has its tokens?")
@@ -362,10 +308,11 @@ def wrong_century(times: npt.NDArray[Any], per_second: float) -> tuple[int, str]
 def parse_date(text: str) -> int:
     """Read a date and time, in UTC where it names no zone: us since 1970; ValueError if it is none.
 
-    ISO 8601, also with ` UTC` or a blank before its zone, or as web servers log it:
-    16/Nov/2023:18:15:46 +0000.
+    ISO 8601, also with ` UTC` or a blank before its zone, as 16.11.2023 18:15:46, or as web servers
+    log it: 16/Nov/2023:18:15:46 +0000.
     """
     plain = re.sub(r" ?(?:UTC|GMT)$", "+00:00", text)
+    plain = re.sub(r"^(\d\d)\.(\d\d)\.(\d{4})(?=[ T])", r"\3-\2-\1", plain)
     try:
         when = datetime.fromisoformat(re.sub(r" (?=[+-][0-9]{2}:?[0-9]{2}$)", "", plain))
     except ValueError:

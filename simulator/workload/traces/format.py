@@ -55,6 +55,7 @@ class Table:
     when each failed, s after its arrival, NaN: not told."""
     has_sessions: bool = False  # then a line says little without those before it
     ledger: Ledger | None = None
+    lines: Ints | None = None  # of the requests, where the file has them
 
 
 @dataclass(slots=True)

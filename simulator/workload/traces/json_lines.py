@@ -4,32 +4,18 @@ The contents of a prompt come as ids of blocks of tokens: equal ids stand for eq
 block becomes the segment (("h", id), tokens).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, isnan, nan
+from math import ceil, nan
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from simulator.core.request import Segments
 from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.workload.traces.documents import lines
-from simulator.workload.traces.format import Problems, name_problem
-from simulator.workload.traces.ledger import Keys
+from simulator.workload.traces.format import Problems
 
-LARGEST_PRIORITY = 10**9
 LARGEST = 9e18  # what still fits 64 bits
-LABELS: dict[str, tuple[str, float | str | None]] = {
-    "client": ("client", None),
-    "priority": ("priority", 0),
-    "max_tokens": ("max_tokens", 0),
-    "cancel_after": ("cancel_after", nan),
-    "predicted_output_tokens": ("hint", 0),
-    "model": ("model", ""),
-}
-"""Keys that any line may have: the column of a Table, and what stands there for a line without."""
 COMMON_SIZES = (16, 512, *(2**k for k in range(13)))  # sizes of blocks, the best known first
 
 
@@ -61,43 +47,6 @@ class Row:
             return nan
         return value
 
-    def tokens(self, key: str) -> int:
-        """Return a whole number of 1 or more; 0 where it is wrong."""
-        value = self.number(key)
-        if not isnan(value) and (value < 1 or value % 1):
-            self.add_problem(key, f"{value} is not a whole number" if value % 1 else "zero")
-        return 0 if self.wrong else int(value)
-
-    def label(self, key: str) -> Any:
-        """Return what a line says under one of LABELS; None where it says nothing, or is wrong."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if key in ("client", "model"):
-            return self._name(key, value)
-        if key == "priority":
-            return self._priority(value)
-        return self.number(key) if key == "cancel_after" else self.tokens(key)
-
-    def _name(self, key: str, value: object) -> str:
-        """Read whose request it is, or for which model: a text or a whole number; "" if wrong."""
-        if isinstance(value, str) and (wrong := name_problem(value)):
-            self.add_problem(key, f"{short_repr(value)} {wrong}")
-        elif (isinstance(value, str) and value) or type(value) is int:
-            return str(value)
-        else:
-            self.add_problem(key, f"{short_repr(value)} is neither a name nor a whole number")
-        return ""
-
-    def _priority(self, value: object) -> int | None:
-        """Read how urgent it is, the smaller the more."""
-        whole = int(value) if isinstance(value, float) and value.is_integer() else value
-        if type(whole) is int and abs(whole) < LARGEST_PRIORITY:
-            return whole
-        wrong = f"{short_repr(value)} is not a whole number of at most 9 digits"
-        self.add_problem("priority", wrong)
-        return None
-
     def hash_ids(self) -> list[int | str]:
         """Return the `hash_ids`; [] for none, or where they are wrong."""
         ids = self.values.get("hash_ids")
@@ -107,46 +56,6 @@ class Row:
             self.add_problem("hash_ids", "not a list of ids")
             return []
         return ids
-
-
-class Labels:
-    """Whose each request is, how urgent, and how long its answer may be, of the lines `add`ed."""
-
-    def __init__(self, used: Mapping[str, str]) -> None:
-        self.lines: list[int] = []
-        self.told: dict[str, list[Any]] = {key: [] for key in LABELS}
-        self.keys = Keys({**used, **{key: key for key in LABELS}})
-
-    def add(self, row: Row) -> None:
-        """Read the labels of one more line."""
-        self.keys.meet(row.values)
-        self.lines.append(row.line)
-        for key, values in self.told.items():
-            values.append(row.label(key))
-
-    def columns(self, problems: Problems) -> dict[str, Any]:
-        """Return columns of a Table, None for one that no line has.
-
-        A line without `priority` has vLLM's default, 0; but for a line without `client` where
-        others have one nobody could be named.
-        """
-        found: dict[str, Any] = dict.fromkeys(column for column, _ in LABELS.values())
-        found["ledger"] = self.keys.ledger()
-        for key, (column, untold) in LABELS.items():
-            values = self.told[key]
-            if all(value is None for value in values):
-                continue
-            if key == "client":
-                for line, client in zip(self.lines, values, strict=True):
-                    if client is None:
-                        problems.add(line, key, "missing, though other lines have one")
-                found[column] = values
-            elif key == "model":
-                found[column] = ["" if value is None else value for value in values]
-            else:
-                numbers = [untold if value is None else value for value in values]
-                found[column] = np.array(numbers, np.asarray(untold).dtype)
-        return found
 
 
 def rows(path: Path, problems: Problems) -> Iterator[Row]:

@@ -5,9 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-import numpy as np
-import numpy.typing as npt
-
 from simulator.util.errors import printable
 from simulator.workload.traces.fields import NOTED, find_fields, plain_words
 
@@ -43,11 +40,11 @@ class Ledger:
     notes: list[str] = field(default_factory=list)  # of what changes the load
     facts: list[tuple[str, str]] = field(default_factory=list)  # heads and texts
 
-    def add_left_out(self, masks: Mapping[str, npt.NDArray[np.bool_]]) -> None:
+    def add_left_out(self, counts: Mapping[str, int]) -> None:
         """Tell how many requests some fields leave out."""
         names = {field: name for name, field in self.used.items()}
-        for name, mask in masks.items():
-            self.notes.append(f"{names[name]}: requests left out: {mask.sum()}, {BESIDE[name]}")
+        for name, count in counts.items():
+            self.notes.append(f"{names[name]}: requests left out: {count}, {BESIDE[name]}")
 
     def add_noted(self, name: str, field_name: str, count: int) -> None:
         """Tell of how many requests a column changes the load."""

@@ -6,10 +6,14 @@ columns, from a CSV, goes to `make_table` at once.
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from fnmatch import fnmatchcase
 from functools import partial
-from math import inf, isfinite, nan
+from itertools import chain
+from math import nan
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,37 +26,39 @@ from simulator.workload.select import renumbered
 from simulator.workload.traces.fields import (
     CLOCKS,
     COUNTS,
-    NO_DATE,
+    NEEDED,
     NOTED,
     PRIORITY,
     SPANS,
     Sources,
     find_fields,
-    parse_date,
-    units_in,
     used_as,
     wrong_century,
 )
-from simulator.workload.traces.format import (
-    Numbers,
-    Problems,
-    Table,
-    name_problem,
-    no_times,
-)
+from simulator.workload.traces.format import Numbers, Problems, Table, no_times
 from simulator.workload.traces.ledger import BESIDE, Ledger, is_told, sort_columns
+from simulator.workload.traces.values import (
+    LARGEST,
+    NEAREST,
+    NOTHING,
+    clock,
+    counts,
+    date_of,
+    is_plain,
+    names,
+    spans,
+)
 from simulator.workload.workload import Floats, Ints
 
-UNKNOWN = "unknown"
-"""The client of a request that names none, where others do."""
+UNTOLD = {"client": "unknown", "conversation": "unknown"}
+"""What a request that names none has there, where others do."""
 NAMES = ("client", "model", "conversation", "prompt_id", "prefix", "media")
-NOTHING = {"", "none", "null", "nan"}
 NO_ERROR = {*NOTHING, "false", "0"}
 NO_SUCCESS = {"false", "0", "no"}
 CHANGING = {
     *("cache_hit", "call_type", "cancelled", "cached", "prefix", "prefix_tokens", "images"),
     *("cache_write", "asked", "prefix_request", "media", "whole_prompt"),
-    *("client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
+    *("client", "model", "client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
 }
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
@@ -67,214 +73,183 @@ UNFINISHED = {
     *("rejected", "unfinished", "shed", "timeout", "abort", "error", "cancelled"),
     *("failure", "failed"),
 }
-LARGEST = 1e15  # tokens
 SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
 ROUNDING = 2.5e-9  # s: of an arrival, the wait at the client and a latency, added up
-NEAREST = 1e-6  # s: a time that is so little below 0 is rounded
 Columns = Mapping[str, Numbers | list[str]]
 
 
 class Records:
-    """Requests as mappings, which become a table; what is wrong is told by line and column."""
+    """Requests as mappings, or as columns, that become a table; what is wrong is told by line."""
 
-    def __init__(self, problems: Problems, sources: Sources, idle: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        problems: Problems,
+        sources: Sources,
+        idle: Sequence[str] = (),
+        used: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.problems = problems
         self.sources = dict(sources)
         self.idle = idle  # names that this format has, and that are without effect
+        self.used = used  # names that the format reads itself, and as what
         self.met: set[str] = set()
         self.names: dict[str, None] = {}  # of these, those with a value
-        self.lines: list[int] = []
+        self.lines: Sequence[int] = []
         self.labels: list[str] = []  # before the column's name, where lines do not tell enough
         self.values: dict[str, list[object]] = {field: [] for field in sources}
+        self.parts: list[dict[str, Any]] = []  # columns of what was converted
+        self.units: dict[str, float] = {}
+        self.beside: Counter[str] = Counter()  # requests that are no load of an engine, by field
+        self.unread = 0  # failed requests of which nothing is told
 
     def add(self, line: int, row: Mapping[str, object], label: str = "") -> None:
         """Take in one request."""
         if not row.keys() <= self.met:
-            self._meet(row)
-        self.lines.append(line)
+            new = [k for k, value in row.items() if k not in self.names and value not in NO_VALUE]
+            self.met |= row.keys()
+            lists = {k for k in new if isinstance(row[k], list)}
+            self.meet([k for k in new if not isinstance(row[k], Mapping)], lists)
+        self.lines.append(line)  # type: ignore[attr-defined]
         self.labels.append(label)
         for field, found in self.sources.items():
             values = (row.get(name) for name in found.names)
             self.values[field].append(next((v for v in values if v is not None and v != ""), None))
 
-    def _meet(self, row: Mapping[str, object]) -> None:
-        """Note the keys of a request, and add the fields that change a load and were not asked for.
+    def add_columns(self, lines: Sequence[int], columns: Mapping[str, Sequence[str]]) -> None:
+        """Take in requests of a table, whose names were met."""
+        if not lines:
+            return
+        self.lines, self.labels = lines, [""] * len(lines)
+        for field, source in self.sources.items():
+            told = [columns[name] for name in source.names if name in columns]
+            if len(told) == 1 and all(told[0]):
+                self.values[field] = list(told[0])
+            else:
+                rows = zip(*told, strict=True) if told else ((),) * len(lines)
+                self.values[field] = [next((v for v in row if v), None) for row in rows]
+        self._convert()
 
-        What an object or a list holds is told by its own keys, or is content.
-        """
-        new = [k for k, value in row.items() if k not in self.names and value not in NO_VALUE]
-        self.met |= row.keys()
-        self.names |= {k: None for k in new if not isinstance(row[k], Mapping)}
-        taken = {name for source in self.sources.values() for name in source.names}
-        free = [k for k in new if k not in taken and not isinstance(row[k], Mapping | list)]
-        for field, source in find_fields(free).items():
-            if field in CHANGING and field not in self.sources:
+    def meet(self, names: Sequence[str], lists: Set[str] = frozenset()) -> None:
+        """Note names of columns; of those not asked for, take the fields that change a load."""
+        self.names |= dict.fromkeys(names)
+        taken = {name for source in self.sources.values() for name in source.names} | {*self.used}
+        taken |= {name.rpartition(".")[2] for name in taken}
+        idle = {n for n in names if any(fnmatchcase(n, one) for one in self.idle)}
+        for field, source in find_fields(n for n in names if n not in taken | idle).items():
+            plain = field in NOTED or lists.isdisjoint(source.names)
+            if plain and field in CHANGING and field not in self.sources:
                 self.sources[field] = source
                 self.values[field] = [None] * len(self.lines)
 
-    def table(self) -> Table:
-        """Make the table; HeadwayError with all that is wrong.
-
-        What is told of failed requests may be anything; those whose arrival is told are `lost`.
-        """
-        words = self._words()
-        beside = apart(words, len(self.lines))
-        failed = failures(words, len(self.lines))
-        gone = np.logical_or.reduce([np.zeros(len(failed), np.bool_), *beside.values()])
-        kept = [k for k in np.flatnonzero(~gone).tolist() if not failed[k] or self._clear(k)]
-        unread = int(failed[~gone].sum()) - int(failed[kept].sum())
-        self.lines = [self.lines[k] for k in kept]
-        self.labels = [self.labels[k] for k in kept]
-        self.values = {name: [values[k] for k in kept] for name, values in self.values.items()}
-        columns: dict[str, Numbers | list[str]] = {}
-        units: dict[str, float] = {}
-        for field, source in self.sources.items():
-            values = self.values[field]
-            if field in CLOCKS:
-                columns[field], units[field] = self._clock(field, values, source.per_second)
-            elif field in SPANS:
-                columns[field] = self._span(field, values) / (source.per_second or 1.0)
-            elif field in COUNTS or field in PRIORITY:
-                columns[field] = self._whole(field, values)
-            elif field in NAMES and any(value is not None for value in values):
-                columns[field] = [self._word(field, k, value) for k, value in enumerate(values)]
-            elif field in NOTED:
-                columns[field] = ["" if value is None else str(value) for value in values]
-        self.problems.stop()
-        place = self.lines.__getitem__
-        ledger = sort_columns(self.names, used_as(self.sources), self.idle)
-        ledger.add_left_out(beside)
-        path = self.problems.path
-        return make_table(path, columns, units, place, ledger, failed=failed[kept], unread=unread)
-
-    def _clear(self, k: int) -> bool:
-        """Return whether the arrival of a failed request is told; keep no more than can be read."""
-        for field, values in self.values.items():
-            if field in CLOCKS or field in SPANS or field in COUNTS or field in PRIORITY:
-                whole = field in COUNTS or field in PRIORITY
-                if parse_if_date(values[k]) is None and not _is_plain(values[k], whole):
-                    values[k] = 0 if whole else None
-        return "arrival" in self.values and self.values["arrival"][k] is not None
-
-    def _words(self) -> dict[str, Sequence[str]]:
-        """Return what is said of failures and kinds of calls, as texts."""
-        return {
+    def _convert(self) -> None:
+        """Convert what was gathered; what is told of failed requests may be anything."""
+        size = len(self.lines)
+        words = {
             name: ["" if value is None else str(value) for value in self.values[name]]
             for name in (*JUDGED, *BESIDE)
             if name in self.values
         }
+        beside, failed = apart(words, size), failures(words, size)
+        self.beside.update({name: int(mask.sum()) for name, mask in beside.items()})
+        gone = np.logical_or.reduce([failed, *beside.values()])
+        if gone.any():
+            gone &= ~failed | np.logical_or.reduce([gone & False, *beside.values()])
+            kept = [k for k in np.flatnonzero(~gone).tolist() if not failed[k] or self._clear(k)]
+            self.unread += int(failed[~gone].sum()) - int(failed[kept].sum())
+            failed = failed[kept]
+            self.lines, self.labels = _pick(self.lines, kept), _pick(self.labels, kept)
+            self.values = {field: _pick(values, kept) for field, values in self.values.items()}
+        part = {field: self._column(field) for field in self.sources}
+        self.parts.append(part | {"line": np.array(self.lines, np.int64), "failed": failed})
+        self.lines, self.labels = [], []
+        self.values = {field: [] for field in self.sources}
 
-    def _wrong(self, field: str, k: int, why: str) -> None:
-        name = self.sources[field].names[0]
-        self.problems.add(self.lines[k], f"{self.labels[k]}{name}", why)
+    def table(self) -> Table:
+        """Make the table; HeadwayError with all that is wrong.
 
-    def _word(self, field: str, k: int, value: object) -> str:
-        if value is None:
-            return "" if field in {"model", "prefix", "media", "prompt_id"} else UNKNOWN
-        text = value if isinstance(value, str) else str(value)
-        if wrong := name_problem(text):
-            self._wrong(field, k, f"{short_repr(text)} {wrong}")
-        return text
+        Of failed requests those whose arrival is told are `lost`.
+        """
+        if self.lines or not self.parts:
+            self._convert()
+        self.problems.stop()
+        columns: dict[str, Any] = {}
+        for field, first in self.parts[0].items():
+            found = [part[field] for part in self.parts]
+            if isinstance(first, list):
+                column = list(chain(*found))
+                if field in NOTED or not {*column} <= {UNTOLD.get(field, "")}:
+                    columns[field] = column
+            elif first is not None:
+                columns[field] = np.concatenate(found)
+        ledger = sort_columns(self.names, {**used_as(self.sources), **self.used}, self.idle)
+        ledger.add_left_out(self.beside)
+        place, failed = columns.pop("line"), columns.pop("failed")
+        path = self.problems.path
+        self._check_centuries(columns, place)
+        gone = {"failed": failed, "unread": self.unread}
+        return make_table(path, columns, self.units, place, ledger, **gone)
 
-    def _numbers(self, field: str, values: Sequence[object]) -> Floats:
-        """Return numbers, NaN for none."""
-        if {type(value) for value in values} <= {int, float}:
-            try:
-                return np.array(values, np.float64)
-            except OverflowError:
-                pass
-        return np.array([self._number(field, k, value) for k, value in enumerate(values)])
+    def _check_centuries(self, columns: Columns, place: Ints) -> None:
+        """Refuse times that no request can have come or ended at."""
+        for field in CLOCKS.keys() & columns.keys():
+            if wrong := wrong_century(np.asarray(columns[field]), self.units[field]):
+                source, (k, why) = self.sources[field], wrong
+                name = source.names[0]
+                why = why.replace("arrival=NAME", f"{field}={name}")
+                why = why.partition(", say")[0] if self.idle or self.used else why
+                raise HeadwayError(f"{self.problems.path}:{place[k]}: {name}: {why}")
 
-    def _span(self, field: str, values: Sequence[object]) -> Floats:
-        """Return lengths of time, in the column's unit."""
-        numbers = self._numbers(field, values)
-        for k in np.flatnonzero(np.isinf(numbers) | (numbers < -NEAREST)).tolist():
-            less = "negative" if numbers[k] < 0 else "not finite"
-            self._wrong(field, k, f"{short_repr(values[k])} is {less}")
-        return numbers
+    def _clear(self, k: int) -> bool:
+        """Return whether the arrival of a failed request is told; keep no more than can be read."""
+        for field, values in self.values.items():
+            whole = field in COUNTS or field in PRIORITY
+            told = is_plain(values[k], whole=whole) or date_of(values[k]) is not None
+            if not told and (whole or field in CLOCKS or field in SPANS):
+                values[k] = 0 if whole else None
+        return "arrival" in self.values and self.values["arrival"][k] is not None
 
-    def _number(self, field: str, k: int, value: object) -> float:
-        if value is None or (isinstance(value, str) and value.strip().lower() in NOTHING):
-            return nan
-        if not isinstance(value, bool) and isinstance(value, int | float | str):
-            try:
-                return float(value)
-            except (ValueError, OverflowError):
-                pass
-        self._wrong(field, k, f"{short_repr(value)} is not a number")
-        return nan
+    def _column(self, field: str) -> Numbers | list[str] | None:
+        """Convert the values of a field; None: it only says which requests are left out."""
+        values, source = self.values[field], self.sources[field]
 
-    def _whole(self, field: str, values: Sequence[object]) -> Ints:
-        """Return whole numbers; 0 where `max_tokens` or the like says nothing."""
-        numbers = self._numbers(field, values)
-        needed = field in {"prompt", "output"}
-        least = -LARGEST if field in PRIORITY else 0 if needed else -1  # where Parquet has no cell
-        whole = np.isfinite(numbers) & (numbers == np.floor(numbers)) & (numbers >= least)
-        whole &= np.abs(numbers) < LARGEST
-        if not needed:
-            whole |= np.isnan(numbers)
-        for k in np.flatnonzero(~whole).tolist():
-            if values[k] is None:
-                self._wrong(field, k, "missing")
-            elif isfinite(numbers[k]) or not isinstance(values[k], str):
-                less = "is negative" if numbers[k] < least else "is not a whole number"
-                self._wrong(field, k, f"{short_repr(values[k])} {less}")
-        untold = -1 if field == "prefix_request" else 0
-        found = np.where(whole & ~np.isnan(numbers), numbers, untold).astype(np.int64)
-        return found if field in PRIORITY else np.maximum(found, untold)
+        def tell(k: int, why: str) -> None:
+            self.problems.add(self.lines[k], f"{self.labels[k]}{source.names[0]}", why)
 
-    def _clock(
-        self, field: str, values: Sequence[object], per_second: float | None
-    ) -> tuple[Numbers, float]:
-        """Return times and their unit; dates count in microseconds."""
-        dates = [parse_if_date(value) for value in values]
-        if any(date is not None for date in dates):
-            for k, date in enumerate(dates):
-                if date is None and values[k] is not None:
-                    self._wrong(field, k, f"{short_repr(values[k])} {NO_DATE}")
-            return np.array([nan if date is None else date for date in dates]), 1e6
-        numbers: Numbers
-        if values and {type(value) for value in values} == {int}:
-            try:
-                numbers = np.array(values, np.int64)
-            except OverflowError:
-                numbers = self._numbers(field, values)
-        else:
-            numbers = self._numbers(field, values)
-        bad = np.isinf(numbers) | (numbers < 0)
-        for k in np.flatnonzero(bad).tolist():
-            less = "is negative" if numbers[k] < 0 else "is not finite"
-            self._wrong(field, k, f"{short_repr(values[k])} {less}")
-        if field == "arrival":
-            for k in np.flatnonzero(np.isnan(numbers)).tolist():
-                if values[k] is None:
-                    self._wrong(field, k, "missing")
-        if per_second is None:
-            known = numbers[~np.isnan(numbers)]
-            per_second = units_in(float(known[0])) if len(known) else 1.0
-        return numbers, per_second
+        if field in CLOCKS:
+            unit = source.per_second or self.units.get(field)
+            if field != "arrival":  # -1: it was not taken
+                values = [None if value == -1 else value for value in values]
+            times, self.units[field] = clock(values, unit, tell)
+            if field == "arrival" and "" not in source.names:
+                _need(values, "is no time", tell)
+            return times
+        if field in SPANS:
+            return spans(values, tell) / (source.per_second or 1.0)
+        if field in COUNTS or field in PRIORITY:
+            untold = -1 if field == "prefix_request" else 0
+            least = -LARGEST if field in PRIORITY else 0 if field in NEEDED else -1
+            found = counts(values, tell, least)  # -1: where Parquet has no cell
+            if field in NEEDED:
+                _need(values, "is not a whole number", tell)
+            found[found == LARGEST] = untold
+            return found if field in PRIORITY else np.maximum(found, untold)
+        if field in NAMES:
+            return names(values, UNTOLD.get(field, ""), tell)
+        return ["" if value is None else str(value) for value in values] if field in NOTED else None
 
 
-def parse_if_date(value: object) -> float | None:
-    """Read a date and time, as a text or an object: us since 1970; None if it is a number."""
-    if value is None or isinstance(value, int | float):
-        return None
-    text = str(value).strip()
-    if not text[:1].isdigit() or text.replace(".", "", 1).isdigit():
-        return None
-    try:
-        return parse_date(text)
-    except ValueError:
-        return None
+def _need(values: Sequence[object], why: str, tell: Callable[[int, str], object]) -> None:
+    """Tell of values that say nothing."""
+    if None in values or not NOTHING.isdisjoint(one for one in values if isinstance(one, str)):
+        for k, value in enumerate(values):
+            if value is None:
+                tell(k, "missing")
+            elif isinstance(value, str) and value.strip().lower() in NOTHING:
+                tell(k, f"{short_repr(value)} {why}")
 
 
-def _is_plain(value: object, whole: bool) -> bool:
-    """Tell a finite number, 0 or more; where it is to be whole, one that is."""
-    try:
-        number = float(str(value))
-    except ValueError:
-        return False
-    return 0 <= number < inf and (not whole or (number < LARGEST and number.is_integer()))
+def _pick(values: Sequence[Any], kept: Sequence[int]) -> list[Any]:
+    return [values[k] for k in kept]
 
 
 def _is_http_error(word: str) -> bool:
@@ -319,44 +294,33 @@ def make_table(
     path: Path,
     columns: Columns,
     units: Mapping[str, float],
-    place: Callable[[int], int],
+    place: Ints,
     ledger: Ledger,
     *,
-    failed: npt.NDArray[np.bool_] | None = None,
-    unread: int = 0,
+    failed: npt.NDArray[np.bool_],
+    unread: int,
 ) -> Table:
     """Make a table of whole columns, by field; clocks in their units, the rest in s and tokens.
 
     A request without output tokens, or that is said to have failed, is left out and counted, as
     are `unread` others; the latter is one of `lost`, where its arrival is told. One that broke off
     in a run of Headway's stays: it says what was asked for. HeadwayError where times contradict
-    each other; `place` gives a request's line.
+    each other; `place` has the requests' lines.
     """
-    size = len(columns["output"])
-    _check_centuries(path, columns, units, place, ledger)
-    words: Any = {name: columns[name] for name in (*JUDGED, *BESIDE) if name in columns}
-    beside = apart(words, size)
-    ledger.add_left_out(beside)
-    gone = np.logical_or.reduce([np.zeros(size, np.bool_), *beside.values()])
-    failed = failures(words, size) if failed is None else failed
     output, asked = _asked(columns)
     columns = {**columns, "output": output, "prompt": _whole_prompts(columns, ledger)}
-    broken = failed & asked
-    failed = failed & ~asked & ~gone
-    kept = np.flatnonzero((output > 0) & ~failed & ~gone)
+    broken, failed = failed & asked, failed & ~asked
+    kept = np.flatnonzero((output > 0) & ~failed)
     table = _rows(columns, units, kept)
-    table.ledger = ledger
+    table.ledger, table.lines = ledger, place[kept]
     if empty := int((table.prompt < 1).sum()):
         text = f"{path}: {empty} prompts of no tokens are taken as of one"
         warnings.warn(text, HeadwayWarning, stacklevel=4)
         table.prompt = np.maximum(table.prompt, 1)
-    table.failed = unread + size - int(gone.sum()) - len(kept)
-    if np.isnan(table.time).any():
-        k = int(np.isnan(table.time).argmax())
-        raise HeadwayError(f"{path}:{place(int(kept[k]))}: arrival: is empty")
+    table.failed = unread + len(output) - len(kept)
     if table.measured is not None:
         for k, problem in _measure(table, columns, kept, units):
-            raise HeadwayError(f"{path}:{place(int(kept[k]))}: {problem}")
+            raise HeadwayError(f"{path}:{place[kept[k]]}: {problem}")
         if "client_queue" in columns:
             _send_with_answers(table)
         for values in (table.measured.ttft, table.measured.tpot, table.measured.e2el):
@@ -364,27 +328,11 @@ def make_table(
     _add_contents(path, table, columns, kept)
     _add_notes(table, columns, kept)
     if "arrival" in columns and failed.any():
-        gone = np.flatnonzero(failed & ~np.isnan(columns["arrival"]))
+        gone = np.flatnonzero(failed)
         table.lost = _rows(columns, units, gone)
         ended = _since("end", table.lost, columns, gone, units)
         table.lost.cancel_after = np.fmax(_span_of("e2el", columns, gone), ended)
     return table
-
-
-def _check_centuries(
-    path: Path,
-    columns: Columns,
-    units: Mapping[str, float],
-    place: Callable[[int], int],
-    ledger: Ledger,
-) -> None:
-    """Refuse times that no request can have come or ended at."""
-    names = {field: name for name, field in ledger.used.items()}
-    for field in CLOCKS.keys() & columns.keys():
-        if wrong := wrong_century(np.asarray(columns[field]), units[field]):
-            name = names.get(field, field)
-            why = wrong[1].replace("arrival=NAME", f"{field}={name}")
-            raise HeadwayError(f"{path}:{place(wrong[0])}: {name}: {why}")
 
 
 def _send_with_answers(table: Table) -> None:
@@ -492,7 +440,7 @@ def _rows(columns: Columns, units: Mapping[str, float], kept: Ints) -> Table:
         per_second,
         take("prompt"),
         take("output"),
-        client=None if client is None or {*client} <= {UNKNOWN} else client,
+        client=client,
         priority=take("priority"),
         model=take("model"),
         max_tokens=most if most is not None and most.any() else None,

@@ -1,6 +1,6 @@
 """The formats of traces that are known: those of a kind together in a module.
 
-They import `traces/format.py` and what lies below. Start with `csv_tables.py`, the simplest.
+They import `traces/format.py` and what lies below. Start with `tables.py`: tables of names.
 """
 
 from pathlib import Path
@@ -10,9 +10,9 @@ from simulator.util.imported import Imported
 from simulator.workload.traces.format import Format
 
 _PLACES = {
-    "azure": "csv_tables:AZURE",
-    "burstgpt": "csv_tables:BURSTGPT",
-    "lengths": "csv_tables:LENGTHS",
+    "azure": "tables:AZURE",
+    "burstgpt": "tables:BURSTGPT",
+    "lengths": "tables:LENGTHS",
     "dynamo": "agents:DYNAMO",
     "weka": "agents:WEKA",
     "agentic_mooncake": "agentic_mooncake:AGENTIC_MOONCAKE",
@@ -20,12 +20,12 @@ _PLACES = {
     "mooncake": "mooncake:MOONCAKE",
     "timed_trace": "mooncake:TIMED_TRACE",
     "llmservingsim": "mooncake:LLMSERVINGSIM",
-    "vllm_bench": "load_generators:VLLM_BENCH",
-    "trtllm_bench": "load_generators:TRTLLM_BENCH",
-    "agentperfbench": "load_generators:AGENTPERFBENCH",
-    "guidellm": "load_generators:GUIDELLM",
-    "aiperf": "load_generators:AIPERF",
-    "inference_perf": "load_generators:INFERENCE_PERF",
+    "vllm_bench": "tables:VLLM_BENCH",
+    "trtllm_bench": "tables:TRTLLM_BENCH",
+    "agentperfbench": "tables:AGENTPERFBENCH",
+    "guidellm": "tables:GUIDELLM",
+    "aiperf": "tables:AIPERF",
+    "inference_perf": "tables:INFERENCE_PERF",
     "otel": "logs:OTEL",
     "access_log": "logs:ACCESS_LOG",
     "requests": "named:FORMAT",

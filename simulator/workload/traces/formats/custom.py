@@ -7,14 +7,17 @@ import numpy as np
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import items, parse, read_text
+from simulator.workload.traces.fields import name_sources, used_as
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.formats.mooncake import LLMSERVINGSIM_KEYS
-from simulator.workload.traces.json_lines import Labels, Row, rows
+from simulator.workload.traces.json_lines import rows
+from simulator.workload.traces.records import Records
 
-PROMPT_KEYS = ("prompt_len", "input_len")
-OUTPUT_KEYS = ("output_tokens", "output_len", "expected_output_len")
 ESTIMATE = "estimate it by --chars-per-token 4, in a scenario trace: {chars_per_token: 4}"
-USED = {**dict.fromkeys(("prompt", *PROMPT_KEYS), "prompt"), **dict.fromkeys(OUTPUT_KEYS, "output")}
+SOURCES = name_sources(
+    "prompt=prompt_len|input_len, output=output_tokens|output_len|expected_output_len"
+)
+USED = {"prompt": "prompt", **used_as(SOURCES)}
 
 
 def read(path: Path, chars_per_token: float | None = None) -> Table:
@@ -24,41 +27,18 @@ def read(path: Path, chars_per_token: float | None = None) -> Table:
     or, only where `chars_per_token` is given, estimated from its text.
     """
     problems = Problems(path)
-    prompts: list[int] = []
-    outputs: list[int] = []
-    labels = Labels(USED)
+    records = Records(problems, SOURCES, used=USED)
     for row in rows(path, problems):
-        prompts.append(_prompt_tokens(row, chars_per_token))
-        key = next((key for key in OUTPUT_KEYS if key in row.values), OUTPUT_KEYS[0])
-        outputs.append(row.tokens(key))
-        labels.add(row)
-    labelled = labels.columns(problems)
-    problems.stop()
-    return Table(
-        np.zeros(len(prompts)),
-        1.0,
-        np.array(prompts),
-        np.array(outputs),
-        **labelled,
-    )
-
-
-def _prompt_tokens(row: Row, chars_per_token: float | None) -> int:
-    """Return or estimate the length of a prompt; 0 where it is wrong."""
-    for key in PROMPT_KEYS:
-        if key in row.values:
-            return row.tokens(key)
-    text = row.values.get("prompt")
-    if not isinstance(text, str) or not text:
-        row.add_problem("prompt", "neither a text nor, as prompt_len, its length in tokens")
-    elif chars_per_token is None:
-        row.add_problem(
-            "prompt",
-            f"counting its tokens needs a tokenizer: add their number as prompt_len, or {ESTIMATE}",
-        )
-    else:
-        return ceil(len(text) / chars_per_token)
-    return 0
+        values, text = row.values, row.values.get("prompt")
+        if SOURCES["prompt"].names[0] not in values and SOURCES["prompt"].names[1] not in values:
+            if not isinstance(text, str) or not text:
+                row.add_problem("prompt", "neither a text nor, as prompt_len, its length in tokens")
+            elif chars_per_token is None:
+                why = "counting its tokens needs a tokenizer: add their number as prompt_len"
+                row.add_problem("prompt", f"{why}, or {ESTIMATE}")
+            values["prompt_len"] = ceil(len(str(text)) / (chars_per_token or 1.0))
+        records.add(row.line, values)
+    return records.table()
 
 
 SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048

@@ -19,42 +19,37 @@ import numpy as np
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.traces.documents import flat
-from simulator.workload.traces.fields import has_requests, wrong_century
+from simulator.workload.traces.fields import has_requests, name_sources, used_as
 from simulator.workload.traces.format import Format, Problems, Published, Table
-from simulator.workload.traces.json_lines import HashBlocks, Labels, Row, rows
+from simulator.workload.traces.json_lines import HashBlocks, Row, rows
+from simulator.workload.traces.records import Records
 
 TIMED_SIZE = 16  # tokens that an id of a timed_trace stands for
-PER_SECOND = {"s": 1.0, "ms": 1e3}
-LLMSERVINGSIM_KEYS = {"arrival_time_ns", "input_toks"}
+TIMES = {
+    unit: name_sources(f"arrival=timestamp|:{unit}, prompt=input_length, output=output_length")
+    for unit in ("s", "ms")
+}
 USED = {
-    "timestamp": "arrival",
-    "input_length": "prompt",
-    "output_length": "output",
-    "hash_ids": "prefix",
-    "hash_block_size": "prefix",
+    **dict.fromkeys(("hash_ids", "hash_block_size"), "prefix"),
     "session_id": "session",
-    "delay": "delay",
-    "delay_ms": "delay",
+    **dict.fromkeys(("delay", "delay_ms"), "delay"),
 }
-LLMSERVINGSIM_USED = {
-    "arrival_time_ns": "arrival",
-    "input_toks": "prompt",
-    "output_toks": "output",
-    "hash_ids": "prefix",
-}
+LLMSERVINGSIM_KEYS = {"arrival_time_ns", "input_toks"}
+LLMSERVINGSIM_SOURCES = name_sources(
+    "arrival=arrival_time_ns:ns, prompt=input_toks, output=output_toks"
+)
 
 
 @dataclass(slots=True)
 class _Turn:
     """One line: a request by itself, or a turn of a session."""
 
-    line: int
-    time: float  # NaN: none
     delay: float  # NaN: none
-    prompt: int
-    output: int
-    segments: Segments | None
     session: str | int | None
+    ids: list[int | str]
+    prompt: int = 0
+    output: int = 0
+    segments: Segments | None = None
 
 
 def read_mooncake(
@@ -83,74 +78,65 @@ def read_mooncake(
     """
     problems = Problems(path)
     blocks = HashBlocks(hash_block_size or usual_size, fixed=hash_block_size is not None)
-    labels = Labels(USED)
-    turns = [turn for row in rows(path, problems) if (turn := _turn(row, blocks, labels))]
+    records = Records(problems, TIMES["ms"], used=USED)
+    told: dict[int, _Turn] = {}
+    fractions = False
+    for row in rows(path, problems):
+        told[row.line] = _turn(row, blocks)
+        if not row.wrong:
+            records.add(row.line, row.values)
+            time = row.values.get("timestamp")
+            fractions |= isinstance(time, float) and time % 1 != 0
     blocks.add_summary(problems)
-    labelled = labels.columns(problems)
-    problems.stop()
-    after = np.array(_link(turns, whole=session_turns == "whole"), dtype=np.int64)
-    time, delay = np.array([t.time for t in turns]), np.array([t.delay for t in turns])
-    if time_unit is None and hash_block_size == TIMED_SIZE and (np.nan_to_num(time) % 1).any():
+    if time_unit is None and hash_block_size == TIMED_SIZE and fractions:
         usual_unit = "s"
-    per_second = PER_SECOND[time_unit or usual_unit]
-    if wrong := wrong_century(time, per_second):
-        problems.add(turns[wrong[0]].line, "timestamp", wrong[1].partition(", say")[0])
-        problems.stop()
+    records.sources |= TIMES[time_unit or usual_unit]
+    table = records.table()
+    assert table.lines is not None
+    turns = [told[line] for line in table.lines.tolist()]
+    for turn, prompt, output in zip(
+        turns, table.prompt.tolist(), table.output.tolist(), strict=True
+    ):
+        turn.prompt, turn.output = prompt, output
+        turn.segments = blocks.segments(turn.ids, prompt) if turn.ids else None
+    after = np.array(_link(turns, whole=session_turns == "whole"), dtype=np.int64)
+    time, delay = table.time.astype(np.float64), np.array([t.delay for t in turns])
     waits = (after >= 0) & (~np.isnan(delay) | np.isnan(time))
     lost = np.flatnonzero(np.isnan(time) & ~waits)
     if not np.isnan(time).all():
-        for i in lost:
-            problems.add(turns[i].line, "timestamp", "missing")
+        for i in lost.tolist():
+            problems.add(int(table.lines[i]), "timestamp", "missing")
         problems.stop()
     time[lost] = 0.0
     delay = np.nan_to_num(delay)
-    time = np.where(waits, nan, time + np.where(after < 0, delay, 0.0))
-    segments = [t.segments for t in turns]
-    return Table(
-        time,
-        per_second,
-        np.array([t.prompt for t in turns]),
-        np.array([t.output for t in turns]),
-        segments if any(segments) else None,
-        np.where(waits, after, -1) if waits.any() else None,
-        delay / per_second if waits.any() else None,
-        has_sessions=any(turn.session is not None for turn in turns),
-        **labelled,
-    )
+    table.time = np.where(waits, nan, time + np.where(after < 0, delay, 0.0))
+    table.prompt = np.array([turn.prompt for turn in turns], np.int64)
+    segments = [turn.segments for turn in turns]
+    table.segments = segments if any(segments) else None
+    table.after = np.where(waits, after, -1) if waits.any() else None
+    table.delay = delay / table.per_second if waits.any() else None
+    table.has_sessions = any(turn.session is not None for turn in turns)
+    return table
 
 
-def _turn(row: Row, blocks: HashBlocks, labels: Labels) -> _Turn | None:
-    """Read one line; None, and a problem for each column that is wrong."""
-    prompt, output = _length(row, "input_length"), _length(row, "output_length")
-    time, delay = _time(row, "timestamp"), _time(row, "delay")
-    if isnan(delay):
-        delay = _time(row, "delay_ms")  # Dynamo's spelling
-    session = row.values.get("session_id")
+def _turn(row: Row, blocks: HashBlocks) -> _Turn:
+    """Read what is told of a line's session and blocks; what is wrong makes the row so."""
+    values = row.values
+    if "input_length" not in values and ("text_input" in values or "messages" in values):
+        row.add_problem("input_length", "missing; counting the tokens of a text needs a tokenizer")
+    delay = row.number("delay") if values.get("delay") is not None else nan
+    if isnan(delay) and values.get("delay_ms") is not None:
+        delay = row.number("delay_ms")  # Dynamo's spelling
+    session = values.get("session_id")
     if session is not None and not isinstance(session, str | int):
         row.add_problem("session_id", "neither a text nor a whole number")
-        session = None
     elif session is None and not isnan(delay):
         row.add_problem("delay", "needs a session_id, to say whose answer it waits for")
-    ids = row.hash_ids()
+    ids, prompt = row.hash_ids(), values.get("input_length")
     blocks.hear(row)
-    if ids and prompt:
+    if ids and type(prompt) is int and prompt > 0:
         blocks.check(row, len(ids), prompt)
-    labels.add(row)
-    if row.wrong:
-        return None
-    segments = blocks.segments(ids, prompt) if ids else None
-    return _Turn(row.line, time, delay, prompt, output, segments, session)
-
-
-def _length(row: Row, key: str) -> int:
-    if key not in row.values and ("text_input" in row.values or "messages" in row.values):
-        row.add_problem(key, "missing; counting the tokens of a text needs a tokenizer")
-        return 0
-    return row.tokens(key)
-
-
-def _time(row: Row, key: str) -> float:
-    return nan if row.values.get(key) is None else row.number(key)
+    return _Turn(delay, session if isinstance(session, str | int) else None, ids)
 
 
 def _link(turns: list[_Turn], *, whole: bool) -> list[int]:
@@ -198,37 +184,28 @@ def read_llmservingsim(path: Path, hash_block_size: int = 16) -> Table:
     too short to fill it, the block has no id and these tokens are shared with nobody.
     """
     problems, blocks = Problems(path), HashBlocks(hash_block_size, open_end=True)
-    labels = Labels(LLMSERVINGSIM_USED)
-    requests: list[tuple[int | float, int, int]] = []
-    segments: list[Segments | None] = []
+    records = Records(problems, LLMSERVINGSIM_SOURCES, used={"hash_ids": "prefix"})
+    told: dict[int, list[int | str]] = {}
     for row in rows(path, problems):
-        arrival = row.number("arrival_time_ns")
-        prompt, output = row.tokens("input_toks"), row.tokens("output_toks")
-        ids = row.hash_ids()
-        if ids and not row.wrong:
+        told[row.line] = ids = row.hash_ids()
+        prompt, output = (row.values.get(key) for key in ("input_toks", "output_toks"))
+        if ids and type(prompt) is int and type(output) is int:
             blocks.check(row, len(ids), prompt + output)
-        labels.add(row)
-        if row.wrong:
-            continue
+        if not row.wrong:
+            records.add(row.line, row.values)
+    blocks.add_summary(problems)
+    table = records.table()
+    assert table.lines is not None
+    segments: list[Segments | None] = []
+    for line, prompt in zip(table.lines.tolist(), table.prompt.tolist(), strict=True):
+        ids = told[line]
         named = min(prompt, len(ids) * hash_block_size)
         parts: Segments = blocks.segments(ids, named) if ids else ()
         if ids and named < prompt:
-            parts = (*parts, (("tail", row.line), prompt - named))
-        requests.append((arrival, prompt, output))
+            parts = (*parts, (("tail", line), prompt - named))
         segments.append(parts or None)
-    blocks.add_summary(problems)
-    labelled = labels.columns(problems)
-    problems.stop()
-    columns = zip(*requests, strict=True) if requests else ((), (), ())
-    time, prompts, outputs = map(np.array, columns)
-    return Table(
-        time,
-        1e9,
-        prompts,
-        outputs,
-        segments if any(segments) else None,
-        **labelled,
-    )
+    table.segments = segments if any(segments) else None
+    return table
 
 
 MOONCAKE = Format(
@@ -243,7 +220,7 @@ MOONCAKE = Format(
     ),
     read=read_mooncake,
     options=("time_unit", "hash_block_size", "session_turns"),
-    used=USED,
+    used=used_as(TIMES["ms"]) | USED,
     published=(
         Published(
             ("mooncake", "conversation_trace", "toolagent_trace", "synthetic_trace"),
@@ -268,5 +245,5 @@ LLMSERVINGSIM = Format(
     detect=lambda head: bool(LLMSERVINGSIM_KEYS & head.keys),
     read=read_llmservingsim,
     options=("hash_block_size",),
-    used=LLMSERVINGSIM_USED,
+    used={**used_as(LLMSERVINGSIM_SOURCES), "hash_ids": "prefix"},
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces.csv_columns import header, named_columns, read_csv
+from simulator.workload.traces.csv_columns import header, read_csv
 from simulator.workload.traces.documents import (
     Item,
     first_line,
@@ -45,7 +45,7 @@ def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
         if sources is None:
             sources = find_fields(header(line))
             check_needed(sources, f"{path}:{number}")
-        return read_csv(path, named_columns(path, sources))
+        return read_csv(path, sources)
     problems = Problems(path)
     needed = {"prompt": sources["prompt"].names} if sources else None
     found = list(json_requests(path, problems, needed))

@@ -1,0 +1,176 @@
+"""Columns of values as they stand in files, JSON or text, made numbers, times and names.
+
+What is wrong with a value is told by its place, as `tell(place, what is wrong)`. Texts that are all
+plain are converted at once; otherwise one by one.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from math import isfinite, nan
+
+import numpy as np
+
+from simulator.util.from_mapping import short_repr
+from simulator.workload.traces.fields import NO_DATE, parse_date, units_in
+from simulator.workload.traces.format import Numbers, name_problem
+from simulator.workload.workload import Floats, Ints
+
+Tell = Callable[[int, str], object]
+NOTHING = {"", "none", "null", "nan"}
+LARGEST = 1e15  # tokens
+NEAREST = 1e-6  # s: a time that is so little below 0 is rounded
+LATEST = 9e18  # ns since 1970
+PLAIN = frozenset("0123456789.eE+-")
+STAMPS = re.compile(
+    r"(?:(?:19|20)\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?,)++", re.ASCII
+)
+"""Dates and times that numpy reads as they are meant, in UTC where they name no zone."""
+
+
+def counts(values: Sequence[object], tell: Tell, least: float = 0.0) -> Ints:
+    """Return whole numbers, LARGEST where nothing is told: also of `12.0`, which tables make."""
+    if (plain := as_whole(values)) is not None and plain.max() < LARGEST:
+        return plain
+    found = numbers(values, tell, "a whole number")
+    whole = np.isfinite(found) & (found == np.floor(found)) & (np.abs(found) < LARGEST)
+    for k in np.flatnonzero(~(whole & (found >= least)) & ~np.isnan(found)).tolist():
+        less = "is negative" if whole[k] and found[k] < least else "is not a whole number"
+        tell(k, f"{short_repr(values[k])} {less}")
+    return np.where(whole, found, LARGEST).astype(np.int64)
+
+
+def numbers(values: Sequence[object], tell: Tell, what: str = "a number") -> Floats:
+    """Return numbers, NaN for none."""
+    kinds = {*map(type, values)}
+    try:
+        if kinds <= {int, float} or (kinds == {str} and PLAIN.issuperset("".join(values))):  # type: ignore[arg-type]
+            return np.array(list(map(float, values)), np.float64)  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        pass
+    return np.array([_number(k, value, tell, what) for k, value in enumerate(values)], np.float64)
+
+
+def _number(k: int, value: object, tell: Tell, what: str) -> float:
+    """Return one number, NaN for none."""
+    plain = value
+    if isinstance(value, str):
+        plain = value.strip()
+        if plain.lower() in NOTHING:
+            return nan
+        plain = plain if PLAIN.issuperset(plain) else None
+    elif value is None:
+        return nan
+    if not isinstance(plain, bool) and isinstance(plain, int | float | str):
+        try:
+            return float(plain)
+        except (ValueError, OverflowError):
+            pass
+    tell(k, f"{short_repr(value)} is not {what}")
+    return nan
+
+
+def spans(values: Sequence[object], tell: Tell) -> Floats:
+    """Return lengths of time, in the column's unit, NaN for none."""
+    found = numbers(values, tell)
+    for k in np.flatnonzero(np.isinf(found) | (found < -NEAREST)).tolist():
+        less = "negative" if found[k] < 0 else "not finite"
+        tell(k, f"{short_repr(values[k])} is {less}")
+    return found
+
+
+def clock(values: Sequence[object], per_second: float | None, tell: Tell) -> tuple[Numbers, float]:
+    """Return times and how many units a second has; dates count in nanoseconds."""
+    text = joined(values)
+    if STAMPS.fullmatch(text):
+        try:
+            return _nanoseconds(text), 1e9
+        except ValueError:
+            pass  # told below, by the line
+    dates = [date_of(value) for value in values]
+    if any(date is not None or is_dated(v) for date, v in zip(dates, values, strict=True)):
+        for k, date in enumerate(dates):
+            if date is None and values[k] is not None:
+                tell(k, f"{short_repr(values[k])} {NO_DATE}")
+        gaps = any(value is None for value in values)
+        return np.array([date or (nan if gaps else 0) for date in dates]), 1e9
+    found: Numbers | None = as_whole(values)
+    if found is None and {*map(type, values)} == {int}:
+        with suppress(OverflowError):  # nanoseconds since 1970 are more than a float holds
+            found = np.array(values, np.int64)
+    found = numbers(values, tell) if found is None else found
+    for k in np.flatnonzero(np.isinf(found) | (found < 0)).tolist():
+        less = "is negative" if found[k] < 0 else "is not finite"
+        tell(k, f"{short_repr(values[k])} {less}")
+    if per_second is None:
+        known = found[~np.isnan(found)]
+        per_second = units_in(float(known[0])) if len(known) else 1.0
+    return found, per_second
+
+
+def _nanoseconds(text: str) -> Numbers:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that other zones become UTC
+        texts = text.replace("+00:00,", ",")[:-1].split(",")  # faster than numpy's way with a zone
+        return np.array(texts, "datetime64[ns]").astype(np.int64)
+
+
+def date_of(value: object) -> int | None:
+    """Read a date and time, as a text or an object: ns since 1970; None if it is a number."""
+    if value is None or isinstance(value, int | float):
+        return None
+    text = str(value).strip()
+    if not text[:1].isdigit() or text.replace(".", "", 1).isdigit():
+        return None
+    try:
+        if STAMPS.fullmatch(f"{text},"):
+            return int(_nanoseconds(f"{text},")[0])
+        found = 1000 * parse_date(text)
+    except ValueError:
+        return None
+    return found if abs(found) < LATEST else None
+
+
+def is_dated(value: object) -> bool:
+    """Return whether a value looks like a date, be it one that can be read or not."""
+    return isinstance(value, str) and bool(re.match(r"\s*\d+[-/.]\d+[-/.]\d", value))
+
+
+def names(values: Sequence[object], untold: str, tell: Tell) -> list[str]:
+    """Return names, `untold` for none."""
+    found = [untold if value is None or value == "" else str(value) for value in values]
+    wrong = {name: why for name in {*found} if (why := name_problem(name))}
+    kinds = {*map(type, values)} & {bool, list, dict}
+    for k, value in enumerate(values if wrong or kinds else ()):
+        if why := wrong.get(found[k], "is no name" if type(value) in kinds else ""):
+            tell(k, f"{short_repr(value)} {why}")
+    return found
+
+
+def joined(values: Sequence[object]) -> str:
+    """Return the values with commas between and behind them, where all are texts; else ""."""
+    try:
+        return ",".join(values) + ","  # type: ignore[arg-type]
+    except TypeError:
+        return ""
+
+
+def as_whole(values: Sequence[object]) -> Ints | None:
+    """Return whole numbers, where all are texts of digits alone."""
+    text = joined(values)
+    data = np.frombuffer(text.encode(), np.uint8)
+    if text[:1] in ",x" or ",," in text or not (((data >= 48) & (data < 58)) | (data == 44)).all():
+        return None
+    return np.fromstring(text[:-1], np.int64, sep=",")
+
+
+def is_plain(value: object, whole: bool) -> bool:
+    """Tell a finite number, 0 or more; where it is to be whole, one that is."""
+    try:
+        found = float(str(value))
+    except ValueError:
+        return False
+    return (
+        found >= 0 and isfinite(found) and (not whole or (found < LARGEST and found.is_integer()))
+    )
