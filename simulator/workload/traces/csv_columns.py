@@ -13,7 +13,7 @@ import numpy as np
 
 from simulator.util.csv_text import unescape_formula
 from simulator.workload.traces.documents import first_line, line_blocks
-from simulator.workload.traces.fields import WORDS, Source, Sources
+from simulator.workload.traces.fields import WORDS, Source, Sources, used_as
 from simulator.workload.traces.format import Problems, Table
 from simulator.workload.traces.records import Records
 
@@ -52,14 +52,16 @@ def read_csv(path: Path, sources: Sources, idle: Sequence[str] = ()) -> Table:
             del found[field]
         elif not there:
             problems.add(number, source.names[0], f"missing column; the header is {line[:80]!r}")
-        elif (count := names.count(there[0])) > 1:
-            problems.add(number, there[0], f"{count} columns of this name")
         else:
             found[field] = Source(tuple(there), source.per_second)
     problems.stop()
     records = Records(problems, found, idle)
     records.meet(names)
-    used = {name: field for field, source in records.sources.items() for name in source.names}
+    used = used_as(records.sources)
+    for name in used:
+        if (count := names.count(name)) > 1:
+            problems.add(number, name, f"{count} columns of this name")
+    problems.stop()
     split = _Split(mark, len(names), problems)
     for first, text in _blocks(path, number + 1):
         lines, columns = split(first, text)

@@ -136,7 +136,7 @@ class Records:
         taken |= {name.rpartition(".")[2] for name in taken}
         idle = {n for n in names if any(fnmatchcase(n, one) for one in self.idle)}
         for field, source in find_fields(n for n in names if n not in taken | idle).items():
-            plain = field in NOTED or lists.isdisjoint(source.names)
+            plain = field in NOTED or field in NAMES or lists.isdisjoint(source.names)
             if plain and field in CHANGING and field not in self.sources:
                 self.sources[field] = source
                 self.values[field] = [None] * len(self.lines)
