@@ -1,5 +1,6 @@
 """The verb `headway memory`: what fills a GPU's memory, and what fits into the rest."""
 
+import json
 from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
@@ -7,13 +8,38 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from headway.cli.options import Json, LaunchOption, SetKeys, print_json, silent, with_launch
+from headway.cli.options import (
+    Json,
+    LaunchOption,
+    NoOwnCode,
+    SetKeys,
+    print_json,
+    refuse_own_code,
+    silent,
+    with_launch,
+)
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
     from simulator.models.kv_budget import MemoryBudget
 
-SHORT = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size"}
+Flag = Annotated[bool | None, Parameter(show_default=False, help="as vLLM's")]
+OTHER_NAMES = {
+    name: key
+    for key, names in (
+        ("tensor_parallel_size", "tp tp_size"),
+        ("pipeline_parallel_size", "pp pp_size"),
+        ("data_parallel_size", "dp dp_size"),
+        ("enable_expert_parallel", "ep"),
+        ("gpu_memory_utilization", "mem_fraction_static free_gpu_memory_fraction"),
+        ("max_model_len", "context_length max_seq_len"),
+        ("max_num_seqs", "max_running_requests max_batch_size"),
+        ("max_num_batched_tokens", "chunked_prefill_size max_num_tokens"),
+        ("block_size", "page_size"),
+    )
+    for name in names.split()
+}
+"""What vLLM for short, SGLang and TensorRT-LLM call keys of an engine."""
 
 
 def memory(
@@ -26,31 +52,50 @@ def memory(
     gpu: Annotated[str | None, silent("GPU, for example A100-80GB")] = None,
     gpu_memory_gib: Annotated[float | None, silent("GiB that its driver shows")] = None,
     engine: Annotated[str | None, silent("vllm (the default), sglang, tensorrt-llm, ...")] = None,
-    enforce_eager: Annotated[bool, silent("no CUDA graphs")] = False,
+    enforce_eager: Flag = None,
+    enable_lora: Flag = None,
+    enable_expert_parallel: Flag = None,
+    enable_prefix_caching: Flag = None,
     set_: SetKeys = None,
     json_: Json = False,
     command: LaunchOption = None,
+    no_own_code: NoOwnCode = False,
     **keys: Annotated[
         str,
         silent(
             "any other key of a scenario's engine: --tensor-parallel-size (--tp) "
-            "--pipeline-parallel-size (--pp) --quantization --kv-cache-dtype --max-model-len ..."
+            "--pipeline-parallel-size (--pp) --quantization --kv-cache-dtype --max-model-len ...; "
+            "also by SGLang's and TensorRT-LLM's names, as --mem-fraction-static"
         ),
     ],
 ) -> int:
     """Print what fills a GPU's memory, and how many tokens and requests fit."""
     from headway.report.memory_report import memory_figures, memory_table
 
-    given = {"model": '""' if model == "" else model, "gpu.name": gpu, "engine.name": engine}
-    options = {"model": "model", "gpu.name": "gpu", "engine.name": "engine"}
-    for option, value in [*keys.items(), *([("enforce-eager", "true")] if enforce_eager else [])]:
-        key = f"engine.{SHORT.get(option, option.replace('-', '_'))}"
-        given[key], options[key] = value, option
+    refuse_own_code(no_own_code)
+    flags = {
+        "enforce-eager": enforce_eager,
+        "enable-lora": enable_lora,
+        "enable-expert-parallel": enable_expert_parallel,
+        "enable-prefix-caching": enable_prefix_caching,
+    }
+    keys |= {name: str(flag).lower() for name, flag in flags.items() if flag is not None}
     if scenario is None and (gpu is None or model is command is None):
         raise HeadwayError(
             "headway memory: give --model and --gpu, --command and --gpu, or a scenario"
         )
-    sets = {f"{key}={value}": key for key, value in given.items() if value is not None}
+    named = {"model": '""' if model == "" else model, "gpu.name": gpu, "engine.name": engine}
+    sets = {
+        f"{key}={value}": f"--{key.partition('.')[0]} {value}"
+        for key, value in named.items()
+        if value is not None
+    }
+    for option, value in keys.items():
+        name = option.replace("-", "_")
+        key, given = OTHER_NAMES.get(name, name), value
+        if key == "speculative_config":
+            given = _with_worth(value)
+        sets[f"engine.{key}={given}"] = f"--{option} {value}"
     source = scenario or {"cost": {"kind": "roofline"}}
     try:
         budget, change = read_budget(
@@ -58,8 +103,7 @@ def memory(
         )
     except HeadwayError as error:  # of what an option gave it is told by its name
         messages = list(error.messages)
-        for text, key in sets.items():
-            option = f"--{options[key]} {text.partition('=')[2]}"
+        for text, option in sets.items():
             messages = [one.replace(f"--set {text}", option) for one in messages]
         raise HeadwayError(messages) from None
     if json_:
@@ -71,6 +115,18 @@ def memory(
         where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
         raise HeadwayError(f"{where} does not start: {why}{enough}")
     return 0
+
+
+def _with_worth(drafts: str) -> str:
+    """Complete a speculative_config by what drafts are worth and cost, which takes no memory."""
+    from yaml import YAMLError, safe_load
+
+    try:
+        given = safe_load(drafts)
+    except YAMLError:  # told where it is read
+        return drafts
+    worth = {"acceptance": 0.0, "draft": {"seconds": 0.0}}
+    return json.dumps(worth | given) if isinstance(given, dict) else drafts
 
 
 def read_budget(

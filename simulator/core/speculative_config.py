@@ -52,6 +52,11 @@ class SpeculativeConfig(Config):
         description="all but ngram hold KV slots for their drafts ahead; null: draft_model if "
         "`draft` is given, else ngram",
     )
+    model: str | None = Field(
+        None,
+        description="draft_model's: a shipped model, or the path of its config.json, whose weights "
+        "and cache take memory; null: they are not counted",
+    )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
         description="draft tokens that a step verifies for each sequence that decodes"
     )

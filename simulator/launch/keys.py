@@ -183,6 +183,8 @@ def _speculative(launch: Launch, option: Option) -> None:
         "acceptance": ACCEPTANCE if rates is None else rates,
     }
     supposed = [] if rates is not None else [f"acceptance: {ACCEPTANCE}"]
+    if method == "draft_model":
+        block["model"] = given.get("model")
     if method != "ngram":
         block["draft"] = {"fraction": DRAFT_FRACTION}
         supposed.append(f"draft: {{fraction: {DRAFT_FRACTION}}}")

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 from simulator.core.engine_config import EngineConfig
 from simulator.models.dtypes import HALF
 from simulator.models.gpus import GIB, NVLINK, Gpu
-from simulator.models.kv_layout import KvLayout, kv_layout, model_groups
+from simulator.models.kv_layout import KvLayout, kv_layout, model_groups, pooled_layout
 from simulator.models.loaded import Loaded, Sharing, loaded
 from simulator.models.sliding_window import LayerGroups
 from simulator.models.spec import ModelSpec
@@ -44,6 +44,7 @@ UNSORTED_SINCE = (0, 17, 0)
 GRAPHS_SINCE = (0, 20, 2)
 """The first vLLM known to subtract the CUDA graphs that it estimates (envs.py; its own message says
 0.21)."""
+FLASHINFER_SINCE = (0, 11, 0)  # experts of mxfp4 on Blackwell
 GRAPH_BYTES, EXPERT_GRAPH_BYTES = 18 << 20, 30 << 20
 """Of CUDA graphs for each layer, dense or with experts. Chosen in view of logs: 0.56 GiB for
 Llama-3-8B, 1.04 for gpt-oss-120b."""
@@ -58,7 +59,7 @@ GPUs without NVLink it reported 0.2 to 0.25 GiB in all (14447, issue 13061), as 
 
 CUDA_CONTEXT, SGLANG_NVLINK = GIB // 2, int(1.4 * GIB)
 """What SGLang does not find free before it loads: the CUDA context, and NCCL over NVLink."""
-TRTLLM_BYTES = int(0.875 * GIB)
+TRTLLM_BYTES = int(1.55 * GIB)
 """What TensorRT-LLM's process takes more than vLLM's. Chosen in view of a log (Qwen3-8B)."""
 
 FractionOf = Literal["all", "static", "free"]
@@ -70,7 +71,9 @@ weights, activations and libraries leave (TensorRT-LLM's `free_gpu_memory_fracti
 TOKENS_BY_CONCURRENCY = (0, 20, 0)
 """From here on vLLM's `GPU KV cache size` is its maximum concurrency times max_model_len; before,
 its blocks by tables (0.20.2 and 0.11.0, kv_cache_utils.py)."""
-DRAFT_MODEL = "the draft model, with weights and cache of its own"
+DRAFT_MODEL = (
+    "the draft model, with weights and cache of its own: speculative_config.model names it"
+)
 LEFT_OVER = "left over"
 NEWEST: Release = (0, 33, 0)
 
@@ -98,14 +101,18 @@ class EngineSizes(NamedTuple):
     release: Release = NEWEST  # of vLLM
     drafts: str | None = None  # eagle, eagle3, mtp: who drafts
     ahead: int = 0  # tokens that they draft
+    draft: ModelSpec | None = None  # of a draft model
     adapters: int = 0  # bytes set aside for adapters (LoRA)
     encoder_cache: int | None = None  # tokens; None: by the other keys
     trtllm: bool = False
 
-    @property
-    def cached_layers(self) -> int:
-        """Layers with a KV cache that draft."""
-        return int(self.drafts in ("eagle", "eagle3", "mtp"))
+    def more_layers(self, model: ModelSpec, cache: str) -> float:
+        """Layers with a KV cache that draft, as many as one of the model's takes."""
+        if self.draft is None:
+            return float(self.drafts in ("eagle", "eagle3", "mtp"))
+        gpus, kind = self.tensor_parallel_size, max(model.cached_layers)
+        own = self.draft.kv_bytes_per_token(cache) * self.draft.kv_share(gpus)
+        return own / (model.layer_bytes(kind, cache) * model.kv_share(gpus))
 
 
 class MemoryBudget(NamedTuple):
@@ -182,7 +189,8 @@ class MemoryBudget(NamedTuple):
     @property
     def unread(self) -> str:
         """What takes memory and is not counted; "": nothing is known to."""
-        own = DRAFT_MODEL if self.sizes.drafts == "draft_model" else ""
+        lacks = self.sizes.drafts == "draft_model" and self.sizes.draft is None
+        own = DRAFT_MODEL if lacks else ""
         return "; ".join(filter(None, (self.model.unread, own)))
 
     @property
@@ -328,8 +336,9 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     parts = loaded(
         model,
         weights,
-        Sharing(gpus, sizes.data_parallel_size, sizes.enable_expert_parallel),
+        Sharing(gpus, sizes.data_parallel_size, sizes.enable_expert_parallel, _padding(gpu, sizes)),
         drafts=sizes.drafts,
+        draft=sizes.draft,
         tower=sizes.tower,
     )
     cache = sizes.dtype if sizes.kv_cache_dtype == "auto" else sizes.kv_cache_dtype
@@ -370,17 +379,36 @@ def _context(gpu: Gpu, sizes: EngineSizes) -> int:
     return CONTEXT_BYTES + linked * NVLINK_BYTES + sizes.trtllm * TRTLLM_BYTES
 
 
+def _padding(gpu: Gpu, sizes: EngineSizes) -> tuple[int, int]:
+    """Return the multiples to which experts of mxfp4 are padded: hidden size, part of an expert.
+
+    As vLLM's mxfp4_round_up_hidden_size_and_intermediate_size: FlashInfer's on B200 and AMD's,
+    Triton's on a B200 before 0.11, Marlin's elsewhere; and as SGLang's Mxfp4MoEMethod.
+    """
+    blackwell, amd = gpu.compute_capability in (10.0, 10.3), gpu.compute_capability in (9.4, 9.5)
+    if sizes.fraction_of == "static":
+        return (256, 256) if blackwell else (1, 32)
+    if blackwell and sizes.release < FLASHINFER_SINCE:
+        return 1, 64
+    return (256, 256) if blackwell or amd else (256, 128)
+
+
 def _layout(model: ModelSpec, cache: str, sizes: EngineSizes) -> KvLayout:
     """Cut the cache into blocks; with a prefix cache a request has two states of each layer."""
+    gpus, block_size = sizes.tensor_parallel_size, sizes.block_size
+    more = sizes.more_layers(model, cache)
+    if sizes.fraction_of == "static":
+        return pooled_layout(model, cache, gpus, block_size, more)
+    ahead = sizes.ahead if sizes.drafts else 0
     return kv_layout(
         model,
         cache,
-        sizes.tensor_parallel_size,
-        sizes.block_size,
+        gpus,
+        block_size,
         hybrid=sizes.hybrid,
-        more_layers=sizes.cached_layers,
-        ahead=sizes.ahead if sizes.drafts else 0,
-        states=1 + sizes.enable_prefix_caching + (sizes.ahead if sizes.drafts else 0),
+        more_layers=more,
+        ahead=ahead,
+        states=1 + sizes.enable_prefix_caching + ahead,
     )
 
 

@@ -12,6 +12,9 @@ from simulator.models.sliding_window import group_size, layer_groups
 from simulator.models.spec import ModelSpec
 
 FULL, WINDOW = ATTENTION
+WINDOW_POOL, STATES = 0.8, 0.9
+"""Of SGLang, swa_full_tokens_ratio and mamba_full_memory_ratio: tokens of layers with a window for
+one of the others; bytes of states for one of the cache."""
 
 
 class Tables(NamedTuple):
@@ -71,7 +74,7 @@ def kv_layout(
     block_size: int,
     *,
     hybrid: bool,
-    more_layers: int = 0,
+    more_layers: float = 0,
     ahead: int = 0,
     states: int = 1,
 ) -> KvLayout:
@@ -85,8 +88,8 @@ def kv_layout(
     sizes = {kind: share * model.layer_bytes(kind, dtype) for kind in model.cached_layers}
     counts = dict(model.cached_layers)
     most = FULL if FULL in counts else WINDOW
-    counts[most] += more_layers
-    total = sum(counts[kind] * size for kind, size in sizes.items())
+    total = sum(counts[kind] * size for kind, size in sizes.items()) + more_layers * sizes[most]
+    counts[most] += ceil(more_layers)
     windowed = hybrid and model.keeps_window and WINDOW in counts
     if model.linear is not None:
         state = model.linear.state_bytes(HALF, ahead) / gpus
@@ -111,3 +114,21 @@ def kv_layout(
     )
     even = all(one.block_size == block_size for one in tables)
     return KvLayout(page * held, tables, even)
+
+
+def pooled_layout(
+    model: ModelSpec, dtype: str, gpus: int, page_size: int, more_layers: float = 0
+) -> KvLayout:
+    """Cut the cache as SGLang does: a pool of tokens, and others of windows and of states.
+
+    As set_num_token_hybrid and handle_max_mamba_cache (0.5); windows have a pool in the models of
+    is_hybrid_swa_model: gpt-oss, Llama 4, Gemma 4. The blocks are of what a token takes in all.
+    """
+    apart = model.expert_bias or model.chunked or model.full_head_dim
+    each = {FULL: 1.0, WINDOW: WINDOW_POOL if apart else 1.0}
+    sizes = {kind: model.layer_bytes(kind, dtype) for kind in model.cached_layers}
+    total = sum(each[kind] * n * sizes[kind] for kind, n in model.cached_layers.items())
+    total += more_layers * max(sizes.values())
+    if model.linear is not None:
+        total *= 1 + STATES
+    return KvLayout(page_size * total * model.kv_share(gpus), (Tables(1, page_size),))

@@ -16,7 +16,7 @@ from simulator.util.files import resolve, why_not_regular
 MODELS = Path(__file__).parent / "configs"
 
 PRECISION = re.compile(
-    r"fp8|fp4|nvfp4|mxfp4|int[48]|w\d{1,2}a\d{1,2}|[48]bit|bnb|awq|gptq|gguf|qat|q\d(_\d)?|exl2|mlx"
+    r"fp8|fp4|nvfp4|mxfp4|int[48]|w\d{1,2}a\d{1,2}|[48]bit|bnb|awq|gptq|autoround|gguf|qat|q\d(_\d)?|exl2|mlx"
     r"|quantized(\.w\d{1,2}a\d{1,2})?|dynamic|block|kv|marlin"
 )
 """Each word of a model's name that tells how its weights are quantized."""
@@ -110,6 +110,7 @@ def shipped_name(name: str) -> str | None:
 FORMATS_BY_WORD: tuple[tuple[str, dict[str, object]], ...] = (
     (r"awq(-int4|-4bit)?", {"quant_method": "awq", "bits": 4, "group_size": 128}),
     (r"gptq-int8", {"quant_method": "gptq", "bits": 8, "group_size": 128}),
+    (r"(int4-)?autoround", {"quant_method": "auto-round", "bits": 4, "group_size": 128}),
     (r"gptq(-int4)?", {"quant_method": "gptq", "bits": 4, "group_size": 128}),
     (r"(unsloth-)?(bnb|bnb-4bit)", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     (r"nvfp4|fp4", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
@@ -122,7 +123,7 @@ FORMATS_BY_WORD: tuple[tuple[str, dict[str, object]], ...] = (
 
 
 META_405B = ["self_attn", "layers.0", "layers.125"]  # what Meta's own FP8 leaves in 16 bits
-OTHERS = ("self_attn", "linear_attn")  # what takes no part in a mixture of experts
+EXPERTS_ALONE = ("self_attn", "linear_attn", "shared_experts")  # what is left in 16 bits
 
 
 def _of_precision(name: str) -> ModelSpec | None:
@@ -138,11 +139,16 @@ def _of_precision(name: str) -> ModelSpec | None:
     if shape is None or config is None:
         return None
     own = _shipped_model(shape)
-    if config.get("quant_algo") == "NVFP4" and (own.latent or own.linear or own.full_head_dim):
-        config = config | {"exclude_modules": [*OTHERS, "shared_experts"]}  # experts alone
-    elif shape == "llama-3.1-405b" and told == "fp8" and name.lower().startswith("meta-llama/"):
+    maker, method = name.lower().partition("/")[0], config["quant_method"]
+    nvfp4 = config.get("quant_algo") == "NVFP4"
+    if (nvfp4 and (own.latent or own.linear or own.full_head_dim)) or (
+        method == "gptq" and own.linear and maker == "qwen"
+    ):
+        key = "exclude_modules" if nvfp4 else "modules_to_not_convert"
+        config = config | {key: [*EXPERTS_ALONE]}
+    elif shape == "llama-3.1-405b" and told == "fp8" and maker == "meta-llama":
         config = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": META_405B}
-    elif own.linear is not None:
+    elif own.linear and method in ("awq", "gptq", "modelopt"):
         config = config | {"modules_to_not_convert": ["linear_attn"]}
     return replace(
         own,

@@ -5,6 +5,7 @@ towers, layers that draft, and what kernels add: Marlin pads the experts of mxfp
 attention is unpacked in 16 bits.
 """
 
+from collections.abc import Iterable
 from math import ceil
 from typing import NamedTuple
 
@@ -15,10 +16,6 @@ from simulator.models.quantization import Quantization
 from simulator.models.spec import ModelSpec, module_bytes
 
 VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGLang)
-MXFP4_OUTER, MXFP4_INNER = 256, 128
-"""Multiples to which the hidden size and a GPU's part of an expert are padded
-(mxfp4_round_up_hidden_size_and_intermediate_size, vLLM 0.33: Marlin's; others pad as much or one of
-the two)."""
 SECTIONS = 4  # times as many angles where pictures have positions of their own (MRotaryEmbedding)
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
 
@@ -29,6 +26,8 @@ class Sharing(NamedTuple):
     tensor: int = 1
     data: int = 1
     whole_experts: bool = False  # each GPU has whole ones (expert parallelism)
+    padding: tuple[int, int] = (256, 128)
+    """Multiples to which kernels pad the hidden size and a GPU's part of an expert of mxfp4."""
 
 
 class Loaded(NamedTuple):
@@ -51,15 +50,16 @@ def loaded(
     sharing: Sharing,
     *,
     drafts: str | None = None,
+    draft: ModelSpec | None = None,
     tower: bool = True,
 ) -> Loaded:
     """Work out what each GPU has; `weights` is the dtype, `auto` as published.
 
-    `drafts` is the method of what drafts: eagle, eagle3 or mtp. Raises ValueError where the
-    checkpoint does not say its formats.
+    `drafts` is the method of what drafts, `draft` its model. Raises ValueError where a checkpoint
+    does not say its formats.
     """
-    formats, width = model.formats(weights), model.wide(weights)
-    layers = sum(_of_module(one, model, formats, width, sharing) for one in model.modules)
+    width = model.wide(weights)
+    layers = _modules_bytes(model, weights, sharing, model.modules)
     if model.latent is not None:
         heads = model.num_attention_heads
         layers += HALF * model.num_hidden_layers * model.latent.unpacked(heads) / sharing.tensor
@@ -72,8 +72,15 @@ def loaded(
         table,
         width * own + _angles(model),
         vision,
-        _drafting(model, drafts, layers, sharing),
+        _drafting(model, weights, sharing, drafts, draft),
     )
+
+
+def _modules_bytes(
+    model: ModelSpec, weights: str, sharing: Sharing, modules: Iterable[Module]
+) -> float:
+    formats, width = model.formats(weights), model.wide(weights)
+    return sum(_of_module(one, model, formats, width, sharing) for one in modules)
 
 
 def _of_module(
@@ -90,25 +97,20 @@ def _of_module(
     spread = sharing.data * (gpus if sharing.whole_experts or sharing.data > 1 else 1)
     within = 1 if spread > sharing.data or sharing.data > 1 else gpus
     if formats is not None and formats.word == "mxfp4":
-        module = _padded(module, within)
+        module = _padded(module, within, sharing.padding)
     share = min(spread, model.num_experts)
     return module_bytes(module, formats, width, within) / share
 
 
-def _padded(module: Module, gpus: int) -> Module:
-    """Pad an expert's matrix, or its biases, as the kernels do."""
+def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:
+    """Pad an expert's matrix as the kernels do; its biases are left as they are."""
     if module.split == "whole":
         return module
-
-    def outer(n: int) -> int:
-        return ceil(n / MXFP4_OUTER) * MXFP4_OUTER
-
-    def inner(n: int) -> int:
-        return ceil(n / gpus / MXFP4_INNER) * MXFP4_INNER * gpus
-
-    if module.split == "outputs":
-        return module._replace(outputs=inner(module.outputs), inputs=outer(module.inputs))
-    return module._replace(outputs=outer(module.outputs), inputs=inner(module.inputs))
+    hidden, inner = multiples[0], multiples[1] * gpus
+    rows, columns = (inner, hidden) if module.split == "outputs" else (hidden, inner)
+    return module._replace(
+        outputs=ceil(module.outputs / rows) * rows, inputs=ceil(module.inputs / columns) * columns
+    )
 
 
 def _angles(model: ModelSpec) -> float:
@@ -124,11 +126,19 @@ def _angles(model: ModelSpec) -> float:
     return HALF * times * model.max_position_embeddings * sum(sizes)
 
 
-def _drafting(model: ModelSpec, method: str | None, layers: float, sharing: Sharing) -> float:
-    """Bytes of what drafts: EAGLE's layer of the target and `fc`, EAGLE-3's, or a layer of MTP."""
+def _drafting(
+    model: ModelSpec, weights: str, sharing: Sharing, method: str | None, draft: ModelSpec | None
+) -> float:
+    """Bytes of what drafts: a layer of MTP, EAGLE's layer and `fc`, EAGLE-3's, or a model."""
     hidden, gpus = model.hidden_size, sharing.tensor
+    if draft is not None:
+        own = loaded(draft, "auto", Sharing(gpus), tower=False)
+        return own.total(1 if draft.tie_word_embeddings else 2)
     if method == "mtp":
-        return layers / model.num_hidden_layers + HALF * 2 * hidden * hidden
+        head = f"layers.{model.num_hidden_layers - 1}."
+        last = (one for one in model.modules if one.name.startswith(head))
+        named = (one._replace(name="mtp." + one.name) for one in last)
+        return _modules_bytes(model, weights, sharing, named) + HALF * 2 * hidden * hidden
     if method not in ("eagle", "eagle3"):
         return 0.0
     query = model.num_attention_heads * model.head_dim
@@ -137,5 +147,5 @@ def _drafting(model: ModelSpec, method: str | None, layers: float, sharing: Shar
     layer = (hidden * (wide + query) + 3 * hidden * inner) / gpus
     if method == "eagle":
         return HALF * (layer + 2 * hidden * hidden)
-    head = EAGLE3_VOCABULARY * hidden / gpus
-    return HALF * (layer + hidden * wide / gpus + 3 * hidden * hidden + head)
+    tables = EAGLE3_VOCABULARY * hidden / gpus
+    return HALF * (layer + hidden * wide / gpus + 3 * hidden * hidden + tables)

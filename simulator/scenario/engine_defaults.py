@@ -140,7 +140,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         defaults["max_num_batched_tokens"] = max(longest, defaults["max_num_batched_tokens"])
     found = _find_gpu(gpu.get("name") if isinstance(gpu, dict) else None)
     if known.by_memory is not None and found is not None:
-        defaults |= known.by_memory(found)
+        defaults |= known.by_memory(found, engine)
     if name == TEXTBOOK:
         defaults |= options_without_effect(release)
     if name == VLLM:

@@ -7,6 +7,7 @@ step after another. Each of the others selects a scheduler of its own (`docs/eng
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 
 from simulator.core.engine_config import TEXTBOOK, EngineConfig
@@ -26,7 +27,7 @@ class Engine(NamedTuple):
     defaults: Defaults
     fraction_of: FractionOf = "all"  # what gpu_memory_utilization is a share of
     whole_prompts: bool = False  # a step holds the longest prompt: max_num_batched_tokens at least
-    by_memory: Callable[[Gpu], Defaults] | None = None  # what the size of the GPU's memory changes
+    by_memory: Callable[[Gpu, Defaults], Defaults] | None = None  # by the GPU's, beside keys given
 
 
 def release_of(engine: EngineConfig) -> Release:
@@ -35,7 +36,7 @@ def release_of(engine: EngineConfig) -> Release:
     return told or NEWEST_RELEASE
 
 
-def _vllm_by_memory(gpu: Gpu) -> Defaults:
+def _vllm_by_memory(gpu: Gpu, _: Defaults) -> Defaults:
     if gpu.memory >= 160 * GIB:
         return {"max_num_seqs": 1024, "max_num_batched_tokens": 16384}
     if gpu.memory >= 70 * GIB and "A100" not in gpu.name:
@@ -51,11 +52,30 @@ def offline_tokens(gpu: Gpu) -> int:
     return 16384 if gpu.memory >= 70 * GIB and "A100" not in gpu.name else 8192
 
 
-def _sglang_by_memory(gpu: Gpu) -> Defaults:
-    """Return the chunks of prompts, as SGLang's `arg_groups/memory_hook.py` does."""
-    if gpu.memory < 60 * GIB:
-        return {"max_num_batched_tokens": 2048 if gpu.memory < 20 * GIB else 4096}
-    return {"max_num_batched_tokens": 16384} if gpu.memory >= 160 * GIB else {}
+SGLANG_SIZES = (  # GiB below which a GPU has them
+    (20, 2048, 8, 8),
+    (35, 4096, 48, 160),
+    (60, 4096, 32, 160),
+    (160, 8192, 256, 512),
+    (inf, 16384, 512, 512),
+)
+"""Of SGLang: tokens of a chunk of a prompt, requests of the largest CUDA graph, on fewer than four
+GPUs and on more."""
+
+
+def _sglang_by_memory(gpu: Gpu, given: Defaults) -> Defaults:
+    """Return chunks of prompts and the static share, as SGLang's `memory_hook.py` does.
+
+    Left out: what it reserves for CUDA graphs of prompts, encoders, drafts and DeepEP.
+    """
+    _, chunk, few, many = next(one for one in SGLANG_SIZES if gpu.memory < one[0] * GIB)
+    tokens, gpus = given.get("max_num_batched_tokens", chunk), given.get("tensor_parallel_size", 1)
+    if type(tokens) is not int or type(gpus) is not int:
+        return {"max_num_batched_tokens": chunk}
+    reserved = 512 + 1.5 * max(tokens, 2048) + 128 * gpus + 2 * (few if gpus < 4 else many)
+    reserved = max(reserved, 10240 if gpu.memory > 60 * GIB else 0)  # MiB
+    share = round(max(1 - reserved / (gpu.memory / 2**20), 0.1), 3)
+    return {"max_num_batched_tokens": chunk, "gpu_memory_utilization": share}
 
 
 _VLLM: Defaults = {

@@ -6,6 +6,7 @@ from typing import Any
 from simulator.core.engine_config import EngineConfig
 from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import EngineSizes, MemoryBudget, estimate, fitting
+from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
 from simulator.scenario.engines import ENGINES, release_of
@@ -38,6 +39,8 @@ MEMORY_KEYS = {
 OLD_RELEASE = (0, 6, 3)  # of vLLM: engines that follow none take memory as V0 did
 V0_CHUNKS_FROM = 32_768  # tokens of a request, from which vLLM V0 splits prompts
 V0_CHUNK = 2048
+TRTLLM_TOKENS = 8192
+"""max_num_tokens of TensorRT-LLM, which refuses longer prompts; here a step has them whole."""
 
 
 def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
@@ -48,6 +51,10 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
     longest = engine.max_model_len or model.max_position_embeddings
     if engine.name == "vllm-v0" and longest > V0_CHUNKS_FROM:  # no prompt ends in its profile run
         keys |= {"max_num_batched_tokens": V0_CHUNK, "max_num_seqs": 1}
+    if engine.name == "tensorrt-llm" and keys["max_num_batched_tokens"] == longest:
+        keys["max_num_batched_tokens"] = min(
+            longest, TRTLLM_TOKENS
+        )  # here a step has whole prompts
     adapters, images = 0, engine.multimodal_config
     if engine.enable_lora:
         from simulator.models.lora import adapter_size
@@ -62,6 +69,7 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
         release=release_of(engine) if engine.follows_vllm else OLD_RELEASE,
         drafts=_drafts(engine),
         ahead=speculation.num_speculative_tokens if speculation else 0,
+        draft=_draft_model(engine),
         adapters=adapters,
         encoder_cache=images.encoder_cache_size if images else None,
         tower=images is None or images.takes_any,
@@ -75,6 +83,17 @@ def _drafts(engine: EngineConfig) -> str | None:
     if given is None or given.method == "ngram":
         return None
     return given.method or ("draft_model" if given.draft else None)
+
+
+def _draft_model(engine: EngineConfig) -> ModelSpec | None:
+    """Return the model that drafts; None where nobody names one that is known."""
+    named = engine.speculative_config.model if engine.speculative_config else None
+    if named is None or _drafts(engine) != "draft_model":
+        return None
+    try:
+        return load_model(named)
+    except ValueError:  # what is not counted is said
+        return None
 
 
 def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:

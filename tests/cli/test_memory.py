@@ -117,3 +117,43 @@ def test_a_run_is_told_the_change_that_starts_the_server(model, tmp_path, capsys
     assert change
     sets = [word for one in change for word in ("--set", one)]
     assert main(["memory", str(path), *sets]) == 0
+
+
+def figures(capsys, *words: str) -> dict:
+    assert main(["memory", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_options_have_the_names_of_each_engine(capsys):
+    """Flags stand alone; SGLang's share is taken by its own name."""
+    words = ["--model", "llama-3-8b", "--gpu", "H100-80GB"]
+    plain, lora = figures(capsys, *words), figures(capsys, *words, "--enable-lora")
+    assert lora["parts"]["adapters"] > 0
+    assert lora["kv_cache_bytes"] == plain["kv_cache_bytes"] - lora["parts"]["adapters"]
+    assert figures(capsys, *words, "--enforce-eager")["cuda_graphs_bytes"] == 0
+    static = [*words, "--engine", "sglang", "--mem-fraction-static", "0.5"]
+    found = figures(capsys, *static)
+    free = found["memory_bytes"] - found["context_bytes"]
+    assert found["usable_bytes"] == int(0.5 * free)
+    assert main(["memory", *words, "--mem-fraction-static", "x"]) == 2
+    assert "--mem-fraction-static x: engine.gpu_memory_utilization" in capsys.readouterr().err
+
+
+def test_drafts_need_no_acceptance_here(capsys):
+    """A draft model is counted where it is named."""
+    words = ["--model", "qwen3-32b", "--gpu", "H200", "--speculative-config"]
+    drafts = "{method: draft_model, model: Qwen/Qwen3-0.6B, num_speculative_tokens: 4}"
+    found = figures(capsys, *words, drafts)
+    assert found["parts"]["drafts"] / 2**30 == pytest.approx(1.12, abs=0.01)
+    assert found["unread"] == ""
+    assert main(["memory", *words, "{method: mtp, num_speculative_tokens: x}"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("--speculative-config {method: mtp, num_speculative_tokens: x}: ") == 1
+    assert "acceptance" not in told
+
+
+def test_code_of_ones_own_can_be_refused(tmp_path, capsys):
+    path = tmp_path / "s.yaml"
+    path.write_text("model: llama-3-8b\nengine: {scheduling_policy: 'mine:Policy'}\n")
+    assert main(["memory", str(path), "--no-own-code"]) == 2
+    assert "mine:Policy" in capsys.readouterr().err

@@ -3,9 +3,11 @@
 import pytest
 
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import kv_budget
-from simulator.models.kv_layout import Tables, kv_layout, model_groups
+from simulator.models.kv_budget import EngineSizes, Release, estimate, kv_budget
+from simulator.models.kv_layout import Tables, kv_layout, model_groups, pooled_layout
 from simulator.models.load import load_model
+from simulator.models.loaded import Sharing, loaded
+from simulator.models.spec import module_bytes
 
 H200 = find_gpu("H200")
 
@@ -70,3 +72,53 @@ def test_mamba_of_nemotron_h() -> None:
     convolved = 64 * 64 + 2 * 8 * 128
     assert model.state_bytes() == 23 * (3 * convolved * 2 + 64 * 64 * 128 * 4)
     assert model.kv_bytes_per_token() == 6 * 2 * 2 * 128 * 2
+
+
+def test_pools_of_sglang_by_hand() -> None:
+    """Of gpt-oss 18 layers keep 0.8 tokens for one of the others, of Qwen3-Next states take 9 / 19.
+
+    Gemma 3 keeps all tokens in all layers there.
+    """
+    oss, delta, gemma = map(load_model, ("gpt-oss-20b", "qwen3-next-80b-a3b", "gemma-3-27b"))
+    each = 2 * 8 * 64 * 2
+    assert pooled_layout(oss, "auto", 1, 1).block_bytes == pytest.approx((12 + 0.8 * 12) * each)
+    assert pooled_layout(delta, "auto", 2, 1).block_bytes == pytest.approx(12 * 2 * 256 * 2 * 1.9)
+    assert pooled_layout(gemma, "auto", 1, 1).block_bytes == gemma.kv_bytes_per_token()
+
+
+def test_a_draft_model_has_a_cache_of_its_own() -> None:
+    """In vLLM its layers lie in the same blocks: 256 KiB of a token for 64 + 28 layers' 112 KiB."""
+    target, draft = load_model("qwen3-32b"), load_model("qwen3-0.6b")
+    sizes = EngineSizes(drafts="draft_model", draft=draft)
+    budget = estimate(target, find_gpu("H200"), sizes)
+    assert budget.layout.block_bytes == 16 * 1024 * (256 + 112)
+    assert budget.drafts == pytest.approx(draft.weight_bytes(), rel=0.01)
+    assert "draft" not in budget.unread
+    assert "draft model" in estimate(target, find_gpu("H200"), sizes._replace(draft=None)).unread
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "hidden", "inner"),
+    [
+        ("H100-80GB", (0, 22, 0), 3072, 2944),  # Marlin's
+        ("B200", (0, 22, 0), 3072, 3072),  # FlashInfer's
+        ("B200", (0, 10, 2), 2880, 2880),  # Triton's: 64 divide 2,880
+        ("MI300X", (0, 22, 0), 3072, 3072),
+    ],
+)
+def test_experts_are_padded_by_kernel(gpu: str, release: Release, hidden: int, inner: int) -> None:
+    """Of gpt-oss-20b 24 layers of 32 experts with three matrices, 4.25 bits a number."""
+    model = load_model("gpt-oss-20b")
+    budget = estimate(model, find_gpu(gpu), EngineSizes(release=release))
+    plain = estimate(model, find_gpu("H200"), EngineSizes(fraction_of="static"))  # no padding
+    more = 24 * 32 * 3 * (hidden * inner - 2880 * 2880) * 4.25 / 8
+    assert budget.weights - plain.weights == pytest.approx(more, abs=1)
+
+
+def test_drafts_by_mtp_are_a_layer_of_the_last_kind() -> None:
+    """Of DeepSeek-V3 one with experts, in 8 bits, and a matrix from two hidden states to one."""
+    model = load_model("deepseek-v3")
+    last = [one for one in model.modules if one.name.startswith("layers.60.")]
+    own = sum(module_bytes(one, model.formats(), 2.0) for one in last)
+    found = loaded(model, "auto", Sharing(), drafts="mtp").drafts
+    assert found == pytest.approx(own + 2 * 2 * 7168**2)
