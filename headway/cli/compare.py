@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from headway.cli.console import print_interrupted_run
+from headway.cli.console import print_interrupted_run, warnings_of
 from headway.cli.options import (
     DEFAULT_RUN,
     DEFAULT_SETTINGS,
@@ -63,14 +63,15 @@ def compare(
     results = []
     for k, alternative in enumerate(alternatives, 1):
         label = f"{k}/{len(alternatives)} {alternative.label}"
-        with run_progress(label, options.quiet) as progress:
+        named = ", ".join(map("=".join, alternative.varied.items())) or alternative.label
+        with run_progress(label, options.quiet) as progress, warnings_of(named):
             result = run_point(alternative.scenario, stepwise=options.stepwise, progress=progress)
         result.warmup, result.cooldown = trim
         if result.interrupted:
             return print_interrupted_run(result)
         results.append(result)
     _write_runs(alternatives, results, folder, all_, options)
-    return 0
+    return int(not any(result.summary()["completed"] for result in results))
 
 
 def _write_runs(
@@ -151,7 +152,7 @@ def _compare_replications(
         print(*scenario_cost_lines(labels, scenarios), sep="\n")
         print(*replications.winner_lines(labels, runs, looks), sep="\n")
         print(f"written to {folder}: comparison.csv, replications.csv, comparison.png", flush=True)
-    return 0
+    return int(not any(run["completed"] for same in runs for run in same))
 
 
 def print_differences(text: str) -> None:

@@ -38,6 +38,17 @@ def print_line(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
+@contextmanager
+def warnings_of(label: str) -> Iterator[None]:
+    """Name the run that warns, one of several."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HeadwayWarning)
+        yield
+    for one in caught:
+        told = f"{label}: {one.message}" if one.category is HeadwayWarning else one.message
+        warnings.warn(told, one.category, stacklevel=2)
+
+
 def print_errors(messages: Iterable[str]) -> int:
     """Print errors, one in a line; return the exit code."""
     for message in messages:

@@ -393,6 +393,7 @@ def _run_replications(scenario: "Scenario", folder: Path, count: int, options: R
     elif not options.quiet:
         print(replications.run_intervals(scenario.name, found))
         print(*scenario_cost_lines([scenario.name], [scenario]), sep="\n")
+        print(*replications.overloaded_lines([scenario.name], runs), sep="\n")
         _print_written(folder, [file.name for file in files])
     return int(
         any(run["num_prompts"] for run in runs[0]) and not any(run["completed"] for run in runs[0])

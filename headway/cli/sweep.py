@@ -88,4 +88,4 @@ def sweep(
         print(sweep_table(points, rows))
         print(f"{len(rows) - failed:,} of {len(rows):,} points done")
         print(f"written to {folder}: {TABLE}{', ' + BEST if best else ''}")
-    return int(bool(failed))
+    return int(bool(failed) or not any(row.get("completed") for row in rows))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from headway.planning.problem import PlanProblem
 from headway.planning.runs import requests_of
-from headway.planning.theory import Replica, too_slow
+from headway.planning.theory import Replica, TooSlow, too_slow
 from simulator.diagnosis.evidence import known_share
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.gpus import GPUS
@@ -23,9 +23,11 @@ def broken_alone(problem: PlanProblem, scenario: Scenario, keys: Mapping[str, st
     `keys` are those that the scenario was loaded with, over the problem's. Of groups that share the
     work, pipelines and drafts theory says nothing.
     """
-    why = _alone(problem, scenario)
-    if not why:
+    slow = _alone(problem, scenario)
+    if not slow:
         return ""
+    least = " and ".join(one.slo.loosened(one.value) for one in slow)
+    why = f"{slow[0]}, and no number of replicas changes that: the least bound is {least}"
     for change, words in _changes(scenario):
         try:
             with warnings.catch_warnings():
@@ -36,17 +38,17 @@ def broken_alone(problem: PlanProblem, scenario: Scenario, keys: Mapping[str, st
         except HeadwayError:
             continue
         if not _alone(problem, other):
-            return f"{why}, and no number of replicas changes that; it would do with {words}"
-    return f"{why}, and no number of replicas changes that; a looser bound would do"
+            return f"{why}; it would do with {words}"
+    return why
 
 
-def _alone(problem: PlanProblem, scenario: Scenario) -> str:
+def _alone(problem: PlanProblem, scenario: Scenario) -> list[TooSlow]:
     """Return what theory says of one request on a replica."""
     cluster, engine = scenario.cluster, scenario.engine
     if cluster is not None and cluster.groups:
-        return ""
+        return []
     if engine.pipeline_parallel_size > 1 or engine.speculative_config is not None:
-        return ""
+        return []
     parts, traffic = resolve(scenario), Traffic.of(scenario, requests_of(scenario))
     known = 0.0
     if engine.enable_prefix_caching:

@@ -180,7 +180,7 @@ def verdicts(problem: PlanProblem, candidate: Candidate, trial: Trial) -> list[J
     span = step_span(resolve(own).cost for own in candidate.scenario.groups.values())
     found = []
     for slo in problem.criteria.slos:
-        value = interval(trial.runs, slo.metric).mean
+        value = trial.value(slo)
         ends = None if span is None else by_clock(slo, value, span)
         found.append(Judged(slo, value, ends, span))
     return found
@@ -228,14 +228,15 @@ def _figures(problem: PlanProblem, candidate: Candidate, trial: Trial) -> dict[s
     row["attainment"] = sum(shares) / len(shares) if shares else None
     row["seconds_of_load"] = trial.seconds
     row["replications"] = len(trial.runs)
-    metrics = dict.fromkeys([slo.metric for slo in problem.criteria.slos])
+    values = {slo.metric: trial.value(slo) for slo in problem.criteria.slos}
+    metrics = values.keys()
     for metric in metrics:
         key = f"worst_window_{metric}"
         if key in trial.runs[0]:
             row[key] = trial.runs[0][key]
     for metric in (*metrics, "request_throughput", "output_throughput"):
         found = interval(trial.runs, metric, problem.criteria.confidence)
-        row[metric] = found.mean
+        row[metric] = values.get(metric, found.mean)
         row[f"{metric}_half_width"] = found.half_width if found.count > 1 else None
     row["verdicts"] = [f"{one.slo.text}: {one}" for one in verdicts(problem, candidate, trial)]
     tokens = row["output_throughput"]

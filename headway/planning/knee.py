@@ -22,7 +22,9 @@ from headway.planning.theory import Replica, batch_sizes, most_requests
 from simulator.diagnosis.evidence import KV_BLOCKS, MAX_NUM_SEQS, Evidence
 from simulator.diagnosis.feasibility import Traffic
 from simulator.results.request_table import COMPLETED
+from simulator.results.steady_state import MIN_REQUESTS
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.static import Static
 from simulator.simulation.result import Result
 from simulator.workload.workload import Workload
 
@@ -84,11 +86,13 @@ class _Load(NamedTuple):
 def find_knee(result: Result, *, recorded: bool = False) -> Knee | None:
     """Return where a run's load sits; that of a `recorded` load by its arrivals.
 
-    None where no one rate is given (closed loops, days), or where theory says nothing: replicas of
-    several kinds, or whose number changes; pipelines, ranks that share experts, speculative
-    decoding.
+    None where no one rate is given (closed loops, days, few requests), or where theory says
+    nothing: replicas of several kinds, or whose number changes; pipelines, ranks that share
+    experts, speculative decoding, static batches.
     """
     scenario, spec = result.scenario, result.spec
+    if len(result.workload) < MIN_REQUESTS or issubclass(spec.policy, Static):
+        return None
     traffic = Traffic.of(scenario, result.workload)
     if recorded:
         traffic = Traffic(result.workload, _arrival_rate(result.workload))

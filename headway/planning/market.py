@@ -237,9 +237,8 @@ class Market:
         parts = resolve(offer.scenario)
         replica = Replica(offer.scenario.engine, parts.model, parts.gpu, parts.cost)
         known = self.known if replica.engine.enable_prefix_caching else 0.0
-        offer.never = never or too_slow(
-            replica, self.traffic, slos, known, self.base.goodput.bounds
-        )
+        slow = too_slow(replica, self.traffic, slos, known, self.base.goodput.bounds)
+        offer.never = never or str(next(iter(slow), ""))
         if offer.never:
             return offer
         sizes = best_sizes(replica, self.traffic, slos, known)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headway.planning.runs import MetricValues, read_metric_values
-from headway.planning.verdict import CERTAIN, WARMING_UP
+from headway.planning.verdict import CERTAIN, LEVELS, WARMING_UP
 from simulator.core.log import UNFINISHED, Log
 from simulator.costs.noise import Noise
 from simulator.results.request_table import (
@@ -99,6 +99,12 @@ def _parts(cost: Floats) -> list[float]:
     return [float(part.mean()) if len(part) else 0.0 for part in parts]
 
 
+def _quantiles(slo: Slo, table: RequestTable, counted: Flags) -> list[float]:
+    """Return a bounded latency of these requests at all LEVELS, ms."""
+    values = 1000.0 * getattr(table, slo.latency)[counted]
+    return [float(f"{one:.6g}") for one in np.quantile(values, LEVELS)] if len(values) else []
+
+
 def _windows(table: RequestTable, window: float | None) -> Iterator[Flags]:
     """Tell which requests were sent in each window: all in one, if there are none.
 
@@ -120,7 +126,7 @@ def _worst_windows(
     """
     goodput = scenario.goodput.bounds
     windows = [*_windows(table, window)]
-    found: dict[str, Any] = {"batches": {}, "measured": len(table.sent)}
+    found: dict[str, Any] = {"batches": {}, "quantiles": {}, "measured": len(table.sent)}
     for slo in slos:
         cost = slo.cost(table, goodput)
         told = ~np.isnan(cost)
@@ -137,6 +143,8 @@ def _worst_windows(
                 found[f"worst_window_{slo.metric}"] = k * window
         found[slo.metric] = 1.0 - worst if slo.name in SHARES else worst
         found["batches"][slo.text] = _parts(cost[there])
+        if slo.percentile is not None:
+            found["quantiles"][slo.text] = _quantiles(slo, table, there)
         found["measured"] = min(found["measured"], int(there.sum()))
     return found
 
@@ -150,12 +158,15 @@ def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
     goodput = result.scenario.goodput.bounds
     since = float(np.nanmin(result.sent)) + result.warmup
     kept = table.sent >= since
-    batches, counts = {}, {}
+    batches, counts, quantiles = {}, {}, {}
     for slo in slos:
         if slo.of_requests:
             cost = slo.cost(table, goodput)
-            batches[slo.text] = _parts(cost[kept & ~np.isnan(cost)])
-            if slo.model:
+            counted = kept & ~np.isnan(cost)
+            batches[slo.text] = _parts(cost[counted])
+            if slo.percentile is not None:
+                quantiles[slo.text] = _quantiles(slo, table, counted)
+            if slo.part:
                 counts[slo.text] = int((kept & slo.asked(table)).sum())
     shares = {
         "completion": table.completed,
@@ -163,8 +174,9 @@ def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
     }
     if bounds := request_bounds(goodput, slos):
         shares["attainment"] = keep_bounds(table, table.completed, bounds)
-    found = {name: float(flags[kept].mean()) for name, flags in shares.items()}
-    return {"measured": int(kept.sum()), "batches": batches, "counts": counts, **found}
+    found: dict[str, Any] = {name: float(flags[kept].mean()) for name, flags in shares.items()}
+    found |= {"measured": int(kept.sum()), "batches": batches, "counts": counts}
+    return found | {"quantiles": quantiles}
 
 
 class _Watch:

@@ -27,9 +27,10 @@ from headway.planning.measure import AS_IT_IS, measure_run
 from headway.planning.problem import REPLICAS, PlanProblem, scales
 from headway.planning.runs import MetricValues, Outcome, requests_of, run_each
 from headway.planning.search import PlannedRun, Search
-from headway.planning.verdict import Trial, interval
+from headway.planning.verdict import Trial
 from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
+from simulator.results.service_levels import Slo, need_parts
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package
@@ -147,7 +148,9 @@ def rule_out(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
         except HeadwayError:
             continue  # its run will tell
         steady = problem.is_steady(most) and not problem.searches_rate
-        candidate.never = never_holds(most, requests_of(most), lost=lost, steady=steady)
+        load = requests_of(most)
+        need_parts(problem.criteria.slos, load)
+        candidate.never = never_holds(most, load, lost=lost, steady=steady)
         candidate.never = candidate.never or broken_alone(
             problem, most, dict(keys or candidate.varied)
         )
@@ -371,7 +374,7 @@ def none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
             text for _, text in fold_errors(candidates)
         )
     closest, trial = min(tried, key=lambda pair: (pair[1].violation(slos), pair[1].at))
-    got = ", ".join(f"{slo.metric} {interval(trial.runs, slo.metric).mean:.4g}" for slo in slos)
+    got = ", ".join(f"{slo.metric} {trial.value(slo):.4g}" for slo in slos)
     wanted = " and ".join(slo.text for slo in slos)
     place = f" at {problem.key}={trial.at:g}" if problem.key else ""
     if not trial.violation(slos):
@@ -380,7 +383,18 @@ def none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
         failed = [text for _, text in fold_errors([closest])]
         failed += [other.reason for other in closest.result.trials if other.reason]
         got += f", but does not hold: {next(filter(None, (trial.reason, *failed)), trial.why)}"
-    return f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
+    said = f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
+    return f"{said}; {_would_do(slos, trial)}"
+
+
+def _would_do(slos: Sequence[Slo], trial: Trial) -> str:
+    """Say what would keep the bounds: those that its runs keep, where nothing grew; other GPUs."""
+    others = "`headway plan --buy` tries other GPUs, sizes and precisions"
+    broken = [slo for slo in slos if not slo.met(trial.value(slo))]
+    if trial.growing or not broken or any(run.get("broken") for run in trial.runs):
+        return others
+    kept = [slo.loosened(trial.value(slo)) for slo in broken]
+    return f"it holds with {' and '.join(kept)}; {others}"
 
 
 def search_by_optuna(problem: PlanProblem, trials: int, runs: Runs) -> list[Candidate]:

@@ -322,7 +322,7 @@ def _runs(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[dic
         for trial in [*candidate.result.trials, *candidate.lower_loads]:
             for replication, run in enumerate(trial.runs):
                 place = {**candidate.varied, candidate.key or problem.key or "at": trial.at}
-                numbers = {key: value for key, value in run.items() if key != "batches"}
+                numbers = {key: value for key, value in run.items() if not isinstance(value, dict)}
                 yield {**place, "seed": problem.seed + replication, **numbers}
 
 

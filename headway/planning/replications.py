@@ -272,6 +272,13 @@ def compare_intervals(
     return "\n\n".join(blocks)
 
 
+def overloaded_lines(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) -> list[str]:
+    """Say which of several get more than they serve, each by its replication in the middle."""
+    middle = len(runs[0]) // 2
+    each = [sorted(same, key=lambda run: run.get("served_by_last_arrival") or 1.0) for same in runs]
+    return overload_lines(labels, [{"headway": {}, **same[middle]} for same in each])
+
+
 def winner_lines(
     labels: Sequence[str], runs: Sequence[Sequence[MetricValues]], looks: int = 1
 ) -> list[str]:
@@ -283,10 +290,7 @@ def winner_lines(
     others is significant at 5 %, by Holm over the differences of all pairs of runs (it was not
     named beforehand) and those of the table.
     """
-    tests, middle = _tests(runs, looks), len(runs[0]) // 2
-    each = [sorted(same, key=lambda run: run.get("served_by_last_arrival") or 1.0) for same in runs]
-    typical = [{"headway": {}, **same[middle]} for same in each]
-    lines, leads = overload_lines(labels, typical), _leads(runs)
+    tests, lines, leads = _tests(runs, looks), overloaded_lines(labels, runs), _leads(runs)
     if lines:
         leads = [key for key in leads if not key.endswith("_ms")]
     return lines + [line for key in leads for line in _winner(labels, runs, key, tests)]

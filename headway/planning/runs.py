@@ -156,7 +156,7 @@ def read_metric_values(result: Record, slos: Sequence[Slo]) -> MetricValues:
     total = len(result.workload) or 1
     good = (found.get("request_goodput") or 0.0) * found["duration"]
     found |= {"goodput": good / total, "completion": found["completed"] / total}
-    if of_models := [slo for slo in slos if slo.model]:
+    if of_models := [slo for slo in slos if slo.part]:
         table, goodput = result.request_table(), result.scenario.goodput.bounds
         warm = table.sent >= float(np.nanmin(table.sent)) + result.warmup
         found |= {slo.metric: slo.value(table, warm, goodput) for slo in of_models}

@@ -165,21 +165,35 @@ def per_request(slos: Sequence[Slo], goodput: Mapping[str, float]) -> list[Slo]:
     ]
 
 
+class TooSlow(NamedTuple):
+    """A bound that a request alone on a replica breaks."""
+
+    slo: Slo
+    value: float  # ms, that it takes at least
+    what: str  # takes that long
+
+    def __str__(self) -> str:
+        """Say it: `a token alone takes 11.9 ms, goodput.tpot<=10`."""
+        took = f"{self.value:,.0f}" if self.value >= 100 else f"{self.value:.3g}"
+        return f"{self.what} alone takes {took} ms, {self.slo.text}"
+
+
 def too_slow(
     replica: Replica,
     traffic: Traffic,
     slos: Sequence[Slo],
     known: float,
     goodput: Mapping[str, float] | None = None,
-) -> str:
-    """Say which bound a request alone on a replica breaks already; "" if none.
+) -> list[TooSlow]:
+    """Return the bounds that a request alone on a replica breaks already.
 
     A prompt alone takes its chunks one after another; a token alone a decode step.
     """
+    found = []
     load, cost, tokens = traffic.workload, replica.cost, replica.engine.most_tokens
     for slo in per_request(slos, goodput or {}):
         name = slo.latency or slo.metric.partition("_")[2].removesuffix("_ms")
-        if not slo.at_most or slo.model:
+        if not slo.at_most or slo.part:
             continue
         share = slo.percentile if slo.percentile is not None else 0.0
         prompt = int(np.percentile(load.prompt_tokens, share, method="lower"))
@@ -187,12 +201,12 @@ def too_slow(
         token = 1e3 * float(cost.decode_seconds(np.array([1]), np.array([reads]))[0])
         answer = int(np.percentile(load.output_tokens, share, method="lower")) - 1
         if name in ("tpot", "itl") and answer > 0 and token > slo.bound:
-            return f"a token alone takes {token:.3g} ms, {slo.text}"
+            found.append(TooSlow(slo, token, "a token"))
         if name == "e2el" and (whole := answer * token) > slo.bound:
-            return f"an answer of {answer + 1:,} tokens alone takes {whole:,.0f} ms, {slo.text}"
+            found.append(TooSlow(slo, whole, f"an answer of {answer + 1:,} tokens"))
         if name == "ttft" and not known:
             sizes = [min(tokens, prompt - k) for k in range(0, prompt, tokens)]
             first = 1e3 * sum(_mixed(cost, size, 1, 0, 0) for size in sizes)
             if first > slo.bound:
-                return f"a prompt of {prompt:,} tokens alone takes {first:,.0f} ms, {slo.text}"
-    return ""
+                found.append(TooSlow(slo, first, f"a prompt of {prompt:,} tokens"))
+    return found

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite, log
+from math import inf, isfinite, log, nextafter
 from typing import NamedTuple
+
+import numpy as np
 
 from headway.planning.intervals import CONFIDENCE, Estimate, Span, batch_interval, estimate
 from headway.planning.runs import MetricValues
@@ -16,6 +18,7 @@ BEYOND = 20  # requests beyond a percentile, for it to be known
 TOO_CLOSE = "too close to tell"
 LIKELY = 0.5  # by which a bound is exceeded, relative to it, that is more than close
 MIN_MISSED = 1e-3  # of a share that is missed: a plot over logarithms has no 0
+LEVELS = 1.0 - np.linspace(1.0, 0.0, 101) ** 3  # of quantiles that runs leave: most near the top
 
 
 @dataclass(slots=True)
@@ -53,6 +56,29 @@ class Trial:
         likely = LIKELY <= self.strain[1] < inf  # the mean is far beyond, the runs differ much
         return self.growing or f"{self.why} {'likely broken' if likely else TOO_CLOSE}"
 
+    def value(self, slo: Slo) -> float:
+        """Return a bounded number of all runs together, on that side of the bound where they are.
+
+        Of a percentile that of all their requests, which a mean of percentiles is not.
+        """
+        if not slo.of_requests or any("batches" not in run for run in self.runs):
+            return interval(self.runs, slo.metric).mean
+        mean = float(np.mean(np.concatenate([run["batches"][slo.text] for run in self.runs])))
+        if slo.name in SHARES:
+            return 1.0 - mean
+        if slo.percentile is None:
+            return mean
+        told = [run for run in self.runs if run.get("quantiles", {}).get(slo.text)]
+        if not told:
+            return interval(self.runs, slo.metric).mean
+        each = [run["quantiles"][slo.text] for run in told]
+        at = np.unique(np.concatenate(each))
+        below = [np.interp(at, values, LEVELS) for values in each]
+        share = np.average(below, axis=0, weights=[run["measured"] for run in told])
+        found = float(np.interp(slo.percentile / 100.0, share, at))
+        kept = mean <= slo.limit
+        return min(found, slo.bound) if kept else max(found, nextafter(slo.bound, inf))
+
     def ratios(self, slos: Sequence[Slo]) -> dict[str, float]:
         """Divide metrics by their bounds; above 1 a bound is broken. Completion only where it is.
 
@@ -60,7 +86,7 @@ class Trial:
         """
         found: dict[str, float] = {}
         for slo in slos:
-            value = interval(self.runs, slo.metric).mean
+            value = self.value(slo)
             if slo.metric == "completion" and slo.met(value):
                 continue  # as a rule all are served, and the others tell more
             if slo.name in SHARES:
@@ -73,7 +99,7 @@ class Trial:
 
     def violation(self, slos: Sequence[Slo]) -> float:
         """Say how far the worst metric is from its bound, relative to it."""
-        return max(slo.violation(interval(self.runs, slo.metric).mean) for slo in slos)
+        return max(slo.violation(self.value(slo)) for slo in slos)
 
     def agrees(self, criteria: "Criteria", *, strict: bool) -> bool:
         """Say whether the first half of the runs says what the whole of them does.

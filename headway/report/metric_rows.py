@@ -123,7 +123,9 @@ METRICS = (
 BY_KEY = {metric.key: metric for metric in METRICS}
 PARTS = {"per_client": "", "per_priority": "priority "}
 """Blocks of the summary that tell of single clients and priorities, and what their names follow."""
-PART_KEYS = ("mean_ttft_ms", "p99_ttft_ms", "mean_e2el_ms", "slo_attainment")
+PART_KEYS = (
+    *("mean_ttft_ms", "p99_ttft_ms", "mean_e2el_ms", "output_throughput", "slo_attainment"),
+)
 """What tables of several runs tell of each."""
 PARTS_SHOWN = 8  # clients, and priorities, in a comparison
 
@@ -134,12 +136,31 @@ def part_values(summary: Summary) -> dict[str, Any]:
     They are those of the clients that have the most requests.
     """
     return {
-        f"{key}[{prefix}{name}]": figures[key]
-        for block, prefix in PARTS.items()
-        for name, figures in [*summary["headway"].get(block, {}).items()][:PARTS_SHOWN]
+        f"{key}[{prefix}{name}]": told[key]
+        for block, parts in parts_of(summary).items()
+        for prefix in [PARTS[block]]
+        for name, figures in [*parts.items()][:PARTS_SHOWN]
+        for told in [{**figures, "output_throughput": part_throughput(figures, summary)}]
         for key in PART_KEYS
-        if figures.get(key) is not None
+        if told.get(key) is not None
     }
+
+
+def parts_of(summary: Summary) -> dict[str, Summary]:
+    """Return the blocks of PARTS; priorities only where they are not the clients over again."""
+    own = summary["headway"]
+    found = {block: parts for block in PARTS if (parts := own.get(block))}
+    if len(found) > 1:
+        clients, priorities = found.values()
+        if all(one in clients.values() for one in priorities.values()):
+            del found["per_priority"]
+    return found
+
+
+def part_throughput(figures: Summary, summary: Summary) -> float | None:
+    """Return the output tokens/s of a client, or of a priority; None: no time passed."""
+    duration = summary["duration"]
+    return figures["output_tokens"] / duration if duration else None
 
 
 def find_metric(key: str) -> Metric:

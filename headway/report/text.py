@@ -17,6 +17,8 @@ from headway.report.metric_rows import (
     PRICE,
     Metric,
     Summary,
+    part_throughput,
+    parts_of,
 )
 from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
@@ -28,6 +30,7 @@ from simulator.util.errors import printable
 WIDTH = 50  # of vLLM's block
 TEXT_WIDTH = 80  # of what is wrapped, and of a comparison of three runs
 NAME_WIDTH = 14  # of a client
+BUSY = 0.95  # of the time: not yet full, though it looks like it
 NEAR = 0.9  # share of the capacity from which on an error of step times is told as a warning
 SECTIONS = (
     ("ttft", "TTFT", "Time to First Token"),
@@ -72,9 +75,9 @@ def run_table(summary: Summary) -> str:
                 lines.append(_line("Range of ITL (ms)", f"{least:.2f} to {greatest:.2f}"))
     if service := slo_lines(summary):
         lines += [f"{'Service Levels':-^{WIDTH}}", *(_line(*pair) for pair in service)]
-    for block, title in (("per_client", "Clients"), ("per_priority", "Priorities")):
-        if parts := gauges.get(block):
-            lines += [f"{title:-^{WIDTH}}", *_parts(parts, gauges.get("clients"))]
+    for block, parts in parts_of(summary).items():
+        title = "Clients" if block == "per_client" else "Priorities"
+        lines += [f"{title:-^{WIDTH}}", *_parts(parts, gauges.get("clients"), summary)]
     lines += [f"{'Engine':-^{WIDTH}}", *_engine(gauges)]
     if sensitivity := sensitivity_lines(gauges):
         lines += [f"{'Sensitivity':-^{WIDTH}}", *(_line(*pair) for pair in sensitivity)]
@@ -87,6 +90,11 @@ def run_table(summary: Summary) -> str:
     if near_capacity(load := gauges.get("load")):
         lost = any(gauges.get("cluster", {}).get(name) for name in ("shed", "timed_out"))
         lines.append(f"Load: {load_line(load, lost=lost)}")
+    elif load and gauges["gpu_busy_fraction"] >= BUSY:
+        lines.append(
+            f"Load: {load['share']:.0%} of capacity, though the GPU is busy for "
+            f"{gauges['gpu_busy_fraction']:.0%} of the time: fuller steps serve more."
+        )
     lines += [
         f"On a cliff: 1 % of step time moves {metric_name(key).replace('M', 'm')} "
         f"by {one['elasticity']:.1f} %; near saturation a small error of the profile is a large one"
@@ -96,16 +104,18 @@ def run_table(summary: Summary) -> str:
     return "\n".join([*lines, *filter(None, [trend_warning(gauges)])])
 
 
-def _parts(parts: Summary, count: object) -> list[str]:
-    """Tabulate what each client, or each priority, felt; times in ms."""
+def _parts(parts: Summary, count: object, summary: Summary) -> list[str]:
+    """Tabulate what each client, or each priority, felt and got; times in ms."""
     bounds = any("slo_attainment" in one for one in parts.values())
     columns = (
         *(("requests", "requests", 1), ("mean_ttft_ms", "TTFT", 1), ("p99_ttft_ms", "P99", 1)),
         *(("mean_tpot_ms", "TPOT", 1), ("mean_e2el_ms", "E2EL", 1), ("p99_e2el_ms", "P99", 1)),
+        ("output_throughput", "tok/s", 1),
         *([("slo_attainment", "SLO, %", 100)] if bounds else []),
     )
     rows = [("mean, ms", *(label for _, label, _ in columns))]
-    for name, one in parts.items():
+    for name, figures in parts.items():
+        one = {**figures, "output_throughput": part_throughput(figures, summary)}
         cells = (None if (value := one.get(key)) is None else value * k for key, _, k in columns)
         told = ["n/a" if cell is None else amount(cell) for cell in cells]
         rows.append((shortened(printable(name)), *told))

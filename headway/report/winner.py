@@ -1,10 +1,11 @@
 """Which of several runs is best: by the service levels where there are any, and why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headway.report.comparison import ALIKE
 from headway.report.metric_rows import BY_KEY, DOLLARS, find_metric, metric_value
+from simulator.results.service_levels import Judged, short
 from simulator.results.steady_state import ASK, TREND, overload
 from simulator.util.errors import printable
 
@@ -117,14 +118,27 @@ def _in_words(key: str, value: float) -> str:
     return f"the {'highest' if metric.better > 0 else 'lowest'} {label} ({amount} {unit})"
 
 
+def part_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> Iterator[str]:
+    """Say of each service level of some requests alone which runs keep it."""
+    found: dict[str, list[str]] = {}
+    for label, summary in zip(labels, summaries, strict=True):
+        for one in map(Judged.of, metric_value(summary, "slo") or ()):
+            if one.slo.part:
+                told = f"{printable(label)} {short(one.value)}, {one}"
+                found.setdefault(one.slo.text, []).append(told)
+    for bound, texts in found.items():
+        yield f"{bound}: {'; '.join(texts)}."
+
+
 def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
     """Name the best of runs that were made once each, or say why there is none."""
     judged = any(metric_value(summary, "slo_met") is not None for summary in summaries)
     place, why = best_run(summaries)
     if judged:
+        lines = [*part_lines(labels, summaries)]
         told = [(metric_value(s, "slo_attainment"), k) for k, s in enumerate(summaries)]
         most = max((pair for pair in told if pair[0] is not None), default=None)
-        lines = [f"No winner: {why}." if place is None else f"Winner: {labels[place]}: {why}."]
+        lines.append(f"No winner: {why}." if place is None else f"Winner: {labels[place]}: {why}.")
         kept = any(metric_value(summary, "slo_met") for summary in summaries)
         if place is None and most is not None and not kept:
             lines.append(f"Nearest: {labels[most[1]]}, {most[0]:.1%} of its requests keep them.")

@@ -363,6 +363,22 @@ class Advisor:
                 yield turn(self.key("max_model_len"), now, to)
         if reserve is not None:
             yield turn(self.key("reserve_output_tokens"), reserve, None)
+        if self.reserves_all:
+            longest = int(self.run.record.workload.output_tokens.max())
+            yield turn("workload.max_tokens", None, longest)
+
+    @property
+    def reserves_all(self) -> bool:
+        """Whether room is reserved for far longer answers, as no request has `max_tokens`."""
+        asked, engine = self.run.record.workload, self.engine
+        given = {"max_new_tokens", "capacity_scheduler_policy"} & {
+            *engine.scheduling_policy.arguments
+        }
+        if asked.max_tokens is not None or given:
+            return False
+        longest = int((asked.prompt_tokens + asked.output_tokens).max())
+        kept = accepts(self.run.scheduler, "max_new_tokens")
+        return kept and longest * WORTH < self.spec.max_model_len
 
     def _override(self) -> Iterator[Advice]:
         """As many blocks as are wanted and as the GPU has."""

@@ -24,6 +24,7 @@ from simulator.costs.cost_model import CostModel
 from simulator.diagnosis.evidence import known_share
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
+from simulator.results.steady_state import MIN_REQUESTS
 from simulator.scenario.kv_room import least_change, settings
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayWarning
@@ -166,9 +167,10 @@ def never_holds(
 
 
 def warn_of_obstacles(scenario: Scenario, workload: Workload) -> None:
-    """Warn of all that can never hold, before a run."""
+    """Warn of all that can never hold, before a run; a few requests are no endless stream."""
     for one in obstacles(scenario, workload):
-        warnings.warn(str(one), HeadwayWarning, stacklevel=2)
+        if one.memory or len(workload) >= MIN_REQUESTS:
+            warnings.warn(str(one), HeadwayWarning, stacklevel=2)
 
 
 def _room(scenario: Scenario, group: _Group, workload: Workload) -> Obstacle | None:

@@ -7,6 +7,7 @@ contradicts one before it.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,8 +128,7 @@ def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return of each finding what a reader is told: its text, and the knob or "".
 
     `gauges` is what stands under `headway` in a summary. Where the run keeps its service levels,
-    that is told first, and a knob only where it saves replicas. A host that keeps the GPU waiting
-    is told last: no rule finds it, since no knob of the engine makes it faster.
+    that is told first, and a knob only where it saves replicas.
     """
     met = bool(gauges.get("slo_met"))
     grows = gauges.get("stationary") is False and (gauges.get("trend_per_s") or 0.0) > 0
@@ -141,8 +141,6 @@ def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
     levels = [(Judged.of(one), one["met"]) for one in gauges.get("slo") or ()]
     if all(one["rule"] != "levels" for one in findings):  # a run that kept no requests has none
         found += [(f"{BROKEN}{one.slo.text} is {one}.", "") for one, good in levels if not good]
-    if (host := gauges.get("host_share") or 0.0) >= HOST:
-        found.append((f"The GPU waits for the host in {host:.0%} of the steps' time.", ""))
     if met and grows:
         return [(GROWS, ""), *found]
     if close := [f"{one.slo.text} is {one}" for one, _ in levels if kept and one.close]:
@@ -166,6 +164,12 @@ def memory(run: AdvisedEvidence) -> Finding | None:
     engine, running = run.engine, run.gauges["mean_running"]
     kept = [f"{name} ({now:g})" for name, now in run.advisor.kept_free.items()]
     held = f" Admission keeps blocks free: {', '.join(kept)}." if kept else ""
+    if run.advisor.reserves_all:
+        longest = int(run.record.workload.output_tokens.max())
+        held += (
+            " No request has max_tokens, so room for an answer of any length is reserved; the "
+            f"longest has {longest:,} tokens."
+        )
     return Finding(
         share * (1 - run.misrouted),
         f"KV memory limits the batch: for {run.memory_time:.0%} of the busy time requests wait "
@@ -210,6 +214,46 @@ def waiting(run: AdvisedEvidence) -> Finding | None:
             "mean_queue_time_ms": run.ms("mean_queue_time"),
             "gpu_busy_fraction": run.gauges["gpu_busy_fraction"],
         },
+    )
+
+
+def urgent(run: AdvisedEvidence) -> Finding | None:
+    """Urgent requests wait while less urgent ones keep their seats and blocks."""
+    priority, to = run.record.workload.priority, {"fcfs": "priority", "priority": "preemptive"}
+    if priority is None or run.policy not in to:
+        return None
+    first = run.done & (priority == priority.min())
+    waited, whole = (float(x[first].sum()) for x in (run.table.queue_time, run.table.e2el))
+    held = run.wait_shares[MAX_NUM_SEQS] + run.wait_shares[KV_BLOCKS]
+    if first.all() or waited < WAITING * whole or held < WAITING:
+        return None
+    (better,) = run.advisor.policy(to[run.policy])
+    if run.engine.async_scheduling and to[run.policy] == "preemptive":
+        better = replace(better, also={run.advisor.key("async_scheduling"): False})
+    return Finding(
+        waited / whole,
+        f"Requests of priority {priority.min()} wait for {waited / whole:.0%} of their time, "
+        f"{_short(waited / first.sum())} s on average, while less urgent ones run: policy "
+        f"{run.policy} displaces none of them.",
+        TTFT,
+        [better],
+        {"priority": int(priority.min()), "share_of_their_e2el": waited / whole},
+    )
+
+
+def host(run: AdvisedEvidence) -> Finding | None:
+    """The GPU waits for the host."""
+    share, engine = run.gauges.get("host_share") or 0.0, run.engine
+    if share < HOST:
+        return None
+    ahead = engine.follows_vllm and not engine.async_scheduling and not run.custom_admission
+    key, now = run.advisor.key("async_scheduling"), engine.async_scheduling
+    return Finding(
+        share * (1.0 - sum(run.wait_shares.values())),
+        f"The GPU waits for the host in {share:.0%} of the steps' time.",
+        "output_throughput",
+        [turn(key, now, True)] if ahead else [],
+        {"host_share": share},
     )
 
 
@@ -414,7 +458,7 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
 
 
 LOST = ("rejected", "tries")
-SAID = (*LOST, "levels")  # whether or not a key helps
+SAID = (*LOST, "levels", "host")  # whether or not a key helps
 FLEET = ("failures", "autoscaling", "wake_ups")
 RULES = (
     *(
@@ -427,6 +471,7 @@ RULES = (
         tries,
         memory,
         waiting,
+        urgent,
         adapters,
         encoder,
         preemption,
@@ -435,5 +480,5 @@ RULES = (
         pools,
         prefill_stalls,
     ),
-    *(levels, unused_seats, prefix_reuse, forgotten_prefixes, unfair, low_load),
+    *(levels, unused_seats, prefix_reuse, forgotten_prefixes, unfair, low_load, host),
 )

@@ -239,7 +239,7 @@ class RunMetrics:
         for name, bound in self._bounds.items():
             self._kept[name] += int(keep_bounds(table, ended, {name: bound}).sum())
         self._kept_all += int(keep_bounds(table, ended, self._bounds).sum()) if self._bounds else 0
-        for slo in (one for one in self._slos if one.model):
+        for slo in (one for one in self._slos if one.part):
             self._of_models[slo.metric] = slo.value(table, in_time, self._goodput)
         found = latencies(table, measured)
         if self.retries:
@@ -384,7 +384,7 @@ class RunMetrics:
             found |= {k: v for k, v in self.throughput().items() if isinstance(v, float)}
             for slo in self._slos:
                 for name, values in self._latencies.items():
-                    if slo.metric.endswith(f"_{name}_ms") and not slo.model:
+                    if slo.metric.endswith(f"_{name}_ms") and not slo.part:
                         told = describe(name, values, [slo.percentile or 50.0])[slo.metric]
                         assert isinstance(told, float)
                         found[slo.metric] = told

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, inf, log
+from math import ceil, exp, floor, inf, log, log10
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from simulator.costs.noise import QUANTILE
 from simulator.results.request_table import Flags, Floats, RequestTable
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
+from simulator.workload.workload import Workload
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 SHARES = ("goodput", "completion")
@@ -22,26 +23,29 @@ QUEUED = ("ttft", "e2el", "queue_time")
 """Latencies with the time in the queue."""
 RATES = ("output_throughput", "total_token_throughput", "request_throughput")
 
+NAMED = 8  # clients that a message names
 EACH = "each"
 """In place of a model: every model, by itself."""
-_TEXT = re.compile(r"\s*(?:([^\s:<>=]+):\s*)?([\w.]+)\s*(<=|>=)\s*([-+.\deE]+)\s*")
+_TEXT = re.compile(
+    r"\s*(?:((?:(?:client|priority) +)?[^\s:<>=]+):\s*)?([\w.]+)\s*(<=|>=)\s*([-+.\deE]+)\s*"
+)
 _STATISTIC = re.compile(r"(?:mean|median|std|p(?P<p>\d+(?:\.\d+)?))_(?P<name>\w+)_ms")
 
 
 class Slo(NamedTuple):
     """A bound that a number of the run must keep."""
 
-    metric: str  # vLLM bench's word, at any percentile; or one of SHARES, RATES; after `model:`
+    metric: str  # vLLM bench's word, at any percentile; or one of SHARES, RATES; after `part:`
     at_most: bool
     bound: float
     percentile: float | None = None  # that the summary has to have for it
     latency: str = ""  # in the request table, where it is a mean or percentile over requests
-    model: str = ""  # of the requests for that model alone
+    part: str = ""  # of these requests alone: `client NAME`, `priority N`, a model's name
 
     @property
     def name(self) -> str:
-        """Return what is bounded, without the model."""
-        return self.metric.removeprefix(f"{self.model}:")
+        """Return what is bounded, without whose it is."""
+        return self.metric.rpartition(":")[2]
 
     @property
     def text(self) -> str:
@@ -52,6 +56,13 @@ class Slo(NamedTuple):
     def duration(self) -> float:
         """How long something must take that breaks it, s; 0 of what is no time."""
         return self.bound / 1000.0 if self.metric.endswith("_ms") else 0.0
+
+    def loosened(self, value: float) -> str:
+        """Write the nearest bound, to three digits, that a value keeps."""
+        digits = 2 - floor(log10(abs(value))) if value else 0
+        unit = 10.0**-digits
+        rounded = (ceil if self.at_most else floor)(round(value / unit, 6)) * unit
+        return self._replace(bound=rounded).text
 
     def met(self, value: float) -> bool:
         """Say whether a value keeps the bound."""
@@ -81,8 +92,8 @@ class Slo(NamedTuple):
         bound is no more than `limit`.
         """
         completed = table.completed
-        if self.model:
-            alike = self._replace(metric=self.name, model="")
+        if self.part:
+            alike = self._replace(metric=self.name, part="")
             return np.where(self.asked(table), alike.cost(table, goodput), np.nan)
         if self.name == "completion":
             return np.where(completed, 0.0, 1.0)
@@ -95,10 +106,15 @@ class Slo(NamedTuple):
 
     def asked(self, table: RequestTable) -> Flags:
         """Return which requests it is of."""
-        names = table.workload.model if self.model else None
-        if names is None:
-            return np.full(len(table.sent), not self.model)
-        return np.array([name == self.model for name in names])
+        return self.asked_of(table.workload)
+
+    def asked_of(self, workload: Workload) -> Flags:
+        """Do so before they are run."""
+        kind, _, name = self.part.rpartition(" ")
+        values = getattr(workload, kind or "model") if self.part else None
+        if values is None:
+            return np.full(len(workload), not self.part)
+        return np.array([str(value) == name for value in values])
 
     def value(self, table: RequestTable, counted: Flags, goodput: Mapping[str, float]) -> float:
         """Return the number of some requests' run; as in vLLM a latency of none is 0."""
@@ -229,7 +245,7 @@ def parse_slo(text: str) -> Slo:
     """Read one bound; HeadwayError says what there is."""
     match = _TEXT.fullmatch(text)
     try:
-        model, metric, sign, number = match.groups() if match else (None, "", "", "")
+        part, metric, sign, number = match.groups() if match else (None, "", "", "")
         bound = float(number)
     except ValueError:
         raise HeadwayError(
@@ -262,15 +278,18 @@ def parse_slo(text: str) -> Slo:
             percentile = 50.0 if metric.startswith("median") else percentile
     if sign != useful:
         raise HeadwayError(f"--slo {text}: {metric} is to be {useful} something")
-    if model is None:
+    if part is None:
         return Slo(metric, sign == "<=", bound, percentile, latency)
     if not latency and metric not in SHARES:
-        raise HeadwayError(f"--slo {text}: {metric} is of all models together")
-    return Slo(f"{model}:{metric}", sign == "<=", bound, percentile, latency, model)
+        raise HeadwayError(f"--slo {text}: {metric} is of all requests together")
+    part = " ".join(part.split())
+    return Slo(f"{part}:{metric}", sign == "<=", bound, percentile, latency, part)
 
 
 def parse_slos(texts: Iterable[str], models: Sequence[str]) -> list[Slo]:
     """Read bounds; one of a model by itself, `MODEL:` before it, or of `each`, names who is served.
+
+    `client NAME:` and `priority N:` are of requests, which `need_parts` knows.
 
     Beside them all requests must be completed, unless it says otherwise, since latencies are of
     those that were.
@@ -278,11 +297,14 @@ def parse_slos(texts: Iterable[str], models: Sequence[str]) -> list[Slo]:
     found = []
     for text in texts:
         slo = parse_slo(text)
-        if slo.model not in ("", EACH, *models):
+        if " " not in slo.part and slo.part not in ("", EACH, *models):
             served = ", ".join(dict.fromkeys(models)) or "one alone"
-            raise HeadwayError(f"--slo {text}: no model {slo.model!r}; the groups serve {served}")
-        named = dict.fromkeys(models) if slo.model == EACH else [slo.model]
-        found += [slo._replace(metric=f"{n}:{slo.name}", model=n) if n else slo for n in named]
+            raise HeadwayError(
+                f"--slo {text}: no model {slo.part!r}; the groups serve {served}; a client is "
+                f"named 'client {slo.part}: ...', a priority 'priority 0: ...'"
+            )
+        named = dict.fromkeys(models) if slo.part == EACH else [slo.part]
+        found += [slo._replace(metric=f"{n}:{slo.name}", part=n) if n else slo for n in named]
         if not named:
             raise HeadwayError(f"--slo {text}: the groups serve one model alone")
     if found and all(slo.metric != "completion" for slo in found):
@@ -303,6 +325,19 @@ def service_levels(scenario: Scenario) -> list[Slo]:
     return found
 
 
+def need_parts(slos: Iterable[Slo], workload: Workload) -> None:
+    """Refuse a level of requests of which there are none: nobody would break it."""
+    for slo in slos:
+        kind, _, _ = slo.part.rpartition(" ")
+        if kind and not slo.asked_of(workload).any():
+            values = getattr(workload, kind)
+            there = sorted({*map(str, values)} if values is not None else ())[:NAMED]
+            raise HeadwayError(
+                f"--slo {slo.text}: no request is of {slo.part}; "
+                f"{'there are ' + ', '.join(there) if there else f'none names a {kind}'}"
+            )
+
+
 def request_bounds(goodput: Mapping[str, float], slos: Sequence[Slo]) -> dict[str, float]:
     """Return the bounds (ms) that each request is held against, for the SLO attainment.
 
@@ -313,7 +348,7 @@ def request_bounds(goodput: Mapping[str, float], slos: Sequence[Slo]) -> dict[st
     """
     found: dict[str, float] = {}
     for slo in slos:
-        if slo.percentile is not None and slo.latency in REQUEST_BOUNDS and not slo.model:
+        if slo.percentile is not None and slo.latency in REQUEST_BOUNDS and not slo.part:
             found[slo.latency] = max(slo.bound, found.get(slo.latency, 0.0))
     if not found or any(slo.metric == "goodput" for slo in slos):
         found |= goodput

@@ -30,6 +30,7 @@ from simulator.results.encodings import Encodings
 from simulator.results.kv_transfers import Transfers
 from simulator.results.record import ClusterRecord, replicas_in
 from simulator.results.request_table import Attempts
+from simulator.results.service_levels import need_parts, service_levels
 from simulator.scenario.assemble_fleet import make_fleet
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
@@ -155,6 +156,7 @@ def spread_cluster(
     The result is that of `run_cluster`. Raises HeadwayError where the replicas are tied together.
     """
     workload = scenario.make_workload() if workload is None else workload
+    need_parts(service_levels(scenario), workload)
     if (why := find_coupling(scenario, workload)) is not None:
         raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
     specs = resolve_groups(scenario)

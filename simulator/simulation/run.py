@@ -14,6 +14,7 @@ from simulator.engine.client import Client
 from simulator.engine.drive import drive
 from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
+from simulator.results.service_levels import need_parts, service_levels
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import Source, as_scenario
@@ -49,6 +50,11 @@ def run(
     contradicts itself, and HeadwayError where a file is at fault.
     """
     scenario = as_scenario(scenario)
+    if workload is None:
+        workload = scenario.make_workload()
+    else:
+        workload.check()
+    need_parts(service_levels(scenario), workload)
     if scenario.cluster is not None:
         from simulator.simulation.cluster import run_cluster
 
@@ -62,10 +68,6 @@ def run(
             stop=stop,
         )
     spec = resolve(scenario).with_cost(cost, noise)
-    if workload is None:
-        workload = scenario.make_workload()
-    else:
-        workload.check()
     scheduler = make_scheduler(spec, workload.segments is not None)
     replica = make_replica(FastEnvironment(), scheduler, spec.cost, leap=not stepwise)
     try:

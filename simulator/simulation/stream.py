@@ -22,6 +22,7 @@ from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, PartialRecord, next_decision, split_log
 from simulator.results.request_table import Attempts
 from simulator.results.run_info import run_info
+from simulator.results.service_levels import service_levels
 from simulator.results.table_parts import TableParts
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
@@ -182,6 +183,9 @@ def refuse(scenario: Scenario) -> None:
         for why, holds in {
             "workload.n: must be 1": load.n > 1,
             "workload.adapters, models: what each felt needs all requests": _serves(scenario),
+            "slo: a level of some requests needs all of them": any(
+                slo.part for slo in service_levels(scenario)
+            ),
             "predictor: its errors are drawn for all requests together": scenario.predictor,
             "cluster.groups: with kv_role or ec_role a request is at several replicas": (
                 scenario.cluster is not None

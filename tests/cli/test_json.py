@@ -113,3 +113,20 @@ def test_a_demo_that_cannot_run_is_told(monkeypatch, tmp_path: Path, capsys) -> 
     monkeypatch.setattr("simulator.scenario.load.FOLDERS", [tmp_path])
     assert main(["doctor"]) == 1
     assert f"a run of the demo fails: {tmp_path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["compare", "sweep"])
+def test_runs_that_complete_nothing_exit_with_1_and_warn_by_name(
+    tmp_path: Path, capsys, verb: str
+) -> None:
+    few = ["--set", "engine.num_gpu_blocks_override=2", "--out", str(tmp_path)]
+    assert main([verb, "demo", *SMALL, "--vary", "engine.max_num_seqs=1,8", *few]) == 1
+    named = "not one request fits" if verb == "sweep" else "engine.max_num_seqs=8: all 20 requests"
+    assert named in capsys.readouterr().err
+
+
+def test_replications_of_an_overloaded_run_say_so(tmp_path: Path, capsys) -> None:
+    fast = ["--set", "workload.num_prompts=150", "--set", "workload.request_rate=40"]
+    words = ["run", "demo", *fast, "--replications", "2", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert "Overloaded: by the last arrival demo " in capsys.readouterr().out

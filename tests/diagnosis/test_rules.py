@@ -274,20 +274,18 @@ def test_low_load(diagnose) -> None:
     assert diagnose("workload.request_rate=0.2") == {}
 
 
-def test_a_host_that_the_gpu_waits_for_is_told() -> None:
-    """Last, and without a knob."""
-    assert diagnosis_lines({"diagnosis": [], "host_share": 0.39, "slo_met": True}) == [
+def test_what_is_kept_is_told_first() -> None:
+    """Without a knob, unless a queue grows."""
+    more = {"rule": "host", "text": "The GPU waits.", "knob": "set it"}
+    assert diagnosis_lines({"diagnosis": [more], "slo_met": True}) == [
         "- All service levels are kept: nothing needs turning.",
-        "- The GPU waits for the host in 39% of the steps' time.",
+        "- The GPU waits.",
     ]
     grows = {"stationary": False, "trend_per_s": 0.3, "slo_met": True}
     more = {"rule": "memory", "text": "Full.", "knob": "raise it"}
     assert diagnosis_lines(grows | {"diagnosis": [more]}) == [
         "- All service levels are kept so far, but a queue grows: in a longer run they break.",
         "- Full. Knob: raise it.",
-    ]
-    assert diagnosis_lines({"diagnosis": [], "host_share": 0.2}) == [
-        "Nothing stands out: nothing needs turning."
     ]
 
 

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from headway.planning.search import (
     largest_rate,
     not_monotone,
 )
-from headway.planning.verdict import WARMING_UP, Criteria, Trial, interval, judge
+from headway.planning.verdict import LEVELS, WARMING_UP, Criteria, Trial, interval, judge
 from simulator.results.service_levels import parse_slo
 
 SLO = parse_slo("p99_ttft_ms<=100")
@@ -308,3 +309,26 @@ def test_the_nearest_bound_has_the_largest_value_over_its_limit():
     slos = [SLO, parse_slo("p99_tpot_ms<=60"), parse_slo("completion>=1")]
     trial = Trial(6.0, runs=[{"p99_ttft_ms": 30.8, "p99_tpot_ms": 34.8, "completion": 1.0}])
     assert trial.ratios(slos) == pytest.approx({"p99_ttft_ms": 0.308, "p99_tpot_ms": 0.58})
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_percentile_of_several_runs_is_that_of_all_their_requests(kept: bool) -> None:
+    """Not the mean of their percentiles; and on that side of the bound where it is judged."""
+    samples = [np.linspace(0, 200, 5000), np.linspace(0, 1000, 5000)]
+    exact = float(np.percentile(np.concatenate(samples), 99))
+    slo = parse_slo(f"p99_ttft_ms<={exact * (1.01 if kept else 0.99):.0f}")
+    runs = [
+        {
+            "measured": 5000,
+            "batches": {slo.text: [float((values > slo.bound).mean())]},
+            "quantiles": {slo.text: np.quantile(values, LEVELS).tolist()},
+            "p99_ttft_ms": float(np.percentile(values, 99)),
+        }
+        for values in samples
+    ]
+    trial = Trial(1.0, runs=runs)
+    assert trial.value(slo) == pytest.approx(exact, rel=0.01)
+    assert slo.met(trial.value(slo)) == kept
+    assert interval(runs, slo.metric).mean < 0.7 * exact
+    del runs[0]["quantiles"], runs[1]["quantiles"]
+    assert trial.value(slo) == interval(runs, slo.metric).mean

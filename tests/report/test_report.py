@@ -235,10 +235,10 @@ def test_clients_have_rows_of_their_own(summary: Summary) -> None:
     lines = run_table(before).splitlines()
     at = lines.index("---------------------Clients----------------------")
     assert lines[at + 1].split() == [
-        *("mean,", "ms", "requests", "TTFT", "P99", "TPOT", "E2EL", "P99", "SLO,", "%")
+        *("mean,", "ms", "requests", "TTFT", "P99", "TPOT", "E2EL", "P99", "tok/s", "SLO,", "%")
     ]
     assert lines[at + 2].split() == [
-        *("client-0", "3", "340.00", "680.00", "9.00", "9.00", "9.00", "50.00")
+        *("client-0", "3", "340.00", "680.00", "9.00", "9.00", "9.00", "7.50", "50.00")
     ]
     assert lines[at + 4] == "2 of 30 clients; the others are in clients.csv"
 

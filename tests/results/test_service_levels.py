@@ -2,6 +2,7 @@
 
 from math import inf
 
+import numpy as np
 import pytest
 
 from simulator.costs.noise import ScaledCost
@@ -162,3 +163,31 @@ def test_near_the_capacity_what_queues_moves_by_more_than_steps() -> None:
     assert not moved(tokens, 3.0)
     assert not moved(one, 0.9)
     assert not moved(one, float("inf"))
+
+
+def test_levels_of_a_client_and_of_a_priority_are_of_its_requests_alone() -> None:
+    """TTFTs of 1, 4, 7 and 10 s: client a has 1 and 7, priority 5 has 7 and 10."""
+    slo = ["client a: p100_ttft_ms<=7000", "priority 5:p100_ttft_ms<=9000", "client b:goodput>=0.5"]
+    found = scenario(slo=slo, goodput={"ttft": 4000.0})
+    load = found.make_workload()
+    load.client, load.priority = ["a", "b", "a", "b"], np.array([0, 0, 5, 5])
+    own = run(found, workload=load).summary()["headway"]
+    told = {one["bound"]: (one["value"], one["met"]) for one in own["slo"]}
+    assert told["client a:p100_ttft_ms<=7000"] == (7000.0, True)
+    assert told["priority 5:p100_ttft_ms<=9000"] == (10000.0, False)
+    assert told["client b:goodput>=0.5"] == (0.5, True)
+    assert own["per_client"]["b"]["mean_ttft_ms"] == 7000.0
+
+
+def test_a_level_of_requests_that_nobody_sends_is_refused() -> None:
+    found = scenario(slo=["client paid:p95_ttft_ms<=1000"])
+    with pytest.raises(HeadwayError, match="no request is of client paid; none names a client"):
+        run(found)
+    load = found.make_workload()
+    load.client = ["free", "free", "trial", "free"]
+    with pytest.raises(HeadwayError, match="client paid; there are free, trial"):
+        run(found, workload=load)
+    with pytest.raises(HeadwayError, match="--no-tables: slo: a level of some requests"):
+        run_streamed(found)
+    with pytest.raises(HeadwayError, match="a client is named 'client paid"):
+        service_levels(scenario(slo=["paid:p95_ttft_ms<=1000"]))

@@ -129,6 +129,7 @@ def _body(runs: Sequence[Run], name: str, above: Sequence[Section]) -> str:
 def _sections(runs: Sequence[Run]) -> Sequence[Section]:
     """Return the sections of runs in order; some are empty."""
     return (
+        ("Verdict", _verdict(runs)),
         ("Headline", tables.headline(runs)),
         ("Service levels", tables.per_run(runs, tables.service_levels)),
         ("What stands out", tables.per_run(runs, tables.diagnosis)),
@@ -225,6 +226,17 @@ def _fleet(run: Run, index: int) -> str:
     return f"<div class=grid>{figures}</div>"
 
 
+def _verdict(runs: Sequence[Run]) -> str:
+    """Say what came out and what to do, beside the latency that is bounded."""
+    bounded = {key for run in runs for key in run.summary["headway"] if key.startswith("slo_")}
+    shown = next((pair for pair in LATENCY if f"slo_{pair[0]}_ms" in bounded), LATENCY[0])
+    return f"{tables.verdict(runs)}{_figure('cdf', *shown, '% of requests')}"
+
+
 def _latency(runs: Sequence[Run]) -> str:
     figures = "".join(_figure("cdf", key, title, "% of requests") for key, title in LATENCY)
-    return f'<div class="grid three">{figures}</div>{tables.percentiles(runs)}'
+    whole = tables.percentiles(runs)
+    return (
+        f'<div class="grid three">{figures}</div>'
+        f"<details><summary>In figures</summary>{whole}</details>"
+    )

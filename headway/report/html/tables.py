@@ -6,8 +6,10 @@ from math import floor, isnan, log10
 from typing import Any
 
 from headway.figures.data import Run
-from headway.report.metric_rows import BY_KEY, metric_rows
+from headway.report.metric_rows import BY_KEY, DOLLARS, metric_rows
 from headway.report.text import sensitivity_lines, slo_lines, step_errors
+from headway.report.winner import winner_lines
+from simulator.diagnosis.levels import BROKEN
 from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.results.breakdown import PARTS
 from simulator.results.request_table import DELIVERY, ENCODER_PARTS, RETRY, TRANSFER_PARTS
@@ -18,6 +20,8 @@ CARDS = (
     *("output_throughput", "request_throughput", "mean_ttft_ms", "p99_ttft_ms"),
     *("mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms"),
 )
+SHOWN = ("slo_attainment", DOLLARS.key, *CARDS)
+"""What of several runs is not folded away."""
 LATENCIES = (
     ("ttft", "TTFT"),
     ("tpot", "TPOT"),
@@ -89,19 +93,37 @@ def run_name(run: Run, index: int) -> str:
     return f'<span class="dot run-{index}"></span>{escape(run.label)}'
 
 
+def verdict(runs: Sequence[Run]) -> str:
+    """Say in a line what came out, and what to do; of several runs which is best, and why."""
+    if len(runs) > 1:
+        lines = winner_lines([run.label for run in runs], [run.summary for run in runs])
+        return "".join(f"<p class=verdict>{escape(line)}</p>" for line in lines)
+    gauges = runs[0].summary["headway"]
+    found = told_findings(gauges)
+    broken = [pair for pair in found if pair[0].startswith(BROKEN)]
+    text, knob = next(iter([*broken, *found]), (NOTHING, ""))
+    knob = knob or next((knob for _, knob in found if knob), "")
+    todo = f"<p>What to do: <span class=knob>{escape(knob)}</span></p>" if knob else ""
+    return f"<p class=verdict>{escape(text)}</p>{todo}"
+
+
 def headline(runs: Sequence[Run]) -> str:
-    """Return cards for one run, and a table of all metrics with ratios to the first."""
-    rows = []
+    """Return cards for one run, and a folded table of all metrics with ratios to the first."""
+    rows, short = [], []
     for metric, values in metric_rows([run.summary for run in runs]):
         if not all(isinstance(value, int | float) for value in values):
             continue
         cells = [number(value * metric.scale) for value in values]
         marks = ["", *(_ratio(value, values[0]) for value in values[1:])]
         rows.append([escape(metric.label), *map("".join, zip(cells, marks, strict=True))])
+        short += [rows[-1]] if metric.key in SHOWN else []
     names = [run_name(run, k) for k, run in enumerate(runs)]
     whole = table(["", *names], rows, "numbers")
     if len(runs) > 1:
-        return f"{whole}<p class=note>Ratios are to the first.</p>"
+        return (
+            f"{table(['', *names], short, 'numbers')}<p class=note>Ratios are to the first.</p>"
+            f"<details><summary>All metrics</summary>{whole}</details>"
+        )
     summary = runs[0].summary
     cards = "".join(
         f"<div class=card><b>{number(summary[key])}</b> {unit}<br><span>{name}</span></div>"
