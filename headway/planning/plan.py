@@ -41,6 +41,8 @@ LOWER_LOADS = (0.25, 0.5, 0.75)
 DRAWN = 8  # candidates, the best, for which they are: others do not reach that front
 JOURNAL = "runs.jsonl"
 AUTOSCALING = "cluster.autoscaling"
+TARGETS = {"kv_usage": [0.3, 0.15], "queue_depth": [0.5, 0.1], "slo_attainment": [0.995]}
+"""What an autoscaler is tried with that comes too late."""
 HEADROOM_TOLERANCE = 0.1  # relative
 WORTH = 2.0  # s of runs for which workers are started
 BATCH = 4  # candidates that Optuna names at a time
@@ -120,6 +122,7 @@ def find_best(
                 search_all(problem, wave, runs, candidates)
         else:
             search_by_price(problem, candidates, runs)
+        candidates += scale_sooner(problem, candidates, runs)
     else:
         candidates = search_by_optuna(problem, optuna, runs)
     for candidate in candidates:
@@ -227,6 +230,43 @@ def search_by_price(problem: PlanProblem, candidates: Sequence[Candidate], runs:
         search_all(problem, [candidate], runs, candidates)
         if candidate.result.best is not None:
             limit = min(limit, weights[k])
+
+
+def scale_sooner(
+    problem: PlanProblem, candidates: Sequence[Candidate], runs: Runs
+) -> list[Candidate]:
+    """Try other targets and metrics until one holds, where replicas come too late by need.
+
+    Only where a fixed number holds, and none of these keys is varied. A queue says nothing of the
+    time between tokens as long as there are seats.
+    """
+    held = [one for one in candidates if one.result.best is not None]
+    late = [one for one in candidates if scales(one.scenario) and one.result.trials]
+    asked = any(key.startswith(AUTOSCALING) for key, _ in problem.axes)
+    if not held or not late or asked or any(scales(one.scenario) for one in held):
+        return []
+    scenario, why = late[0].scenario, late[0].result.trials[-1].why
+    block = scenario.cluster.autoscaling if scenario and scenario.cluster else None
+    if scenario is None or block is None:  # of groups each has its own
+        return []
+    own = [block.target / k for k in (2, 4, 8)]
+    if block.metric == "slo_attainment":
+        own = [(1.0 + block.target) / 2]
+    others = {name: values for name, values in TARGETS.items() if name != block.metric}
+    tried: list[Candidate] = []
+    for metric, values in [(block.metric, own), *others.items()]:
+        if metric == "queue_depth" and why.endswith(("tpot_ms", "itl_ms")):
+            continue
+        if metric == "slo_attainment" and not scenario.goodput.bounds:
+            continue
+        for target in values:
+            keys = {f"{AUTOSCALING}.metric": metric, f"{AUTOSCALING}.target": f"{target:g}"}
+            given = late[0].varied | keys, problem.overrides, problem.seed, Candidate
+            tried.append(load_point(problem.path, *given))
+            search_all(problem, tried[-1:], runs, [*candidates, *tried])
+            if tried[-1].result.best is not None:
+                return tried
+    return tried
 
 
 def find_headroom(problem: PlanProblem, candidates: Sequence[Candidate], runs: Runs) -> None:
@@ -391,10 +431,12 @@ def _would_do(slos: Sequence[Slo], trial: Trial) -> str:
     """Say what would keep the bounds: those that its runs keep, where nothing grew; other GPUs."""
     others = "`headway plan --buy` tries other GPUs, sizes and precisions"
     broken = [slo for slo in slos if not slo.met(trial.value(slo))]
-    if trial.growing or not broken or any(run.get("broken") for run in trial.runs):
+    if trial.growing or not broken:
         return others
-    kept = [slo.loosened(trial.value(slo)) for slo in broken]
-    return f"it holds with {' and '.join(kept)}; {others}"
+    kept = " and ".join(slo.loosened(trial.value(slo)) for slo in broken)
+    if any(run.get("broken") for run in trial.runs):  # they were ended before they got worse
+        return f"it takes {kept} at least; {others}"
+    return f"it holds with {kept}; {others}"
 
 
 def search_by_optuna(problem: PlanProblem, trials: int, runs: Runs) -> list[Candidate]:

@@ -168,6 +168,7 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
     kinds = {"with autoscaling": True, "fixed": False}
     if problem.key != REPLICAS or not any(scales(one.scenario) for one in candidates):
         return
+    dollars: list[float | None] = []
     for words, scaled in kinds.items():
         those = [one for one in candidates if scales(one.scenario) == scaled]
         held = [one for one in those if one.result.best is not None]
@@ -188,8 +189,13 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
             told = f"${row['dollars_per_day']:,.2f}/day, {told}"
         told += "" if not scaled else " on average"
         told += f"; worst {', '.join(map(' '.join, worst.items()))}" if worst else ""
-        which = ", the cheapest" if held else f": none holds ({row['reason']}); one takes"
+        dollars += [row["dollars_per_day"]] if held else []
+        tried = f" of {len(those)} targets" if len(those) > 1 and scaled else ""
+        which = ", the cheapest" if held else f": none{tried} holds ({row['reason']}); one takes"
         yield f"  {words}{which}: {told} ({best.label})"
+    if len(dollars) == len(kinds) and None not in dollars:
+        less = 1.0 - (dollars[0] or 0.0) / (dollars[1] or 1.0)
+        yield f"  autoscaling {'saves' if less > 0 else 'costs'} {abs(less):.0%}"
 
 
 WIDE = 2.0  # times the tolerance: an interval of a capacity that is said to be wide

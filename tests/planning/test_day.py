@@ -110,8 +110,38 @@ def test_a_fleet_that_scales_too_late_is_told(day: Path):
         overrides=[*late, f"plan.window={HOUR}"],
         jobs=1,
     )
-    assert frame["holds"].tolist() == [True, False]
+    holds = frame["holds"].tolist()
+    assert holds[:2] == [True, False]
+    assert not any(holds[2:])  # nor does it with another target or metric
     assert frame["cluster.autoscaling"].tolist()[0] == "null"
+
+
+@pytest.mark.medium
+def test_a_target_that_holds_is_found_without_being_asked_for(day: Path, tmp_path: Path, capsys):
+    """A queue of eight is late; of two it is early enough, and cheaper than two all day."""
+    text = (
+        day.read_text()
+        .replace("{target: 1", "{target: 8")
+        .replace("startup_delay: 20", "startup_delay: 10")
+    )
+    day.write_text(text)
+    command = ["plan", str(day), "--slo", "p90_ttft_ms<=7000", "--fewest", "cluster.replicas=1..6"]
+    command += ["--window", f"{HOUR:g}", "--set", "plan.most_replications=12", "--jobs", "1"]
+    assert main([*command, "--out", str(tmp_path / "o")]) == 0
+    told = capsys.readouterr().out
+    rows = json.loads((tmp_path / "o" / "plan.json").read_text())["candidates"]
+    held = rows[-1]
+    assert held["holds"]
+    assert held["cluster.autoscaling.metric"] == "queue_depth"
+    assert not rows[0]["holds"]
+    less = 1 - held["dollars_per_day"] / rows[1]["dollars_per_day"]
+    assert f"  autoscaling saves {less:.0%}" in told
+    best = load_scenario(tmp_path / "o" / "best.yaml")
+    for seed in (100, 101, 102):
+        found = run(best.model_copy(update={"seed": seed}))
+        table = found.request_table()
+        hours = ((table.sent - table.sent[0]) // HOUR).astype(int).clip(max=3)
+        assert max(1e3 * np.percentile(table.ttft[hours == k], 90) for k in range(4)) <= 8000
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,9 @@ def test_what_is_wrong_with_the_searched_key_names_its_option(scenario: Path):
 
 
 def test_the_closest_is_named(scenario: Path):
-    told = r"the closest is engine.max_num_seqs=2: p99.*; it holds with p99_ttft_ms<=\d+; `headway"
+    told = (
+        r"the closest is engine.max_num_seqs=2: p99.*; it takes p99_ttft_ms<=\d+ at least; `headway"
+    )
     with pytest.raises(HeadwayError, match=told):
         plan(
             scenario,
