@@ -135,10 +135,9 @@ class VllmConfig(_Model):
             wrong.append(f"must be >= max_num_seqs ({self.max_num_seqs}), not {tokens}")
         if not self.enable_chunked_prefill and tokens < self.max_model_len:
             wrong.append(f"without chunked prefill must be >= max_model_len, not {tokens}")
-        others = self.async_scheduling, self.enable_prefix_caching, any(self.kv_cache_groups)
-        if self.speculative_config and (any(others) or self.max_loras or self.encoder_cache_size):
-            what = "goes without async_scheduling, prefix cache, windows, adapters and encoder"
-            raise ValueError(f"speculative_config: {what}")
+        others = self.max_loras, self.encoder_cache_size, self.kv_offloading_blocks
+        if self.speculative_config and any(others):
+            raise ValueError("speculative_config: goes without adapters, encoder and offloading")
         if (self.prefix_cache_retention_interval or 0) % self.block_size:
             what = f"must be a multiple of block_size ({self.block_size})"
             raise ValueError(f"prefix_cache_retention_interval: {what}")

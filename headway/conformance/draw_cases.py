@@ -109,8 +109,7 @@ def _config(rng: Random) -> Values:
 
 
 def _add_drafts(rng: Random, config: Values) -> None:
-    """Draw speculative decoding, one step after another and without a prefix cache."""
-    config["async_scheduling"] = config["enable_prefix_caching"] = False
+    """Draw speculative decoding."""
     drafts = rng.choice([1, 2, 3, 5])
     config["long_prefill_token_threshold"] = rng.choice([0, 0, drafts + 1, 20])
     config["speculative_config"] = {

@@ -28,7 +28,7 @@ from simulator.core.request import Media, Segments
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.encoder_cache import items_of
 from simulator.schedulers.vllm.installed import start_vllm
-from simulator.schedulers.vllm.interface import check_vllm, is_chunk, sampled
+from simulator.schedulers.vllm.interface import check_vllm, is_chunk, resumed, sampled
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE, options_without_effect, read_release
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.files import write_atomic
@@ -88,6 +88,12 @@ class Batch:
     getting: list[str]  # those who get a token
     end: int = 0  # ns
     come: dict[str, int] = field(default_factory=dict)  # tokens of each that come out
+
+    @property
+    def entered(self) -> set[str]:
+        """Name those who are new, or back after a preemption: nobody has drafted for them."""
+        new = {one.req_id for one in self.output.scheduled_new_reqs}
+        return new | resumed(self.output.scheduled_cached_reqs)
 
     def result(self) -> Any:
         """Wait for the end of the batch; give its tokens."""
@@ -233,7 +239,7 @@ class RecordedVllm:
         """Make the tokens of a batch: numbers that name request and place."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        names = list(batch.output.num_scheduled_tokens)
+        names, entered = list(batch.output.num_scheduled_tokens), batch.entered
         tokens = []
         for name in names:
             if name not in self.vllm.requests:  # it has ended by a stop token
@@ -241,7 +247,8 @@ class RecordedVllm:
                 continue
             place, count = self.vllm.requests[name].num_output_tokens, 0
             if name in batch.getting:
-                count = batch.come[name] = self._accepted(batch, name, place) + 1
+                count = 1 + (0 if name in entered else self._accepted(batch, name, place))
+                batch.come[name] = min(count, self.case.requests[int(name)].output_len - place)
             places = range(place, place + count)
             tokens.append([self._token(("out", int(name)), at) for at in places])
         told = None
@@ -260,8 +267,7 @@ class RecordedVllm:
 
     def _accepted(self, batch: Batch, name: str, place: int) -> int:
         """Count the drafts of a request that are right, and that its answer has room for."""
-        drafts = batch.output.scheduled_spec_decode_tokens.get(name, ())
-        right = len([draft for draft in drafts if draft >= 0])  # others are places without a draft
+        right = len(batch.output.scheduled_spec_decode_tokens.get(name, ()))
         if not right or self._drafts is None:
             return 0
         request = self.vllm.requests[name]
@@ -272,7 +278,8 @@ class RecordedVllm:
 
     def _propose(self, executed: bool) -> None:
         """Let those who were computed have drafts for their next step."""
-        if self._drafts is None or not executed or self._last is None:
+        overlaps = self.case.config.async_scheduling  # then their places are scheduled unseen
+        if self._drafts is None or not executed or self._last is None or overlaps:
             return
         from vllm.v1.outputs import DraftTokenIds
 

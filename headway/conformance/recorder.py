@@ -230,7 +230,7 @@ class Recorder:
     def received(self, request: Request) -> int:
         """Count the tokens of an answer that have come out."""
         tokens = self.scheduler.decodes.generated(request)
-        if self.asynchronous:  # what is in flight has been counted
+        if isinstance(self.scheduler, AsyncScheduler):  # what is in flight has been counted
             for row in self.pending:
                 ids = {id for id, _, _ in row.scheduled}
                 tokens -= request.id in ids.difference(row.tokenless)

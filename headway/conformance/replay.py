@@ -5,6 +5,7 @@ They behave as in a simulation, and tell a recorder what they do.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import simpy
 from simpy.core import EmptySchedule
@@ -19,11 +20,13 @@ from simulator.engine.core import InFlight, ScheduledStep
 from simulator.engine.loop import EngineLoop
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.kv_cache.draft_blocks import DraftBlocks, DraftHybridBlocks
 from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.kv_cache.tiers import HostTier
 from simulator.policies.orders import Priority
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
+from simulator.schedulers.vllm.drafts_ahead import AsyncDraftWalk, DraftWalk
 from simulator.schedulers.vllm.encoder_cache import EncoderLimits
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
@@ -110,6 +113,26 @@ class RecordedSlots(SlotCounter):
 
 class RecordedSpeculative(RecordedScheduler, Speculative):
     """With drafts."""
+
+
+class RecordedDrafts(DraftBlocks):
+    """Blocks of drafts with names."""
+
+    recorder: Recorder
+
+
+class RecordedHybridDrafts(DraftHybridBlocks):
+    """The same of groups of layers."""
+
+    recorder: Recorder
+
+
+class RecordedDraftWalk(RecordedScheduler, DraftWalk):
+    """With drafts, one by one."""
+
+
+class RecordedAsyncDraftWalk(RecordedScheduler, AsyncDraftWalk):
+    """The same, asynchronous."""
 
 
 class RecordedInstalledScheduler(RecordedScheduler, InstalledScheduler):
@@ -309,27 +332,7 @@ class Replay:
                 async_scheduling=config.async_scheduling,
                 **options,
             )
-        caching = config.enable_prefix_caching
-        blocks: RecordedCounter | RecordedManager | RecordedHybrid | RecordedSlots
-        kinds = self.schedulers
-        if config.speculative_config is not None:
-            options["speculation"] = drafts = config.speculative_config.settings()
-            ahead, longest = drafts.lookahead, config.max_model_len
-            blocks = RecordedSlots(*size, lookahead=ahead, max_model_len=longest)
-            kinds = (RecordedSpeculative,)
-        elif any(config.kv_cache_groups):
-            blocks = RecordedHybrid(
-                *size,
-                prefix_caching=caching,
-                windows=config.kv_cache_groups,
-                max_in_flight=config.max_num_batched_tokens * (1 + config.async_scheduling),
-                max_model_len=config.max_model_len,
-                prefix_cache_retention_interval=retention,
-            )
-        elif caching:
-            blocks = RecordedManager(*size, prefix_caching=True)
-        else:
-            blocks = RecordedCounter(*size)
+        blocks, kinds = self._choose_blocks(size, retention, options)
         blocks.recorder = self._recorder
         if config.encoder_cache_size:
             options["encoder"] = EncoderLimits(
@@ -354,6 +357,34 @@ class Replay:
         if made.encoder is not None:
             made.encoder.stored = {Media("image", name) for name in config.ec_cache}
         return made
+
+    def _choose_blocks(
+        self, size: tuple[int, int], retention: int | None, options: dict[str, Any]
+    ) -> tuple[Any, tuple[type[RecordedScheduler], ...]]:
+        """Make blocks, and say what schedules with them in step and, where it can, ahead."""
+        config, drafts, kinds = self.case.config, None, self.schedulers
+        caching, windows = config.enable_prefix_caching, config.kv_cache_groups
+        if config.speculative_config is not None:
+            options["speculation"] = drafts = config.speculative_config.settings()
+            kinds = RecordedDraftWalk, RecordedAsyncDraftWalk
+        if any(windows):
+            hybrid = (RecordedHybridDrafts if drafts else RecordedHybrid)(
+                *size,
+                prefix_caching=caching,
+                windows=windows,
+                max_in_flight=config.max_num_batched_tokens * (1 + config.async_scheduling),
+                max_model_len=config.max_model_len,
+                prefix_cache_retention_interval=retention,
+            )
+            return hybrid, kinds
+        if drafts is None:
+            plain = RecordedManager(*size, prefix_caching=True)
+            return plain if caching else RecordedCounter(*size), kinds
+        if caching or config.async_scheduling:
+            return RecordedDrafts(*size, prefix_caching=caching), kinds
+        ahead, longest = drafts.lookahead, config.max_model_len
+        slots = RecordedSlots(*size, lookahead=ahead, max_model_len=longest)
+        return slots, (RecordedSpeculative,)
 
     def _arrive(self, alarm: simpy.Event) -> None:
         arrivals = self._arrivals

@@ -408,13 +408,13 @@ class _Watch:
 
     def _scheduled(self, works: bool) -> None:
         self.waiting = len(self.core.scheduler.waiting)
-        if works and self.core.scheduler.overlaps:
+        if works and self._late:
             self.in_flight.append(self._counts())
 
     def commit(
         self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
     ) -> None:
-        late = self.in_flight.popleft() if self.core.scheduler.overlaps else None
+        late = self.in_flight.popleft() if self._late else None
         self._core_commit(scheduled, decided, start, ends)
         if not self.core.scheduler.delivers_together:
             self._tell(self._counts() if late is None else late, ends[-1])
@@ -450,6 +450,11 @@ class _Watch:
             stream.on_tokens(1, count)
         if gaps and self.engine.on_gaps is not None:
             self.engine.on_gaps(self.core, gaps, now)
+
+    @property
+    def _late(self) -> bool:
+        """Whether tokens are counted a step before they come."""
+        return self.core.scheduler.overlaps and self.core.scheduler.counts_ahead
 
     def _counts(self) -> list[tuple[Stream, int]]:
         """Count the tokens of all whose streams are still here."""

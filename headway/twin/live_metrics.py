@@ -4,8 +4,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from time import time
 
+import numpy as np
+
 from headway.report.prometheus import SCALARS, histogram_kinds
 from headway.twin.live_engine import ABORT, LiveEngine, Stream
+from simulator.core.log import DRAFT
 from simulator.core.request import Step
 from simulator.engine.core import EngineCore
 from simulator.schedulers.vllm.door import Door
@@ -64,6 +67,7 @@ class _Counts:
     def __init__(self, longest: int) -> None:
         self.queries = self.hits = self.preemptions = self.prompt_tokens = self.tokens = 0
         self.drafts = self.draft_tokens = self.accepted = 0
+        self.drafted = -1.0  # s, when the last step with drafts began
         self.ended = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
         kinds = histogram_kinds(longest)
         tokens = kinds["request_prompt_tokens"][1]
@@ -93,8 +97,11 @@ class LiveMetrics:
         tokens = step.decodes + sum(chunk.tokens for chunk in step.prefills)
         counts.histograms["iteration_tokens_total"].observe(float(tokens))
         if step.drafts:
-            counts.drafts += step.decodes
-            counts.draft_tokens += step.drafts
+            last = np.frombuffer(bytes(core.log.draft_rows[-DRAFT.itemsize :]), DRAFT)
+            if last.size and last["start"][0] != counts.drafted:  # else all of them had ended
+                counts.drafted = float(last["start"][0])
+                counts.drafts += int(last["decodes"][0])
+                counts.draft_tokens += int(last["drafts"][0])
 
     def _gaps(self, core: EngineCore, gaps: dict[float, int], now: float) -> None:
         counts = self.counts[core]

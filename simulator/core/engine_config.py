@@ -434,6 +434,13 @@ class EngineConfig(Config):
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens
 
     @property
+    def drafts_ahead(self) -> bool:
+        """Whether drafts are verified a step ahead, or beside a prefix cache."""
+        return self.speculative_config is not None and (
+            self.async_scheduling or self.enable_prefix_caching
+        )
+
+    @property
     def policy_name(self) -> str:
         """Name of `scheduling_policy`, which may have arguments."""
         return str(self.scheduling_policy.name)

@@ -95,6 +95,11 @@ class SpeculativeConfig(Config):
         return self.num_speculative_tokens if ahead else 0
 
     @property
+    def reads_next(self) -> bool:
+        """Say whether drafting at a token computes KV of its own from the token behind it."""
+        return self.method in ("eagle", "eagle3", "mtp")
+
+    @property
     def draft_slots(self) -> int:
         """Tokens of the budget that a request's drafts take beside those that are verified.
 

@@ -13,27 +13,30 @@ Piece = tuple[Hashable, int, int]
 """Tokens of one segment: its name, the number of the first, how many."""
 
 
-def known_hashes(request: Request, blocks: int, size: int) -> list[int]:
+def known_hashes(request: Request, blocks: int, size: int, beyond: int = 0) -> list[int]:
     """Return the hashes of at least the first `blocks` full blocks, prompt and answer.
 
-    The list is the request's own and grows with what is asked for.
+    The list is the request's own and grows with what is asked for. With `beyond` each hash says
+    as many tokens behind its block, too.
     """
     hashes = request.hashes
     if hashes is None:
-        hashes = request.hashes = prompt_hashes(request, size)
+        hashes = request.hashes = prompt_hashes(request, size, beyond)
     while len(hashes) < blocks:
         before = hashes[-1] if hashes else _root(request)
-        said = len(hashes) * size - request.prompt_tokens  # tokens of the answer before the block
+        start = len(hashes) * size + beyond if hashes else 0
+        said = start - request.prompt_tokens  # tokens of the answer before what is new
         if said >= size:
             hashes.append(before + 1)
         elif said >= 0:
             hashes.append(hash((before, ("out", request.id), said)))
         else:
-            hashes.append(hash((before, _across(request, said, size))))
+            end = size if hashes else size + beyond
+            hashes.append(hash((before, _across(request, said, end))))
     return hashes
 
 
-def prompt_hashes(request: Request, size: int) -> list[int]:
+def prompt_hashes(request: Request, size: int, beyond: int = 0) -> list[int]:
     """Return the hashes of the full blocks of a prompt.
 
     A block's tokens are named by pieces, which are never split otherwise than at the ends of
@@ -42,10 +45,10 @@ def prompt_hashes(request: Request, size: int) -> list[int]:
     hashes: list[int] = []
     key = _root(request)
     pieces: list[Piece] = []  # of a block that is not full yet
-    room = size
+    room = size + beyond
     for name, count in request.contents:
         first = 0
-        if pieces and count:
+        if count and (pieces or room > size):
             first = min(room, count)
             pieces.append((name, 0, first))
             room -= first

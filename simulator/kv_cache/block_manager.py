@@ -223,13 +223,17 @@ class BlockManager(BlockCounter):
     def hashed(self) -> int:
         return len(self._block_of)
 
+    def names(self, request: Request, count: int) -> list[int]:
+        """Return the hashes of at least a request's first `count` full blocks."""
+        return known_hashes(request, count, self.block_size)
+
     def match(self, request: Request) -> Sequence[int]:
         """Return the cached blocks of the longest known prefix, never with its last token."""
         if not self.prefix_caching:
             return ()
         limit = (request.known - 1) // self.block_size
         known = self._block_of
-        hashes = known_hashes(request, limit, self.block_size)
+        hashes = self.names(request, limit)
         if not limit or hashes[0] not in known:
             return ()
         # Blocks are evicted after those that follow them: what is cached has no gaps.
@@ -239,25 +243,25 @@ class BlockManager(BlockCounter):
     def first_new(self, request: Request, count: int) -> int | None:
         if not self.prefix_caching or (request.known - 1) // self.block_size <= count:
             return None
-        return known_hashes(request, count + 1, self.block_size)[count]
+        return self.names(request, count + 1)[count]
 
     def loadable(self, request: Request, hits: Sequence[int]) -> int:
         if self.tier is None:
             return 0
         limit = (request.known - 1) // self.block_size
-        keys = known_hashes(request, limit, self.block_size)[len(hits) : limit]
+        keys = self.names(request, limit)[len(hits) : limit]
         return self.tier.run(keys)
 
     def fetch(self, request: Request) -> tuple[list[int], float]:
         assert self.tier is not None
         limit = (request.known - 1) // self.block_size
         hits = len(self.match(request))
-        return self.tier.fetch(known_hashes(request, limit, self.block_size)[hits:limit])
+        return self.tier.fetch(self.names(request, limit)[hits:limit])
 
     def load(self, request: Request, hits: Sequence[int], count: int) -> None:
         assert self.tier is not None
         end = len(hits) + count
-        keys = known_hashes(request, end, self.block_size)[len(hits) : end]
+        keys = self.names(request, end)[len(hits) : end]
         self.tier.use(keys)
         if self.tier.write_through:
             self._of_tier.setdefault(request, []).extend(keys)
@@ -305,7 +309,7 @@ class BlockManager(BlockCounter):
             self._register(request, known // self.block_size)
             if self.tier is not None and self.tier.write_through:
                 end = min(known, request.prompt_tokens) // self.block_size
-                keys = known_hashes(request, end, self.block_size)[first:end]
+                keys = self.names(request, end)[first:end]
                 self._of_tier.setdefault(request, []).extend(self.tier.offer(keys))
 
     def take_ticks(self, decodes: DecodeSet, ticks: int, skip: int = 0) -> None:
@@ -412,7 +416,7 @@ class BlockManager(BlockCounter):
             return
         self._hashed[request] = end
         known = self._block_of
-        hashes = known_hashes(request, end, self.block_size)[first:end]
+        hashes = self.names(request, end)[first:end]
         assert request.blocks is not None
         if self.listener is not None:
             self.listener.stored(request, first, hashes)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
-from simulator.kv_cache.block_hashes import known_hashes
 from simulator.kv_cache.block_manager import BlockManager
 
 _SALT = 0x9E3779B97F4A7C15
@@ -92,7 +91,7 @@ class HybridManager(BlockManager):
         query sees.
         """
         limit = (request.known - 1) // self.block_size if self.prefix_caching else 0
-        hashes = known_hashes(request, limit, self.block_size) if limit else []
+        hashes = self.names(request, limit) if limit else []
         longest = self._longest(hashes, limit, self._full) if self._full else limit
         end = self._longest_window(hashes, longest)
         skipped = self._skipped(end * self.block_size)
@@ -214,8 +213,12 @@ class HybridManager(BlockManager):
         self._compute(request, tokens)
         self._register_known(request, tokens)
 
+    def _table(self, tokens: int) -> int:
+        """Count the entries of a running request's table that computes up to `tokens` tokens."""
+        return -(-tokens // self.block_size)
+
     def _compute(self, request: Request, tokens: int) -> None:
-        self._grow(request, -(-tokens // self.block_size))
+        self._grow(request, self._table(tokens))
         if self.delay:
             self._scheduled[request] = request.computed
         self._fresh[request] = 1 + self.delay
@@ -286,7 +289,7 @@ class HybridManager(BlockManager):
             return
         self._hashed[request] = end
         known = self._block_of
-        hashes = known_hashes(request, end, self.block_size)[first:end]
+        hashes = self.names(request, end)[first:end]
         kept = self._kept(request, first, end)
         for group, table in enumerate(self._tables[request]):
             salt = group * _SALT

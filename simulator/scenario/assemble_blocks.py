@@ -18,6 +18,8 @@ BLOCKS: Imported[Callable[..., BlockCounter]] = Imported(
         "hierarchical": "simulator.kv_cache.hierarchical_cache:HierarchicalCache",
         "unshared": "simulator.kv_cache.unshared_prefix_cache:UnsharedPrefixCache",
         "hybrid": "simulator.kv_cache.hybrid_manager:HybridManager",
+        "drafts": "simulator.kv_cache.draft_blocks:DraftBlocks",
+        "hybrid drafts": "simulator.kv_cache.draft_blocks:DraftHybridBlocks",
         "slots": "simulator.kv_cache.slot_counter:SlotCounter",
     }
 )
@@ -36,7 +38,7 @@ def make_blocks(
     Contiguous allocation is paging with one page a request, of the greatest length.
     """
     engine, pool = spec.engine, (spec.num_gpu_blocks, spec.engine.block_size)
-    if spec.keeps_window and engine.speculative_config is None:
+    if spec.keeps_window and (engine.speculative_config is None or engine.drafts_ahead):
         if named:
             raise ValueError(
                 "engine.disable_hybrid_kv_cache_manager: must be true: a live engine has one table"
@@ -58,8 +60,8 @@ def make_blocks(
     if engine.kv_offloading_size is not None and (named or not caching):
         why = "a live engine has no host tier" if caching else "there is no prefix cache"
         raise ValueError(f"engine.kv_offloading_size: {why}")
-    if not caching and not named:
-        return _make_counter(spec, *pool)
+    if engine.drafts_ahead or not (caching or named):
+        return _make_counter(spec, *pool, caching=caching)
     host = None
     if engine.kv_offloading_size is not None:
         host = _make_tiers(spec)
@@ -110,7 +112,7 @@ def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:
     full, sliding = model_groups(model)
     kinds = [[0] * full, [model.sliding_window] * sliding]
     first, second = kinds if model.full_first else reversed(kinds)
-    return BLOCKS["hybrid"](
+    return BLOCKS["hybrid drafts" if engine.drafts_ahead else "hybrid"](
         spec.num_gpu_blocks,
         engine.block_size,
         caching,
@@ -121,9 +123,13 @@ def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:
     )
 
 
-def _make_counter(spec: EngineSpec, count: int, size: int) -> BlockCounter:
-    """Make so many blocks without names."""
+def _make_counter(
+    spec: EngineSpec, count: int, size: int, *, caching: bool = False
+) -> BlockCounter:
+    """Make so many blocks, without names unless drafts need them."""
     speculation, model = spec.engine.speculative_config, spec.model
+    if spec.engine.drafts_ahead:
+        return BLOCKS["drafts"](count, size, prefix_caching=caching)
     if speculation is None:
         return BlockCounter(count, size)
     groups = None

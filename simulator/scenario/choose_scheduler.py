@@ -3,14 +3,22 @@
 from collections.abc import Iterator, Mapping
 
 from simulator.core.engine_config import EngineConfig
+from simulator.core.speculative_config import SpeculativeConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.vllm.rules import options_without_effect
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.imported import Imported
 
-REQUIRED_FOR_DRAFTS = {"async_scheduling": False, "preemption_mode": "recompute"}
+REQUIRED_FOR_DRAFTS = {"preemption_mode": "recompute"}
 """What an engine must have to verify drafts."""
+REQUIRED_FOR_DRAFTS_AHEAD = REQUIRED_FOR_DRAFTS | {
+    "allocation": "paged",
+    "reserve_output_tokens": None,
+    "kv_offloading_size": None,
+    "prefix_cache": "hash",
+}
+"""What it must have to do so with a prefix cache, or a step ahead."""
 REQUIRED_FOR_STAGES = {
     "scheduler": "headway",
     "speculative_config": None,
@@ -53,6 +61,9 @@ SCHEDULERS: Imported[type[Scheduler]] = Imported(
         "offloading": "simulator.schedulers.vllm.offloading:Offloading",
         "asynchronous offloading": "simulator.schedulers.vllm.offloading:AsyncOffloading",
         "pipeline": "simulator.schedulers.vllm.pipeline:PipelineScheduler",
+        "drafts": "simulator.schedulers.vllm.speculative:Speculative",
+        "cached drafts": "simulator.schedulers.vllm.drafts_ahead:DraftWalk",
+        "asynchronous drafts": "simulator.schedulers.vllm.drafts_ahead:AsyncDraftWalk",
     }
 )
 """What schedules in the place of `Scheduler`, by a group's kv_role or by what the engine does."""
@@ -131,14 +142,24 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
     if engine.speculative_config is not None:
         at = "engine.speculative_config"
         need(
-            REQUIRED_FOR_DRAFTS,
+            REQUIRED_FOR_DRAFTS_AHEAD if engine.drafts_ahead else REQUIRED_FOR_DRAFTS,
             f"{at}: goes with {{key}}: {{word}}",
             f"{at}: {name} verifies no drafts; fcfs does, and {ORDERING}, boost",
         )
-        from simulator.schedulers.vllm.speculative import Speculative
-
-        return Speculative
+        return _with_drafts(spec, engine.speculative_config)
     return _in_time(spec, chosen, role)
+
+
+def _with_drafts(spec: EngineSpec, drafts: SpeculativeConfig) -> type[Scheduler]:
+    """Return what verifies drafts: as sums, or with a prefix cache or a step ahead one by one."""
+    engine = spec.engine
+    unhashed = drafts.reads_next and not spec.rules.hashes_beyond
+    if spec.keeps_window and unhashed and engine.enable_prefix_caching:
+        what = f"{drafts.method} with a window has a prefix cache from vLLM 0.33 on"
+        raise ValueError(f"engine.enable_prefix_caching: must be false: {what}")
+    if not engine.drafts_ahead:
+        return SCHEDULERS["drafts"]
+    return SCHEDULERS["asynchronous drafts" if engine.async_scheduling else "cached drafts"]
 
 
 def _in_time(spec: EngineSpec, chosen: type[Scheduler], role: str | None) -> type[Scheduler]:

@@ -150,7 +150,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     if engine.get("enable_prefix_caching") is False:
         defaults.pop("prefix_cache", None)  # SGLang's --disable-radix-cache
     on_cpu = name == VLLM and found is CPU  # where vLLM decides one step after another
-    if on_cpu or not _overlaps(name, engine, model):
+    if on_cpu or not _overlaps(name, engine, release):
         defaults["async_scheduling"] = False
     block = defaults | engine
     if name == VLLM:
@@ -160,16 +160,27 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     return block
 
 
-def _overlaps(name: str, engine: Defaults, model: object) -> bool:
+def _overlaps(name: str, engine: Defaults, release: Release) -> bool:
     """Say whether what a block asks for goes with deciding a step while the one before it runs."""
     policy = policy_name_of(engine)
     if policy in POLICIES and not can_overlap(POLICIES[str(policy)]):
         return False
     if name == "sglang" and policy not in (None, "sglang"):
         return False
-    if engine.get("speculative_config") or engine.get("preemption_mode") in ("swap", "auto"):
+    drafts = engine.get("speculative_config")
+    if drafts and (name != VLLM or release < _async_drafts_since(drafts)):
+        return False
+    if engine.get("preemption_mode") in ("swap", "auto"):
         return False
     return engine.get("prefix_cache") != "radix" or policy == "sglang" or name == "sglang"
+
+
+def _async_drafts_since(drafts: object) -> Release:
+    """Return the release from which on drafts, as a block has them, are verified a step ahead."""
+    if not isinstance(drafts, dict):
+        return ASYNC_SINCE  # told elsewhere
+    method = drafts.get("method") or ("draft_model" if drafts.get("draft") else "ngram")
+    return ASYNC_DRAFTS_SINCE.get(method, ASYNC_SINCE) if isinstance(method, str) else ASYNC_SINCE
 
 
 def offline_defaults(gpu: object) -> Defaults:
@@ -247,18 +258,11 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
 def _not_simulated(engine: EngineConfig, model: object) -> Defaults:
     """Return the keys that vLLM would set otherwise beside what is asked for, and its values."""
     release = release_of(engine)
-    found: Defaults = {}
-    if engine.name != VLLM:
-        return found
-    drafts = engine.speculative_config
-    since = None if drafts is None else ASYNC_DRAFTS_SINCE.get(drafts.method or "", ASYNC_SINCE)
-    if since is not None and not engine.async_scheduling and release >= since:
-        found["async_scheduling"] = True
     spec = _find_model(model)
     keeps_all = engine.disable_hybrid_kv_cache_manager and spec is not None and spec.keeps_window
-    if keeps_all and release >= HYBRID_SINCE:
-        found["disable_hybrid_kv_cache_manager"] = False
-    return found
+    if engine.name == VLLM and keeps_all and release >= HYBRID_SINCE:
+        return {"disable_hybrid_kv_cache_manager": False}
+    return {}
 
 
 def _followed(engine: EngineConfig) -> str:

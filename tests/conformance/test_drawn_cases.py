@@ -27,7 +27,8 @@ KINDS = [
     ("connector", 60, 3400, "--connector"),  # likewise, and what its EC connector loads
     ("stops", 24, 1000, "--stops"),  # a stop token ends answers
     ("host-adapters", 24, 2200, "--offloading --loras --stops"),
-    ("drafts", 60, 2800, "--drafts"),  # speculative decoding, four methods
+    ("drafts", 60, 2800, "--drafts"),  # speculative decoding, four methods, in step or ahead
+    ("draft-windows", 36, 2000, "--drafts --retention --stops"),
     ("combos", 36, 2700, "--loras --images --retention --stops"),
 ]
 
@@ -39,7 +40,7 @@ KINDS = [
         (kind, count, steps, release)
         for kind, count, steps, _ in KINDS
         for release in ("0.33", "0.32")
-        if release == "0.33" or kind not in ("drawn", "windows")
+        if release == "0.33" or kind not in ("drawn", "windows", "draft-windows")
     ],
 )
 def test_all_drawn_cases_agree_in_every_field(
@@ -53,7 +54,9 @@ def test_all_drawn_cases_agree_in_every_field(
     assert {outcome.family for outcome in outcomes} == {family_of(read_release(release))}
 
 
-@pytest.mark.parametrize("kind", ["retention", "adapters", "offloading", "images", "connector"])
+@pytest.mark.parametrize(
+    "kind", ["retention", "adapters", "offloading", "images", "connector", "drafts"]
+)
 def test_what_another_release_decides_differs(kind: str) -> None:
     """Of each kind some cases tell 0.32 from 0.33: the recordings hold the rules apart."""
     path = HERE / f"cases/{kind}.jsonl.gz"

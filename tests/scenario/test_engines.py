@@ -151,7 +151,6 @@ def test_the_textbook_is_alike_on_every_gpu_and_takes_one_step_after_another() -
     [
         {"prefix_cache": "radix"},
         {"preemption_mode": "swap"},
-        {"speculative_config": {"num_speculative_tokens": 2, "acceptance": 0.5, "draft": {}}},
         {"scheduling_policy": "sarathi"},
     ],
 )
@@ -263,20 +262,16 @@ def test_async_scheduling_is_a_little_faster_and_serves_everybody(policy: str) -
 
 
 def test_what_vllm_would_have_and_is_not_simulated_is_named() -> None:
-    """Drafts of EAGLE, which vLLM schedules asynchronously; a window beside swapping."""
-    drafts = {"method": "eagle", "num_speculative_tokens": 2, "acceptance": 0.6}
-    drafts["draft"] = {"seconds": 5e-4}
+    """A window beside swapping."""
 
     def missing(model: str, **engine: object) -> object:
         checked = check(engine=engine, model=model).engine
         return describe_engine(checked, "H100-80GB", model).get("not_simulated")
 
-    assert missing("llama-3-8b", speculative_config=drafts) == {"async_scheduling": True}
     assert missing("gpt-oss-20b", preemption_mode="swap") == {
         "disable_hybrid_kv_cache_manager": False
     }
     assert missing("gpt-oss-20b") is None
-    assert missing("llama-3-8b", speculative_config=drafts, version="0.12") is None
 
 
 def test_sglangs_decodes_do_not_count_towards_the_tokens_of_a_step() -> None:

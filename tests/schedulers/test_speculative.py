@@ -338,8 +338,8 @@ def test_drafting_costs_what_its_terms_say() -> None:
             "only order the queue: priority, sjf, boost",
         ),
         (
-            "{num_speculative_tokens: 3, acceptance: 0.5}, async_scheduling: true",
-            "engine.speculative_config: goes with async_scheduling: false",
+            "{num_speculative_tokens: 3, acceptance: 0.5}, kv_offloading_size: 1",
+            "engine.speculative_config: goes with kv_offloading_size: null",
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, preemption_mode: swap",
@@ -355,14 +355,3 @@ def test_drafting_costs_what_its_terms_say() -> None:
 def test_what_cannot_be_is_refused_in_a_line(write, engine: str, told: str) -> None:
     path = write(f"engine: {{speculative_config: {engine}}}\n")
     assert errors(path) == [f"s.yaml:1: {told}"]
-
-
-@pytest.mark.parametrize("method", ["", ", method: ngram", ", draft: {fraction: 0.1}"])
-def test_drafts_are_scheduled_synchronously_in_vllm(write, method: str) -> None:
-    """Unless the scenario says otherwise; without drafts version 0.14 is asynchronous."""
-    drafts = f"{{num_speculative_tokens: 3, acceptance: 0.5{method}}}"
-    path = write(f"engine: {{name: vllm, version: '0.14', speculative_config: {drafts}}}\n")
-    assert not load_scenario(path).engine.async_scheduling
-    assert load_scenario(path, ["engine.speculative_config=null"]).engine.async_scheduling
-    (told,) = errors(path, ["engine.async_scheduling=true"])
-    assert told.endswith("engine.speculative_config: goes with async_scheduling: false")

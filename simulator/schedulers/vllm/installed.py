@@ -361,7 +361,9 @@ def start_vllm(
         log_stats=False,
         **size,
     )
-    return scheduler, _request_maker(release, blocks.block_size, enable_prefix_caching)
+    beyond = getattr(config, "num_hash_lookahead_tokens", 0)  # from 0.33 on
+    hashed = (blocks.block_size, beyond) if enable_prefix_caching else None
+    return scheduler, _request_maker(release, hashed)
 
 
 def _drafts(model: Any, method: str, num_speculative_tokens: int) -> Any:
@@ -445,8 +447,11 @@ def _kv_cache(
     )
 
 
-def _request_maker(release: Release, block_size: int, caching: bool) -> Callable[..., Any]:
-    """Return what makes vLLM's request of id, tokens, output, arrival, priority and more."""
+def _request_maker(release: Release, hashed: tuple[int, int] | None) -> Callable[..., Any]:
+    """Return what makes vLLM's request of id, tokens, output, arrival, priority and more.
+
+    `hashed` are the tokens of a hash, and those behind it that it covers; None: there are none.
+    """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request as VllmRequest
@@ -457,10 +462,12 @@ def _request_maker(release: Release, block_size: int, caching: bool) -> Callable
         from vllm.utils import get_hash_fn_by_name
     more: dict[str, Any] = {} if has(release, "no_eos_token_id") else {"eos_token_id": None}
     hasher = None
-    if caching:
+    if hashed is not None:
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
-        hasher = get_request_block_hasher(block_size, function)
+        block_size, beyond = hashed
+        more_hashed = {"num_hash_lookahead_tokens": beyond} if beyond else {}
+        hasher = get_request_block_hasher(block_size, function, **more_hashed)
 
     def make(
         name: str, tokens: list[int], output: int, arrival: float, priority: int, **own: Any

@@ -77,6 +77,12 @@ class Rules(NamedTuple):
     """Those slots are taken by the requests that a step schedules, one for each."""
     looks_ahead_at_once: bool = True
     """A request takes the slots of its first drafts as it is admitted. Before, in its next step."""
+    caches_outcomes: bool = True
+    """Blocks that drafts fill are cached with the outcome, also in step. Before, in step, when
+    their request was scheduled next."""
+    hashes_beyond: bool = True
+    """EAGLE and MTP: a block's hash covers the token behind it. Before, a prompt did not use the
+    last block that it found."""
     pads_new_decodes: bool = True
     """A request admitted for one token beside others that decode has places for drafts, too."""
     admits_cached: bool = True
@@ -104,6 +110,8 @@ RULES_SINCE: dict[str, Release] = {
     "reserves_draft_slots": (0, 17, 0),
     "counts_draft_slots": (0, 28, 0),
     "looks_ahead_at_once": (0, 23, 0),
+    "caches_outcomes": (0, 33, 0),
+    "hashes_beyond": (0, 33, 0),
     "pads_new_decodes": (0, 25, 0),
     "admits_cached": (0, 25, 0),
 }

@@ -85,6 +85,8 @@ class Scheduler:
 
     overlaps: ClassVar[bool] = False
     """A step is scheduled while the one before it runs."""
+    counts_ahead: ClassVar[bool] = True
+    """Where steps overlap, tokens are counted as their step is decided; else as they come out."""
     pauses: ClassVar[bool] = True
     """Where nothing can be scheduled the engine sleeps a moment, once no batch is in flight."""
     caches_prefixes: ClassVar[bool] = True

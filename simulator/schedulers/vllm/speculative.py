@@ -35,10 +35,10 @@ included; tokens stored after the step, in all groups of layers."""
 class Speculative(Scheduler):
     """The scheduler of vLLM V1 with speculative decoding; the arguments are those of Scheduler.
 
-    `seed` is that of what is accepted. There is no prefix cache, and no leap: a step is cheap.
+    `seed` is that of what is accepted. There is no leap: a step is cheap. For a prefix cache, or
+    steps decided ahead, requests are looked at one by one (`drafts_ahead.py`).
     """
 
-    caches_prefixes = False
     blocks: SlotCounter
     decodes: "DraftedSet"
 

@@ -1,0 +1,237 @@
+"""Speculative decoding with a prefix cache, or a step ahead: request by request, as vLLM's loop.
+
+A step that is scheduled while the one before it runs counts all drafts of that as accepted; its
+outcome takes the rejected ones back. So a request may read, and take blocks, a step further than
+it gets; who ends computes in the step that has been scheduled meanwhile, unless that its last token
+is on its way was certain.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from simulator.core.log import StepRow, pack_draft, pack_run
+from simulator.core.request import Chunk, Request, Step
+from simulator.kv_cache.draft_blocks import DraftBlocks
+from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.vllm.speculative import DECODES, Speculative
+
+
+class Drafted:
+    """How far a request is that has been admitted."""
+
+    __slots__ = ("places", "said")
+
+    def __init__(self) -> None:
+        self.said = 0  # tokens of its answer when all steps in flight are over
+        self.places = -1  # in steps in flight, of tokens and drafts; -1: it has no drafts yet
+
+
+class Outcome:
+    """What a step brings to a request: of `drafts` verified ones `right` are accepted."""
+
+    __slots__ = ("drafts", "out", "request", "right", "tokens", "verifies")
+
+    def __init__(self, request: Request, tokens: int) -> None:
+        self.request = request
+        self.tokens = tokens  # computed
+        self.verifies = False  # not a chunk of a prompt
+        self.drafts = self.right = 0
+        self.out = 0  # tokens that come out; 0: amid a prompt, or beyond its end
+
+
+class DraftBatch:
+    """A step in flight: when it was decided, and what it brings."""
+
+    def __init__(self, decided: float, outcomes: list[Outcome]) -> None:
+        self.decided = decided
+        self.outcomes = outcomes
+
+    def verified(self) -> Iterator[Outcome]:
+        """Yield what comes of those who decode and have not ended before."""
+        return (one for one in self.outcomes if one.verifies and one.out)
+
+
+class DraftWalk(Speculative):
+    """The scheduler of vLLM V1 with drafts, one request after the other."""
+
+    counts_ahead: ClassVar[bool] = False
+
+    def __init__(self, blocks: DraftBlocks, **options: Any) -> None:
+        super().__init__(blocks, **options)  # type: ignore[arg-type]
+        blocks.lookahead, blocks.max_model_len = self.speculation.lookahead, self.max_model_len
+        reads_next, beyond = self.speculation.reads_next, self.rules.hashes_beyond
+        blocks.hashes_beyond, blocks.drops_last = reads_next and beyond, reads_next > beyond
+        self.in_flight: deque[DraftBatch] = deque()
+        self._drafted: dict[Request, Drafted] = {}
+        self._start = 0  # tokens of the prompt at hand that the prefix cache has
+        self._last_end = 0.0  # of the steps whose outcome is there
+        self._caches_outcomes = self.overlaps or self.rules.caches_outcomes
+
+    # A step is decided.
+
+    def schedule(self, now: float) -> Step:
+        step = super().schedule(now)
+        chunks = [*(step.singles or ()), *step.prefills]
+        if chunks:
+            chunks.sort(key=lambda chunk: chunk.request.admission)
+            self.in_flight.append(DraftBatch(now, list(map(self._send, chunks))))
+        return step
+
+    def _send(self, chunk: Chunk) -> Outcome:
+        """Count what a chunk just scheduled will bring, all of its drafts as accepted."""
+        request = chunk.request
+        one, drafted = Outcome(request, chunk.tokens), self._drafted[request]
+        request.unknown += chunk.tokens
+        places, said = drafted.places, drafted.said
+        one.verifies = verifies = places >= 0
+        if not verifies:
+            places = 0
+        one.drafts = drafts = request.computed - request.known - places
+        if drafts < 0:  # amid its prompt
+            return one
+        if left := request.output_limit - said:
+            if verifies:  # else nobody has drafted what is in these places
+                right = self.accepted(request)[said]
+                one.right = right if right < drafts else drafts
+            one.out = out = 1 + one.right if one.right < left else left
+            drafted.said += out
+        drafted.places = places + 1 + drafts
+        return one
+
+    def plan(self, cap: int) -> list[tuple[Request, int]] | None:
+        return None if self.running else []
+
+    def tokens_wanted(self, request: Request) -> int:
+        places, computed = self._drafted[request].places, request.computed
+        if places < 0:
+            return request.pending
+        allowed = request.max_tokens or request.output_limit
+        if places and computed + 2 - places >= request.prompt_tokens + allowed:
+            return 0  # its last token is on its way, even if all drafts are rejected
+        room = self.max_model_len - 1 - computed
+        return min(request.known + self.most_drafts + places - computed, room)
+
+    def schedule_tokens(self, step: Step, request: Request, tokens: int) -> None:
+        if self._drafted[request].places >= 0:
+            step.add_single(request, request.computed, tokens)
+        else:
+            step.prefills.append(Chunk(request, request.computed, tokens))
+        self.blocks.extend(request, request.computed + tokens)
+        if self.prefill_interval is not None:
+            self.prefill_interval.scheduled(request, request.mid_prefill)
+
+    def admit(self, step: Step, budget: int, cap: int) -> None:
+        self._pads = self.rules.pads_new_decodes and not step.prefills
+        self._beside = step.decodes > 0
+        Scheduler.admit(self, step, budget, cap)
+
+    def _find_prefix(self, request: Request) -> tuple[Sequence[int], int, int]:
+        found = super()._find_prefix(request)
+        self._start = found[2]
+        return found
+
+    def chunk(self, pending: int, budget: int) -> int:
+        room = self.max_model_len - self._start - 2
+        pads = self._pads and (self._beside or self._start > 0) and self.most_drafts <= room
+        if pending > 1 or not pads:
+            return Scheduler.chunk(self, pending, budget)
+        return 1 + self.most_drafts if self.most_drafts < budget else 0
+
+    def admit_head(self, step: Step, hits: Sequence[int], start: int, tokens: int) -> None:
+        Scheduler.admit_head(self, step, hits, start, tokens)
+
+    def start(self, request: Request) -> None:
+        super().start(request)
+        self._drafted.setdefault(request, Drafted())
+
+    def fits(self, request: Request) -> bool:
+        last = request.prompt_tokens + self.output_limit(request) - 1
+        slots = last + (1 + self.overlaps) * (1 + self.most_drafts) + self.speculation.lookahead
+        most = self.blocks.most_held(min(slots, self.max_model_len))
+        return request.prompt_tokens < self.max_model_len and most <= self.blocks.usable
+
+    def preempt(self, request: Request) -> None:
+        super().preempt(request)
+        self._drafted[request].places = -1
+
+    # A step is over.
+
+    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
+        batch, now = self.in_flight.popleft(), ends[-1]
+        self._note_drafts(batch, now)
+        over = []
+        for one in batch.outcomes:
+            request = one.request
+            if request not in self._drafted:
+                continue  # it has ended, or nobody wants its answer any more
+            request.unknown -= one.tokens
+            if not one.out:
+                continue
+            runs = request in self.running  # else it was preempted, and gets its tokens yet
+            if runs:
+                self._drafted[request].places -= 1 + one.drafts
+                request.computed -= 1 + one.drafts - one.out
+            request.generated += one.out
+            self._bring(request, now)
+            if runs and self._caches_outcomes:
+                self.blocks.register_last(request, request.unknown)
+            if request.generated == request.output_limit:
+                self.finish(request, now)
+                over.append(request)
+        self.ended = bool(over)
+        return over
+
+    def _bring(self, request: Request, now: float) -> None:
+        """Write down that tokens of a request have come out, in one piece."""
+        if request.first_token < 0:
+            request.first_token = now
+        self.running.runs += pack_run(now, request.id, 0, 0)
+        self.running.decodes.joins += 1
+
+    def _note_drafts(self, batch: DraftBatch, end: float) -> None:
+        """Write down what a step that ended at `end` verified; it began when the GPU was free."""
+        verified = list(batch.verified())
+        if verified:
+            drafts, right = sum(one.drafts for one in verified), sum(one.right for one in verified)
+            start = max(batch.decided, self._last_end)
+            self.drafts += pack_draft(start, len(verified), drafts, right)
+        self._last_end = end
+
+    def finish(self, request: Request, now: float) -> None:
+        del self._drafted[request]
+        if request in self.running:
+            super().finish(request, now)
+            return
+        self._streams.pop(request, None)
+        request.finish = now
+        self.waiting.remove(request)
+        self._deferred.discard(request)
+        self.blocks.finished(request)
+
+    def cancel(self, request: Request) -> None:
+        self._drafted.pop(request, None)
+        super().cancel(request)
+
+    # What is written down of a step.
+
+    def account(self, step: Step) -> StepRow:
+        row = Scheduler.account(self, step)
+        if not step.decodes:
+            return row
+        tokens = sum(one.out for one in self.in_flight[-1].verified())
+        wasted = step.decodes + step.drafts - tokens
+        return *row[:DECODES], tokens, wasted, *row[DECODES + 2 :]
+
+    def stored(self, step: Step) -> int:
+        tokens = 0
+        for request in self.running:
+            said = self._drafted[request].said
+            tokens += min(request.computed, request.prompt_tokens + max(said - 1, 0))
+        return self.blocks.in_use(tokens)
+
+
+class AsyncDraftWalk(DraftWalk):
+    """The same with two batches in flight."""
+
+    overlaps: ClassVar[bool] = True

@@ -1,0 +1,65 @@
+"""Speculative decoding with a prefix cache or a step ahead; vLLM's own decisions: `conformance`."""
+
+from math import isclose
+
+import numpy as np
+import pytest
+
+from simulator.scenario.load import load_scenario
+from simulator.simulation.run import run
+from tests.schedulers.test_speculative import SCENARIO
+from tests.support.scenarios import errors
+
+
+@pytest.mark.parametrize(
+    ("method", "since", "before"),
+    [
+        ("", "0.33", "0.32"),
+        (", method: ngram", "0.33", "0.32"),
+        (", draft: {fraction: 0.1}", "0.28", "0.27"),
+        (", method: eagle3, draft: {fraction: 0.1}", "0.14", "0.13"),
+        (", method: mtp, draft: {fraction: 0.1}", "0.14", "0.13"),
+    ],
+)
+def test_drafts_are_scheduled_ahead_where_vllm_does(
+    write, method: str, since: str, before: str
+) -> None:
+    """Unless the scenario says otherwise; without drafts versions from 0.14 on do."""
+    drafts = f"{{num_speculative_tokens: 3, acceptance: 0.5{method}}}"
+    path = write(f"engine: {{name: vllm, version: '{since}', speculative_config: {drafts}}}\n")
+    assert load_scenario(path).engine.async_scheduling
+    assert not load_scenario(path, [f"engine.version={before}"]).engine.async_scheduling
+    assert not load_scenario(path, ["engine.async_scheduling=false"]).engine.async_scheduling
+
+
+def test_a_window_and_drafts_that_read_the_next_token_share_prompts_from_033_on(write) -> None:
+    text = """model: gpt-oss-20b
+engine:
+  version: '0.32'
+  disable_hybrid_kv_cache_manager: false
+  speculative_config: {method: eagle3, num_speculative_tokens: 3, acceptance: 0.5, draft: {}}
+"""
+    path = write(text)
+    (told,) = errors(path)
+    assert told.endswith(
+        "engine.enable_prefix_caching: must be false: eagle3 with a window has a prefix cache from "
+        "vLLM 0.33 on"
+    )
+    assert load_scenario(path, ["engine.version=0.33"]).engine.enable_prefix_caching
+
+
+@pytest.mark.parametrize("ahead", ["false", "true"])
+def test_drafts_with_a_prefix_cache_say_as_much_and_sooner(write, ahead: str) -> None:
+    """Two prefixes of 512 tokens that 300 prompts share, in step and ahead."""
+    load = "output_len: 101, prefix_groups: {num_prefixes: 2, prefix_len: 512}"
+    text = SCENARIO.replace("enable_prefix_caching: false", f"async_scheduling: {ahead}")
+    path = write(text.replace("output_len: 101", load))
+    blocks = "engine.num_gpu_blocks_override=600"
+    shared = run(load_scenario(path, [blocks]))
+    alone = run(load_scenario(path, [blocks, "engine.enable_prefix_caching=false"]))
+    found, without = shared.summary(), alone.summary()
+    assert found["total_output_tokens"] == without["total_output_tokens"] == 300 * 101
+    assert found["mean_ttft_ms"] < without["mean_ttft_ms"]
+    assert isclose(found["spec_decode_acceptance_length"], 2.533, rel_tol=0.02)
+    table = shared.requests
+    assert np.allclose(table["queue_time"] + sum(shared.time_parts().values()), table["e2el"])
