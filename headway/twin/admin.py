@@ -1,114 +1,115 @@
 """The addresses under /admin: faults of servers, brought about on purpose. Off unless asked for."""
 
-import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from headway.twin.fault_injection import (
-    SLOWEST,
-    FailureRates,
-    FaultError,
-    FaultInjector,
-    number,
-)
-from headway.twin.live_engine import LiveEngine
-from headway.twin.responses import error_response, web
+from pydantic import BaseModel, ConfigDict, Field
 
-Body = Mapping[str, Any]
+from headway.twin.bodies import parse_json, read_types
+from headway.twin.fault_injection import SLOWEST, FailureRates, FaultError, FaultInjector, Rates
+from headway.twin.live_engine import LiveEngine
+from headway.twin.openapi import Route
+from headway.twin.refusals import web
+
 LONGEST_WAIT = 1e6  # s
 RUNNING = ("up", "draining")
 ALIVE = (*RUNNING, "starting")
 
 
-def admin_routes(engine: LiveEngine, failures: FailureRates) -> list[web.RouteDef]:
-    """Return what may be done to an engine that was made for fault injection."""
-    admin = _Admin(engine, failures)
-    routes = [web.get("/admin", admin.tell)]
-    for name, act in (
-        ("slow", admin.slow),
-        ("hang", admin.hang),
-        ("kill", admin.kill),
-        ("restart", admin.restart),
-        ("failures", failures.set),
-    ):
-        routes.append(web.post(f"/admin/{name}", admin.handler(act)))
-    return routes
+class Kill(BaseModel):
+    """What is done to a replica, or to all."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    replica: int | None = None
 
 
-class _Admin:
+class Slow(Kill):
+    """Its steps take so many times as long."""
+
+    factor: float = Field(gt=0, le=SLOWEST)
+
+
+class Hang(Kill):
+    """Its next step takes so much longer."""
+
+    seconds: float | None = Field(None, ge=0, le=LONGEST_WAIT)
+
+
+class Restart(Kill):
+    """It comes back so much later, s."""
+
+    delay: float = Field(0.0, ge=0, le=LONGEST_WAIT)
+
+
+class Admin:
+    """Does to an engine's replicas what clients ask for."""
+
     def __init__(self, engine: LiveEngine, failures: FailureRates) -> None:
         assert engine.faults is not None
         self.engine, self.failures = engine, failures
         self.faults: FaultInjector = engine.faults
 
+    def routes(self) -> list[Route]:
+        """Return the addresses."""
+        acts: dict[type[BaseModel], Callable[[Any], None]] = {
+            Slow: self.slow,
+            Hang: self.hang,
+            Kill: self.kill,
+            Restart: self.restart,
+            Rates: self.failures.set,
+        }
+        names = ("slow", "hang", "kill", "restart", "failures")
+        return [Route("GET", "/admin", self.tell)] + [
+            Route("POST", f"/admin/{name}", partial(self.act, kind, act), kind)
+            for name, (kind, act) in zip(names, acts.items(), strict=True)
+        ]
+
     async def tell(self, _: web.Request) -> web.Response:
         """Tell how all is."""
         self.engine.clock.advance()
-        return self._state()
-
-    def _state(self) -> web.Response:
         found = {"replicas": self.faults.states(), "failures": self.failures.rates}
         return web.json_response(found)
 
-    def handler(self, act: Callable[[Body], None]) -> Callable[[web.Request], Awaitable[Any]]:
-        """Return what reads a body, acts on it, and tells how all is then."""
+    async def act(
+        self, kind: type[BaseModel], act: Callable[[Any], None], request: web.Request
+    ) -> web.Response:
+        """Read a body, act on it, and tell how all is then."""
+        text = await request.read()
+        body = read_types(parse_json(text) if text else {}, kind)
+        self.engine.clock.advance()
+        act(body)
+        return await self.tell(request)
 
-        async def handle(request: web.Request) -> web.Response:
-            try:
-                text = await request.read()
-                body = json.loads(text) if text else {}
-                if not isinstance(body, dict):
-                    raise FaultError("the body is not a JSON object")
-                self.engine.clock.advance()
-                act(body)
-            except FaultError as error:
-                return error_response(str(error), "BadRequestError", 400)
-            except (ValueError, RecursionError):
-                return error_response("the body is not a JSON object", "BadRequestError", 400)
-            return self._state()
-
-        return handle
-
-    def _replicas(self, body: Body, states: Sequence[str], *keys: str) -> list[int]:
+    def _replicas(self, body: Kill, states: Sequence[str]) -> list[int]:
         """Get the numbers of the replicas that are meant: one, or all that are in such a state."""
-        if unknown := [key for key in body if key not in ("replica", *keys)]:
-            raise FaultError(f"{unknown[0]}: unknown; there is {', '.join(('replica', *keys))}")
-        now = self.faults.life.states
-        allowed = " or ".join(states)
-        if body.get("replica") is None:
+        now, chosen, allowed = self.faults.life.states, body.replica, " or ".join(states)
+        if chosen is None:
             if not (found := [k for k in range(len(now)) if now[k] in states]):
                 raise FaultError(f"replica: none is {allowed}")
             return found
-        chosen = body["replica"]
-        if isinstance(chosen, bool) or not isinstance(chosen, int):
-            raise FaultError(f"replica: {str(chosen)[:40]} is not a whole number")
         self.faults.check(chosen)
         if now[chosen] not in states:
             raise FaultError(f"replica: {chosen} is not {allowed}: it is {now[chosen]}")
         return [chosen]
 
-    def slow(self, body: Body) -> None:
-        replicas = self._replicas(body, ALIVE, "factor")
-        factor = number(body, "factor", most=SLOWEST)
-        if not factor:
-            raise FaultError("factor: must be more than 0")
-        for replica in replicas:
-            self.faults.slow(replica, factor)
+    def slow(self, body: Slow) -> None:
+        """Let steps take longer."""
+        for replica in self._replicas(body, ALIVE):
+            self.faults.slow(replica, body.factor)
 
-    def hang(self, body: Body) -> None:
-        replicas = self._replicas(body, ALIVE, "seconds")
-        seconds = body.get("seconds")
-        if seconds is not None:
-            seconds = number(body, "seconds", most=LONGEST_WAIT)
-        for replica in replicas:
-            self.faults.hang(replica, seconds)
+    def hang(self, body: Hang) -> None:
+        """Let the next step take longer."""
+        for replica in self._replicas(body, ALIVE):
+            self.faults.hang(replica, body.seconds)
 
-    def kill(self, body: Body) -> None:
+    def kill(self, body: Kill) -> None:
+        """Let replicas fail."""
         for replica in self._replicas(body, RUNNING):
             self.engine.kill(replica)
 
-    def restart(self, body: Body) -> None:
-        replicas = self._replicas(body, ("up", "down"), "delay")
-        delay = number(body, "delay", 0.0, LONGEST_WAIT)
-        for replica in replicas:
-            self.engine.restart(replica, delay)
+    def restart(self, body: Restart) -> None:
+        """Let replicas come back."""
+        for replica in self._replicas(body, ("up", "down")):
+            self.engine.restart(replica, body.delay)

@@ -43,6 +43,30 @@ class BadRequestError(Exception):
         self.status, self.kind, self.param = status, kind, parameter or param
 
 
+class JsonSchema(BaseModel):
+    """The schema of an answer, by name."""
+
+    name: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """What an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's own words for it; `regex` and others are kept, and not understood."""
+
+    model_config = ConfigDict(extra="allow")
+
+    json_schema: str | dict[str, Any] | None = Field(None, alias="json")
+    choice: list[str] | None = None
+    json_object: bool | None = None
+
+
 class StreamOptions(BaseModel):
     """What a stream tells beside its tokens."""
 
@@ -61,7 +85,9 @@ class Body(BaseModel):
     max_completion_tokens: int | None = None
     n: int | None = 1
     presence_penalty: float | None = None
+    response_format: ResponseFormat | None = None
     seed: Seed | None = None
+    stop: str | list[str] | None = []
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -70,8 +96,10 @@ class Body(BaseModel):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
+    structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = None
     priority: Seed = 0
     request_id: str | None = None
@@ -79,11 +107,17 @@ class Body(BaseModel):
     stream_interval: int | None = None
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
+    @property
+    def stops(self) -> list[str]:
+        """Return the texts that end an answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
 
 class CompletionBody(Body):
     """Of a completion."""
 
     prompt: list[Token] | list[list[Token]] | str | list[str] | None = None
+    echo: bool | None = False
     logprobs: int | None = None
 
 
@@ -113,9 +147,28 @@ class ChatBody(Body):
     logprobs: bool | None = False
     top_logprobs: int | None = 0
     tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     add_generation_prompt: bool = True
     documents: list[dict[str, str]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(BaseModel):
+    """Of a prompt or a chat whose tokens are told."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    prompt: str | list[Token] | None = None
+    messages: list[Any] | None = None
+    return_token_strs: bool | None = False
+
+
+class DetokenizeBody(BaseModel):
+    """Of tokens whose text is told."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 def parse_json(data: bytes) -> object:
@@ -135,7 +188,7 @@ def parse_json(data: bytes) -> object:
         raise BadRequestError("There was an error parsing the body") from None
 
 
-def read_types(body: object, kind: type[Body]) -> Any:
+def read_types(body: object, kind: type[BaseModel]) -> Any:
     """Return a body with its types; raise BadRequestError with all that have another."""
     try:
         return kind.model_validate(body, from_attributes=True)

@@ -1,12 +1,12 @@
 """Fault injection: replicas slowed, hung, killed and restarted; answers that fail by chance."""
 
-from collections.abc import Mapping
 from functools import partial
-from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from headway.twin.bodies import BadRequestError
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.lifecycle import Lifecycle
 from simulator.core.alarm import Alarm
@@ -26,8 +26,13 @@ FOREVER = 1e9  # s
 SLOWEST = 1e6
 
 
-class FaultError(ValueError):
-    """A fault that was asked for cannot be brought about; `args[0]` says why."""
+class FaultError(BadRequestError):
+    """A fault that was asked for cannot be brought about."""
+
+
+SHARES: Any = dict.fromkeys(FAILURES, (Annotated[float, Field(ge=0, le=1, strict=True)], 0.0))
+Rates = create_model("Rates", __config__=ConfigDict(extra="forbid"), **SHARES)
+"""The share of requests that fail in each way; ways that are left out are off."""
 
 
 class FaultyExecutor:
@@ -124,17 +129,12 @@ class FailureRates:
         self.rates: dict[str, float] = {}
         self._random = np.random.default_rng([seed, 20])
 
-    def set(self, rates: Mapping[str, float]) -> None:
-        """Set the share of requests that fail in each way; ways that are left out are off."""
-        if unknown := [name for name in rates if name not in FAILURES]:
-            raise FaultError(f"{unknown[0]}: there is {', '.join(FAILURES)}")
-        for name, rate in rates.items():
-            number(rates, name, most=1.0)
-            if not 0 <= rate <= 1:
-                raise FaultError(f"{name}: {rate} is not between 0 and 1")
-        if sum(rates.values()) > 1:
+    def set(self, rates: BaseModel) -> None:
+        """Set the `Rates`."""
+        found = {name: rate for name, rate in rates.model_dump().items() if rate}
+        if sum(found.values()) > 1:
             raise FaultError("the rates add up to more than 1")
-        self.rates = {name: float(rate) for name, rate in rates.items() if rate}
+        self.rates = found
 
     def draw(self) -> tuple[str, str, int] | None:
         """Say how the next request fails; None: not at all."""
@@ -146,14 +146,3 @@ class FailureRates:
             if drawn < 0:
                 return FAILURES[name]
         return None
-
-
-def number(
-    body: Mapping[str, Any], name: str, default: float | None = None, most: float = inf
-) -> float:
-    """Return a number, 0 or more, of a body; raise FaultError where it is none."""
-    value = body.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        bound = "" if most == inf else f" to {most:,g}"
-        raise FaultError(f"{name}: {str(value)[:40]} is not a number, 0 or more{bound}")
-    return float(value)

@@ -16,17 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from headway.twin.admin import admin_routes
-from headway.twin.bodies import BadRequestError, parse_json
+from headway.twin.admin import Admin
+from headway.twin.api_server import ANSWERS, MOST_BYTES, ApiServer
+from headway.twin.bodies import BadRequestError, DetokenizeBody, TokenizeBody
 from headway.twin.chat_template import own_template, read_template
-from headway.twin.fault_injection import FailureRates
 from headway.twin.kv_events import KvEvents, KvEventsConfig
-from headway.twin.live_engine import LOST, LiveEngine, Stream
+from headway.twin.live_engine import LiveEngine
 from headway.twin.live_metrics import LiveMetrics
-from headway.twin.openai import MOST_TOKENS, Answer, Wanted, client_name, name_blocks, read_body
-from headway.twin.responses import error_response, refusals_in_json, refuse, web
+from headway.twin.messages import CountTokensBody
+from headway.twin.openai import Reader
+from headway.twin.openapi import Route, openapi
+from headway.twin.refusals import error_response, refusals_in_json, web
 from headway.twin.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 from simulator.core.request import Request
 from simulator.scenario.scenario import Scenario
@@ -38,16 +38,7 @@ from simulator.util.yaml_lines import dump_yaml
 from simulator.workload.traces.write import write_timed_trace
 
 VERSION = "0.33.0"  # of vLLM, whose rules are the newest that are simulated
-MOST_BYTES = 16 * 2**20  # of a body
-MOST_UNSENT = 2**20  # bytes that a client may leave unread: then it is taken for gone
-LOOK = 16  # tokens from one look at what a client has left unread to the next
-MOST_REQUESTS = 10_000  # at once
 MOST_CONNECTIONS = 12_000  # idle ones and those of slow clients included
-READ_SECONDS = 60.0  # that a body may take
-ANSWERED = ("stop", "length")
-UNAVAILABLE = "ServiceUnavailableError"
-REFUSED = "The request does not fit into the engine's KV cache, or was refused by the cluster."
-STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 PERMISSION = {
     "id": "modelperm-headway",
     "object": "model_permission",
@@ -88,49 +79,59 @@ class Server:
         self.engine = LiveEngine(
             scenario, options.speed, faults=options.admin, startup_delay=options.startup_delay
         )
-        self.failures = FailureRates(scenario.seed)
         self.model = options.model or str(scenario.model)
         self.version = scenario.engine.version or VERSION
-        self.fingerprint = f"vllm-{self.version}-headway"
         self.metrics = LiveMetrics(self.engine, self.model)
-        self._said: dict[int, tuple[Sequence[int], int]] = {}  # by id: prompt, first word
+        images = scenario.engine.multimodal_config
+        reader = Reader(
+            self.model,
+            counter,
+            self.engine.spec.max_model_len,
+            self.engine.spec.model.vocab_size,
+            {} if images is None else images.limit_mm_per_prompt,
+        )
+        self.api = ApiServer(scenario, self.engine, reader, f"vllm-{self.version}-headway")
         if options.kv_events is not None:
             told = options.kv_events, self.engine.cores, self._tokens, options.first_core
             self.engine.kv_events = KvEvents(*told)
             self._words = [counter.encode(word)[0] for word in counter.words]
-        self._lengths = scenario.make_workload().output_tokens
-        self._random = np.random.default_rng(scenario.seed)
-        self._serial = 0
-        self._open = 0  # requests that are being answered
-        self._frontend = scenario.frontend()
-        self._free = 0.0  # simulated s, when the frontend has passed on all requests so far
 
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of a prompt and its answer."""
-        return self.engine.spec.max_model_len
+    def routes(self) -> list[Route]:
+        """Return the addresses: the body of each, and what answers it."""
+        api = self.api
+        admin = Admin(self.engine, api.failures).routes() if self.options.admin else []
+        return [
+            *admin,
+            *(
+                Route("POST", path, partial(api.generate, *kinds), kinds[0])
+                for path, kinds in ANSWERS.items()
+            ),
+            Route("POST", "/v1/messages/count_tokens", api.count_tokens, CountTokensBody),
+            Route("POST", "/tokenize", api.tokenize, TokenizeBody),
+            Route("POST", "/detokenize", api.detokenize, DetokenizeBody),
+            Route("GET", "/v1/models", self._models),
+            Route("GET", "/v1/models/{model}", self._model),
+            Route("GET", "/health", self._health),
+            Route("GET", "/ping", self._health),
+            Route("POST", "/ping", self._health),
+            Route("GET", "/version", self._version),
+            Route("GET", "/load", self._load),
+            Route("GET", "/server_info", self._server_info),
+            Route("GET", "/openapi.json", self._openapi),
+            Route("GET", "/metrics", self._metrics),
+            Route("GET", "/report", self._report),
+            Route("GET", "/report/requests", self._requests),
+        ]
 
     def application(self) -> web.Application:
-        """Return the addresses."""
+        """Return what answers at the addresses."""
         middlewares = [refusals_in_json, self._guard]
         app = web.Application(client_max_size=MOST_BYTES, middlewares=middlewares)
-        if self.options.admin:
-            app.add_routes(admin_routes(self.engine, self.failures))
-        app.add_routes(
-            [
-                web.post("/v1/completions", partial(self._answer, chat=False)),
-                web.post("/v1/chat/completions", partial(self._answer, chat=True)),
-                web.post("/tokenize", self._tokenize),
-                web.get("/v1/models", self._models),
-                web.get("/health", self._health),
-                web.get("/ping", self._health),
-                web.post("/ping", self._health),
-                web.get("/version", self._version),
-                web.get("/metrics", self._metrics),
-                web.get("/report", self._report),
-                web.get("/report/requests", self._requests),
-            ]
-        )
+        for route in self.routes():
+            if route.method == "GET":
+                app.router.add_get(route.path, route.handler)
+            else:
+                app.router.add_post(route.path, route.handler)
         return app
 
     @web.middleware
@@ -183,236 +184,51 @@ class Server:
         """Return the run so far."""
         return self.engine.result()
 
-    # Requests.
-
-    def _turned_away(self) -> web.Response | None:
-        """Refuse a request whatever it asks for; None: there is no reason to."""
-        if self._open >= MOST_REQUESTS:
-            return error_response(f"more than {MOST_REQUESTS:,} requests at once", UNAVAILABLE, 503)
-        self.engine.clock.advance()
-        if not self.engine.is_open():
-            return error_response("no replica is up", UNAVAILABLE, 503)
-        if (full := self._kept_out()) is not None:
-            return full
-        failure = self.failures.draw()
-        return None if failure is None else error_response(*failure)
-
-    def _kept_out(self) -> web.Response | None:
-        """Refuse a request beyond the limits of the queue, as `AsyncLLM.check_admission`."""
-        door = self.engine.cores[0].door
-        why = "" if door is None else door.refuses(self.engine.clock.now)
-        return error_response(f"{why} is reached", UNAVAILABLE, 503) if why else None
-
-    async def _read(self, request: web.Request, *, chat: bool) -> Wanted:
-        """Understand a request; raise BadRequestError where it cannot be."""
-        _check_type(request)
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                body = parse_json(await request.read())
-        except TimeoutError:
-            raise BadRequestError("the body did not come in time", 408) from None
-        except web.HTTPRequestEntityTooLarge:
-            text = f"the body has more than {MOST_BYTES:,} bytes"
-            raise BadRequestError(text, 413) from None
-        vocab_size = self.engine.spec.model.vocab_size
-        images = self.scenario.engine.multimodal_config
-        wanted = read_body(
-            *(body, chat, self.model, self.counter, self.max_model_len),
-            vocab_size=vocab_size,
-            limits={} if images is None else images.limit_mm_per_prompt,
-        )
-        wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
-        if "X-Client" in request.headers:
-            wanted.client = client_name(request.headers["X-Client"], "X-Client")
-        return wanted
-
-    async def _answer(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
-        if (refusal := self._turned_away()) is not None:
-            return refusal
-        came = self.engine.clock.now
-        try:
-            wanted = await self._read(request, chat=chat)
-        except BadRequestError as error:
-            return refuse(error)
-        wanted.length = self._length(wanted)
-        words = self.counter.words
-        caches = self.scenario.engine.enable_prefix_caching
-        answer = Answer(
-            wanted,
-            chat,
-            self.model,
-            self._serial,
-            words,
-            fingerprint=self.fingerprint,
-            cached_block=self.engine.block_size if caches else MOST_TOKENS,
-        )
-        self._serial += 1
-        self._open += 1
-        number = -1
-        try:
-            await self._pass_frontend(came, len(wanted.tokens))
-            if self._frontend is not None and (full := self._kept_out()) is not None:
-                return full
-            number = self.engine.next_id
-            if self.engine.kv_events is not None:
-                self._said[number] = wanted.tokens, answer.offset
-            if wanted.stream:
-                return await self._stream(request, wanted, answer)
-            return await self._whole(request, wanted, answer)
-        finally:
-            self._open -= 1
-            self._said.pop(number, None)
-
-    async def _pass_frontend(self, came: float, prompt_tokens: int) -> None:
-        """Wait as long as the scenario's frontend takes, less what reading the request took."""
-        if self._frontend is None:
-            return
-        delay, self._free = self._frontend.delay(came, self._free, prompt_tokens)
-        clock = self.engine.clock
-        await asyncio.sleep(max(came + delay - clock.now, 0.0) / clock.speed)
-
     def _tokens(self, request: Request, first: int, last: int) -> list[int] | None:
         """Return tokens of a request, prompt and answer; None: its client has gone."""
-        if (said := self._said.get(request.id)) is None:
+        if (said := self.api.said.get(request.id)) is None:
             return None
         prompt, offset = said
         size, words = len(prompt), self._words
         answer = range(offset + max(first - size, 0), offset + max(last - size, 0))
         return [*prompt[first:last], *(words[number % len(words)] for number in answer)]
 
-    def _length(self, wanted: Wanted) -> int:
-        """Say after how many tokens an answer ends by itself: the client's, or drawn."""
-        if wanted.ignore_eos:
-            return wanted.max_tokens + 1
-        return max(int(self._random.choice(self._lengths)), wanted.min_tokens, 1)
-
-    def _submit(
-        self, wanted: Wanted, on_tokens: Callable[[int, int], None]
-    ) -> tuple[Stream, asyncio.Future[tuple[Request, str]]]:
-        """Hand a request to the engine, with the length that `_length` has found.
-
-        The future becomes the request and why it has ended.
-        """
-        over: asyncio.Future[tuple[Request, str]] = asyncio.get_running_loop().create_future()
-
-        def end(ended: Request, reason: str) -> None:
-            if not over.done():
-                over.set_result((ended, reason))
-
-        stream = self.engine.submit(
-            len(wanted.tokens),
-            wanted.length,
-            on_tokens,
-            end,
-            max_tokens=wanted.max_tokens,
-            segments=name_blocks(wanted.tokens, self.engine.block_size, wanted.salt),
-            client=wanted.client,
-            priority=wanted.priority,
-            hint=wanted.hint,
-        )
-        return stream, over
-
-    async def _whole(
-        self, request: web.Request, wanted: Wanted, answer: Answer
-    ) -> web.StreamResponse:
-        stream, over = self._submit(wanted, lambda *_: None)  # the client waits for the whole
-        try:
-            ended, reason = await over
-        except asyncio.CancelledError:  # the client has hung up
-            self.engine.cancel(stream)
-            raise
-        if reason not in ANSWERED:
-            return self._refused(request, reason)
-        return web.Response(
-            body=answer.whole(ended, reason),
-            content_type="application/json",
-            headers=_notes(wanted),
-        )
-
-    async def _stream(
-        self, request: web.Request, wanted: Wanted, answer: Answer
-    ) -> web.StreamResponse:
-        early: list[bytes] = []  # what came before the head of the answer was out
-        transport: asyncio.Transport | None = None  # where the rest goes
-
-        def tokens(new: int, count: int) -> None:
-            """Write to the socket: a task that wakes up per token costs half as much again."""
-            if transport is None:
-                early.append(answer.chunk(new, count))
-            elif not transport.is_closing():
-                transport.write(answer.framed(new, count))
-                if not count % LOOK and transport.get_write_buffer_size() > MOST_UNSENT:
-                    transport.abort()
-
-        stream, over = self._submit(wanted, tokens)
-        chunked = request.version >= (1, 1)
-        try:
-            if not chunked:
-                await over
-            if over.done() and over.result()[1] not in ANSWERED:
-                return self._refused(request, over.result()[1])
-            response = web.StreamResponse(headers=STREAM_HEADERS | _notes(wanted))
-            if chunked:
-                response.enable_chunked_encoding()
-            await response.prepare(request)  # at once, as vLLM: tokens may take their time
-            while early:
-                data = b"".join(early)
-                early.clear()
-                await response.write(data)
-            if chunked:
-                transport = request.transport
-            ended, reason = await over
-            if reason == LOST:
-                return self._refused(request, reason)
-            if reason in ANSWERED:
-                await response.write(answer.end(ended))
-            else:
-                await response.write(answer.error_chunk(REFUSED))
-            await response.write_eof()
-        except (asyncio.CancelledError, ConnectionError):  # the client has hung up
-            self.engine.cancel(stream)
-            raise
-        return response
-
-    def _refused(self, request: web.Request, reason: str) -> web.Response:
-        if reason == LOST and request.transport is not None:
-            request.transport.abort()  # as the connections of a server that is killed
-        return error_response(REFUSED, "BadRequestError", 400)
-
-    # The rest.
-
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        try:
-            _check_type(request)
-            body = parse_json(await request.read())
-            chat = isinstance(body, dict) and "messages" in body
-            body = {**body, "max_tokens": None} if isinstance(body, dict) else body
-            wanted = read_body(body, chat, self.model, self.counter, 2**31 - 1)
-        except BadRequestError as error:
-            return refuse(error)
-        found = {
-            "count": len(wanted.tokens),
-            "max_model_len": self.max_model_len,
-            "tokens": list(wanted.tokens),
-            "token_strs": None,
-        }
-        return web.json_response(found, headers=_notes(wanted))
-
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": self.version})
 
-    async def _models(self, request: web.Request) -> web.Response:
-        card = {
+    def _card(self) -> dict[str, Any]:
+        return {
             "id": self.model,
             "object": "model",
             "created": int(time.time()),
             "owned_by": "headway",
             "root": self.model,
             "parent": None,
-            "max_model_len": self.max_model_len,
+            "max_model_len": self.engine.spec.max_model_len,
             "permission": [PERMISSION | {"created": int(time.time())}],
         }
-        return web.json_response({"object": "list", "data": [card]})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        if (name := request.match_info["model"]) != self.model:
+            why = f"The model `{name}` does not exist."
+            raise BadRequestError(why, 404, "NotFoundError", "model")
+        return web.json_response(self._card())
+
+    async def _load(self, request: web.Request) -> web.Response:
+        return web.json_response({"server_load": self.api.open})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        """Tell the engine's settings, as vLLM with VLLM_SERVER_DEV_MODE=1 does."""
+        config: Any = self.scenario.resolved()["engine"]
+        if request.query.get("config_format") != "json":
+            config = ", ".join(f"{key}={value!r}" for key, value in config.items())
+        return web.json_response({"vllm_config": config, "vllm_env": {}, "system_env": {}})
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return web.json_response(openapi(self.routes(), self.version))
 
     async def _health(self, request: web.Request) -> web.Response:
         """Say 503 as long as no replica has started, or none is left."""
@@ -524,16 +340,3 @@ def _allow_open_files() -> None:
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _check_type(request: web.Request) -> None:
-    """Refuse a body that does not say that it is JSON, as vLLM does."""
-    if request.content_type != "application/json":
-        why = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-        raise BadRequestError(why, kind="Bad Request")
-
-
-def _notes(wanted: Wanted) -> dict[str, str]:
-    """Return headers that tell what of a request is not simulated, and what is estimated."""
-    found = {"X-Headway-Ignored": ", ".join(wanted.notes)} if wanted.notes else {}
-    return found | ({"X-Headway-Estimated": "prompt_tokens"} if wanted.estimated else {})

@@ -1,8 +1,9 @@
 """Tokens of prompts, and words to answer with, each of which is one token to the client, too."""
 
 import json
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +28,12 @@ class TokenCounter(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
 
+    def pieces(self, text: str) -> list[str]:
+        """Return the texts of its tokens."""
+
+    def decode(self, tokens: Sequence[int]) -> str | None:
+        """Return the text of tokens; None: they cannot be read back."""
+
 
 class SplitAtSpaces:
     """Takes each word between spaces for a token: for clients that count nothing."""
@@ -38,6 +45,12 @@ class SplitAtSpaces:
 
     def encode(self, text: str) -> list[int]:
         return [zlib.crc32(word.encode("utf-8", "replace")) for word in text.split()]
+
+    def pieces(self, text: str) -> list[str]:
+        return re.findall(r"\s*\S+", text)
+
+    def decode(self, tokens: Sequence[int]) -> str | None:
+        return None
 
 
 class BpeTokens:
@@ -65,12 +78,18 @@ class BpeTokens:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def pieces(self, text: str) -> list[str]:
+        return [self.decode([token]) for token in self.encode(text)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
+
     def _single_words(self) -> Iterator[str]:
         """Yield words of letters, behind a space, that are one token."""
         found = 0
         for number in range(self._tokenizer.get_vocab_size()):
-            text = self._tokenizer.decode([number], skip_special_tokens=False)
-            word = text.strip()
+            word = self.decode([number]).strip()
             if len(word) > 1 and word.isascii() and word.isalpha():
                 spaced = f" {word}"
                 if self.encode(spaced) == [number]:

@@ -177,11 +177,11 @@ def test_without_a_template_tools_and_calls_are_estimated_and_it_is_said() -> No
         choice = {"type": "function", "function": {"name": "tool_3"}}
         count, heads = await asked(
             messages=[{"role": "user", "content": parts}],
-            tools=TOOLS[:1],
+            tools=TOOLS[:4],
             tool_choice=choice,
             chat_template_kwargs={"thinking": True},
         )
-        ignored = "chat_template_kwargs, tool_choice, image_url"
+        ignored = "chat_template_kwargs, image_url"
         assert heads == said | {"X-Headway-Ignored": ignored}
 
     served_by(play)

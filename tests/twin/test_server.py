@@ -17,7 +17,8 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 
-from headway.twin.openai import BadRequestError, read_body
+from headway.twin.bodies import BadRequestError, ChatBody, CompletionBody, read_types
+from headway.twin.openai import Reader
 from headway.twin.server import Server
 from headway.twin.tokenizers import BpeTokens, SplitAtSpaces, train
 from simulator import run
@@ -26,6 +27,7 @@ from simulator.util.errors import HeadwayError
 from tests.support.twins import events, malformed, served_by, twin
 
 JSON = {"Content-Type": "application/json"}
+READER = Reader("m", SplitAtSpaces(), 100)
 PROMPT = " ".join(f"word{number}" for number in range(100))
 
 
@@ -143,16 +145,24 @@ def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
 def test_what_is_not_simulated_is_told() -> None:
     async def play(client: ClientSession, _: Server) -> None:
         for stream in (True, False):
-            body = {"prompt": PROMPT, "max_tokens": 2, "stop": ["."], "stream": stream}
-            body |= {"logprobs": 3, "temperature": 0.7, "top_p": "0.5", "top_k": 2.0, "seed": None}
+            body = {"prompt": PROMPT, "max_tokens": 2, "suffix": ".", "stream": stream}
+            body |= {
+                "prompt_logprobs": 3,
+                "temperature": 0.7,
+                "top_p": "0.5",
+                "top_k": 2.0,
+                "seed": None,
+            }
             response = await client.post("/v1/completions", json=body)
-            assert response.headers["X-Headway-Ignored"] == "stop, logprobs"
+            assert response.headers["X-Headway-Ignored"] == "prompt_logprobs, suffix"
         more = {"logit_bias": {"3": 1.0}, "best_of": 2, "skip_special_tokens": False}
         response = await client.post("/v1/completions", json={"prompt": "a", **more})
         assert response.headers["X-Headway-Ignored"] == "logit_bias, skip_special_tokens, best_of"
-        body = {"prompt": "a", "return_token_strs": True}
-        response = await client.post("/tokenize", json=body)
-        assert response.headers["X-Headway-Ignored"] == "return_token_strs"
+        tools = [{"function": {"name": "f", "parameters": {"not": {}}}}]
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "tools": tools}
+        chat |= {"tool_choice": "required"}
+        response = await client.post("/v1/chat/completions", json=chat)
+        assert response.headers["X-Headway-Ignored"] == "tool_choice"
 
     served_by(play)
 
@@ -219,8 +229,10 @@ def test_the_files_play_the_run_again(policy: str, tmp_path: Path) -> None:
         (b"[" * 100_000, 400, "error parsing the body"),
         ({"prompt": 3}, 400, "4 validation errors"),
         ({"prompt": ""}, 400, "Either prompt or prompt_embeds must be provided and non-empty."),
-        ({"prompt": ["a", "b"]}, 400, "only one at a time"),
-        ({"prompt": "a", "n": 2}, 400, "n: only 1"),
+        ({"prompt": ["a", ""]}, 400, "Either prompt or prompt_embeds must be provided and"),
+        ({"prompt": "a", "n": 129}, 400, "more than 128 answers to one request"),
+        ({"prompt": "a", "n": 2, "temperature": 0}, 400, "n must be 1 when using greedy sampling"),
+        ({"prompt": "a", "stop": ["b", ""]}, 400, "stop cannot contain an empty string."),
         ({"prompt": "a", "model": "gpt"}, 404, "`gpt` does not exist"),
         ({"prompt": "a", "n": 0}, 400, "n must be at least 1, got 0."),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
@@ -271,8 +283,8 @@ def test_what_vllm_takes_is_taken() -> None:
     edges = {"temperature": 2, "top_p": 1, "min_p": 0, "presence_penalty": -2, "top_k": -1}
     for more in (edges, {"temperature": "0.5", "top_k": "3"}, {"temperature": -0.0, "n": 1}):
         body = {"prompt": "a", "model": "", "stream": 1, "ignore_eos": 0, "logprobs": 0, **more}
-        wanted = read_body(body, False, "m", SplitAtSpaces(), 100)
-        assert (wanted.stream, wanted.ignore_eos, wanted.notes) == (True, False, [])
+        wanted = READER.read(read_types(body, CompletionBody))
+        assert (wanted.stream, wanted.asked.ignore_eos, wanted.notes) == (True, False, [])
 
 
 def test_refusals_that_are_not_ours_have_the_form_of_vllms_server() -> None:
@@ -316,12 +328,12 @@ ranged = ("temperature", "top_p", "top_k", "seed", "logprobs", "top_logprobs")
 @settings(max_examples=300, deadline=None)
 def test_any_body_is_understood_or_refused(body: dict[str, object], chat: bool) -> None:
     try:
-        wanted = read_body(body, chat, "m", SplitAtSpaces(), 100)
+        wanted = READER.read(read_types(body, ChatBody if chat else CompletionBody))
     except BadRequestError:
         return
     assert 1 <= len(wanted.tokens) <= 100
     assert 1 <= wanted.max_tokens <= 100 - len(wanted.tokens)
-    assert wanted.min_tokens <= wanted.max_tokens
+    assert wanted.asked.min_tokens <= wanted.max_tokens
 
 
 def test_a_request_that_never_fits_is_refused() -> None:

@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from headway.twin.bodies import BadRequestError
+from headway.twin.messages import message_error
 from headway.twin.openai import error_body
 from simulator.util.environment import need_package
 
-__all__ = ["error_response", "refusals_in_json", "refuse", "web"]
+__all__ = ["error_response", "refusals_in_json", "web"]
 
 need_package("serve", "serve", "aiohttp")
 from aiohttp import web  # noqa: E402
@@ -19,18 +20,18 @@ def error_response(message: str, kind: str, status: int, param: str | None = Non
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-def refuse(error: BadRequestError) -> web.Response:
-    """Say what of a body is wrong."""
-    return error_response(str(error), error.kind, error.status, error.param)
-
-
 @web.middleware
 async def refusals_in_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Put aiohttp's own refusals (no such address, no such method) in the form of vLLM's server."""
+    """Say as vLLM's server what of a body is wrong, or that there is no such address."""
     try:
         return await handler(request)
+    except BadRequestError as error:
+        if request.path.startswith("/v1/messages"):
+            body = message_error(str(error), error.status)
+            return web.Response(body=body, status=error.status, content_type="application/json")
+        return error_response(str(error), error.kind, error.status, error.param)
     except web.HTTPClientError as error:
         phrase = HTTPStatus(error.status).phrase
         response = web.json_response({"detail": phrase}, status=error.status)

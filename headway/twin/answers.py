@@ -1,0 +1,294 @@
+"""Answers to completions and chats, whole or token by token, as vLLM's server has them (0.33)."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from headway.twin.openai import MOST_TOKENS, Prompt, Wanted, compact, error_body
+from headway.twin.said import Said
+from simulator.core.request import Request
+
+NO_MESSAGE = "refusal annotations audio function_call reasoning"
+NO_ANSWER = "kv_transfer_params ec_transfer_params metrics"
+"""Keys of vLLM's messages and answers that are null, as others below."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer of those to a request, which may ask for several."""
+
+    index: int
+    prompt: Prompt
+    said: Said
+    length: int  # tokens after which it ends by itself
+    last: int  # tokens after which it ends at the latest
+    request: Request | None = None  # once it has ended
+    told: int = 0  # characters
+
+    @property
+    def reason(self) -> str:
+        """Return why it ends."""
+        return "stop" if self.length <= self.last else "length"
+
+    @property
+    def generated(self) -> int:
+        """Return its tokens."""
+        return 0 if self.request is None else self.request.generated
+
+
+class Answer:
+    """What goes back to a client that asked for a completion: chunks of a stream, or all at once.
+
+    Answers of other kinds differ in what the class says, and in the methods that they have, too.
+    """
+
+    kind, prefix, key = "text_completion", "cmpl-", "text"
+    nothing: ClassVar[Any] = ""
+    no_token_ids = "prompt_token_ids token_ids"
+    no_choice = "token_ids prompt_logprobs prompt_token_ids routed_experts"
+    no_answer = NO_ANSWER
+
+    def __init__(self, wanted: Wanted, model: str, serial: int, choices: Sequence[Choice]) -> None:
+        """Begin an answer."""
+        self.wanted, self.choices = wanted, choices
+        self.fingerprint: dict[str, str] = {}
+        self.cached_block = MOST_TOKENS  # tokens of a prefix cache's blocks, if there is one
+        number = wanted.request_id or f"{serial:012x}"
+        kind = self.kind + ".chunk" * (wanted.stream and self.key == "delta")
+        self.head: dict[str, Any] = {"id": self.prefix + number, "object": kind}
+        self.head |= {"created": int(time.time()), "model": model}
+        self._is_plain = wanted.logprobs is None and not wanted.continuous_usage
+        self._around: dict[int, list[bytes]] = {}  # a text that needs no escapes, by choice
+        self._frames: dict[tuple[int, int], bytes] = {}  # before a word, by choice and length
+
+    def start(self) -> bytes:
+        """Return what comes at once, before any token."""
+        return b""
+
+    def frame(self, choice: Choice) -> bytes:
+        """Return the chunk of a token whose text is @@."""
+        return self._chunk(choice, self.delta("@@"), None, 0)
+
+    def around(self, choice: Choice) -> list[bytes]:
+        """Return what is before and behind the text of a choice's chunk."""
+        if choice.index not in self._around:  # a request's id may have an @@, too
+            self._around[choice.index] = self.frame(choice).rsplit(b"@@", 1)
+        return self._around[choice.index]
+
+    def open(self, choice: Choice) -> bytes:
+        """Return what comes before a choice's first token."""
+        return b""
+
+    def delta(self, text: str) -> Any:
+        """Return what a chunk has of a text."""
+        return text
+
+    def part(self, choice: Choice, first: int, last: int) -> Any:
+        """Return what a chunk has of a choice's tokens from `first` up to `last`; None: nothing."""
+        echo = "" if first else "".join(choice.prompt.echo)
+        return echo + choice.said.text(first, last)
+
+    def piece(self, choice: Choice, first: int, count: int, reason: str | None) -> bytes:
+        """Return the chunk of some tokens; of the last, with the `reason`."""
+        delta = self.part(choice, first, count)
+        if delta is None and reason is None:
+            return b""
+        return self._chunk(choice, delta or self.nothing, reason, count, first)
+
+    def _chunk(
+        self, choice: Choice, delta: Any, reason: str | None, count: int, first: int = 0
+    ) -> bytes:
+        part: dict[str, Any] = {"index": choice.index, self.key: delta}
+        part |= {"logprobs": self._logprobs(choice, first, count), "finish_reason": reason}
+        if reason is not None or self.key == "text":
+            part["stop_reason"] = None if reason is None else choice.said.stop
+        chunk = self.head | {"choices": [part | _null(self.no_token_ids)]}
+        if self.wanted.continuous_usage:
+            chunk["usage"] = self._usage([choice], count)
+        if reason is not None and not self.wanted.usage:
+            chunk |= self.fingerprint  # of the last chunk
+        return b"data: " + compact(chunk) + b"\n\n"
+
+    def chunk(self, choice: Choice, new: int, count: int) -> bytes:
+        """Return the chunk of `new` tokens, `count` in all.
+
+        That of the last token says why it is the last, as vLLM's does: N chunks for N tokens.
+        """
+        first, is_last = count - new, count >= choice.last
+        out = b"" if first else self.open(choice)
+        if self._is_word(choice, first, count):
+            before, after = self.around(choice)
+            return out + before + choice.said.text(first, count).encode() + after
+        return out + self.piece(choice, first, count, self.reason(choice) if is_last else None)
+
+    def _is_word(self, choice: Choice, first: int, count: int) -> bool:
+        """Say whether a chunk has words only, and nothing that another has not."""
+        plain = self._is_plain and choice.said.pieces is None and count < choice.last
+        return plain and bool(first or not choice.prompt.echo)
+
+    def framed(self, choice: Choice, new: int, count: int) -> bytes:
+        """Return that chunk as one of HTTP's; of one word, from parts that are written once."""
+        if new > 1 or count == 1 or not self._is_word(choice, count - 1, count):
+            data = self.chunk(choice, new, count)
+            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        said, (before, after) = choice.said, self.around(choice)
+        word = said.words[(said.offset + count - 1) % len(said.words)].encode()
+        if (frame := self._frames.get((choice.index, len(word)))) is None:
+            frame = b"%x\r\n%b" % (len(before) + len(word) + len(after), before)
+            self._frames[choice.index, len(word)] = frame
+        return b"%b%b%b\r\n" % (frame, word, after)
+
+    def reason(self, choice: Choice) -> str:
+        """Return why a choice ends, in the client's words."""
+        return choice.reason
+
+    def end(self) -> bytes:
+        """Return what comes after the last token."""
+        out = b""
+        if self.wanted.usage:
+            usage = self._usage(self.choices) | {"prompt_tokens_details": self._details()}
+            end = self.head | {"choices": [], "usage": usage} | self.fingerprint
+            out = b"data: " + compact(end) + b"\n\n"
+        return out + b"data: [DONE]\n\n"
+
+    def error_chunk(self, message: str) -> bytes:
+        """Return what ends a stream that has begun and cannot go on."""
+        error = error_body(message, "BadRequestError", 400)
+        return b"data: " + error + b"\n\ndata: [DONE]\n\n"
+
+    def message(self, choice: Choice) -> dict[str, Any]:
+        """Return what the whole answer has of a choice."""
+        return {"text": self.part(choice, 0, choice.generated)}
+
+    def whole(self) -> bytes:
+        """Return the whole answer at once."""
+        choices = []
+        for one in self.choices:
+            found = {"index": one.index, **self.message(one), "stop_reason": one.said.stop}
+            found["logprobs"] = self._logprobs(one, 0, one.generated)
+            choices.append(found | {"finish_reason": self.reason(one)} | _null(self.no_choice))
+        usage = self._usage(self.choices) | _null("completion_tokens_details")
+        details = _null("created_cache_tokens multimodal_tokens") | self._details()
+        usage["prompt_tokens_details"] = details
+        found = self.head | {"choices": choices, "service_tier": None, "usage": usage}
+        return compact(found | self.fingerprint | _null(self.no_answer))
+
+    def _usage(self, choices: Sequence[Choice], count: int | None = None) -> dict[str, Any]:
+        """Count tokens, each prompt once."""
+        asked = len(choices[0].prompt.tokens)
+        if count is None:
+            count = sum(choice.generated for choice in choices)
+            asked = sum(len(prompt.tokens) for prompt in self.wanted.prompts)
+        found = {"prompt_tokens": asked, "total_tokens": asked + count, "completion_tokens": count}
+        chunk = self.wanted.continuous_usage and self.key == "delta"
+        return found | (_null("completion_tokens_details") if chunk else {})
+
+    def _details(self) -> dict[str, Any]:
+        request = self.choices[0].request
+        return {"cached_tokens": 0 if request is None else request.cached}
+
+    def _logprobs(self, choice: Choice, first: int, last: int) -> Any:
+        most, said = self.wanted.logprobs, choice.said
+        if most is None or first == last:
+            return None
+        echo = [] if first else [*choice.prompt.echo]
+        tokens = said.tokens(first, last)
+        tops: list[Any] = [
+            said.logprobs(number, max(most, 1)) for number in range(first, first + len(tokens))
+        ]
+        tops = [dict.fromkeys([token], said.likelihood) for token in echo] + tops
+        tokens = echo + tokens
+        values: list[float | None] = [top[one] for top, one in zip(tops, tokens, strict=True)]
+        if echo:
+            values[0] = tops[0] = None  # nothing is before it
+        offsets = [*accumulate(map(len, tokens), initial=choice.told)]
+        choice.told = offsets.pop()
+        found = {"text_offset": offsets, "token_logprobs": values, "tokens": tokens}
+        return found | {"top_logprobs": tops}
+
+
+class ChatAnswer(Answer):
+    """What goes back to a client that asked for a chat."""
+
+    kind, prefix, key = "chat.completion", "chatcmpl-", "delta"
+    nothing: ClassVar[Any] = {}
+    no_token_ids, no_choice = "token_ids", "token_ids routed_experts"
+    no_answer = f"prompt_logprobs prompt_token_ids prompt_text {NO_ANSWER}"
+
+    def open(self, choice: Choice) -> bytes:
+        """Return the chunk that says whose words follow."""
+        part = {"index": choice.index, "delta": {"role": "assistant", "content": ""}}
+        part |= _null("logprobs finish_reason")
+        chunk = self.head | {"choices": [part]} | _null("prompt_token_ids prompt_text")
+        if self.wanted.continuous_usage:
+            chunk["usage"] = self._usage([choice], 0)
+        return b"data: " + compact(chunk) + b"\n\n"
+
+    def delta(self, text: str) -> Any:
+        """Return what a chunk has of a text."""
+        return {"content": text}
+
+    def part(self, choice: Choice, first: int, last: int) -> Any:
+        """Return a piece of the text, or of the call; None: of neither."""
+        text = choice.said.text(first, last)
+        if not choice.said.call:
+            return self.delta(text)
+        if not text:
+            return None
+        if choice.said.text(0, first):
+            return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+        return {"tool_calls": [{**self._call(choice, text), "index": 0}]}
+
+    def _call(self, choice: Choice, text: str) -> dict[str, Any]:
+        function = {"name": choice.said.call, "arguments": text}
+        return {"id": self.call_id(choice), "type": "function", "function": function}
+
+    def call_id(self, choice: Choice) -> str:
+        """Return the name by which the result of a call is given back."""
+        return f"chatcmpl-tool-{self.head['id'].removeprefix(self.prefix)}-{choice.index}"
+
+    def reason(self, choice: Choice) -> str:
+        """Return why a choice ends: a call that the model chose is a reason of its own."""
+        fixed = self.wanted.fixed
+        chose = fixed is not None and fixed.call and fixed.hidden[0] and choice.reason == "stop"
+        return "tool_calls" if chose else choice.reason
+
+    def message(self, choice: Choice) -> dict[str, Any]:
+        """Return the whole text, or the call."""
+        text = choice.said.text(0, choice.generated)
+        message = {"role": "assistant", "content": text} | _null(NO_MESSAGE)
+        if choice.said.call:
+            message |= {"content": "", "tool_calls": [self._call(choice, text)]}
+        return {"message": message}
+
+    def _details(self) -> dict[str, Any]:
+        """Count the whole blocks of the prompt that the cache had not, too."""
+        asked, found = len(self.wanted.tokens), super()._details()
+        whole = asked - asked % self.cached_block
+        return found | {"created_cache_tokens": max(whole - found["cached_tokens"], 0)}
+
+    def _logprobs(self, choice: Choice, first: int, last: int) -> Any:
+        found = super()._logprobs(choice, first, last)
+        if found is None:
+            return None
+        content = []
+        for own, value, top in zip(*[*found.values()][1:], strict=True):
+            more = [logprob(*one) for one in top.items()] if self.wanted.logprobs else []
+            content.append(logprob(value, own) | {"top_logprobs": more})
+        return {"content": content}
+
+
+def event(kind: str, **data: Any) -> bytes:
+    """Return an event of a stream whose events have names."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), compact({"type": kind, **data}))
+
+
+def logprob(token: str, value: float) -> dict[str, Any]:
+    """Return how likely a text was, as chats tell it."""
+    return {"token": token, "logprob": value, "bytes": [*token.encode()]}
+
+
+def _null(keys: str) -> dict[str, Any]:
+    return dict.fromkeys(keys.split())

@@ -1,0 +1,305 @@
+"""The addresses where a vLLM generates: a body is read, put to the engine, and answered."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from headway.twin import bodies
+from headway.twin.answers import Answer, ChatAnswer, Choice
+from headway.twin.bodies import BadRequestError, ChatBody, CompletionBody, read_types
+from headway.twin.fault_injection import FailureRates
+from headway.twin.live_engine import LOST, LiveEngine, Stream
+from headway.twin.messages import CountTokensBody, MessageAnswer, MessagesBody
+from headway.twin.openai import MOST_TOKENS, Reader, Wanted, client_name, name_blocks, output_tokens
+from headway.twin.refusals import web
+from headway.twin.said import Said
+from simulator.core.request import Request
+from simulator.scenario.scenario import Scenario
+
+MOST_BYTES = 16 * 2**20  # of a body
+MOST_UNSENT = 2**20  # bytes that a client may leave unread: then it is taken for gone
+LOOK = 16  # tokens from one look at what a client has left unread to the next
+MOST_REQUESTS = 10_000  # at once
+MOST_ANSWERS = 128  # to one request
+READ_SECONDS = 60.0  # that a body may take
+ANSWERED = ("stop", "length")
+UNAVAILABLE = "ServiceUnavailableError"
+REFUSED = "The request does not fit into the engine's KV cache, or was refused by the cluster."
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+JSON_ONLY = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+ANSWERS: dict[str, tuple[type[BaseModel], type[Answer]]] = {
+    "/v1/completions": (CompletionBody, Answer),
+    "/v1/chat/completions": (ChatBody, ChatAnswer),
+    "/v1/messages": (MessagesBody, MessageAnswer),
+}
+"""What is read and what is answered at each address where a vLLM generates."""
+
+
+class ApiServer:
+    """Puts requests to a live engine, and its tokens into answers."""
+
+    def __init__(
+        self, scenario: Scenario, engine: LiveEngine, reader: Reader, fingerprint: str
+    ) -> None:
+        self.engine, self.reader, self.fingerprint = engine, reader, fingerprint
+        self.failures = FailureRates(scenario.seed)
+        self.open = 0  # requests that are being answered
+        self.said: dict[int, tuple[Sequence[int], int]] = {}  # by id: prompt, first word
+        self._caches = scenario.engine.enable_prefix_caching
+        self._lengths = scenario.make_workload().output_tokens
+        self._seed, self._random = scenario.seed, np.random.default_rng(scenario.seed)
+        self._serial = 0
+        self._frontend = scenario.frontend()
+        self._free = 0.0  # simulated s, when the frontend has passed on all requests so far
+
+    # Bodies.
+
+    def _turn_away(self) -> None:
+        """Raise BadRequestError for a request whatever it asks for, if there is a reason to."""
+        if self.open >= MOST_REQUESTS:
+            raise BadRequestError(f"more than {MOST_REQUESTS:,} requests at once", 503, UNAVAILABLE)
+        self.engine.clock.advance()
+        if not self.engine.is_open():
+            raise BadRequestError("no replica is up", 503, UNAVAILABLE)
+        self._check_room()
+        if (failure := self.failures.draw()) is not None:
+            message, kind, status = failure
+            raise BadRequestError(message, status, kind)
+
+    def _check_room(self) -> None:
+        """Refuse a request beyond the limits of the queue, as `AsyncLLM.check_admission`."""
+        door = self.engine.cores[0].door
+        if door is not None and (why := door.refuses(self.engine.clock.now)):
+            raise BadRequestError(f"{why} is reached", 503, UNAVAILABLE)
+
+    async def body(self, request: web.Request, kind: type[BaseModel]) -> Any:
+        """Read the body of a request; raise BadRequestError where it is none of this kind."""
+        if request.content_type != "application/json":
+            raise BadRequestError(JSON_ONLY, kind="Bad Request")
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                data = await request.read()
+        except TimeoutError:
+            raise BadRequestError("the body did not come in time", 408) from None
+        except web.HTTPRequestEntityTooLarge:
+            raise BadRequestError(f"the body has more than {MOST_BYTES:,} bytes", 413) from None
+        return read_types(bodies.parse_json(data), kind)
+
+    def _as_chat(self, body: BaseModel) -> Any:
+        """Return the body of a completion or a chat, whatever words it came in."""
+        return read_types(body.chat(), ChatBody) if isinstance(body, CountTokensBody) else body
+
+    def _said(self, wanted: Wanted, tokens: Sequence[int], index: int) -> tuple[Said, int]:
+        """Draw what an answer says, and how many tokens it would have; a seed draws it again."""
+        random, offset, seed = self._random, self._serial * 7919, wanted.asked.seed
+        if seed is not None:
+            numbers = self._seed, seed, hash(tuple(tokens)), index
+            random = np.random.default_rng([number % 2**64 for number in numbers])
+            offset = int(random.integers(2**31))
+        said = Said(self.reader.counter.words, offset)
+        self._serial += 1
+        if wanted.length is not None:
+            return said, wanted.length
+        if wanted.asked.ignore_eos:
+            return said, wanted.max_tokens + 1
+        return said, int(random.choice(self._lengths))
+
+    def _choice(self, wanted: Wanted, index: int) -> Choice:
+        """Settle what one of the answers to a request says, and where it ends."""
+        asked, most = wanted.asked, wanted.max_tokens
+        prompt = wanted.prompts[index // (asked.n or 1)]
+        said, length = self._said(wanted, prompt.tokens, index)
+        length = max(length, asked.min_tokens, 1)
+        last = min(length, most)
+        if wanted.fixed is not None:
+            length = said.fix(wanted.fixed, last, self.reader.counter)
+        elif asked.stops:
+            keep = asked.include_stop_str_in_output
+            end = said.stop_at(asked.stops, asked.min_tokens, last, keep=keep)
+            length = length if said.stop is None else end
+        elif prompt.echo and asked.max_tokens == 0:
+            said.pieces = []  # the token is computed, and not told
+        return Choice(index, prompt, said, length, min(length, most))
+
+    async def generate(
+        self, kind: type[BaseModel], answers: type[Answer], request: web.Request
+    ) -> web.StreamResponse:
+        """Answer a request."""
+        self._turn_away()
+        came = self.engine.clock.now
+        body = await self.body(request, kind)
+        asked = self._as_chat(body)
+        wanted = self.reader.read(asked)
+        wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
+        if "X-Client" in request.headers:
+            wanted.client = client_name(request.headers["X-Client"], "X-Client")
+        if length := output_tokens(request.headers, "X-Output-Tokens"):
+            wanted.length = length
+        serial, count = self._serial, len(wanted.prompts) * (wanted.asked.n or 1)
+        if count > MOST_ANSWERS:
+            raise BadRequestError(f"more than {MOST_ANSWERS} answers to one request")
+        choices = [self._choice(wanted, index) for index in range(count)]
+        answer = answers(wanted, self.reader.model, serial, choices)
+        answer.fingerprint = {"system_fingerprint": self.fingerprint}
+        if self._caches:
+            answer.cached_block = self.engine.block_size
+        self.open += 1
+        try:
+            await self._pass_frontend(came, len(wanted.tokens))
+            if self._frontend is not None:
+                self._check_room()
+            return await (self._stream if wanted.stream else self._whole)(request, answer)
+        finally:
+            self.open -= 1
+
+    async def _pass_frontend(self, came: float, prompt_tokens: int) -> None:
+        """Wait as long as the scenario's frontend takes, less what reading the request took."""
+        if self._frontend is None:
+            return
+        delay, self._free = self._frontend.delay(came, self._free, prompt_tokens)
+        clock = self.engine.clock
+        await asyncio.sleep(max(came + delay - clock.now, 0.0) / clock.speed)
+
+    # Answers.
+
+    def _submit(
+        self, wanted: Wanted, choice: Choice, on_tokens: Callable[[int, int], None]
+    ) -> tuple[Stream, asyncio.Future[str]]:
+        """Hand a request for one answer to the engine; the future becomes why it has ended."""
+        over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        number, tokens = self.engine.next_id, choice.prompt.tokens
+        self.said[number] = tokens, choice.said.offset
+
+        def end(ended: Request, reason: str) -> None:
+            choice.request = ended
+            self.said.pop(number, None)
+            if not over.done():
+                over.set_result(reason)
+
+        stream = self.engine.submit(
+            len(tokens),
+            choice.length,
+            on_tokens,
+            end,
+            max_tokens=wanted.max_tokens,
+            segments=name_blocks(tokens, self.engine.block_size, wanted.asked.cache_salt or ""),
+            client=wanted.client,
+            priority=wanted.priority,
+            hint=wanted.hint,
+        )
+        return stream, over
+
+    def _cancel(self, streams: Sequence[Stream]) -> None:
+        """Let requests go whose client has hung up."""
+        for stream in streams:
+            self.said.pop(stream.request.id, None)
+            self.engine.cancel(stream)
+
+    async def _whole(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+        wanted = answer.wanted
+        begun = [self._submit(wanted, choice, lambda *_: None) for choice in answer.choices]
+        await self._ends(request, begun)
+        return web.Response(
+            body=answer.whole(), content_type="application/json", headers=_notes(wanted)
+        )
+
+    async def _ends(
+        self, request: web.Request, begun: Sequence[tuple[Stream, asyncio.Future[str]]]
+    ) -> None:
+        """Wait for all answers; raise BadRequestError for one that was refused or lost."""
+        streams = [stream for stream, _ in begun]
+        try:
+            reasons = await asyncio.gather(*(over for _, over in begun))
+        except asyncio.CancelledError:
+            self._cancel(streams)
+            raise
+        if LOST in reasons and request.transport is not None:
+            request.transport.abort()  # as the connections of a server that is killed
+        if not {*reasons} <= {*ANSWERED}:
+            raise BadRequestError(REFUSED)
+
+    async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+        early: list[bytes] = [answer.start()]  # what came before the head of the answer was out
+        transport: asyncio.Transport | None = None  # where the rest goes
+
+        def tokens(choice: Choice, new: int, count: int) -> None:
+            """Write to the socket: a task that wakes up per token costs half as much again."""
+            if transport is None:
+                early.append(answer.chunk(choice, new, count))
+            elif not transport.is_closing():
+                transport.write(answer.framed(choice, new, count))
+                if not count % LOOK and transport.get_write_buffer_size() > MOST_UNSENT:
+                    transport.abort()
+
+        wanted = answer.wanted
+        begun = [self._submit(wanted, one, partial(tokens, one)) for one in answer.choices]
+        chunked = request.version >= (1, 1)
+        try:
+            refused = any(over.done() and over.result() not in ANSWERED for _, over in begun)
+            if refused or not chunked:
+                await self._ends(request, begun)
+            response = web.StreamResponse(headers=STREAM_HEADERS | _notes(wanted))
+            if chunked:
+                response.enable_chunked_encoding()
+            await response.prepare(request)  # at once, as vLLM: tokens may take their time
+            while early:
+                data = b"".join(early)
+                early.clear()
+                await response.write(data)
+            if chunked:
+                transport = request.transport
+            try:
+                await self._ends(request, begun)
+                await response.write(answer.end())
+            except BadRequestError as error:
+                await response.write(answer.error_chunk(str(error)))
+            await response.write_eof()
+        except (asyncio.CancelledError, ConnectionError):  # the client has hung up
+            self._cancel([stream for stream, _ in begun])
+            raise
+        return response
+
+    # What needs no engine.
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Tell the tokens of a prompt or a chat."""
+        body = await self.body(request, bodies.TokenizeBody)
+        kind = CompletionBody if body.messages is None else ChatBody
+        wanted = self._count(read_types(body.model_dump(exclude_unset=True), kind))
+        counter, tokens, text = self.reader.counter, wanted.tokens, wanted.prompts[0].text
+        found: dict[str, Any] = {"count": len(tokens), "max_model_len": self.reader.max_model_len}
+        found |= {"tokens": list(tokens), "token_strs": None}
+        if body.return_token_strs and text:
+            found["token_strs"] = counter.pieces(text)
+        elif body.return_token_strs:
+            found["token_strs"] = [counter.decode([token]) for token in tokens]
+        return web.json_response(found, headers=_notes(wanted))
+
+    def _count(self, asked: Any) -> Wanted:
+        """Understand a prompt, however long it is."""
+        return dataclasses.replace(self.reader, max_model_len=MOST_TOKENS).read(asked)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """Tell the text of tokens."""
+        body = await self.body(request, bodies.DetokenizeBody)
+        if (text := self.reader.counter.decode(body.tokens)) is None:
+            raise BadRequestError("detokenize: needs --tokenizer", 501, "NotImplementedError")
+        return web.json_response({"prompt": text})
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """Count the tokens of a chat in Anthropic's words."""
+        wanted = self._count(self._as_chat(await self.body(request, CountTokensBody)))
+        count = len(wanted.tokens)
+        found = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
+        return web.json_response(found, headers=_notes(wanted))
+
+
+def _notes(wanted: Wanted) -> dict[str, str]:
+    """Return headers that tell what of a request is not simulated, and what is estimated."""
+    found = {"X-Headway-Ignored": ", ".join(wanted.notes)} if wanted.notes else {}
+    return found | ({"X-Headway-Estimated": "prompt_tokens"} if wanted.estimated else {})

@@ -1,0 +1,231 @@
+"""Anthropic's words for chats and answers, as vLLM's server has them (0.33): /v1/messages."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headway.twin.answers import ChatAnswer, Choice, event
+from headway.twin.openai import compact
+
+ERROR_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+KEPT = "model temperature top_p top_k stream cache_salt vllm_xargs chat_template_kwargs request_id "
+KEPT += "ignore_eos min_tokens priority seed"
+"""Keys that are a chat's, too; vLLM has those from `request_id` on elsewhere only."""
+
+
+class Block(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    text: str | None = None
+    source: dict[str, Any] | None = None
+    id: str | None = None
+    tool_use_id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    content: str | list[dict[str, Any]] | None = None
+
+
+class Message(BaseModel):
+    """What one side has said."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class MessageTool(BaseModel):
+    """A tool that the model may use."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+    def function(self) -> dict[str, Any]:
+        """Return the same as a chat's."""
+        schema = {"type": "object", **self.input_schema}
+        return {"name": self.name, "description": self.description, "parameters": schema}
+
+
+class MessageToolChoice(BaseModel):
+    """Whether it must."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+
+
+class CountTokensBody(BaseModel):
+    """Of a chat whose tokens are counted."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: list[Message]
+    system: str | list[Block] | None = None
+    tools: list[MessageTool] | None = None
+    tool_choice: MessageToolChoice | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat(self) -> dict[str, Any]:
+        """Return the same as the body of a chat."""
+        given = self.model_fields_set | {*(self.model_extra or ())}
+        found = {key: getattr(self, key) for key in KEPT.split() if key in given}
+        system = [{"role": "system", "content": _text(self.system)}] if self.system else []
+        found["messages"] = system + [one for said in self.messages for one in _messages(said)]
+        if self.tools is not None:
+            found["tools"] = [
+                {"type": "function", "function": one.function()} for one in self.tools
+            ]
+        if (choice := self.tool_choice) is not None:
+            named = {"type": "function", "function": {"name": choice.name or ""}}
+            found["tool_choice"] = CHOICES.get(choice.type, named)
+        return found
+
+
+class MessagesBody(CountTokensBody):
+    """Of a chat."""
+
+    max_tokens: Annotated[int, Field(gt=0)]
+    output_config: dict[str, Any] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = False
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+
+    def chat(self) -> dict[str, Any]:
+        """Return the same as the body of a chat."""
+        found = super().chat() | {"max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        form = (self.output_config or {}).get("format")
+        if isinstance(form, dict):
+            found["response_format"] = {**form, "json_schema": form}
+        user = (self.metadata or {}).get("user_id")
+        return found | ({"user": user} if isinstance(user, str) else {})
+
+
+def _text(content: str | Sequence[Block]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(block.text or "" for block in content if block.type == "text")
+
+
+def _image(source: Mapping[str, Any] | None) -> dict[str, Any]:
+    source = source or {}
+    data = f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
+    url = source.get("url", "") if source.get("type") == "url" else data
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _messages(said: Message) -> list[dict[str, Any]]:
+    """Return a message as those of a chat: results of tools are messages of their own."""
+    if isinstance(said.content, str) or said.role == "system":
+        return [{"role": said.role, "content": _text(said.content)}]
+    before: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for block in said.content:
+        if block.type == "text" and block.text:
+            parts.append({"type": "text", "text": block.text})
+        elif block.type == "image":
+            parts.append(_image(block.source))
+        elif block.type == "tool_use":
+            function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+            calls.append({"id": block.id or "", "type": "function", "function": function})
+        elif block.type == "tool_result":
+            inner = block.content or ""
+            items: Any = [{"type": "text", "text": inner}] if isinstance(inner, str) else inner
+            text = "\n".join(str(one.get("text", "")) for one in items if "text" in one)
+            result = {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text}
+            images = [_image(one.get("source")) for one in items if one.get("type") == "image"]
+            before += [result, *([{"role": "user", "content": images}] if images else ())]
+    if not parts and not calls and said.role == "user":
+        return before
+    message = {"role": said.role, "content": parts}
+    return [*before, message | ({"tool_calls": calls} if calls else {})]
+
+
+class MessageAnswer(ChatAnswer):
+    """What goes back to a client that speaks Anthropic's API."""
+
+    def error_chunk(self, message: str) -> bytes:
+        """Return what ends a stream that has begun and cannot go on."""
+        return b"event: error\ndata: " + message_error(message, 400) + b"\n\n"
+
+    def frame(self, choice: Choice) -> bytes:
+        """Return the chunk of a token whose text is @@."""
+        return event("content_block_delta", index=0, delta={"type": "text_delta", "text": "@@"})
+
+    def open(self, choice: Choice) -> bytes:
+        """Return what comes before the first token."""
+        stop = {"stop_reason": None, "stop_sequence": None}
+        out = event("message_start", message=self._message([], stop))
+        return out + event("content_block_start", index=0, content_block=self._block("", {}))
+
+    def piece(self, choice: Choice, first: int, count: int, reason: str | None) -> bytes:
+        """Return the event of some tokens."""
+        text = choice.said.text(first, count)
+        said = {"type": "text_delta", "text": text}
+        if choice.said.call:
+            said = {"type": "input_json_delta", "partial_json": text}
+        return event("content_block_delta", index=0, delta=said) if text else b""
+
+    def end(self) -> bytes:
+        """Return what comes after the last token."""
+        stop = event("content_block_stop", index=0)
+        stop += event("message_delta", delta=self._stop(), usage=self._message_usage())
+        return stop + event("message_stop")
+
+    def _stop(self) -> dict[str, Any]:
+        said, reason = self.choices[0].said, self.choices[0].reason
+        reason = STOP_REASONS[reason]
+        if reason == "end_turn":
+            reason = "tool_use" if said.call else "stop_sequence" if said.stop else reason
+        return {"stop_reason": reason, "stop_sequence": said.stop}
+
+    def _block(self, text: str, given: Any) -> dict[str, Any]:
+        """Return a part of the message: a text, or a call with what is given to it."""
+        choice = self.choices[0]
+        if not choice.said.call:
+            return {"type": "text", "text": text}
+        name = {"name": choice.said.call, "input": given}
+        return {"type": "tool_use", "id": self.call_id(choice), **name}
+
+    def _message(self, content: list[Any], stop: Mapping[str, Any]) -> dict[str, Any]:
+        head = {"id": self.head["id"], "type": "message", "role": "assistant", "content": content}
+        return head | {"model": self.head["model"], **stop, "usage": self._message_usage()}
+
+    def _message_usage(self) -> dict[str, int]:
+        count, (read, made) = self.choices[0].generated, self._details().values()
+        found = {"input_tokens": len(self.wanted.tokens) - read - made, "output_tokens": count}
+        return found | {"cache_read_input_tokens": read, "cache_creation_input_tokens": made}
+
+    def whole(self) -> bytes:
+        """Return the whole answer at once; a call that was cut short is empty."""
+        choice = self.choices[0]
+        text = choice.said.text(0, choice.generated)
+        calls = choice.said.call and choice.reason == "stop"
+        content = [self._block(text, json.loads(text) if calls else {})]
+        stop = {key: value for key, value in self._stop().items() if value is not None}
+        return compact(self._message(content, stop))
+
+
+def message_error(message: str, status: int) -> bytes:
+    """Return the body of an error as Anthropic's API words it."""
+    kind = ERROR_KINDS.get(status, "api_error" if status >= 500 else ERROR_KINDS[400])
+    return compact({"type": "error", "error": {"type": kind, "message": message}})

@@ -1,0 +1,118 @@
+"""A text that satisfies a JSON schema: fixed parts, and words in the first string of any length."""
+
+import json
+import math
+from collections.abc import Mapping
+from operator import ge, gt, le, lt
+from typing import Any
+
+FREE = "\0"
+"""Stands for the words in that string."""
+UNMET = "allOf pattern not if patternProperties contains dependentRequired dependentSchemas "
+UNMET += "propertyNames uniqueItems minProperties unevaluatedProperties prefixItems"
+"""Keywords that are not understood."""
+DEEPEST, DEEP = 30, 4  # levels; below DEEP what is optional is left out: a schema may name itself
+LIMITS = {"minimum": ge, "maximum": le, "exclusiveMinimum": gt, "exclusiveMaximum": lt}
+FORMATS = {"date-time": "2026-01-01T00:00:00Z", "date": "2026-01-01", "time": "00:00:00Z"} | {
+    "duration": "P1D",
+    "email": "a@example.com",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "uri": "https://example.com",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+}
+WRONG = (TypeError, LookupError, AttributeError, ArithmeticError, ValueError, StopIteration)
+
+
+class UnmetSchemaError(ValueError):
+    """A schema has a keyword that is not understood, has no value, or is none."""
+
+
+def schema_text(schema: object) -> tuple[str, str]:
+    """Return what comes before and behind the words; without room for words, all and nothing.
+
+    Raises UnmetSchemaError.
+    """
+    try:
+        text = json.dumps(_Values(schema).value(schema))
+    except WRONG:
+        raise UnmetSchemaError from None
+    before, _, after = text.partition(json.dumps(FREE)[1:-1])
+    return before, after
+
+
+class _Values:
+    """Makes values of a schema's parts; one that is no mapping raises what `WRONG` has."""
+
+    def __init__(self, root: Any) -> None:
+        self.root, self.has_words = root, False
+
+    def value(self, schema: Any, depth: int = 0) -> Any:
+        """Return a value that a schema allows."""
+        schema = {} if schema is True else schema
+        if depth > DEEPEST or {*UNMET.split()} & schema.keys():
+            raise UnmetSchemaError
+        if "$ref" in schema:
+            found = self.root
+            for part in schema["$ref"].removeprefix("#").split("/")[1:]:
+                found = found[part.replace("~1", "/").replace("~0", "~")]
+            return self.value(found, depth + 1)
+        if "const" in schema or "enum" in schema:
+            return schema["const"] if "const" in schema else schema["enum"][0]
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                return self._first(schema[key], {k: schema[k] for k in schema if k != key}, depth)
+        usual = "object" if "properties" in schema else "array" if "items" in schema else "string"
+        kind = schema.get("type", usual)
+        if isinstance(kind, list):
+            kind = next((one for one in kind if one != "null"), "null")
+        return getattr(self, f"_{kind}")(schema, depth + 1)
+
+    def _first(self, options: list[Any], rest: Mapping[str, Any], depth: int) -> Any:
+        """Return a value of the first option that has one."""
+        for option in options:
+            before = self.has_words
+            try:
+                return self.value({**rest, **option}, depth + 1)
+            except WRONG:
+                self.has_words = before
+        raise UnmetSchemaError
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> Any:
+        named, needed = schema.get("properties", {}), schema.get("required", ())
+        keys = [key for key in named if depth <= DEEP or key in needed]
+        return {
+            key: self.value(named.get(key, True), depth) for key in dict.fromkeys([*keys, *needed])
+        }
+
+    def _array(self, schema: Mapping[str, Any], depth: int) -> Any:
+        count = max(schema.get("minItems", 0), depth <= DEEP)
+        count = min(count, schema.get("maxItems", math.inf))
+        return [self.value(schema.get("items", True), depth) for _ in range(count)]
+
+    def _string(self, schema: Mapping[str, Any], _: int) -> Any:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", math.inf)
+        if "format" in schema:
+            return FORMATS[schema["format"]]
+        if self.has_words or least or most < math.inf:
+            return "x" * least
+        self.has_words = True
+        return FREE
+
+    def _number(self, schema: Mapping[str, Any], _: int) -> Any:
+        step = schema.get("multipleOf", 1)
+        limits = [(LIMITS[key], schema[key]) for key in LIMITS if key in schema]
+        near = (bound // step * step + more * step for _, bound in limits for more in (0, 1, -1))
+        tried = [0, *near]
+        if schema["type"] == "number" and "multipleOf" not in schema and limits:
+            tried.append(sum(bound for _, bound in limits) / len(limits))
+        return next(one for one in tried if all(within(one, bound) for within, bound in limits))
+
+    _integer = _number
+
+    def _boolean(self, *_: object) -> bool:
+        return True
+
+    def _null(self, *_: object) -> None:
+        return None

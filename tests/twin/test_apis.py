@@ -1,0 +1,161 @@
+"""Anthropic's Messages, and the smaller addresses of a vLLM server."""
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from aiohttp import ClientResponse, ClientSession
+
+from headway.twin.server import Server
+from headway.twin.tokenizers import BpeTokens, train
+from tests.support.twins import served_by
+
+SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+LONG = {"vllm_xargs": {"output_tokens": 20}}
+
+
+async def named_events(response: ClientResponse) -> list[dict[str, Any]]:
+    """Read a stream whose events have names, each that of its data."""
+    found = []
+    for part in (await response.text()).strip().split("\n\n"):
+        name, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def message(**more: Any) -> dict[str, Any]:
+    said = [{"role": "user", "content": [{"type": "text", "text": "one two three"}]}]
+    return {"model": "llama-3-8b", "messages": said, "max_tokens": 50, **more}
+
+
+def test_messages_are_answered_whole_and_streamed() -> None:
+    async def play(client: ClientSession, server: Server) -> None:
+        body = message(**LONG, system="be brief")
+        answer = await (await client.post("/v1/messages", json=body)).json()
+        (content,) = answer["content"]
+        assert (content["type"], len(content["text"].split())) == ("text", 20)
+        assert (answer["type"], answer["role"]) == ("message", "assistant")
+        assert answer["stop_reason"] == "end_turn"
+        usage = {"input_tokens": 5, "output_tokens": 20}
+        assert answer["usage"].items() >= usage.items()
+
+        found = await named_events(await client.post("/v1/messages", json=body | {"stream": True}))
+        names = [one["type"] for one in found]
+        begin, end = names[:2], ["content_block_stop", "message_delta", "message_stop"]
+        assert begin == ["message_start", "content_block_start"]
+        assert names[2:] == [*(["content_block_delta"] * 20), *end]
+        assert found[0]["message"]["usage"]["output_tokens"] == 0
+        assert found[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+        assert found[-2]["usage"].items() >= usage.items()
+
+        counted = await client.post("/v1/messages/count_tokens", json=body)
+        assert (await counted.json())["input_tokens"] == 5
+        cut = message(max_tokens=3, ignore_eos=True)
+        assert (await (await client.post("/v1/messages", json=cut)).json())["stop_reason"] == (
+            "max_tokens"
+        )
+        assert len(server.result().requests) == 3
+
+    served_by(play)
+
+
+def test_a_stop_sequence_of_a_message_is_told() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        body = message(stop_sequences=["w"], ignore_eos=True)
+        answer = await (await client.post("/v1/messages", json=body)).json()
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "w")
+        assert answer["content"] == [{"type": "text", "text": " "}]
+        assert answer["usage"]["output_tokens"] == 1
+
+    served_by(play)
+
+
+def test_messages_call_tools() -> None:
+    tool = {"name": "find", "description": "finds", "input_schema": SCHEMA}
+
+    async def play(client: ClientSession, _: Server) -> None:
+        for choice in ({"type": "any"}, {"type": "tool", "name": "find"}):
+            body = message(tools=[tool], tool_choice=choice)
+            answer = await (await client.post("/v1/messages", json=body)).json()
+            (call,) = answer["content"]
+            assert (call["type"], call["name"], [*call["input"]]) == ("tool_use", "find", ["q"])
+            assert answer["stop_reason"] == "tool_use"
+            stream = await client.post("/v1/messages", json=body | {"stream": True})
+            found = await named_events(stream)
+            assert found[1]["content_block"]["name"] == "find"
+            parts = [one["delta"] for one in found if one["type"] == "content_block_delta"]
+            assert [*json.loads("".join(one["partial_json"] for one in parts))] == ["q"]
+            assert found[-2]["delta"]["stop_reason"] == "tool_use"
+
+            # The call and its result are part of the next prompt.
+            result = {"type": "tool_result", "tool_use_id": call["id"], "content": "x " * 30}
+            more = [
+                {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [result, {"type": "text", "text": "go on"}]},
+            ]
+            body["messages"] = [*body["messages"], *more]
+            counted = await client.post("/v1/messages/count_tokens", json=body)
+            before = sum(answer["usage"][key] for key in answer["usage"] if "input" in key)
+            assert (await counted.json())["input_tokens"] >= before + 32
+
+    served_by(play)
+
+
+def test_errors_of_messages_are_in_anthropics_form() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for body, status, kind in (
+            (message(model="gpt"), 404, "not_found_error"),
+            (message(max_tokens=0), 400, "invalid_request_error"),
+            (message(messages=[{"role": "user"}]), 400, "invalid_request_error"),
+            (message(messages=[]), 400, "invalid_request_error"),
+        ):
+            response = await client.post("/v1/messages", json=body)
+            found = await response.json()
+            assert (response.status, found["type"]) == (status, "error")
+            assert found["error"]["type"] == kind
+
+    served_by(play)
+
+
+def test_the_smaller_addresses(tmp_path: Any) -> None:
+    train(tmp_path, 600)
+    counter = BpeTokens(tmp_path)
+
+    async def play(client: ClientSession, _: Server) -> None:
+        async def get(path: str, status: int = 200) -> Any:
+            response = await client.get(path)
+            assert response.status == status
+            return await response.json()
+
+        assert (await get("/v1/models/llama-3-8b"))["id"] == "llama-3-8b"
+        assert "does not exist" in (await get("/v1/models/gpt", 404))["error"]["message"]
+        assert await get("/load") == {"server_load": 0}
+        found = await get("/server_info?config_format=json")
+        assert found["vllm_config"]["max_num_seqs"] > 0
+        assert "max_num_seqs=" in (await get("/server_info"))["vllm_config"]
+        body = {"prompt": "def f(x): return x", "return_token_strs": True}
+        told = await (await client.post("/tokenize", json=body)).json()
+        assert "".join(told["token_strs"]) == body["prompt"]
+        text = await (await client.post("/detokenize", json={"tokens": told["tokens"]})).json()
+        assert text == {"prompt": body["prompt"]}
+        assert counter.encode(body["prompt"]) == told["tokens"]
+        # Of a server that only generates, as vLLM's.
+        response = await client.post("/v1/embeddings", json={"input": "a"})
+        assert (response.status, await response.json()) == (404, {"detail": "Not Found"})
+
+    served_by(play, tokenizer=tmp_path)
+
+
+def test_words_cannot_be_read_back_from_their_tokens() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        body = {"prompt": "one two", "return_token_strs": True}
+        told = await (await client.post("/tokenize", json=body)).json()
+        assert told["token_strs"] == ["one", " two"]
+        response = await client.post("/detokenize", json={"tokens": told["tokens"]})
+        assert response.status == 501
+
+    served_by(play)
