@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headway.twin.bodies import parse_json, read_types
+from headway.twin.api.bodies import BadRequestError, parse_json, read_types
+from headway.twin.api.openapi import Route
+from headway.twin.api.refusals import web
 from headway.twin.fault_injection import SLOWEST, FailureRates, FaultError, FaultInjector, Rates
 from headway.twin.live_engine import LiveEngine
-from headway.twin.openapi import Route
-from headway.twin.refusals import web
 
 LONGEST_WAIT = 1e6  # s
 RUNNING = ("up", "draining")
@@ -79,7 +79,10 @@ class Admin:
         text = await request.read()
         body = read_types(parse_json(text) if text else {}, kind)
         self.engine.clock.advance()
-        act(body)
+        try:
+            act(body)
+        except FaultError as error:
+            raise BadRequestError(str(error)) from None
         return await self.tell(request)
 
     def _replicas(self, body: Kill, states: Sequence[str]) -> list[int]:

@@ -125,7 +125,7 @@ def tokenizer(
     vocab_size: Annotated[int, Parameter(help="most tokens")] = 4000,
 ) -> int:
     """Write a byte-level BPE that `headway serve` and its clients can both count with."""
-    from headway.twin.tokenizers import train
+    from headway.twin.api.tokenizers import train
 
     if not 300 <= vocab_size <= 100_000:
         raise HeadwayError(f"--vocab-size: {vocab_size} is not between 300 and 100,000")

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from headway.twin.bodies import BadRequestError
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.lifecycle import Lifecycle
 from simulator.core.alarm import Alarm
@@ -26,7 +25,7 @@ FOREVER = 1e9  # s
 SLOWEST = 1e6
 
 
-class FaultError(BadRequestError):
+class FaultError(ValueError):
     """A fault that was asked for cannot be brought about."""
 
 

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from headway.twin.admin import Admin
-from headway.twin.api_server import ANSWERS, MOST_BYTES, ApiServer
-from headway.twin.bodies import BadRequestError, DetokenizeBody, TokenizeBody
-from headway.twin.chat_template import own_template, read_template
+from headway.twin.api.bodies import BadRequestError, DetokenizeBody, TokenizeBody
+from headway.twin.api.chat_template import own_template, read_template
+from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
+from headway.twin.api.messages import CountTokensBody
+from headway.twin.api.openai import Reader
+from headway.twin.api.openapi import Route, openapi
+from headway.twin.api.refusals import error_response, refusals_in_json, web
+from headway.twin.api.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 from headway.twin.kv_events import KvEvents, KvEventsConfig
 from headway.twin.live_engine import LiveEngine
 from headway.twin.live_metrics import LiveMetrics
-from headway.twin.messages import CountTokensBody
-from headway.twin.openai import Reader
-from headway.twin.openapi import Route, openapi
-from headway.twin.refusals import error_response, refusals_in_json, web
-from headway.twin.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 from simulator.core.request import Request
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result

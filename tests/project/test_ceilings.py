@@ -37,11 +37,11 @@ FEATURES = {
 }
 """How files name a feature, in code or prose; its own folder would not count."""
 REFUSED = {
-    "calls with more than five positional arguments": 85,
+    "calls with more than five positional arguments": 84,
     "functions with more than five positional arguments": 14,
-    "tuple literals unpacked where they are written": 127,
+    "tuple literals unpacked where they are written": 122,
     "public functions that return a bare tuple of three or more": 31,
-    "files of more than 500 lines": 6,
+    "files of more than 500 lines": 5,
 }
 """Forms that nobody should add to, in all packages: how many there are."""
 LONG_FUNCTION = 80  # lines

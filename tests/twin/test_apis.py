@@ -9,8 +9,8 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientResponse, ClientSession
 
+from headway.twin.api.tokenizers import BpeTokens, train
 from headway.twin.server import Server
-from headway.twin.tokenizers import BpeTokens, train
 from tests.support.twins import served_by
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}

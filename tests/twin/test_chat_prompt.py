@@ -11,11 +11,11 @@ pytest.importorskip("jinja2")
 from aiohttp import ClientSession
 
 from headway.cli.main import main
-from headway.twin.bodies import BadRequestError, ChatBody
-from headway.twin.chat_prompt import chat_tokens
-from headway.twin.chat_template import ChatTemplate, own_template
+from headway.twin.api.bodies import BadRequestError, ChatBody
+from headway.twin.api.chat_prompt import chat_tokens
+from headway.twin.api.chat_template import ChatTemplate, own_template
+from headway.twin.api.tokenizers import SplitAtSpaces, train
 from headway.twin.server import Server, token_counter
-from headway.twin.tokenizers import SplitAtSpaces, train
 from simulator.util.errors import HeadwayError
 from tests.support.twins import served_by
 

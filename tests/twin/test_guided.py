@@ -12,10 +12,10 @@ pytest.importorskip("jsonschema")
 import jsonschema
 from aiohttp import ClientSession
 
-from headway.twin.said import FixedText, Said
-from headway.twin.schema_text import UnmetSchemaError, schema_text
+from headway.twin.api.said import FixedText, Said
+from headway.twin.api.schema_text import UnmetSchemaError, schema_text
+from headway.twin.api.tokenizers import SplitAtSpaces
 from headway.twin.server import Server
-from headway.twin.tokenizers import SplitAtSpaces
 from tests.support.twins import events, served_by
 
 PERSON = {

@@ -20,7 +20,7 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from headway.twin.tokenizers import train
+from headway.twin.api.tokenizers import train
 from tests.support.twins import twin
 
 pytestmark = pytest.mark.clients

@@ -17,10 +17,10 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 
-from headway.twin.bodies import BadRequestError, ChatBody, CompletionBody, read_types
-from headway.twin.openai import Reader
+from headway.twin.api.bodies import BadRequestError, ChatBody, CompletionBody, read_types
+from headway.twin.api.openai import Reader
+from headway.twin.api.tokenizers import BpeTokens, SplitAtSpaces, train
 from headway.twin.server import Server
-from headway.twin.tokenizers import BpeTokens, SplitAtSpaces, train
 from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError

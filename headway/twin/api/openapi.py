@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from headway.twin.refusals import web
+from headway.twin.api.refusals import web
 
 PLACE = "#/components/schemas/{model}"
 

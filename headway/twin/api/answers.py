@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from headway.twin.openai import MOST_TOKENS, Prompt, Wanted, compact, error_body
-from headway.twin.said import Said
+from headway.twin.api.openai import MOST_TOKENS, Prompt, Wanted, compact, error_body
+from headway.twin.api.said import Said
 from simulator.core.request import Request
 
 NO_MESSAGE = "refusal annotations audio function_call reasoning"

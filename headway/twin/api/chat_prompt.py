@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.twin.bodies import BadRequestError, ChatBody
-from headway.twin.chat_template import to_json
-from headway.twin.tokenizers import TokenCounter
+from headway.twin.api.bodies import BadRequestError, ChatBody
+from headway.twin.api.chat_template import to_json
+from headway.twin.api.tokenizers import TokenCounter
 
 NO_LIMITS: Mapping[str, int] = {}
 MEDIA_PARTS = {

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headway.twin.answers import ChatAnswer, Choice, event
-from headway.twin.openai import compact
+from headway.twin.api.answers import ChatAnswer, Choice, event
+from headway.twin.api.openai import compact
 
 ERROR_KINDS = {
     400: "invalid_request_error",

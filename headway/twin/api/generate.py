@@ -9,15 +9,22 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from headway.twin import bodies
-from headway.twin.answers import Answer, ChatAnswer, Choice
-from headway.twin.bodies import BadRequestError, ChatBody, CompletionBody, read_types
+from headway.twin.api import bodies
+from headway.twin.api.answers import Answer, ChatAnswer, Choice
+from headway.twin.api.bodies import BadRequestError, ChatBody, CompletionBody, read_types
+from headway.twin.api.messages import CountTokensBody, MessageAnswer, MessagesBody
+from headway.twin.api.openai import (
+    MOST_TOKENS,
+    Reader,
+    Wanted,
+    client_name,
+    name_blocks,
+    output_tokens,
+)
+from headway.twin.api.refusals import web
+from headway.twin.api.said import Said
 from headway.twin.fault_injection import FailureRates
 from headway.twin.live_engine import LOST, LiveEngine, Stream
-from headway.twin.messages import CountTokensBody, MessageAnswer, MessagesBody
-from headway.twin.openai import MOST_TOKENS, Reader, Wanted, client_name, name_blocks, output_tokens
-from headway.twin.refusals import web
-from headway.twin.said import Said
 from simulator.core.request import Request
 from simulator.scenario.scenario import Scenario
 

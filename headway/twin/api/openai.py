@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
-from headway.twin.bodies import (
+from headway.twin.api.bodies import (
     BadRequestError,
     Body,
     ChatBody,
@@ -16,10 +16,10 @@ from headway.twin.bodies import (
     StreamOptions,
     Tool,
 )
-from headway.twin.chat_prompt import chat_tokens
-from headway.twin.said import FixedText
-from headway.twin.schema_text import UnmetSchemaError, schema_text
-from headway.twin.tokenizers import TokenCounter
+from headway.twin.api.chat_prompt import chat_tokens
+from headway.twin.api.said import FixedText
+from headway.twin.api.schema_text import UnmetSchemaError, schema_text
+from headway.twin.api.tokenizers import TokenCounter
 from simulator.core.request import Segments
 from simulator.workload.traces.format import name_problem
 

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-from headway.twin.bodies import BadRequestError
-from headway.twin.messages import message_error
-from headway.twin.openai import error_body
+from headway.twin.api.bodies import BadRequestError
+from headway.twin.api.messages import message_error
+from headway.twin.api.openai import error_body
 from simulator.util.environment import need_package
 
 __all__ = ["error_response", "refusals_in_json", "web"]

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headway.twin.bodies import BadRequestError, ChatBody
+from headway.twin.api.bodies import BadRequestError, ChatBody
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import log
 
-from headway.twin.tokenizers import TokenCounter
+from headway.twin.api.tokenizers import TokenCounter
 
 
 @dataclass(frozen=True, slots=True)

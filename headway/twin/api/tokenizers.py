@@ -11,7 +11,7 @@ from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from headway.twin.chat_template import ChatTemplate
+    from headway.twin.api.chat_template import ChatTemplate
 
 WORDS = 1000  # that answers are made of
 TRIAL = 64  # words of a text that must come out as so many tokens
