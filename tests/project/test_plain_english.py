@@ -1,0 +1,79 @@
+"""Words that make a sentence hard to read become fewer; commit subjects fit in a line."""
+
+import ast
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.file_index import ABOVE
+
+ROOT = Path(__file__).parents[2]
+HARD = re.compile(r"\b(told|holds?|those|who|stands?|so many|go(?:es)? with|tells? of)\b", re.I)
+"""Verbs with six senses, and words in the place of a noun of the trade."""
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+PAGES = sorted(
+    {*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")}
+    - {ROOT / "CHANGELOG.md", ROOT / "docs" / "lab-notes.md"}
+)
+A_PAGE, ALL_PAGES, MESSAGES = 31, 180, 245
+"""The most of them in a page, in all pages, and in what the code prints: these may only fall."""
+SINCE = "1eb62a68"
+"""The commit after which subjects are checked."""
+
+
+def test_pages_use_fewer_of_them() -> None:
+    found = Counter(
+        {page.name: len(HARD.findall(FENCE.sub("", page.read_text("utf-8")))) for page in PAGES}
+    )
+    assert max(found.values()) <= A_PAGE, found.most_common(3)
+    assert found.total() <= ALL_PAGES, found.most_common(10)
+
+
+def messages(text: str) -> list[str]:
+    """Return the string literals of a file, docstrings left out."""
+    tree = ast.parse(text)
+    said = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in said
+    ]
+
+
+def test_messages_use_fewer_of_them() -> None:
+    paths = (path for name in ("simulator", *ABOVE) for path in (ROOT / name).rglob("*.py"))
+    found = Counter(
+        {
+            str(path.relative_to(ROOT)): sum(
+                len(HARD.findall(text)) for text in messages(path.read_text("utf-8"))
+            )
+            for path in paths
+        }
+    )
+    assert found.total() <= MESSAGES, found.most_common(10)
+
+
+def test_what_counts_as_a_message() -> None:
+    assert messages('"""Who."""\nx = f"held by {y} of those"\n"who"\n') == ["held by ", " of those"]
+
+
+def test_subjects_of_commits_fit_in_a_line() -> None:
+    """A verb first, one change, at most 72 characters; CONTRIBUTING.md has the rule."""
+    log = subprocess.run(
+        ["git", "log", "--no-merges", "--format=%s", f"{SINCE}.."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if log.returncode:
+        pytest.skip("there is no history of this checkout back to the commit after which it counts")
+    subjects = log.stdout.splitlines()
+    assert [one for one in subjects if len(one) > 72 or not re.match(r"[A-Z]\w+ \S", one)] == []
