@@ -7,6 +7,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from operator import le
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,13 @@ BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, token
 }
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
-LINES, KEYS, REACH = 46_378, 244, 193
-"""Code lines of `simulator/`, keys of a scenario, and files that name a feature, of each summed."""
+LINES, WHEEL, KEYS, REACH = 34_840, 62_992, 244, 193
+"""Code lines of `simulator/` and of the wheel, keys of a scenario, files that name a feature."""
 GRANTS = {
-    "hybrid caches and drafts as they are launched": (800, 6, 6),
-    "answers a buyer can act on": (100, 0, 0),
-    "time on servers nobody tuned on": (400, 0, 0),
+    "hybrid caches and drafts as they are launched": (800, 800, 6, 6),
+    "answers a buyer can act on": (100, 500, 0, 0),
+    "serve for every client": (0, 600, 0, 0),
+    "time on servers nobody tuned on": (400, 400, 0, 0),
 }
 """What a piece of work may add to each: it goes once that has landed, and the ceilings fall."""
 FEATURES = {
@@ -83,8 +85,9 @@ def in_simulator() -> dict[str, str]:
 
 
 def ceilings() -> list[int]:
-    """Return what is allowed with all grants: lines, keys, reach."""
-    return [sum(column) for column in zip((LINES, KEYS, REACH), *GRANTS.values(), strict=True)]
+    """Return what is allowed with all grants, in the order of the ceilings."""
+    own = (LINES, WHEEL, KEYS, REACH)
+    return [sum(column) for column in zip(own, *GRANTS.values(), strict=True)]
 
 
 def too_many_positional(node: ast.Call | FUNCTIONS) -> bool:
@@ -152,21 +155,25 @@ def test_what_is_refused(text: str, found: list[int]) -> None:
 
 
 @pytest.mark.medium
-def test_code_of_the_simulator() -> None:
+def test_code_of_the_simulator_and_of_the_wheel() -> None:
     """The ten largest packages and files are printed where there is too much."""
-    files = Counter({name: code_lines(text) for name, text in in_simulator().items()})
+    wheel = Counter(
+        {name: code_lines(text) for name, text in sources().items() if name[:6] != "tools/"}
+    )
+    files = Counter({name: count for name, count in wheel.items() if name.startswith("simulator/")})
     packages: Counter[str] = Counter()
     for name, count in files.items():
         packages[name.rsplit("/", 1)[0]] += count
     for table in (packages, files):
         print(*(f"{count:7,} {name}" for name, count in table.most_common(10)), sep="\n")
-    assert files.total() <= ceilings()[0], "what does this replace? CONTRIBUTING.md has the rule"
+    found = [files.total(), wheel.total()]
+    assert all(map(le, found, ceilings())), "what does this replace? CONTRIBUTING.md has the rule"
 
 
 def test_keys_of_a_scenario() -> None:
     schema = json_schema()
     blocks = [schema, *schema["$defs"].values()]
-    assert sum(len(block["properties"]) for block in blocks) <= ceilings()[1]
+    assert sum(len(block["properties"]) for block in blocks) <= ceilings()[2]
 
 
 def test_files_that_name_a_feature() -> None:
@@ -174,7 +181,7 @@ def test_files_that_name_a_feature() -> None:
         feature: sum(bool(re.search(words, text, re.I)) for text in in_simulator().values())
         for feature, words in FEATURES.items()
     }
-    assert sum(reach.values()) <= ceilings()[2], reach
+    assert sum(reach.values()) <= ceilings()[3], reach
 
 
 @pytest.mark.medium
