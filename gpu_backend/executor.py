@@ -3,6 +3,7 @@
 import time
 
 from gpu_backend.engine import Engine, Measured
+from simulator.core.executor import Timing
 from simulator.core.request import Step
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
@@ -55,10 +56,10 @@ class TorchExecutor:
         """cpu or cuda."""
         return self.engine.device.type
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         """Carry out a step; give its seconds: on CPU those of CPU time, on CUDA of the wall."""
         done = self.measure(step)
-        return done.busy_s if self.device == "cpu" else done.wall_s
+        return Timing(done.busy_s if self.device == "cpu" else done.wall_s)
 
     def measure(self, step: Step) -> Measured:
         """Carry out a step, its swaps first, and tell how long each part took."""

@@ -15,7 +15,7 @@ from simpy.rt import RealtimeEnvironment
 
 from gpu_backend.engine import Engine, Measured
 from gpu_backend.executor import TorchExecutor
-from simulator.core.executor import Executor
+from simulator.core.executor import Executor, Timing
 from simulator.core.request import Chunk, Request, Step
 from simulator.engine.replica import Replica
 from simulator.scenario.assemble_scheduler import make_scheduler
@@ -41,7 +41,7 @@ CPU_WARM_UP_TOKENS = 256
 
 
 @dataclass(slots=True)
-class Timing:
+class LiveStep:
     """One step of a live run: what it computed, what was predicted, what was measured."""
 
     start: float  # s, on the run's clock
@@ -76,19 +76,19 @@ class ShadowExecutor:
         self.live = live
         self.model = model
         self.clock = clock
-        self.timings: list[Timing] = []
+        self.timings: list[LiveStep] = []
         self._last_end = thread_time()
 
-    def execute(self, step: Step) -> float:
-        """Carry out one forward pass; return the seconds it took on the clock of the run."""
+    def execute(self, step: Step) -> Timing:
+        """Carry out one forward pass; say what it took on the clock of the run."""
         schedule = thread_time() - self._last_end if self.timings else 0.0
-        predicted = self.model.execute(step)
-        taken = self.live.execute(step)
+        model = self.model.execute(step)
+        predicted, taken = model.seconds, self.live.execute(step).seconds
         if self.live.device != "cpu":  # as on the wall's clock: the device waits for the scheduler
             taken += schedule
         seconds = max(self._elapsed(predicted, taken), MIN_STEP_SECONDS)
         self.timings.append(
-            Timing(
+            LiveStep(
                 start=self.env.now,
                 seconds=seconds,
                 predicted_s=predicted,
@@ -102,7 +102,7 @@ class ShadowExecutor:
             )
         )
         self._last_end = thread_time()
-        return seconds
+        return Timing(seconds, model.swap, model.adapters, model.encoder, model.host)
 
     def _elapsed(self, predicted: float, taken: float) -> float:
         """Get the seconds by which the clock advances; real time has that between steps in it."""
@@ -116,7 +116,7 @@ class LiveRun:
     """What a live run yields: the result of any run, and a timing per step."""
 
     result: Result
-    timings: list[Timing]
+    timings: list[LiveStep]
     clock: Clock
     device: str
 
@@ -238,7 +238,7 @@ def _check_lengths(workload: Workload, spec: EngineSpec) -> None:
         )
 
 
-def _warn_of_contention(timings: Sequence[Timing], device: str, clock: Clock) -> None:
+def _warn_of_contention(timings: Sequence[LiveStep], device: str, clock: Clock) -> None:
     """Warn where others used the CPU: then wall time tells about them too."""
     busy = sum(timing.measured.busy_s for timing in timings)
     wall = sum(timing.measured.wall_s for timing in timings)

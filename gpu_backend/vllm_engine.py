@@ -21,7 +21,7 @@ import numpy as np
 import simpy
 
 from gpu_backend.engine import Measured
-from gpu_backend.live import Clock, LiveRun, Progress, Timing
+from gpu_backend.live import Clock, LiveRun, LiveStep, Progress
 from simulator.core.log import (
     LENGTH,
     REJECTED,
@@ -187,7 +187,7 @@ class _Replica:
     parts: EngineSpec
     engine: VllmEngine
     named: bool
-    timings: list[Timing] = field(default_factory=list)
+    timings: list[LiveStep] = field(default_factory=list)
     on_finish: Callable[[Request], None] | None = None
     cancel: None = None  # whoever hangs up is refused above
 
@@ -319,11 +319,11 @@ class _Replica:
             if name in self.live:
                 self._advance(name, told, (start, end), cached, tick if decoding else -1)
         whole = Step([Chunk(_NOBODY, at, new) for at, new in chunks], decodes + ghosts, context)
-        seconds = max(end - start, 1e-9)
+        seconds, predicted = max(end - start, 1e-9), self.parts.cost.execute(whole).seconds
         self.timings.append(
-            Timing(
-                start, seconds, self.parts.cost.execute(whole), nan, decodes + ghosts, context,
-                chunks, (), (), Measured(device_s=nan, host_s=nan, wall_s=seconds),
+            LiveStep(
+                start, seconds, predicted, nan, decodes + ghosts, context, chunks,
+                (), (), Measured(device_s=nan, host_s=nan, wall_s=seconds),
             )
         )  # fmt: skip
 

@@ -59,7 +59,7 @@ draw_steps(
     pd.DataFrame(
         {
             "seconds": [sample.seconds for sample in unseen],
-            "predicted_s": [fit.cost.execute(sample.row.step) for sample in unseen],
+            "predicted_s": [fit.cost.execute(sample.row.step).seconds for sample in unseen],
             "chunks": [sample.row.chunks or None for sample in unseen],
         }
     )

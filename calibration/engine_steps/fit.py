@@ -176,7 +176,7 @@ def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float
         return {}
     rows = [sample.row for sample in unseen]
     return residuals(
-        np.array([cost.execute(row.step) for row in rows]),
+        np.array([cost.execute(row.step).seconds for row in rows]),
         np.array([sample.seconds for sample in unseen]),
         **{name: np.array([getattr(row, name) for row in rows], float) for name in SIZES},
     )
@@ -184,7 +184,7 @@ def _residuals(cost: PiecewiseCost, unseen: Sequence[Sample]) -> dict[str, float
 
 def judge(cost: PiecewiseCost, samples: Sequence[Sample]) -> Errors:
     """Compare a cost with samples."""
-    predicted = np.array([cost.execute(sample.row.step) for sample in samples])
+    predicted = np.array([cost.execute(sample.row.step).seconds for sample in samples])
     return Errors.of(predicted, np.array([sample.seconds for sample in samples]))
 
 

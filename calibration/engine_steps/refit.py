@@ -133,7 +133,7 @@ def _by_kind(fit: StepFit) -> dict[str, tuple[Floats, Floats]]:
     for sample in fit.samples:
         held = sample.row.point < 0 and sample.held_out
         name = "held-out runs" if held else sample.row.kind
-        groups[name].append((fit.cost.execute(sample.row.step), sample.seconds))
+        groups[name].append((fit.cost.execute(sample.row.step).seconds, sample.seconds))
     arrays = {name: np.array(pairs).T for name, pairs in sorted(groups.items())}
     return {name: (predicted, measured) for name, (predicted, measured) in arrays.items()}
 

@@ -161,7 +161,7 @@ def teacher_forced(
     steps: Sequence[MeasuredStep], cost: CostModel, measure: str
 ) -> dict[str, tuple[Floats, Floats]]:
     """Predict every live step from what it computed; give predicted and measured seconds."""
-    predicted = np.array([cost.execute(step.row.step) for step in steps])
+    predicted = np.array([cost.execute(step.row.step).seconds for step in steps])
     measured = np.array([step.seconds(measure) for step in steps])
     prompts = np.array([bool(step.row.chunks) for step in steps])
     groups = {"all steps": np.ones(len(steps), bool), "decode": ~prompts, "with prompts": prompts}

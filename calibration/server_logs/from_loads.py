@@ -26,6 +26,7 @@ from calibration.engine_steps.fit import (
 from calibration.engine_steps.steps_file import Row
 from calibration.errors import Floats, root_mean_square
 from simulator.core.alarm import FastEnvironment
+from simulator.core.executor import Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostModel
 from simulator.costs.piecewise import PiecewiseCost
@@ -70,8 +71,9 @@ class _RecordingCost:
         self.cost = cost
         self.rows: list[Row] = []
 
-    def execute(self, step: Step) -> float:
-        seconds = self.cost.execute(step)
+    def execute(self, step: Step) -> Timing:
+        timing = self.cost.execute(step)
+        seconds = timing.seconds
         chunks = tuple((chunk.start, chunk.tokens) for chunk in step.prefills)
         longest = int(np.ceil(step.context / step.decodes)) if step.decodes else 0
         row = Row(
@@ -79,7 +81,7 @@ class _RecordingCost:
             context=step.context, longest=longest, chunks=chunks, device_s=seconds, wall_s=seconds,
         )  # fmt: skip
         self.rows.append(row)
-        return seconds
+        return timing
 
 
 @dataclass(frozen=True)

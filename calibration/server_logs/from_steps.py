@@ -70,7 +70,7 @@ def calibrate_from_steps(source: Path, scenario: Scenario, out: Path) -> str:
     text += scenario_profile(scenario, fit.cost, fit.residuals, about, sources)
     write_atomic(path, text.encode())
     held_out = [f"held out: {fit.held_out['all']}"] if "all" in fit.held_out else []
-    ratio = float(np.median([row.wall_s / cost.execute(row.step) for row in rows]))
+    ratio = float(np.median([row.wall_s / cost.execute(row.step).seconds for row in rows]))
     doubts = []
     if not 1 / PLAUSIBLE < ratio < PLAUSIBLE:
         took = float(np.median([row.wall_s for row in rows]))

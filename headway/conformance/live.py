@@ -30,6 +30,7 @@ from headway.conformance.replay import (
     Replay,
 )
 from simulator.core.alarm import Alarm
+from simulator.core.executor import Timing
 from simulator.core.request import Step
 from simulator.schedulers.vllm.rules import Release, read_release
 from simulator.util.errors import HeadwayError
@@ -323,11 +324,11 @@ class _LiveClock:
         self._ends = deque(ends)
         self._free_at = 0
 
-    def execute(self, step: Step) -> int:
+    def execute(self, step: Step) -> Timing:
         self.recorder.add_step(step)
         start = max(int(self.recorder.env.now), self._free_at)
         self._free_at = self._ends.popleft() if self._ends else start + 1
-        return self._free_at - start
+        return Timing(self._free_at - start)
 
 
 class _LiveScheduler(RecordedScheduler):

@@ -14,9 +14,9 @@ from headway.conformance.case_model import Case, StepTime
 from headway.conformance.recorder import Recorder, StepLimit, dump
 from simulator.core.alarm import Alarm
 from simulator.core.decode_set import DecodeSet
-from simulator.core.executor import Executor
+from simulator.core.executor import Executor, Leap, Timing
 from simulator.core.request import Media, Request, Step
-from simulator.engine.core import InFlight, ScheduledStep
+from simulator.engine.core import ExecutedStep, InFlight
 from simulator.engine.loop import EngineLoop
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
@@ -145,17 +145,17 @@ class RecordedClock:
     def __init__(self, recorder: Recorder, times: StepTime) -> None:
         self.recorder, self.times = recorder, times
 
-    def execute(self, step: Step) -> int:
+    def execute(self, step: Step) -> Timing:
         row, times = self.recorder.add_step(step), self.times
-        return (
+        return Timing(
             times.base_ns
             + times.per_token_ns * row.tokens
             + times.per_context_token_ns * row.context
         )
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        first, more = self.execute(step), self.times.per_context_token_ns * step.decodes
-        return [first + more * k for k in range(self.recorder.leap_limit(repeats))]
+    def leap(self, step: Step, repeats: int) -> Leap:
+        first, more = self.execute(step).seconds, self.times.per_context_token_ns * step.decodes
+        return Leap([first + more * k for k in range(self.recorder.leap_limit(repeats))])
 
 
 class RecordedReplica(Replica):
@@ -186,7 +186,7 @@ class RecordedReplica(Replica):
         return self.scheduler.polls and bool(self.scheduler.copies or self.scheduler.waiting)
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
+        self, scheduled: ExecutedStep, decided: float, start: float, ends: list[float]
     ) -> None:
         recorder = self.recorder
         recorder.blocks.clear()
@@ -221,14 +221,14 @@ class RecordedAsyncReplica(RecordedReplica):
             self.recorder.write_empty()
         return batch
 
-    def repeat(self, scheduled: ScheduledStep, times: int) -> None:
+    def repeat(self, scheduled: ExecutedStep, times: int) -> None:
         recorder = self.recorder
         recorder.blocks.clear()
         super().repeat(scheduled, times)
         recorder.add_leap(recorder.pending[-1], times)
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
+        self, scheduled: ExecutedStep, decided: float, start: float, ends: list[float]
     ) -> None:
         Replica.commit(self, scheduled, decided, start, ends)
         self.recorder.write_outcome(ends)

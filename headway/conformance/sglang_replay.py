@@ -12,8 +12,9 @@ import simpy
 from headway.conformance.case_model import SglangCase
 from headway.conformance.recorder import Recorder, StepLimit, dump
 from headway.conformance.replay import RecordedClock, RecordedReplica, Replay
+from simulator.core.executor import Timing
 from simulator.core.request import Request, Step
-from simulator.engine.core import InFlight, ScheduledStep
+from simulator.engine.core import ExecutedStep, InFlight
 from simulator.engine.replica import Replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.kv_cache.hierarchical_cache import HierarchicalCache
@@ -320,7 +321,7 @@ class RecordedSglangReplica(RecordedReplica):
         return -1.0
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
+        self, scheduled: ExecutedStep, decided: float, start: float, ends: list[float]
     ) -> None:
         Replica.commit(self, scheduled, decided, start, ends)
         self.recorder.write_outcome(ends)
@@ -329,9 +330,9 @@ class RecordedSglangReplica(RecordedReplica):
 class SglangClock(RecordedClock):
     """The step-time model; a step waits for what it loads, layer by layer."""
 
-    def execute(self, step: Step) -> int:
+    def execute(self, step: Step) -> Timing:
         loads = sum(load.count for load in step.copies.loads) if step.copies is not None else 0
-        return max(super().execute(step), loads * self.times.load_block_ns)
+        return Timing(max(super().execute(step).seconds, loads * self.times.load_block_ns))
 
 
 class SglangReplay(Replay):

@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
 def _mixed(cost: CostModel, chunk: int, count: int, decodes: int, context: int) -> float:
     """Return the seconds of a step with so many chunks of as many tokens, beside decodes."""
     chunks = [Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)] * count
-    return cost.execute(Step(chunks, decodes, context))
+    return cost.execute(Step(chunks, decodes, context)).seconds
 
 
 def _seats(replica: Replica, traffic: Traffic, known: float, tokens: int, seats: int) -> int:

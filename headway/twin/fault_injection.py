@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from simulator.cluster.fleet import Fleet
 from simulator.cluster.lifecycle import Lifecycle
 from simulator.core.alarm import Alarm
-from simulator.core.executor import Executor
+from simulator.core.executor import Executor, Timing
 from simulator.core.request import Step
 
 FAILURES = {
@@ -42,11 +42,11 @@ class FaultyExecutor:
         self.factor = 1.0
         self.stall = 0.0  # s, of the next step
 
-    def execute(self, step: Step) -> float:
-        """Return the seconds of a step."""
-        seconds = self.inner.execute(step) * self.factor + self.stall
-        self.stall = 0.0
-        return seconds
+    def execute(self, step: Step) -> Timing:
+        """Say what a step takes."""
+        told = self.inner.execute(step)
+        seconds, self.stall = told.seconds * self.factor + self.stall, 0.0
+        return Timing(seconds, told.swap, told.adapters, told.encoder, told.host)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -17,7 +17,7 @@ from headway.twin.fault_injection import FaultInjector
 from headway.twin.kv_events import KvEvents
 from simulator.core.log import UNFINISHED, Log, pack_request
 from simulator.core.request import Request, Segments, Step
-from simulator.engine.core import EngineCore, InFlight, ScheduledStep
+from simulator.engine.core import EngineCore, ExecutedStep, InFlight, ScheduledStep
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
 from simulator.results.record import ClusterRecord, split_log
@@ -412,7 +412,7 @@ class _Watch:
             self.in_flight.append(self._counts())
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
+        self, scheduled: ExecutedStep, decided: float, start: float, ends: list[float]
     ) -> None:
         late = self.in_flight.popleft() if self._late else None
         self._core_commit(scheduled, decided, start, ends)

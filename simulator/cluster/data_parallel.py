@@ -26,11 +26,11 @@ import simpy
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.costs.joint_step import JointStep
-from simulator.engine.core import EngineCore, InFlight, ScheduledStep, SchedulerStats
+from simulator.engine.core import EngineCore, ExecutedStep, InFlight, SchedulerStats
 from simulator.engine.loop import EngineLoop, Timer
 from simulator.schedulers.vllm.scheduler import Scheduler
 
-JointlyScheduled = dict[EngineCore, ScheduledStep]
+JointlyScheduled = dict[EngineCore, ExecutedStep]
 """The steps of a joint step, by rank; who is missing runs a dummy batch."""
 BALANCES_SINCE = (0, 27)
 """vLLM's version from which on it balances as `Balancer`, to its month: August 2026."""
@@ -161,8 +161,10 @@ class LockStepLoop(EngineLoop):
         repeats = min(core.repeats(scheduled.get(core)) for core in cores)
         steps = [step for step, _ in scheduled.values()]
         tokens = [scheduled[core][0].tokens if core in scheduled else 0 for core in cores]
-        seconds = self._joint.seconds(cores[0].executor, steps, tokens, repeats)
-        return InFlight(scheduled, now, start, list(accumulate(seconds, initial=start))[1:])
+        seconds, timings = self._joint.execute(cores[0].executor, steps, tokens, repeats)
+        ends = list(accumulate(seconds, initial=start))[1:]
+        own = zip(scheduled.items(), timings, strict=True)
+        return InFlight({core: (*step, timing) for (core, step), timing in own}, now, start, ends)
 
     def commit(
         self, scheduled: JointlyScheduled, decided: float, start: float, ends: list[float]

@@ -4,7 +4,7 @@ It may import `util`. Start with `request.py`, then `executor.py`: who says how 
 step takes.
 """
 
-from simulator.core.executor import CanLeap, Executor
+from simulator.core.executor import CanLeap, Executor, Leap, Timing
 from simulator.core.request import Chunk, Request, Step
 
-__all__ = ["CanLeap", "Chunk", "Executor", "Request", "Step"]
+__all__ = ["CanLeap", "Chunk", "Executor", "Leap", "Request", "Step", "Timing"]

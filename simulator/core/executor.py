@@ -1,7 +1,8 @@
 """The seam: whoever carries out a step and says how long it took. A cost model is one, a GPU
 is another, and the loop never asks which."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from simulator.core.request import Step
 
@@ -10,22 +11,62 @@ MIXED_GRAPH_PROMPTS = 8
 attention is launched for so many tiles that are not full."""
 
 
+class Timing:
+    """What one step takes, in s, and by how much each part of its work makes it longer."""
+
+    # No NamedTuple, and no dataclass: one is made for every step (see `Request`).
+    __slots__ = ("adapters", "encoder", "host", "seconds", "swap")
+
+    def __init__(
+        self,
+        seconds: float,
+        swap: float = 0.0,
+        adapters: float = 0.0,
+        encoder: float = 0.0,
+        host: float = 0.0,
+    ) -> None:
+        self.seconds = seconds
+        self.swap = swap  # copies of preempted requests' KV blocks
+        self.adapters = adapters  # loading of adapters
+        self.encoder = encoder  # encoding of images and clips
+        self.host = host  # the engine's work on the host, where kernels hide the rest of it
+
+
+class Leap:
+    """What each step of a stretch of decode steps takes, in s."""
+
+    __slots__ = ("host", "seconds")
+    swap = adapters = encoder = 0.0
+
+    def __init__(self, seconds: list[float], host: Sequence[float] = ()) -> None:
+        self.seconds = seconds
+        self.host = host  # by which the host's work makes each longer; (): none
+
+
+class StageTimes(NamedTuple):
+    """What a step takes, in s: of the host, of each pipeline stage, and from stage to stage."""
+
+    host: float
+    stages: list[float]
+    send: float
+
+
 class Executor(Protocol):
     """Carries out forward passes."""
 
-    def execute(self, step: Step) -> float:
-        """Carry out one forward pass and return the seconds it took."""
+    def execute(self, step: Step) -> Timing:
+        """Carry out one forward pass and say what it took."""
 
 
 @runtime_checkable
 class CanLeap(Executor, Protocol):
     """An executor that knows beforehand what a stretch of decode steps will take."""
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        """Seconds that each of `repeats` successive decode steps takes, `step` being the first.
+    def leap(self, step: Step, repeats: int) -> Leap:
+        """Say what each of `repeats` successive decode steps takes, `step` being the first.
 
-        `step` has no prefills; every further one has `step.decodes` more tokens of context.
-        Item i equals, to the last bit, what `execute` says of the i-th of them.
+        `step` has no prefills, copies or loads nothing; every further one has `step.decodes` more
+        tokens of context. Item i equals, to the last bit, what `execute` says of the i-th of them.
         """
 
 
@@ -33,5 +74,5 @@ class CanLeap(Executor, Protocol):
 class StagedExecutor(Executor, Protocol):
     """An executor whose GPUs have a part of the layers each: pipeline parallelism."""
 
-    def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
-        """Say what a step takes, in s: of the host, of each stage, and from stage to stage."""
+    def stage_seconds(self, step: Step) -> StageTimes:
+        """Say what a step takes of the host, of each stage, and between them."""

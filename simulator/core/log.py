@@ -307,23 +307,23 @@ class Log:
         if not kept.all():
             self.run_rows[:] = rows[kept].tobytes()
 
-    def record_adapters(self, work: AdapterWork, seconds: float) -> None:
+    def record_adapters(self, work: AdapterWork, seconds: float, loading: float) -> None:
         """Write down what adapters had to do with a step and its repeats, of so many s."""
         self.adapters_read += work.read
         self.adapters_copied += work.copied
-        self.adapter_loading += work.seconds
+        self.adapter_loading += loading
         self.adapter_waits += work.refused * seconds
 
-    def record_encoder(self, work: EncoderWork, seconds: float) -> None:
-        """Write down what a step of so many s encoded."""
+    def record_encoder(self, work: EncoderWork, seconds: float, encoding: float) -> None:
+        """Write down what a step of so many s encoded, which took `encoding` of them."""
         sizes = work.sizes()
         self.encoded_items += len(sizes)
         self.encoded_tokens += sum(sizes)
-        self.encoding += work.seconds
+        self.encoding += encoding
         self.encoder_waits += work.cut * seconds
 
-    def record_copies(self, start: float, copies: Copies) -> None:
-        """Write down what a step that began at `start` copied."""
+    def record_copies(self, start: float, copies: Copies, swap: float) -> None:
+        """Write down what a step that began at `start` copied; swaps made it `swap` s longer."""
         for load in copies.loads:
             self.load_rows += pack_load(
                 start, load.request.id, load.count, load.fresh, *load.fetched
@@ -336,5 +336,5 @@ class Log:
             copies.swapped_out,
             len(copies.incoming),
             copies.swapped_in,
-            copies.swap_seconds,
+            swap,
         )

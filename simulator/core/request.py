@@ -166,8 +166,6 @@ class Copies:
     outgoing: list[Swap] = field(default_factory=list)  # to the host, done first
     incoming: list[Swap] = field(default_factory=list)  # and back, done next
     loads: list[Load] = field(default_factory=list)  # prefixes from the host tier
-    swap_seconds: float = field(default=0.0, compare=False)
-    """By which swaps make the step longer; a cost model that knows of copies notes it."""
 
     @property
     def swapped_out(self) -> int:
@@ -189,8 +187,6 @@ class AdapterWork:
     read: int = 0  # adapters read into host memory before it
     copied: int = 0  # adapters copied to the GPU before it
     refused: int = 0  # waiting requests passed over for `max_loras`
-    seconds: float = field(default=0.0, compare=False)
-    """By which loading makes the step longer; a cost model that knows of adapters notes it."""
 
 
 @dataclass(slots=True)
@@ -203,8 +199,6 @@ class EncoderWork:
     cut: int  # requests that computed less, or waited, for the encoder's sake
     loaded: dict[Request, list[int]] = field(default_factory=dict)
     """Items whose outputs come from elsewhere."""
-    seconds: float = field(default=0.0, compare=False)
-    """By which encoding makes the step longer; a cost model that knows of it notes it."""
 
     def sizes(self) -> list[int]:
         """Return the tokens of each item that is encoded."""
@@ -221,7 +215,7 @@ class Step:
 
     __slots__ = (
         *("prefills", "decodes", "context", "padding", "ghosts", "singles", "copies"),
-        *("drafts", "longest", "adapters", "encoder", "host_waits"),
+        *("drafts", "longest", "adapters", "encoder"),
     )
 
     def __init__(
@@ -244,15 +238,19 @@ class Step:
         self.longest = 0  # KV entries that one decode reads at most, where the executor asks
         self.adapters: AdapterWork | None = None  # None: the engine serves no adapters
         self.encoder: EncoderWork | None = None  # None: nobody has to do with an encoder
-        self.host_waits: list[float] | None = None
-        """By which the host's work, where kernels hide it, makes this step and its repeats longer;
-        a cost model that knows of it notes it."""
 
     def add_copies(self) -> Copies:
         """Return what it copies, to be added to."""
         if self.copies is None:
             self.copies = Copies()
         return self.copies
+
+    def without_copies(self) -> "Step":
+        """Return the same step, but that it copies nothing."""
+        other = Step(self.prefills, self.decodes, self.context, drafts=self.drafts)
+        other.padding, other.ghosts, other.singles = self.padding, self.ghosts, self.singles
+        other.longest, other.adapters, other.encoder = self.longest, self.adapters, self.encoder
+        return other
 
     @property
     def outgoing(self) -> Sequence[Swap]:

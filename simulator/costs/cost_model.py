@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.executor import CanLeap
+from simulator.core.executor import CanLeap, Leap, Timing
 from simulator.core.request import Step
 from simulator.core.speculative_config import DraftConfig
 
@@ -32,7 +32,10 @@ class HostWork(NamedTuple):
 
 
 class CostModel(CanLeap, Protocol):
-    """An executor that computes what a step takes, and knows how far it can be trusted."""
+    """An executor that computes what a step takes, and knows how far it can be trusted.
+
+    A subclass has `execute` and `leap`; all else has a default.
+    """
 
     reads_longest: bool = False
     """What a step takes depends on its longest sequence (`Step.longest`)."""
@@ -40,37 +43,50 @@ class CostModel(CanLeap, Protocol):
     @property
     def name(self) -> str:
         """What reports call it."""
-
-    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
-        """Return the seconds of steps of so many decodes each that read so many tokens in all."""
-
-    def swap_seconds(self, step: Step) -> float:
-        """Return the seconds of a step's copies of KV blocks to the host and back."""
+        return ""
 
     @property
     def residuals(self) -> Mapping[str, float] | None:
         """Standard deviations of its relative errors by regime of steps, see `noise`."""
+        return None
 
     @property
     def unmeasured(self) -> str:
         """What of its times nobody has measured, in words; "" where a fit has told all of it."""
+        return ""
 
-    def with_copies(self, seconds: float, step: Step) -> float:
-        """Return the time of a step whose compute takes so many seconds, with its copies."""
+    def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
+        """Return the seconds of steps of so many decodes each that read so many tokens in all."""
+        pairs = zip(counts.tolist(), contexts.tolist(), strict=True)
+        steps = (Step([], count, context) for count, context in pairs)
+        return np.array([self.execute(one).seconds if one.decodes else 0.0 for one in steps])
+
+    def swap_seconds(self, step: Step) -> float:
+        """Return the seconds of a step's copies of KV blocks to the host and back."""
+        return 0.0
+
+    def with_copies(self, seconds: float, step: Step) -> tuple[float, float]:
+        """Return what a step takes whose compute takes so many seconds, and of it what swaps add.
+
+        Where swaps and loads overlap with compute, what is longer is divided between the two.
+        """
+        return seconds, 0.0
 
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
         """Return the seconds of logged copies of KV blocks (rows of dtype SWAP)."""
+        return np.zeros(len(swaps))
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
         """Return the seconds in which the GPU waits for the engine; None: nobody can tell.
 
         One value for each step, which computes so many chunks of prompts, sequences (these
-        included) and tokens of prompts. What a step notes in `host_waits` comes on top.
+        included) and tokens of prompts. What `Timing.host` says of a step comes on top.
         """
         return None
 
     def range_warnings(self, *logged: npt.NDArray[np.void]) -> list[str]:
         """Say, a line per quantity, which steps of some logs lie outside the fitted range."""
+        return []
 
     @property
     def host_work(self) -> HostWork | None:
@@ -155,7 +171,7 @@ class CostDecorator(CostModel):
     def swap_seconds(self, step: Step) -> float:
         return self.inner.swap_seconds(step)
 
-    def with_copies(self, seconds: float, step: Step) -> float:
+    def with_copies(self, seconds: float, step: Step) -> tuple[float, float]:
         return self.inner.with_copies(seconds, step)
 
     def logged_swap_seconds(self, swaps: npt.NDArray[np.void]) -> Seconds:
@@ -185,10 +201,12 @@ class DraftedCost(CostDecorator):
     drafts: int
     draft: DraftConfig
 
-    def execute(self, step: Step) -> float:
-        """Return the seconds that a step takes, and the drafting after it."""
-        seconds = self.inner.execute(step)
-        return seconds + self._drafting(step, seconds - self.inner.swap_seconds(step))
+    def execute(self, step: Step) -> Timing:
+        """Say what a step takes, and the drafting after it."""
+        timing = self.inner.execute(step)
+        verified = timing.seconds - self.inner.swap_seconds(step)
+        seconds = timing.seconds + self._drafting(step, verified)
+        return Timing(seconds, timing.swap, timing.adapters, timing.encoder, timing.host)
 
     def _drafting(self, step: Step, verified: float) -> float:
         """Return the seconds of all draft steps after a step that took `verified` seconds."""
@@ -197,11 +215,13 @@ class DraftedCost(CostDecorator):
         seconds = self.drafts * (draft.seconds + draft.seconds_per_sequence * sequences)
         if draft.fraction:
             context = step.context + sum(chunk.start + chunk.tokens for chunk in step.prefills)
-            later = self.inner.execute(Step([], sequences, context)) if self.drafts > 1 else 0.0
+            one = Step([], sequences, context)
+            later = self.inner.execute(one).seconds if self.drafts > 1 else 0.0
             seconds += draft.fraction * (verified + (self.drafts - 1) * later)
         return seconds
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        """Return the seconds of successive decode steps; there are none alike, so one at most."""
+    def leap(self, step: Step, repeats: int) -> Leap:
+        """Say what successive decode steps take; there are none alike, so one at most."""
         assert repeats == 1, "steps that verify drafts do not repeat"
-        return [self.execute(step)]
+        timing = self.execute(step)
+        return Leap([timing.seconds], [timing.host])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from simulator.core.executor import Leap, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 from simulator.costs.joint_step import JointStep
@@ -102,11 +103,15 @@ class DataParallelCost(CostDecorator):
         """Put a given cost in place of a rank's own; the ranks still go in lock-step."""
         return DataParallelCost(given, self.ranks, None)
 
-    def execute(self, step: Step) -> float:
-        return self.leap(step, 1)[0]
+    def execute(self, step: Step) -> Timing:
+        (seconds,), (own,) = self._joint_step(step, 1)
+        return Timing(seconds, own.swap, own.adapters, own.encoder)
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        return self.joint.seconds(self.inner, [step], [step.tokens] * self.ranks, repeats)
+    def leap(self, step: Step, repeats: int) -> Leap:
+        return Leap(self._joint_step(step, repeats)[0])
+
+    def _joint_step(self, step: Step, repeats: int) -> tuple[list[float], list[Timing | Leap]]:
+        return self.joint.execute(self.inner, [step], [step.tokens] * self.ranks, repeats)
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         unique, inverse = np.unique(counts, return_inverse=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.core.executor import Leap, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 from simulator.costs.linear import Fitted
@@ -28,11 +29,11 @@ class NothingElse(Fitted):
 
     name: str = "encoder"
 
-    def execute(self, step: Step) -> float:
-        return 0.0
+    def execute(self, step: Step) -> Timing:
+        return Timing(0.0)
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        return [0.0] * repeats
+    def leap(self, step: Step, repeats: int) -> Leap:
+        return Leap([0.0] * repeats)
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         return np.zeros(len(counts))
@@ -67,15 +68,16 @@ class EncoderCost(CostDecorator):
         if work is None or not work.encoded:
             return 0.0
         together = sum(map(self.image_seconds, work.sizes()))
-        work.seconds = self.launch + max(together, self.least)
-        return work.seconds
+        return self.launch + max(together, self.least)
 
-    def execute(self, step: Step) -> float:
-        """Return the seconds that a step takes, with what is encoded before it."""
-        return self.inner.execute(step) + self._encoding(step)
+    def execute(self, step: Step) -> Timing:
+        """Say what a step takes, with what is encoded before it."""
+        timing, encoding = self.inner.execute(step), self._encoding(step)
+        seconds = timing.seconds + encoding
+        return Timing(seconds, timing.swap, timing.adapters, encoding, timing.host)
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        """Return the seconds of successive steps of decodes, which encode nothing."""
+    def leap(self, step: Step, repeats: int) -> Leap:
+        """Say what successive steps of decodes take, which encode nothing."""
         return self.inner.leap(step, repeats)
 
 

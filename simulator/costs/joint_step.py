@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from simulator.core.executor import CanLeap, Executor
+from simulator.core.executor import CanLeap, Executor, Leap, Timing
 from simulator.core.request import Step
 
 
@@ -23,22 +23,32 @@ class JointStep(NamedTuple):
     """Seconds of what all ranks compute together, by the tokens of each; 0: a dummy batch."""
     kernels: CanLeap | None = None
 
-    def seconds(
+    def execute(
         self, own: Executor, steps: Sequence[Step], tokens: Sequence[int], repeats: int
-    ) -> list[float]:
-        """Return the seconds of the ranks' steps, so often; `tokens` has those of all ranks."""
+    ) -> tuple[list[float], list[Timing | Leap]]:
+        """Return the seconds of the ranks' steps, so often, and what each takes by itself.
+
+        `tokens` has those of all ranks.
+        """
         together = self.shared(tokens)
-        alone = _slowest(own, steps, repeats)
+        timings = _each(own, steps, repeats)
+        alone = _slowest(timings)
         if self.kernels is None:
-            return [seconds + together for seconds in alone]
-        kernels = _slowest(self.kernels, steps, repeats)
+            return [seconds + together for seconds in alone], timings
+        kernels = _slowest(_each(self.kernels, steps, repeats))
         pairs = zip(kernels, alone, strict=True)
-        return [max(seconds + together, least) for seconds, least in pairs]
+        return [max(seconds + together, least) for seconds, least in pairs], timings
 
 
-def _slowest(executor: Executor, steps: Sequence[Step], repeats: int) -> Iterable[float]:
-    """Return the seconds of the slowest of some steps, and of each repeat."""
+def _each(executor: Executor, steps: Sequence[Step], repeats: int) -> list[Timing | Leap]:
+    """Say what each rank's step takes by itself."""
     if repeats == 1:
-        return [max(map(executor.execute, steps))]
+        return [executor.execute(step) for step in steps]
     assert isinstance(executor, CanLeap)
-    return map(max, zip(*(executor.leap(step, repeats) for step in steps), strict=True))
+    return [executor.leap(step, repeats) for step in steps]
+
+
+def _slowest(timings: Sequence[Timing | Leap]) -> Iterable[float]:
+    """Return the seconds of the slowest of some steps, and of each repeat."""
+    each = (one.seconds if isinstance(one, Leap) else [one.seconds] for one in timings)
+    return map(max, zip(*each, strict=True))

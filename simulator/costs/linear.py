@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from simulator.core.executor import Leap, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostModel, Counts, Seconds
 from simulator.util.from_mapping import raise_if, short_repr
@@ -106,13 +107,9 @@ class Fitted(CostModel):
                 values[one.name] = value * (last if one.name in self.last_terms else share)
         return replace(self, **values)
 
-    def with_copies(self, seconds: float, step: Step) -> float:
-        """Return the time of a step whose compute takes so many seconds, and note that of swaps.
-
-        Where swaps and loads overlap with compute, what is longer is divided between the two.
-        """
+    def with_copies(self, seconds: float, step: Step) -> tuple[float, float]:
         if step.copies is None:
-            return seconds
+            return seconds, 0.0
         copies = swaps = self.swap_seconds(step)
         layerwise = 0.0
         for load in step.copies.loads:
@@ -121,12 +118,10 @@ class Fitted(CostModel):
             elif not load.beside:
                 copies += self.load + self.load_per_block * load.count
         seconds = max(seconds, layerwise)
-        step.copies.swap_seconds = swaps
         if not self.swap_overlap:
-            return seconds + copies
+            return seconds + copies, swaps
         longer = max(copies - seconds, 0.0)
-        step.copies.swap_seconds = swaps and longer * (swaps / copies)
-        return max(seconds, copies)
+        return max(seconds, copies), swaps and longer * (swaps / copies)
 
     def range_warnings(self, *logged: npt.NDArray[np.void]) -> list[str]:
         limits = self.limits or {}
@@ -190,10 +185,10 @@ class LinearCost(Fitted):
         raise_if(*check_terms(self, terms + SWAP_TERMS))
         raise_if((not any(getattr(self, term) for term in terms), "base: every step takes no time"))
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         mixed = step.prefills or step.drafts
-        seconds = self._mixed_seconds(step) if mixed else self.leap(step, 1)[0]
-        return self.with_copies(seconds, step) if step.copies else seconds
+        seconds = self._mixed_seconds(step) if mixed else self.leap(step, 1).seconds[0]
+        return Timing(*self.with_copies(seconds, step)) if step.copies else Timing(seconds)
 
     def _mixed_seconds(self, step: Step) -> float:
         """Return the time of a step with prompts or drafts, without swaps."""
@@ -205,11 +200,12 @@ class LinearCost(Fitted):
         fixed = self.base + self.per_token * tokens + self.per_sequence * sequences
         return fixed + self.per_context * step.context
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
+    def leap(self, step: Step, repeats: int) -> Leap:
         count, first = step.decodes, step.context
         fixed = self.base + self.per_token * count + self.per_sequence * count
         slope = self.per_context
-        return [fixed + slope * read for read in range(first, first + repeats * count, count)]
+        reads = range(first, first + repeats * count, count)
+        return Leap([fixed + slope * read for read in reads])
 
     @property
     def fitted_terms(self) -> Mapping[str, str]:

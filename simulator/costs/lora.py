@@ -13,6 +13,7 @@ one of 64); a disk or a download is slower. The step waits for all of it.
 from dataclasses import dataclass
 
 from simulator.core.engine_config import EngineConfig
+from simulator.core.executor import Leap, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel
 from simulator.costs.roofline import LAUNCH, STREAM_SHARE, efficiency_of
@@ -45,23 +46,19 @@ class LoraCost(CostDecorator):
             return 0.0
         return self.kernels + work.active * self.per_adapter + work.tokens * self.per_token
 
-    def execute(self, step: Step) -> float:
-        """Return the seconds that a step takes, with what is loaded before it."""
-        return self.inner.execute(step) + self._seconds(step) + self._loading(step)
-
-    def _loading(self, step: Step) -> float:
-        work = step.adapters
+    def execute(self, step: Step) -> Timing:
+        """Say what a step takes, with what is loaded before it."""
+        timing, work = self.inner.execute(step), step.adapters
         if work is None:
-            return 0.0
-        work.seconds = work.read * self.read + work.copied * self.copy
-        return work.seconds
+            return timing
+        loading = work.read * self.read + work.copied * self.copy
+        seconds = timing.seconds + self._seconds(step) + loading
+        return Timing(seconds, timing.swap, loading, timing.encoder, timing.host)
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        """Return the seconds of successive steps of decodes, the first with what is loaded."""
-        more = self._seconds(step)
-        found = [seconds + more for seconds in self.inner.leap(step, repeats)]
-        found[0] += self._loading(step)
-        return found
+    def leap(self, step: Step, repeats: int) -> Leap:
+        """Say what successive steps of decodes take, before which nothing is loaded."""
+        more, leap = self._seconds(step), self.inner.leap(step, repeats)
+        return Leap([seconds + more for seconds in leap.seconds], leap.host)
 
 
 def lora_cost(inner: CostModel, model: ModelSpec, gpu: Gpu, engine: EngineConfig) -> LoraCost:

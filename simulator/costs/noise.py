@@ -18,7 +18,7 @@ from zlib import crc32
 
 import numpy as np
 
-from simulator.core.executor import StagedExecutor
+from simulator.core.executor import Leap, StagedExecutor, StageTimes, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 from simulator.util.from_mapping import short_repr
@@ -72,27 +72,23 @@ class ScaledCost(CostDecorator):
     decode: float
     prompts: float
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         factor = self.prompts if step.prefills else self.decode
-        copies, step.copies = step.copies, None
-        seconds = factor * self.inner.execute(step)
-        if step.host_waits:
-            step.host_waits = [factor * wait for wait in step.host_waits]
-        step.copies = copies
-        return self.inner.with_copies(seconds, step) if copies else seconds
+        bare = self.inner.execute(step.without_copies() if step.copies else step)
+        seconds, swap = self.inner.with_copies(factor * bare.seconds, step)
+        return Timing(seconds, swap, bare.adapters, bare.encoder, factor * bare.host)
 
-    def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
+    def stage_seconds(self, step: Step) -> StageTimes:
         """Say what a step takes, in s, of an executor with pipeline stages."""
         assert isinstance(self.inner, StagedExecutor)
         factor = self.prompts if step.prefills else self.decode
         host, stages, send = self.inner.stage_seconds(step)
-        return factor * host, [factor * seconds for seconds in stages], factor * send
+        return StageTimes(factor * host, [factor * seconds for seconds in stages], factor * send)
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        found = [self.decode * seconds for seconds in self.inner.leap(step, repeats)]
-        if step.host_waits:
-            step.host_waits = [self.decode * wait for wait in step.host_waits]
-        return found
+    def leap(self, step: Step, repeats: int) -> Leap:
+        found, factor = self.inner.leap(step, repeats), self.decode
+        waits = [factor * wait for wait in found.host]
+        return Leap([factor * seconds for seconds in found.seconds], waits)
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         return self.decode * self.inner.decode_seconds(counts, contexts)

@@ -54,7 +54,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from simulator.core.executor import MIXED_GRAPH_PROMPTS
+from simulator.core.executor import MIXED_GRAPH_PROMPTS, Leap, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, HostWork, Seconds
 from simulator.costs.linear import SWAP_TERMS, Fitted, check_terms
@@ -152,7 +152,7 @@ class PiecewiseCost(Fitted):
     """MIXED_TERMS; whether there is other work, and whether `_adjust_mixed` has anything to do."""
     _decode_terms: list[tuple[float, ...]] = field(init=False, repr=False, compare=False)
     """By sequences: of pure decodes what does not depend on the context, the floor of attention,
-    and `hidden`, infinity also where launches may take longer."""
+    and `hidden`, infinity also where there are other terms."""
 
     whole_terms: ClassVar[tuple[str, ...]] = (
         *("overhead", "overhead_per_sequence", *HOST_TERMS),
@@ -206,7 +206,8 @@ class PiecewiseCost(Fitted):
         elif not self.overlapped:
             hidden[:] = inf
         by_chunks = self.host_per_prefill or self.host_per_prefill_token
-        launched = np.where(counts > self._largest_graph, bool(self.launch), False)
+        launched = (counts > self._largest_graph) & bool(self.launch)
+        launched |= bool(self.window or self.reads_longest)
         decode = np.array(self._decode[: len(counts)]) + self._per_sequence * counts
         floors = np.maximum(self.decode_per_sequence * counts, self.decode_least)
         lists = [column.tolist() for column in (decode, floors, np.where(launched, inf, hidden))]
@@ -264,56 +265,71 @@ class PiecewiseCost(Fitted):
         head = max(self.head, self.head_per_sequence * count)
         return self.overhead + self.dense_seconds(count) + head + self.decode
 
-    def execute(self, step: Step) -> float:
-        prefills, count, context = step.prefills, step.decodes, step.context
+    def execute(self, step: Step) -> Timing:
+        prefills, count, context, host = step.prefills, step.decodes, step.context, 0.0
         if not prefills:
-            seconds = self._verify_seconds(step) if step.drafts else self.leap(step, 1)[0]
+            return self._execute_decodes(step)
+        # Most steps of a busy engine come here: tables, and one look at all terms.
+        dense, waits, heads, hidden = self._mixed_tables
+        prefill, serial, per_pair, per_token, per_context, per_decode, more, adjusts = (
+            self._mixed_terms
+        )
+        prompts = len(prefills)
+        if prompts == 1:
+            (chunk,) = prefills
+            start, new = chunk.start, chunk.tokens
+            keys = start + new
+            pairs = new * start + new * (new + 1) // 2
+            longest = keys
         else:
-            # Most steps of a busy engine come here: tables, and one look at all terms.
-            dense, waits, heads, hidden = self._mixed_tables
-            prefill, serial, per_pair, per_token, per_context, per_decode, more, adjusts = (
-                self._mixed_terms
-            )
-            prompts = len(prefills)
-            if prompts == 1:
-                (chunk,) = prefills
-                start, new = chunk.start, chunk.tokens
-                keys = start + new
-                pairs = new * start + new * (new + 1) // 2
-                longest = keys
-            else:
-                new = pairs = keys = longest = 0
-                for chunk in prefills:
-                    start, size = chunk.start, chunk.tokens
-                    end = start + size
-                    new += size
-                    keys += end
-                    pairs += size * start + size * (size + 1) // 2
-                    longest = end if end > longest else longest
-            if longest * count < context:  # the mean decode reads more
-                serial *= context / count
-            else:
-                serial *= longest
-            work = per_pair * pairs + per_token * new + per_context * context + per_decode * count
-            if more:
-                work = self._with_more_work(step, work, keys)
-            sequences = count + prompts
-            rows = sequences + step.drafts  # of logits
-            tokens = rows - prompts + new
-            try:
-                fixed, least = waits[sequences] + dense[tokens] + heads[rows], hidden[sequences]
-            except IndexError:  # beyond the tables
-                head = max(self.head, self.head_per_sequence * rows)
-                fixed = self.overhead + self.overhead_per_sequence * sequences
-                fixed, least = fixed + self.dense_seconds(tokens) + head, inf
-            seconds = fixed + prefill + (work if work > serial else serial)
-            if adjusts:
-                seconds = self._adjust_mixed(step, seconds, new)
-            elif seconds < least:
-                seconds = self._with_host(step, seconds, sequences, prompts, new)
-        if step.copies is not None:
-            return self.with_copies(seconds, step)
-        return seconds
+            new = pairs = keys = longest = 0
+            for chunk in prefills:
+                start, size = chunk.start, chunk.tokens
+                end = start + size
+                new += size
+                keys += end
+                pairs += size * start + size * (size + 1) // 2
+                longest = end if end > longest else longest
+        if longest * count < context:  # the mean decode reads more
+            serial *= context / count
+        else:
+            serial *= longest
+        work = per_pair * pairs + per_token * new + per_context * context + per_decode * count
+        if more:
+            work = self._with_more_work(step, work, keys)
+        sequences = count + prompts
+        rows = sequences + step.drafts  # of logits
+        tokens = rows - prompts + new
+        try:
+            fixed, least = waits[sequences] + dense[tokens] + heads[rows], hidden[sequences]
+        except IndexError:  # beyond the tables
+            head = max(self.head, self.head_per_sequence * rows)
+            fixed = self.overhead + self.overhead_per_sequence * sequences
+            fixed, least = fixed + self.dense_seconds(tokens) + head, inf
+        seconds = fixed + prefill + (work if work > serial else serial)
+        if adjusts:
+            seconds, host = self._adjust_mixed(step, seconds, new)
+        elif seconds < least:
+            seconds, host = self._with_host(seconds, sequences, prompts, new)
+        if step.copies is None and not host:
+            return Timing(seconds)
+        return Timing(*self.with_copies(seconds, step), host=host)
+
+    def _execute_decodes(self, step: Step) -> Timing:
+        """Say what a step without prompts takes; most end with the first lines."""
+        terms, count = self._decode_terms, step.decodes
+        if count < len(terms) and not step.drafts and step.copies is None:
+            fixed, floor, least = terms[count]
+            read = self.decode_per_context * step.context
+            seconds = fixed + (read if read > floor else floor)
+            if seconds >= least:
+                return Timing(seconds)
+        if step.drafts:
+            seconds, host = self._verify_seconds(step)
+        else:
+            leap = self.leap(step, 1)
+            seconds, host = leap.seconds[0], sum(leap.host)
+        return Timing(*self.with_copies(seconds, step), host=host)
 
     def _with_more_work(self, step: Step, work: float, keys: int) -> float:
         """Add the work of chunks one by one, over so many keys, and that within windows.
@@ -332,7 +348,7 @@ class PiecewiseCost(Fitted):
                 work += self.prefill_per_window_pair * seen
         return work
 
-    def _adjust_mixed(self, step: Step, seconds: float, new: int) -> float:
+    def _adjust_mixed(self, step: Step, seconds: float, new: int) -> tuple[float, float]:
         """Let a step with prompts run in its graph, or be no faster than its launches; add the
         host's work."""
         prompts = len(step.prefills)
@@ -343,11 +359,9 @@ class PiecewiseCost(Fitted):
         elif self.launch:
             waits = self.overhead_per_sequence * sequences
             seconds = max(seconds, self.overhead + waits + self.launch)
-        if not self.has_host_work:
-            return seconds
-        return self._with_host(step, seconds, sequences, prompts, new)
+        return self._with_host(seconds, sequences, prompts, new)
 
-    def _verify_seconds(self, step: Step) -> float:
+    def _verify_seconds(self, step: Step) -> tuple[float, float]:
         """Return the time of a step of decodes that verify drafts, without swaps."""
         count, context = step.decodes, step.context
         work = self.mixed_per_context * context + self.mixed_per_sequence * count
@@ -359,20 +373,22 @@ class PiecewiseCost(Fitted):
         seconds += waits
         if self.launch and count + step.drafts > self._largest_graph:
             seconds = max(seconds, self.overhead + waits + self.launch)
-        return self._with_host(step, seconds, count) if self.has_host_work else seconds
+        return self._with_host(seconds, count)
 
     def _with_host(
-        self, step: Step, kernels: float, sequences: int, prompts: int = 0, new: int = 0
-    ) -> float:
-        """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing."""
+        self, kernels: float, sequences: int, prompts: int = 0, new: int = 0
+    ) -> tuple[float, float]:
+        """Add the host's work, or let it hide behind the kernels; the GPU's waits hide nothing.
+
+        Say also by how much what does not hide there makes the step longer.
+        """
+        if not self.has_host_work:
+            return kernels, 0.0
         host = self._host_seconds(sequences, prompts, new)
         if not self.overlapped:
-            return kernels + host
+            return kernels + host, 0.0
         least = self.overhead + self.overhead_per_sequence * sequences + host
-        if kernels >= least:
-            return kernels
-        step.host_waits = [least - kernels]
-        return least
+        return (kernels, 0.0) if kernels >= least else (least, least - kernels)
 
     def _host_seconds(self, sequences: int, prompts: int, new: int) -> float:
         return (
@@ -381,17 +397,6 @@ class PiecewiseCost(Fitted):
             + self.host_per_prefill * prompts
             + self.host_per_prefill_token * new
         )
-
-    def _decodes_with_host(self, step: Step, kernels: list[float], sequences: int) -> list[float]:
-        """Do the same for a step of decodes and its repeats, which do not get shorter."""
-        host = self.host + self.host_per_sequence * sequences
-        if not self.overlapped:
-            return [seconds + host for seconds in kernels]
-        least = self.overhead + self.overhead_per_sequence * sequences + host
-        if kernels[0] >= least:
-            return kernels
-        step.host_waits = [max(least - seconds, 0.0) for seconds in kernels]
-        return [max(seconds, least) for seconds in kernels]
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
         """Return the seconds in which the GPU waits for the engine; None: nobody can tell.
@@ -408,7 +413,7 @@ class PiecewiseCost(Fitted):
             waits = waits + self.host_per_prefill * prompts + self.host_per_prefill_token * new
         return np.asarray(waits)
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
+    def leap(self, step: Step, repeats: int) -> Leap:
         count, first = step.decodes, step.context
         try:
             fixed, floor, least = self._decode_terms[count]
@@ -417,10 +422,7 @@ class PiecewiseCost(Fitted):
             floor, least = max(self.decode_per_sequence * count, self.decode_least), inf
         slope = self.decode_per_context
         contexts = range(first, first + repeats * count, count)
-        if repeats == 1 and not self.window:
-            read = slope * first
-            found = [fixed + (read if read > floor else floor)]
-        elif self.window:
+        if self.window:
             most, wide = self.window * count, self.decode_per_window
             found = [fixed + max(slope * read + wide * min(read, most), floor) for read in contexts]
         elif slope * first > floor:
@@ -430,11 +432,14 @@ class PiecewiseCost(Fitted):
         else:
             found = [fixed + max(slope * read, floor) for read in contexts]
         if found[0] >= least:  # and so are the others, none of which is shorter
-            return found
+            return Leap(found)
         if self.launch and count > self._largest_graph:  # none is faster than its launches
             least = self.overhead + self.overhead_per_sequence * count + self.launch
             found = [max(seconds, least) for seconds in found]
-        return self._decodes_with_host(step, found, count) if self.has_host_work else found
+        if not self.has_host_work:
+            return Leap(found)
+        shown = [self._with_host(seconds, count) for seconds in found]
+        return Leap([seconds for seconds, _ in shown], [host for _, host in shown])
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         table = np.array([self._decode_seconds(n) for n in range(int(counts.max(initial=0)) + 1)])

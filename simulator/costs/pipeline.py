@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.core.executor import Leap, StageTimes, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel, Counts, Seconds
 from simulator.costs.linear import Fitted
@@ -64,21 +65,21 @@ class PipelineCost(CostDecorator):
         """What of its times nobody has measured: the split, whatever is known of all layers."""
         return self.unmeasured_and(f"the split into {len(self.stages)} stages")
 
-    def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
+    def stage_seconds(self, step: Step) -> StageTimes:
         """Say what a step takes, in s: of the host, of each stage, and from stage to stage."""
         host = self.inner.host_step_seconds(step)
         send = self.send + self.send_per_token * step.tokens
-        return host, [stage.execute(step) for stage in self.stages], send
+        return StageTimes(host, [stage.execute(step).seconds for stage in self.stages], send)
 
-    def execute(self, step: Step) -> float:
-        """Return the seconds that a step takes from the first stage to the last."""
+    def execute(self, step: Step) -> Timing:
+        """Say what a step takes from the first stage to the last."""
         host, stages, send = self.stage_seconds(step)
-        return host + sum(stages) + send * (len(stages) - 1)
+        return Timing(host + sum(stages) + send * (len(stages) - 1))
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        """Return the seconds of each of so many successive decode steps, one after the other."""
+    def leap(self, step: Step, repeats: int) -> Leap:
+        """Say what each of so many successive decode steps takes, one after the other."""
         steps = (Step([], step.decodes, step.context + at * step.decodes) for at in range(repeats))
-        return [self.execute(one) for one in steps]
+        return Leap([self.execute(one).seconds for one in steps])
 
     def decode_seconds(self, counts: Counts, contexts: Counts) -> Seconds:
         """Return the seconds of steps of so many decodes in the slowest stage."""

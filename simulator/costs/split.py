@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from simulator.core.executor import Leap
 from simulator.core.request import Step
 from simulator.costs.cost_model import Counts, Seconds
 from simulator.costs.linear import Fitted, check_terms
@@ -55,16 +56,17 @@ class SplitCost(PiecewiseCost):
         few = (self.multiprocessors < 1, "multiprocessors: must be at least 1")
         raise_if(*check_terms(self, ("per_key",)), wrong, few)
 
-    def _adjust_mixed(self, step: Step, seconds: float, new: int) -> float:
-        seconds = super()._adjust_mixed(step, seconds, new)
-        return seconds + self._waits(step, 1)[0] if step.decodes else seconds
+    def _adjust_mixed(self, step: Step, seconds: float, new: int) -> tuple[float, float]:
+        seconds, host = super()._adjust_mixed(step, seconds, new)
+        return (seconds + self._waits(step, 1)[0] if step.decodes else seconds), host
 
-    def _verify_seconds(self, step: Step) -> float:
-        return super()._verify_seconds(step) + self._waits(step, 1)[0]
+    def _verify_seconds(self, step: Step) -> tuple[float, float]:
+        seconds, host = super()._verify_seconds(step)
+        return seconds + self._waits(step, 1)[0], host
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        waits = self._waits(step, repeats)
-        return [a + b for a, b in zip(super().leap(step, repeats), waits, strict=True)]
+    def leap(self, step: Step, repeats: int) -> Leap:
+        leap, waits = super().leap(step, repeats), self._waits(step, repeats)
+        return Leap([a + b for a, b in zip(leap.seconds, waits, strict=True)], leap.host)
 
     def _waits(self, step: Step, repeats: int) -> list[float]:
         """Return the wait in each of so many successive steps."""

@@ -224,7 +224,7 @@ class Advisor:
         alone: float = self.costs[0].decode_seconds(np.array([decodes]), np.array([context])).item()
         chunk = round(min(prompt, max(self.engine.max_num_batched_tokens - decodes, 1)))
         step = Step([Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)], decodes, context)
-        stall = max(self.costs[0].execute(step) - alone, 0.0)
+        stall = max(self.costs[0].execute(step).seconds - alone, 0.0)
         return float(alone + decodes / answer * prompt / chunk * stall)
 
     def _prompt_rate(self, tokens: int) -> float:
@@ -232,7 +232,7 @@ class Advisor:
         decodes, context = self._mean_decodes()
         chunk = max(tokens - decodes, 1)
         step = Step([Chunk(Request(-1, 0.0, chunk, 1), 0, chunk)], decodes, context)
-        seconds: float = self.costs[0].execute(step)
+        seconds: float = self.costs[0].execute(step).seconds
         return chunk / max(seconds, 1e-12)
 
     def token_budget(self) -> tuple[list[Advice], float]:

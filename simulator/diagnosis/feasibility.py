@@ -118,7 +118,9 @@ class _Group(NamedTuple):
         best = 0.0
         for count, size in steps:
             chunks = [Chunk(Request(-1, 0.0, size, 1), 0, size) for _ in range(count)]
-            best = max(best, count * size / max(self.cost.execute(Step(chunks, 0, 0)), 1e-12))
+            best = max(
+                best, count * size / max(self.cost.execute(Step(chunks, 0, 0)).seconds, 1e-12)
+            )
         return self.engines * best
 
     def answer_rate(self, traffic: Traffic, known: float) -> float:

@@ -110,7 +110,7 @@ def _alone(run: AdvisedEvidence, one: Broken) -> float:
     prompt = int(np.percentile(prompts, one.percentile, method="lower"))
     sizes = [min(budget, prompt - at) for at in range(0, prompt, budget)]
     steps = [Step([Chunk(Request(-1, 0.0, size, 1), 0, size)], 0, 0) for size in sizes]
-    first: float = 1e3 * sum(cost.execute(step) for step in steps)
+    first: float = 1e3 * sum(cost.execute(step).seconds for step in steps)
     if one.latency == "ttft":
         return first
     later = float(np.percentile(answers, one.percentile, method="lower")) - 1.0

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import simpy
 
-from simulator.core.executor import CanLeap, Executor
+from simulator.core.executor import CanLeap, Executor, Leap, Timing
 from simulator.core.log import (
     LENGTH,
     REJECTED,
@@ -27,9 +27,9 @@ from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
 from simulator.util.compiled import mypyc_attr
 
 ScheduledStep = tuple[Step, StepRow]
-
-
 """A step, and what the log says of it beside its times."""
+ExecutedStep = tuple[Step, StepRow, Timing | Leap]
+"""The same and what it takes, or it and its repeats."""
 
 
 class SchedulerStats(NamedTuple):
@@ -156,11 +156,12 @@ class EngineCore:
             row = self.with_unlogged(row)
         leaper = self.leaper
         if prefills or leaper is None or (repeats := scheduler.horizon(step)) == 1:
-            ends = [start + self.executor.execute(step)]
-        else:
-            ends = list(accumulate(leaper.leap(step, repeats), initial=start))
-            del ends[0]
-        return InFlight((step, row), now, start, ends)
+            timing = self.executor.execute(step)
+            return InFlight((step, row, timing), now, start, [start + timing.seconds])
+        leap = leaper.leap(step, repeats)
+        ends = list(accumulate(leap.seconds, initial=start))
+        del ends[0]
+        return InFlight((step, row, leap), now, start, ends)
 
     def note_empty_step(self) -> None:
         """Keep in mind whom a step without tokens has preempted: it gets no row."""
@@ -179,22 +180,24 @@ class EngineCore:
         return 1 if self.leaper is None else self.scheduler.horizon(scheduled[0])
 
     def commit(
-        self, scheduled: ScheduledStep, decided: float, start: float, ends: list[float]
+        self, scheduled: ExecutedStep, decided: float, start: float, ends: list[float]
     ) -> None:
         """Take in the outcome of a step and its repeats, which ended at `ends`, s."""
-        step, row = scheduled
+        step, row, timing = scheduled
         log, scheduler, steps = self.log, self.scheduler, len(ends)
         log.step_rows += pack_span(start, ends[-1], steps) + pack_step(*row)
         if self._overlaps:
             log.decided.append(decided)
+        if timing.host:
+            log.host_waits += (
+                timing.host if isinstance(timing, Timing) else sum(timing.host[:steps])
+            )
         if step.copies is not None:
-            log.record_copies(start, step.copies)
+            log.record_copies(start, step.copies, timing.swap)
         if step.adapters is not None:
-            log.record_adapters(step.adapters, ends[-1] - start)
+            log.record_adapters(step.adapters, ends[-1] - start, timing.adapters)
         if step.encoder is not None:
-            log.record_encoder(step.encoder, ends[-1] - start)
-        if step.host_waits:
-            log.host_waits += sum(step.host_waits[:steps])
+            log.record_encoder(step.encoder, ends[-1] - start, timing.encoder)
         if step.decodes and (step.singles is None or step.decodes > len(step.singles)):
             if steps == 1:
                 log.tick_ends.append(ends[0])

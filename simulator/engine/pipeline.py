@@ -17,7 +17,7 @@ from typing import Any
 
 import simpy
 
-from simulator.core.executor import Executor, StagedExecutor
+from simulator.core.executor import Executor, StagedExecutor, Timing
 from simulator.core.request import Request
 from simulator.engine.core import InFlight, ScheduledStep
 from simulator.engine.loop import EMPTY_STEP_SECONDS, EngineLoop, LoopTimer, Timer
@@ -64,7 +64,7 @@ class PipelineReplica(Replica):
             return None
         batch = self.scheduler.batches[-1]
         batch.end = end = self._pass(scheduled, now, batch.after)
-        return InFlight(scheduled, now, max(now, start), [end])
+        return InFlight((*scheduled, Timing(end - now)), now, max(now, start), [end])
 
     def _pass(self, scheduled: ScheduledStep, now: float, after: float) -> float:
         """Send a batch through host and stages; give the time at which it has left the last.

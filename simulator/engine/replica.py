@@ -5,7 +5,7 @@ from collections.abc import Callable
 import simpy
 
 from simulator.core.executor import Executor
-from simulator.engine.core import EngineCore, ScheduledStep
+from simulator.engine.core import EngineCore, ExecutedStep
 from simulator.engine.loop import EMPTY_STEP_SECONDS, EngineLoop, LoopTimer, Timer
 from simulator.schedulers.vllm.scheduler import Scheduler
 
@@ -26,7 +26,7 @@ class Replica(EngineCore, EngineLoop):
         EngineCore.__init__(self, env, scheduler, executor, leap=leap)
         EngineLoop.__init__(self, env, [self], timer=timer, empty_step_seconds=empty_step_seconds)
 
-    def repeat(self, scheduled: ScheduledStep, times: int) -> None:
+    def repeat(self, scheduled: ExecutedStep, times: int) -> None:
         """Let the step just scheduled be scheduled so many times more."""
         self.scheduler.repeat(times)
 

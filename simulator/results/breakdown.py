@@ -216,7 +216,7 @@ def _verification(log: Log, rows: Rows, cost: CostModel) -> Floats:
     alone = np.zeros(len(rows))
     for k, found in zip(np.flatnonzero(here), drafts[at], strict=True):
         step = Step([], int(found["decodes"]), int(rows["context"][k]), drafts=int(found["drafts"]))
-        alone[k] = cost.execute(step)
+        alone[k] = cost.execute(step).seconds
     return alone
 
 

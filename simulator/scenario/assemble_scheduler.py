@@ -150,7 +150,7 @@ def _offloading_times(spec: EngineSpec) -> dict[str, Any]:
     return {
         "load_time": lambda blocks: cost.with_copies(
             0.0, Step([], copies=Copies(loads=[Load(nobody, blocks, fresh=True)]))
-        ),
+        )[0],
         "store_time": store_time(spec),
     }
 
@@ -166,7 +166,7 @@ def swap_prices(spec: EngineSpec) -> Prices:
     @cache
     def recompute(tokens: int) -> float:
         return sum(
-            cost.execute(Step([Chunk(nobody, start, min(most, tokens - start))]))
+            cost.execute(Step([Chunk(nobody, start, min(most, tokens - start))])).seconds
             for start in range(0, tokens, most)
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 import simpy
 from simpy.core import EmptySchedule
 
+from simulator.core.executor import Leap, Timing
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.engine.client import Client
@@ -82,20 +83,20 @@ class RecordingCost:
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         running = tuple(request.id for request in self.run.scheduler.running)
         chunks = tuple((c.request.id, c.start, c.tokens) for c in step.prefills)
         self.run.steps.append((running, chunks, step.decodes, step.context))
-        return 0.25 + 0.01 * step.tokens + 0.001 * step.context
+        return Timing(0.25 + 0.01 * step.tokens + 0.001 * step.context)
 
 
 class LeapingCost(RecordingCost):
     """The same, for equal steps at once."""
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
-        """Return the seconds of each of `repeats` steps."""
-        fixed = 0.25 + 0.01 * step.decodes
-        return [fixed + 0.001 * (step.context + k * step.decodes) for k in range(repeats)]
+    def leap(self, step: Step, repeats: int) -> Leap:
+        """Say what each of `repeats` steps takes."""
+        fixed, count = 0.25 + 0.01 * step.decodes, step.decodes
+        return Leap([fixed + 0.001 * (step.context + k * count) for k in range(repeats)])
 
 
 class PolicyUnderTest:

@@ -63,7 +63,7 @@ def made(point: Point, run: str = "grid") -> Row:
     """A row that takes just what TRUE says."""
     count = len(point.contexts)
     context = sum(point.contexts) + count
-    seconds = TRUE.execute(make_step(point.chunks, count, context))
+    seconds = TRUE.execute(make_step(point.chunks, count, context)).seconds
     return replace(
         ROW,
         run=run,
@@ -222,14 +222,14 @@ def test_chunks_and_swaps_by_hand() -> None:
         swap_in_per_block=7.0,
     )
     step = make_step(((2, 5), (0, 3)), 0, 0)
-    assert cost.execute(step) == 1 + 10 * 10 + 100 * 2
+    assert cost.execute(step).seconds == 1 + 10 * 10 + 100 * 2
     step.add_copies().outgoing = [
         Swap(step.prefills[0].request, 2),
         Swap(step.prefills[0].request, 3),
     ]
     step.add_copies().incoming = [Swap(step.prefills[0].request, 4)]
-    assert cost.execute(step) == 1 + 100 + 200 + 2000 + 15 + 28
-    assert cost.execute(Step([], 1, 5)) == cost.leap(Step([], 1, 5), 1)[0] == 1.0
+    assert cost.execute(step).seconds == 1 + 100 + 200 + 2000 + 15 + 28
+    assert cost.execute(Step([], 1, 5)).seconds == cost.leap(Step([], 1, 5), 1).seconds[0] == 1.0
 
 
 def test_a_profile_says_what_was_fitted(tmp_path: Path) -> None:
@@ -340,6 +340,8 @@ def test_a_short_calibration_end_to_end(tmp_path: Path) -> None:
     rows = read_rows(out / STEPS)
     assert {"decode", "prefill", "probe", "swap_out", "swap_in"} <= {row.kind for row in rows}
     assert read_meta(out / META)["ended"]
-    assert read_profile(out / "tiny-test.cpu.fp32.yaml").cost.execute(Step([], 1, 100)) > 1e-5
+    assert (
+        read_profile(out / "tiny-test.cpu.fp32.yaml").cost.execute(Step([], 1, 100)).seconds > 1e-5
+    )
     assert main(["calibrate", "--model", "tiny-test", "--out", str(out)]) == 2
     assert read_rows(out / STEPS) == rows

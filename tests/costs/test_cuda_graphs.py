@@ -52,7 +52,10 @@ def test_a_batch_takes_what_the_next_graph_takes(
     plain = PiecewiseCost(dense=[[1, 0.1], [last, 0.7]], head_per_sequence=1e-3, overhead=0.01)
     cost = replace(plain, cudagraph_capture_sizes=sizes)
     padded = next((size for size in sizes if size >= count), count)
-    assert cost.execute(Step([], count, context)) == plain.execute(Step([], padded, context))
+    assert (
+        cost.execute(Step([], count, context)).seconds
+        == plain.execute(Step([], padded, context)).seconds
+    )
 
 
 SCENARIO = """name: graphs
@@ -78,7 +81,7 @@ def test_a_run_leaps_with_graphs_as_it_steps(tmp_path: Path) -> None:
     assert set(alone["decodes"]) - set(SIZES)
     for row in alone[:: max(1, len(alone) // 50)]:
         step = Step([], int(row["decodes"]), int(row["context"]))
-        assert row["end"] - row["start"] == pytest.approx(TRUE.execute(step), abs=1e-12)
+        assert row["end"] - row["start"] == pytest.approx(TRUE.execute(step).seconds, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def made(point: Point) -> Row:
     """A row that takes just what TRUE says, padded as its graphs pad."""
     count = len(point.contexts)
     context = sum(point.contexts) + count
-    seconds = TRUE.execute(make_step(point.chunks, count, context))
+    seconds = TRUE.execute(make_step(point.chunks, count, context)).seconds
     bucket = 0 if point.chunks else next(size for size in SIZES if size >= count)
     path = "graph" if bucket else "eager"
     return Row(
@@ -137,7 +140,7 @@ def test_a_fit_finds_the_cost_behind_padded_steps() -> None:
     head = TRUE.head_per_sequence * (64 - 1)
     assert rise == pytest.approx(TRUE.dense_seconds(64) - TRUE.dense_seconds(1) + head, rel=0.01)
     for row in ROWS:
-        assert cost.execute(row.step) == pytest.approx(row.wall_s, rel=0.005)
+        assert cost.execute(row.step).seconds == pytest.approx(row.wall_s, rel=0.005)
 
 
 def test_without_the_buckets_the_same_rows_fit_badly() -> None:
@@ -153,11 +156,11 @@ def test_a_staircase_is_found_where_there_is_one() -> None:
     true = replace(TRUE, dense=[[1, 1e-3], *tiles])
     rows = []
     for row in ROWS:
-        seconds = true.execute(row.step)
+        seconds = true.execute(row.step).seconds
         rows.append(replace(row, device_s=seconds, wall_s=seconds))
     cost = fit_rows(rows, "wall", SIZES).cost
-    assert cost.execute(make_step(((0, 300),), 0, 0)) == pytest.approx(
-        true.execute(make_step(((0, 300),), 0, 0)), rel=0.01
+    assert cost.execute(make_step(((0, 300),), 0, 0)).seconds == pytest.approx(
+        true.execute(make_step(((0, 300),), 0, 0)).seconds, rel=0.01
     )
     for size in (66, 100, 127, 140, 190, 200, 380, 450):
         rise = cost.dense_seconds(size) - cost.dense_seconds(60)
@@ -178,7 +181,10 @@ def test_a_refit_takes_the_sizes_from_meta_and_writes_them(tmp_path: Path) -> No
         fit = refit(tmp_path / STEPS, tmp_path, lambda _: None)
     profile = read_profile(tmp_path / "tiny-test.cpu.fp32.headway.yaml")
     assert profile.cost == fit.cost
-    assert profile.cost.execute(Step([], 17, 100)) == profile.cost.execute(Step([], 24, 100))
+    assert (
+        profile.cost.execute(Step([], 17, 100)).seconds
+        == profile.cost.execute(Step([], 24, 100)).seconds
+    )
     assert "cudagraph_capture_sizes: [1, 2, 4, 8, 16, 24," in steps_profile(fit, meta)
     (tmp_path / META).write_text(json.dumps(meta | {"cudagraph_capture_sizes": "x"}))
     with pytest.raises(HeadwayError, match=r"meta\.json: cudagraph_capture_sizes must be whole"):
@@ -188,7 +194,7 @@ def test_a_refit_takes_the_sizes_from_meta_and_writes_them(tmp_path: Path) -> No
 def test_a_scenario_can_write_the_sizes_down() -> None:
     cost = cost_of({"kind": "piecewise", "dense": [[1, 1.0], [9, 9.0]],
                       "cudagraph_capture_sizes": [4]})  # fmt: skip
-    assert [cost.execute(Step([], n, 0)) for n in (1, 4, 5)] == [4.0, 4.0, 5.0]
+    assert [cost.execute(Step([], n, 0)).seconds for n in (1, 4, 5)] == [4.0, 4.0, 5.0]
 
 
 # ------------------------------------------------------------- what else a row may hold
@@ -229,13 +235,13 @@ def test_a_fit_finds_the_graphs_of_steps_with_prompts(tmp_path: Path) -> None:
         tokens = row.tokens
         size = next((n for n in MIXED_SIZES if n >= tokens), 0) if row.chunks else row.bucket
         size = 0 if len(row.chunks) > 8 else size
-        seconds = MIXED.execute(row.step)
+        seconds = MIXED.execute(row.step).seconds
         path = "graph" if size else "eager"
         rows.append(replace(row, bucket=size, path=path, device_s=seconds, wall_s=seconds))
     cost = fit_rows(rows, "wall", SIZES, MIXED_SIZES, launched=True).cost
     assert [size for size, _ in cost.graph_mixed] == MIXED_SIZES
     for row in rows:
-        assert cost.execute(row.step) == pytest.approx(row.wall_s, rel=0.02)
+        assert cost.execute(row.step).seconds == pytest.approx(row.wall_s, rel=0.02)
     wrong = replace(rows[-1], chunks=((0, 20),), decodes=1, context=9, bucket=128)
     said = r"21 tokens were padded to 128, which is not the next of cudagraph_mixed_sizes: \[16, 64"
     with pytest.raises(HeadwayError, match=said):

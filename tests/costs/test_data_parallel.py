@@ -64,11 +64,13 @@ def test_small_steps_are_padded_to_the_fullest_rank_and_large_ones_are_not() -> 
         MAX_PADDED_TOKENS + 2
     )  # a dummy batch of one
     chunk = Chunk(Request(0, 0.0, 50, 1), 0, 50)
-    assert cost.execute(Step([chunk])) == 1.0 + experts.seconds(100)
+    assert cost.execute(Step([chunk])).seconds == 1.0 + experts.seconds(100)
     counts, contexts = np.array([3, 1, 3]), np.array([30, 10, 60])
-    decodes = [cost.execute(Step([], *pair)) for pair in ((3, 30), (1, 10), (3, 60))]
+    decodes = [cost.execute(Step([], *pair)).seconds for pair in ((3, 30), (1, 10), (3, 60))]
     assert cost.decode_seconds(counts, contexts).tolist() == decodes
-    assert cost.leap(Step([], 3, 30), 3) == [decodes[0]] * 3  # nothing here grows with the context
+    assert (
+        cost.leap(Step([], 3, 30), 3).seconds == [decodes[0]] * 3
+    )  # nothing here grows with the context
 
 
 @pytest.mark.parametrize("model", [QWEN, DEEPSEEK], ids=lambda model: model.name)
@@ -132,10 +134,10 @@ def test_what_the_host_does_hides_behind_the_experts_too(tmp_path: Path) -> None
     assert isinstance(cost, DataParallelCost)
     step = Step([], 4, 4000)
     assert cost.kernels is not None
-    kernels, least = cost.kernels.execute(step), cost.inner.execute(step)
+    kernels, least = cost.kernels.execute(step).seconds, cost.inner.execute(step).seconds
     experts = cost.shared([4, 4])
     assert kernels < 0.01 < least  # and the waits that nothing hides
-    assert cost.execute(step) == max(kernels + experts, least) < least + experts
-    assert cost.decode_seconds(np.array([4]), np.array([4000])) == [cost.execute(step)]
+    assert cost.execute(step).seconds == max(kernels + experts, least) < least + experts
+    assert cost.decode_seconds(np.array([4]), np.array([4000])) == [cost.execute(step).seconds]
     waiting = made(tmp_path, slow, "engine.async_scheduling=false")
     assert result.summary()["mean_tpot_ms"] < waiting.summary()["mean_tpot_ms"]

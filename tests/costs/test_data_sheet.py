@@ -42,7 +42,12 @@ def errors(theirs: str, ours: str) -> Iterator[tuple[float, float]]:
             model, GPUS[ours], tensor_parallel_size=engine.tensor_parallel_size, dtype="auto"
         )
         for step in STEPS:
-            told = np.log([cost.execute(step) / other.execute(step) for cost in (scaled, bare)])
+            told = np.log(
+                [
+                    cost.execute(step).seconds / other.execute(step).seconds
+                    for cost in (scaled, bare)
+                ]
+            )
             yield float(told[0]), float(told[1])
 
 
@@ -67,7 +72,9 @@ def test_a_gpu_that_nobody_measured_takes_the_likest() -> None:
     own = load_cost(found, model=model, gpu=GPUS["A100-80GB"], engine=engine)
     assert cost.name == "llama-3-8b.a100.bf16 scaled to A100-80GB-PCIe"
     assert cost.unmeasured == "kernels of llama-3-8b on A100-80GB-PCIe"
-    decode, prompt = (cost.execute(step) / own.execute(step) for step in (STEPS[0], STEPS[-1]))
+    decode, prompt = (
+        cost.execute(step).seconds / own.execute(step).seconds for step in (STEPS[0], STEPS[-1])
+    )
     assert 1.02 < decode < 2.039 / 1.935
     assert prompt == pytest.approx(1.0, abs=0.01)
     assert own.residuals is not None
@@ -82,6 +89,6 @@ def test_sums_pass_the_link_that_is_there() -> None:
     model, engine = load_model("llama-3-8b"), EngineConfig(tensor_parallel_size=4)
     nvlink = kernels("llama-3-8b.a100-tp4.bf16")
     pcie = scale_cost(nvlink, model, engine, GPUS["A100-80GB"], GPUS["A100-80GB-PCIe"])
-    more = pcie.execute(STEPS[-1]) - nvlink.execute(STEPS[-1])
+    more = pcie.execute(STEPS[-1]).seconds - nvlink.execute(STEPS[-1]).seconds
     passed = 64 * 1.5 * 8192 * 4096 * 2 / 8.8e9
     assert more == pytest.approx(passed, rel=0.1)

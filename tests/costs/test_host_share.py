@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.core.executor import Timing
 from simulator.core.log import Log
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.cost_model import CostModel
@@ -64,8 +65,9 @@ def test_what_kernels_hide_is_no_share_of_the_host() -> None:
     """
     cost = engine(overlapped=True, host=2.0, prompt_per_layer=0.0)
     step = Step([], 1, 9)
-    assert cost.leap(step, 2) == [0.375 + 2.25, 0.375 + 2.25]
-    assert step.host_waits == [0.125, 0.0]
+    leap = cost.leap(step, 2)
+    assert leap.seconds == [0.375 + 2.25, 0.375 + 2.25]
+    assert leap.host == [0.125, 0.0]
 
 
 def test_who_cannot_tell_says_nothing() -> None:
@@ -107,12 +109,12 @@ def test_the_host_takes_what_steps_take_beyond_their_kernels(
     class Watched:
         """Adds up what each step takes beyond its kernels."""
 
-        def execute(self, step: Step) -> float:
+        def execute(self, step: Step) -> Timing:
             nonlocal beyond
-            seconds = cost.execute(step)
+            timing = cost.execute(step)
             alone = Step(step.prefills, step.decodes, step.context)
-            beyond += seconds - kernels.execute(alone)
-            return seconds
+            beyond += timing.seconds - kernels.execute(alone).seconds
+            return timing
 
     def scheduler() -> Scheduler:
         return kind(BlockCounter(blocks, 4), max_num_seqs=4, max_num_batched_tokens=16)

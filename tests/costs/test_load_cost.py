@@ -37,8 +37,10 @@ def test_inline_costs() -> None:
     found = cost_of(spec)
     assert isinstance(found, LinearCost)
     assert (found.base, found.per_token, found.per_context) == (1e-3, 2, 0.0)
-    assert cost_of({"kind": "linear", "base": 1}).execute(Step([], 9, 99)) == 1.0
-    assert cost_of({"kind": "piecewise", "dense": [[1, 0.5]]}).execute(Step([], 1, 1)) == 0.5
+    assert cost_of({"kind": "linear", "base": 1}).execute(Step([], 9, 99)).seconds == 1.0
+    assert (
+        cost_of({"kind": "piecewise", "dense": [[1, 0.5]]}).execute(Step([], 1, 1)).seconds == 0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_a_profile_is_found_by_name_and_by_path(tmp_path: Path) -> None:
     mine = load_cost(
         {"profile": "mine.yaml"}, tmp_path, model=LLAMA, gpu=GPUS["L4"], engine=EngineConfig()
     )
-    assert (mine.execute(Step([], 9, 99)), mine.name) == (1e-3, "mine")
+    assert (mine.execute(Step([], 9, 99)).seconds, mine.name) == (1e-3, "mine")
     assert len(mine.range_warnings(logged(decodes=[10]))) == 1
     assert cost_of("llama-3-8b.a100.bf16").name == "llama-3-8b.a100.bf16"
 
@@ -200,7 +202,7 @@ def test_the_engines_overhead_comes_on_top_of_kernels() -> None:
     whole = cost_of(name, generation_config="vllm")
     assert isinstance(kernels, PiecewiseCost)
     assert kernels.overhead == 0.0
-    added = whole.execute(Step([], 8, 8000)) - kernels.execute(Step([], 8, 8000))
+    added = whole.execute(Step([], 8, 8000)).seconds - kernels.execute(Step([], 8, 8000)).seconds
     assert added == pytest.approx(0.75e-3 + 8 * 20e-6)
     with pytest.raises(ValueError, match=r"cost\.overhead: no engine 'vlm'; there are vllm"):
         cost_of({"profile": name, "overhead": "vlm"})
@@ -215,7 +217,7 @@ def test_a_scenario_sets_the_hosts_work_and_async_scheduling_hides_it(write, cos
 
     def seconds(overhead: str, hidden: bool) -> float:
         scenario = text.replace("X", overhead).replace("ASYNC", str(hidden).lower())
-        return resolve(load_scenario(write(scenario))).cost.execute(step)
+        return resolve(load_scenario(write(scenario))).cost.execute(step).seconds
 
     own = {hidden: overhead_of(asynchronous=hidden) for hidden in (False, True)}
     plain = {hidden: seconds("vllm", hidden) for hidden in own}
@@ -234,10 +236,10 @@ def test_terms_of_a_form_are_hidden_too_where_the_engine_is_asynchronous(write) 
     found = []
     for change in ("false", "true"):
         scenario = load_scenario(write(text.replace("ASYNC", change)))
-        found.append(resolve(scenario).cost.execute(Step([], 1, 1)))
+        found.append(resolve(scenario).cost.execute(Step([], 1, 1)).seconds)
     assert found == [8.0, 5.0]
     told = text.replace("ASYNC", "true").replace("3.0", "3.0, overlapped: false")
-    assert resolve(load_scenario(write(told))).cost.execute(Step([], 1, 1)) == 8.0
+    assert resolve(load_scenario(write(told))).cost.execute(Step([], 1, 1)).seconds == 8.0
 
 
 @pytest.mark.parametrize(
@@ -264,22 +266,27 @@ def test_vllms_graphs_pad_decodes() -> None:
     assert sizes[-3:] == (480, 496, 512)
     cost = with_overhead(Overhead(captured=512), HAND, overlapped=False)
     for count, size in ((9, 16), (300, 304), (600, 600)):
-        assert cost.execute(Step([], count, 0)) - 2 * count == HAND.execute(Step([], size, 0)) - (
-            2 * size
-        )
+        assert cost.execute(Step([], count, 0)).seconds - 2 * count == HAND.execute(
+            Step([], size, 0)
+        ).seconds - (2 * size)
 
 
 def test_the_hosts_work_is_waited_for_or_hidden() -> None:
     """6 sequences of which 2 are prompts of 8 tokens; hidden, only what is longer shows."""
     step = mixed((0, 3), (0, 5), decodes=4, context=400)
-    kernels = HAND.execute(step)
+    kernels = HAND.execute(step).seconds
     terms = Overhead(
         step=0.5, host=7.0, host_per_sequence=3.0, host_per_prefill=10.0, host_per_prefill_token=2.0
     )
     host = 7 + 3 * 6 + 10 * 2 + 2 * 8
-    assert with_overhead(terms, HAND, overlapped=False).execute(step) == kernels + 0.5 + host
-    assert with_overhead(terms, HAND, overlapped=True).execute(step) == kernels + 0.5
+    assert (
+        with_overhead(terms, HAND, overlapped=False).execute(step).seconds == kernels + 0.5 + host
+    )
+    assert with_overhead(terms, HAND, overlapped=True).execute(step).seconds == kernels + 0.5
     long = with_overhead(replace(terms, host=9999.0), HAND, overlapped=True)
-    assert long.execute(step) == HAND.overhead + 0.5 + 9999 + host - 7
+    assert long.execute(step).seconds == HAND.overhead + 0.5 + 9999 + host - 7
     decodes = with_overhead(terms, HAND, overlapped=False)
-    assert decodes.execute(Step([], 6, 60)) == HAND.execute(Step([], 6, 60)) + 0.5 + 7 + 3 * 6
+    assert (
+        decodes.execute(Step([], 6, 60)).seconds
+        == HAND.execute(Step([], 6, 60)).seconds + 0.5 + 7 + 3 * 6
+    )

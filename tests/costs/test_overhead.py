@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.core.executor import Timing
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.noise import Noise
 from simulator.costs.overhead import Overhead, read_version, samples_truncated
@@ -47,19 +48,19 @@ def test_wrong_terms_of_the_wait_are_told() -> None:
 
 def test_who_does_not_tell_the_longest_has_the_mean() -> None:
     cost = split(kv_heads=4)
-    assert cost.execute(Step([], 2, 48)) == 1.0 + 0.125 * 24
-    assert cost.execute(Step([PROMPT])) == 1.0
+    assert cost.execute(Step([], 2, 48)).seconds == 1.0 + 0.125 * 24
+    assert cost.execute(Step([PROMPT])).seconds == 1.0
     assert cost.decode_seconds(np.array([2, 1]), np.array([48, 48])).tolist() == [4.0, 1.0 + 6.0]
 
 
 def test_a_wait_beyond_the_mean_is_for_what_tables_of_one_length_lack() -> None:
     """Of 10 and 14 keys, 12 in the mean, the longer has 2 more; 4 blocks: 4 pairs are enough."""
     step = with_fields(Step([], 2, 24), longest=14)
-    assert split(kv_heads=2, beyond_mean=True).execute(step) == 1.0 + 0.125 * 2
-    assert split(kv_heads=1, beyond_mean=True).execute(step) == 1.0
-    assert split(kv_heads=2, beyond_mean=True).leap(step, 2) == [1.25, 1.25]
-    assert split(kv_heads=2, beyond_mean=True).execute(Step([], 2, 24)) == 1.0
-    assert split(kv_heads=2).execute(step) == 1.0 + 0.125 * 24 * 2 / 4
+    assert split(kv_heads=2, beyond_mean=True).execute(step).seconds == 1.0 + 0.125 * 2
+    assert split(kv_heads=1, beyond_mean=True).execute(step).seconds == 1.0
+    assert split(kv_heads=2, beyond_mean=True).leap(step, 2).seconds == [1.25, 1.25]
+    assert split(kv_heads=2, beyond_mean=True).execute(Step([], 2, 24)).seconds == 1.0
+    assert split(kv_heads=2).execute(step).seconds == 1.0 + 0.125 * 24 * 2 / 4
 
 
 def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() -> None:
@@ -68,11 +69,13 @@ def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() ->
     for overlapped in (False, True):
         cost = with_overhead(terms, KERNELS, overlapped=overlapped, layers=32)
         assert type(cost) is PiecewiseCost
-        assert cost.execute(Step([], 3, 9)) == 1.0 + 1.75
-        assert cost.execute(Step([PROMPT], 2, 9)) == 1.0 + 1.75 + 16.0
+        assert cost.execute(Step([], 3, 9)).seconds == 1.0 + 1.75
+        assert cost.execute(Step([PROMPT], 2, 9)).seconds == 1.0 + 1.75 + 16.0
     waiting = Overhead(step=0.25, per_sequence=0.5, host=2.0)
     hidden = with_overhead(waiting, KERNELS, overlapped=True)
-    assert hidden.leap(Step([], 3, 9), 2) == [2.0 + 1.75] * 2  # the host takes longer than kernels
+    assert (
+        hidden.leap(Step([], 3, 9), 2).seconds == [2.0 + 1.75] * 2
+    )  # the host takes longer than kernels
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_steps_of_a_server_of_b200s(gpus: int, prompt: int, decodes: int, measur
     engine["generation_config"] = "vllm"
     cost = resolve(check_scenario({**model, "engine": engine}, SourceMap("b200", {}))).cost
     chunks = [Chunk(PROMPT.request, 0, prompt)] if prompt else []
-    assert 1e3 * cost.execute(Step(chunks, decodes, 4100 * decodes)) == pytest.approx(
+    assert 1e3 * cost.execute(Step(chunks, decodes, 4100 * decodes)).seconds == pytest.approx(
         measured, rel=0.08
     )
 
@@ -141,10 +144,10 @@ def test_a_step_with_prompts_is_no_faster_than_its_launches() -> None:
     """Unlike a graph of decodes: 32 layers of 0.5 s, waits beside, unless kernels take longer."""
     terms = Overhead(step=0.25, per_sequence=0.5, launch_per_layer=0.5, captured=2)
     cost = with_overhead(terms, KERNELS, overlapped=True, layers=32)
-    assert cost.execute(Step([PROMPT], 2, 9)) == 16.0 + 0.25 + 3 * 0.5
-    assert cost.execute(Step([], 2, 9)) == 1.0 + 0.25 + 2 * 0.5
+    assert cost.execute(Step([PROMPT], 2, 9)).seconds == 16.0 + 0.25 + 3 * 0.5
+    assert cost.execute(Step([], 2, 9)).seconds == 1.0 + 0.25 + 2 * 0.5
     longer = with_overhead(terms, replace(KERNELS, prefill=20.0), overlapped=True, layers=32)
-    assert longer.execute(Step([PROMPT], 2, 9)) == 21.0 + 0.25 + 3 * 0.5
+    assert longer.execute(Step([PROMPT], 2, 9)).seconds == 21.0 + 0.25 + 3 * 0.5
 
 
 def test_only_b200_from_0_14_on_waits_for_the_longest() -> None:
@@ -186,9 +189,9 @@ def test_logits_are_sorted_where_requests_are_sampled_with_top_p() -> None:
     gpu = find_gpu("H100-80GB")
     each = 128256 * (2e-9 + 8 / gpu.bandwidth)
     plain = with_overhead(terms, KERNELS, overlapped=True)
-    assert plain.execute(Step([], 3, 9)) == 1.0 + 1.75
+    assert plain.execute(Step([], 3, 9)).seconds == 1.0 + 1.75
     sorts = with_overhead(terms, KERNELS, overlapped=True, sampled=True)
-    assert sorts.execute(Step([], 3, 9)) == pytest.approx(1.0 + 1.75 + 0.125 + 3 * each)
+    assert sorts.execute(Step([], 3, 9)).seconds == pytest.approx(1.0 + 1.75 + 0.125 + 3 * each)
 
 
 def test_vllm_sorted_the_logits_before_0_17_unless_told_otherwise() -> None:
@@ -206,9 +209,9 @@ def test_ranks_wait_for_one_another_in_each_layer() -> None:
     """On H100, from 0.11.1 to 0.16, where it was measured."""
     terms = overhead_of("0.15", asynchronous=True, gpu="H100-80GB")
     one, two = (
-        with_overhead(
-            terms, KERNELS, overlapped=True, tensor_parallel_size=size, layers=32
-        ).execute(Step([], 3, 9))
+        with_overhead(terms, KERNELS, overlapped=True, tensor_parallel_size=size, layers=32)
+        .execute(Step([], 3, 9))
+        .seconds
         for size in (1, 2)
     )
     assert two - one == pytest.approx(32 * 4.8e-6)
@@ -229,8 +232,8 @@ def test_nccl_added_up_the_prompts_of_many_gpus(
         for size in gpus
     )
     prompts, decodes = Step([PROMPT], 2, 9), Step([], 3, 9)
-    assert many.execute(prompts) - few.execute(prompts) == pytest.approx(32 * more)
-    assert many.execute(decodes) == few.execute(decodes)
+    assert many.execute(prompts).seconds - few.execute(prompts).seconds == pytest.approx(32 * more)
+    assert many.execute(decodes).seconds == few.execute(decodes).seconds
     assert overhead_of("0.11.0", gpu=gpu).nccl_per_layer == 0
 
 
@@ -270,9 +273,9 @@ def test_the_longest_is_told() -> None:
     class Told:
         reads_longest = True
 
-        def execute(self, step: Step) -> float:
+        def execute(self, step: Step) -> Timing:
             seen.append((step.decodes, step.context, step.longest))
-            return 1.0
+            return Timing(1.0)
 
     scheduler = Scheduler(BlockManager(99, 4, prefix_caching=False))
     play(workload((0, 9, 3), (0, 4, 4)), scheduler, Told())
@@ -289,11 +292,15 @@ def test_a_scenario_names_its_host() -> None:
     step = Step([], 3, 9)
     hidden = host_of({"per_step": 0.5, "per_sequence": 0.0625, "launch_gap": 0.25})
     sorts = hidden.overhead_per_sequence  # of logits, in either engine
-    assert hidden.execute(step) == pytest.approx(0.25 + 0.34e-3 + 0.5 + 3 * (0.0625 + sorts))
+    assert hidden.execute(step).seconds == pytest.approx(
+        0.25 + 0.34e-3 + 0.5 + 3 * (0.0625 + sorts)
+    )
     assert hidden.host_interval == ()  # what is told is not what the version's interval is of
     version = host_of({}, async_scheduling=False)
     waits = host_of({"per_step": 0.5}, async_scheduling=False)
-    assert waits.execute(step) - version.execute(step) == pytest.approx(0.5 - 0.75e-3)
+    assert waits.execute(step).seconds - version.execute(step).seconds == pytest.approx(
+        0.5 - 0.75e-3
+    )
     assert waits.host_per_sequence == 25e-6  # the version's
     assert host_of({}).host_interval == (3e-3, 6e-3)
     told = host_of({"per_step": 0.5, "per_step_interval": [0.25, 1]})

@@ -57,22 +57,22 @@ def test_the_kernels_of_all_stages_are_those_of_the_model(tmp_path: Path, step: 
     cost = piped(tmp_path)
     assert isinstance(cost, PipelineCost)
     host, stages, send = cost.stage_seconds(step)
-    whole = cost.inner.without_host().execute(step)
+    whole = cost.inner.without_host().execute(step).seconds
     overhead = overhead_of(asynchronous=True, gpu=H100.name)
     sequences = step.decodes + len(step.prefills)
     waits = overhead.step + overhead.per_sequence * sequences
     assert sum(stages) == pytest.approx(whole + waits, rel=1e-9)
     assert stages[1] > stages[0]  # it has the lm_head and the sampler
     assert host == overhead.host + overhead.host_per_sequence * sequences
-    assert cost.execute(step) == pytest.approx(host + stages[0] + send + stages[1])
+    assert cost.execute(step).seconds == pytest.approx(host + stages[0] + send + stages[1])
 
 
 def test_what_is_sent_by_hand(tmp_path: Path) -> None:
     """Two hidden states of 8,192 numbers of 2 bytes for each token, at 25 GB/s."""
     latency = efficiency_of(H100).link_latency
-    send = piped(tmp_path, pipeline_parallel_bandwidth=25).stage_seconds(PROMPT)[2]
+    send = piped(tmp_path, pipeline_parallel_bandwidth=25).stage_seconds(PROMPT).send
     assert send == pytest.approx(latency + 516 * 2 * 8192 * 2 / 25e9)
-    send = piped(tmp_path).stage_seconds(PROMPT)[2]
+    send = piped(tmp_path).stage_seconds(PROMPT).send
     rate = H100.link_bandwidth * efficiency_of(H100).link
     assert send == pytest.approx(latency + 516 * 2 * 8192 * 2 / rate)
 
@@ -81,8 +81,12 @@ def test_stages_of_a_line_and_of_a_table() -> None:
     """Of a straight line each stage takes its share, whatever the term; 27 of 80 layers here."""
     first, _, last = stages_of(LLAMA, 3)
     line = LinearCost(0.08, per_token=0.008, per_context=0.0008)
-    assert first.part(line).execute(DECODES) == pytest.approx(27 / 80 * line.execute(DECODES))
-    assert last.part(line).execute(DECODES) == pytest.approx(26 / 80 * line.execute(DECODES))
+    assert first.part(line).execute(DECODES).seconds == pytest.approx(
+        27 / 80 * line.execute(DECODES).seconds
+    )
+    assert last.part(line).execute(DECODES).seconds == pytest.approx(
+        26 / 80 * line.execute(DECODES).seconds
+    )
 
 
 def test_the_stage_with_the_least_room_says_how_many_blocks_there_are() -> None:

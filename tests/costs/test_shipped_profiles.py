@@ -60,7 +60,7 @@ class Shipped:
 
     def prompt(self, tokens: int) -> float:
         """Return the seconds of a step of one prompt."""
-        return self.cost.execute(Step([Chunk(NOBODY, 0, tokens)]))
+        return self.cost.execute(Step([Chunk(NOBODY, 0, tokens)])).seconds
 
     def moving(self, count: int, context: int = 1024) -> float:
         """Return the seconds in which the memory delivers what such a step reads."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.core.alarm import FastEnvironment
+from simulator.core.executor import Timing
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.engine.client import Client
@@ -57,7 +58,7 @@ def test_a_first_token_may_come_at_the_very_start() -> None:
 
     class Decodes(Clock):
         def execute(self, step):
-            return float(step.decodes)
+            return Timing(float(step.decodes))
 
     log, _ = play(workload((0, 4, 3)), stages(1), Stages(Decodes()))
     assert (log.requests[0]["first_token"], log.requests[0]["finish"]) == (0.0, 2.0)

@@ -47,7 +47,7 @@ class Watch:
         used = engine.usable - engine.free
         self.rows.append([step.context, prefill, len(decodes), preempted])
         self.rows[-1] += [len(engine.running), len(engine.waiting), used]
-        return self.clock.execute(step)
+        return self.clock.execute(step).seconds
 
 
 COLUMNS = ["context", "prefill_tokens", "decode_tokens", "preempted"]

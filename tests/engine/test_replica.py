@@ -8,6 +8,7 @@ import pytest
 import simpy
 
 from simulator.core.alarm import FastEnvironment
+from simulator.core.executor import Leap, Timing
 from simulator.core.log import REASONS
 from simulator.core.request import Request, Step
 from simulator.engine.client import Client
@@ -26,11 +27,11 @@ class Counted(Clock):
 
     asked: list[int] = field(default_factory=list)  # steps, per call
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         self.asked.append(1)
         return super().execute(step)
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
+    def leap(self, step: Step, repeats: int) -> Leap:
         self.asked.append(repeats)
         return super().leap(step, repeats)
 
@@ -139,8 +140,8 @@ def test_an_executor_that_cannot_leap_is_asked_for_every_step() -> None:
     """With the same result."""
 
     class Plain:
-        def execute(self, step: Step) -> float:
-            return 1.0
+        def execute(self, step: Step) -> Timing:
+            return Timing(1.0)
 
     load = workload((0, 4, 9), (2.5, 4, 3))
     log, _ = play(load, fcfs(), Plain())

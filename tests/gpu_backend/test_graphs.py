@@ -18,6 +18,7 @@ from gpu_backend.executor import TorchExecutor
 from gpu_backend.input_batch import InputBatch, InputBatchBuilder
 from gpu_backend.request_states import RequestStates
 from gpu_backend.staging import StagingBuffer, aligned
+from simulator.core.executor import Timing
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.models.load import load_model
@@ -354,10 +355,10 @@ def answers(*, pads: bool) -> tuple[list[list[int] | None], Counter[int]]:
     sizes: Counter[int] = Counter()
 
     class Ticks:
-        def execute(self, step: Step) -> float:
+        def execute(self, step: Step) -> Timing:
             executor.execute(step)
             sizes[executor.last.bucket if step.prefills else 0] += 1
-            return 1.0
+            return Timing(1.0)
 
     play(workload(*load), scheduler, Ticks(), leap=False)
     return [engine.answer(k) for k in range(24)], sizes

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[g
 from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
 from gpu_backend.input_batch import InputBatch, InputBatchBuilder  # noqa: E402
+from simulator.core.executor import Timing  # noqa: E402
 from simulator.core.request import Chunk, Request, Step  # noqa: E402
 from simulator.kv_cache.block_manager import BlockManager  # noqa: E402
 from simulator.models.load import load_model  # noqa: E402
@@ -45,7 +46,7 @@ class Compared(TorchExecutor):
 
     went_on = listed = joined = 0
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         engine, inputs = self.engine, self.engine.inputs
         advance, build = inputs.advance, inputs.build
         chunks = listed(self.scheduler, step)
@@ -102,9 +103,9 @@ def test_a_step_that_goes_on_is_the_step_listed(kind: str, engine: Engine) -> No
     executor = Compared(engine, scheduler)
 
     class Ticks:
-        def execute(self, step: Step) -> float:
+        def execute(self, step: Step) -> Timing:
             executor.execute(step)
-            return 1.0
+            return Timing(1.0)
 
     log, _ = play(workload(*LOAD), scheduler, Ticks(), leap=False)
     assert len(log.requests) == len(LOAD)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'headway[g
 from gpu_backend.engine import Engine  # noqa: E402
 from gpu_backend.executor import TorchExecutor  # noqa: E402
 from gpu_backend.request_states import prompt_ids  # noqa: E402
+from simulator.core.executor import Timing  # noqa: E402
 from simulator.core.request import Request, Step  # noqa: E402
 from simulator.kv_cache.block_manager import BlockManager  # noqa: E402
 from simulator.policies.orders import Priority  # noqa: E402
@@ -29,7 +30,7 @@ class Recorder:
         self.executor = executor
         self.mixed = self.chunked = self.shared = self.out = self.back = 0
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         chunks = listed(self.executor.scheduler, step)
         assert len(chunks) == step.decodes + len(step.prefills)
         assert sum(c.start + 1 for c in chunks[len(step.prefills) :]) == step.context
@@ -39,7 +40,7 @@ class Recorder:
         self.out += sum(swap.count for swap in step.outgoing)
         self.back += sum(swap.count for swap in step.incoming)
         self.executor.execute(step)
-        return 1.0
+        return Timing(1.0)
 
 
 def live(engine: Engine, load: Workload, scheduler: Scheduler) -> tuple[Recorder, np.ndarray]:

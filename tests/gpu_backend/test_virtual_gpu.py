@@ -49,7 +49,7 @@ def test_steps_bound_by_launches_say_nothing_of_kernels() -> None:
     rows = []
     for point in make_grid(Limits(256, 2048, 8192, 390_000), random):
         context = sum(point.contexts) + len(point.contexts)
-        kernels = true.execute(make_step(point.chunks, len(point.contexts), context))
+        kernels = true.execute(make_step(point.chunks, len(point.contexts), context)).seconds
         kernels *= random.normal(1.0, 0.01)
         device = max(kernels, launch * random.normal(1.0, 0.02))
         row = Row(
@@ -61,7 +61,7 @@ def test_steps_bound_by_launches_say_nothing_of_kernels() -> None:
     assert cost.launch == pytest.approx(launch, rel=0.01)
     assert cost.overhead == pytest.approx(host, rel=0.02)
     for start, new in ((4096, 512), (3906, 548), (2181, 357), (0, 64)):
-        seconds = cost.execute(make_step(((start, new),), 0, 0))
+        seconds = cost.execute(make_step(((start, new),), 0, 0)).seconds
         assert seconds == pytest.approx(launch + host, rel=0.04)
 
 

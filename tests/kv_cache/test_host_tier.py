@@ -83,9 +83,9 @@ def test_a_load_takes_its_latency_and_its_bytes() -> None:
     nobody = Request(0, 0.0, 1, 1)
     step = Step([], 1, 1, copies=Copies(loads=[Load(nobody, 3, True), Load(nobody, 4, False)]))
     terms = {"load": 0.5, "load_per_block": 0.1}
-    assert LinearCost(1.0, **terms).execute(step) == pytest.approx(1 + 1.7)
-    assert LinearCost(1.0, swap_overlap=True, **terms).execute(step) == pytest.approx(1.7)
-    assert LinearCost(2.0, swap_overlap=True, **terms).execute(step) == pytest.approx(2)
+    assert LinearCost(1.0, **terms).execute(step).seconds == pytest.approx(1 + 1.7)
+    assert LinearCost(1.0, swap_overlap=True, **terms).execute(step).seconds == pytest.approx(1.7)
+    assert LinearCost(2.0, swap_overlap=True, **terms).execute(step).seconds == pytest.approx(2)
 
 
 prompts = st.lists(

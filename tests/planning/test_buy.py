@@ -27,6 +27,7 @@ from headway.planning.theory import (
 )
 from headway.planning.verdict import Trial
 from simulator import load_scenario, run
+from simulator.core.executor import Timing
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.load import load_model
 from simulator.results.service_levels import parse_slo
@@ -240,7 +241,7 @@ def test_a_precision_as_users_write_it(write) -> None:
 def test_what_halves_serve_by_hand() -> None:
     """Steps of 2 s, 5 tokens of prompt and 9 of answer: two prompts, or four decodes, in a step."""
     cost = SimpleNamespace(
-        execute=lambda step: 2.0, decode_seconds=lambda sizes, context: 2.0 + 0.0 * sizes
+        execute=lambda step: Timing(2.0), decode_seconds=lambda sizes, context: 2.0 + 0.0 * sizes
     )
     engine = SimpleNamespace(most_tokens=10, most_running=4)
     model, load = SimpleNamespace(keeps_window=True), workload((0.0, 5, 9))

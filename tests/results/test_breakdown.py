@@ -196,4 +196,4 @@ def test_decode_seconds_are_those_of_a_leap() -> None:
     for cost in (piecewise, linear):
         seconds = cost.decode_seconds(counts, contexts).tolist()
         for count, context, found in zip(counts, contexts, seconds, strict=True):
-            assert found == cost.execute(Step([], int(count), int(context)))
+            assert found == cost.execute(Step([], int(count), int(context))).seconds

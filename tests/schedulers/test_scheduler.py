@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from simulator.core.executor import Timing
 from simulator.core.log import REASONS
 from simulator.core.request import Request, Step
 from simulator.policies.orders import SJF, Priority
@@ -18,7 +19,7 @@ class Watch(Clock):
 
     seen: list[tuple[dict[int, int], int]] = field(default_factory=list)
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         self.seen.append(({c.request.id: c.tokens for c in step.prefills}, step.decodes))
         return super().execute(step)
 

@@ -276,9 +276,9 @@ def test_parts_of_a_requests_time_add_up(write) -> None:
 def test_a_linear_cost_charges_verified_tokens() -> None:
     """2 sequences with 3 drafts each, 30 tokens read: 1 + 8 * 0.1 + 30 * 0.01 + 2 * 0.2."""
     cost = LinearCost(base=1.0, per_token=0.1, per_context=0.01, per_sequence=0.2)
-    assert isclose(cost.execute(Step([], 2, 30, drafts=6)), 2.5)
+    assert isclose(cost.execute(Step([], 2, 30, drafts=6)).seconds, 2.5)
     chunk = Chunk(Request(0, 0.0, 10, 1), 0, 10)
-    assert isclose(cost.execute(Step([chunk], 2, 30, drafts=6)), 1 + 1.8 + 0.3 + 0.6)
+    assert isclose(cost.execute(Step([chunk], 2, 30, drafts=6)).seconds, 1 + 1.8 + 0.3 + 0.6)
 
 
 def test_a_piecewise_cost_reads_the_cache_once_by_the_kernel_for_many_queries() -> None:
@@ -292,9 +292,9 @@ def test_a_piecewise_cost_reads_the_cache_once_by_the_kernel_for_many_queries() 
         mixed_per_sequence=1.0,
         host_per_sequence=0.25,
     )
-    assert isclose(cost.execute(Step([], 2, 30, drafts=6)), 8 + 4 + 3 + 2 + 0.5)
+    assert isclose(cost.execute(Step([], 2, 30, drafts=6)).seconds, 8 + 4 + 3 + 2 + 0.5)
     chunk = Chunk(Request(0, 0.0, 4, 1), 0, 4)
-    assert isclose(cost.execute(Step([chunk], 2, 30, drafts=6)), 12 + 4.5 + 3 + 2 + 0.75)
+    assert isclose(cost.execute(Step([chunk], 2, 30, drafts=6)).seconds, 12 + 4.5 + 3 + 2 + 0.75)
 
 
 def test_drafting_costs_what_its_terms_say() -> None:
@@ -302,9 +302,9 @@ def test_drafting_costs_what_its_terms_say() -> None:
     target = LinearCost(base=1.0, per_token=0.1)
     step = Step([], 2, 30, drafts=6)  # 1.8 s; without drafts 1.2 s
     draft = DraftConfig(seconds=0.01, seconds_per_sequence=0.001)
-    assert isclose(DraftedCost(target, 3, draft).execute(step), 1.8 + 3 * 0.012)
+    assert isclose(DraftedCost(target, 3, draft).execute(step).seconds, 1.8 + 3 * 0.012)
     draft = DraftConfig(fraction=0.1)
-    assert isclose(DraftedCost(target, 3, draft).execute(step), 1.8 + 0.1 * (1.8 + 2 * 1.2))
+    assert isclose(DraftedCost(target, 3, draft).execute(step).seconds, 1.8 + 0.1 * (1.8 + 2 * 1.2))
 
 
 # ---------------------------------------------------------------- what is refused

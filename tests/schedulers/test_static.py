@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.core.executor import Timing
 from simulator.core.log import Log
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
@@ -283,7 +284,7 @@ class Auditor(Clock):
     scheduler: Static = field(default_factory=static)
     rows: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         assert all(chunk.tokens > 0 for chunk in step.prefills)
         scheduler = self.scheduler
         useful = live = 0
@@ -297,7 +298,7 @@ class Auditor(Clock):
             useful += max(0, cached - request.padding)
         wasted = step.padding + (len(scheduler.running) - live if step.decodes else 0)
         self.rows.append((useful, wasted, live if step.decodes else 0))
-        return 1.0
+        return Timing(1.0)
 
 
 @given(

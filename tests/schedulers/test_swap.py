@@ -9,6 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from simulator import load_scenario, run
+from simulator.core.executor import Timing
 from simulator.core.request import Chunk, Copies, Request, Step, Swap
 from simulator.costs.linear import LinearCost
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
@@ -31,7 +32,7 @@ class Spy(Clock):
         self.scheduler = scheduler
         self.seen: list[tuple[object, ...]] = []
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         prefills = {c.request.id: (c.start, c.tokens) for c in step.prefills}
         out = {s.request.id: s.count for s in step.outgoing or ()}
         back = {s.request.id: (s.first, s.count) for s in step.incoming or ()}
@@ -219,10 +220,10 @@ def test_the_swap_terms_are_charged_per_request_and_block() -> None:
     cost = LinearCost(1.0, 0.0, 0.0, swap_out=10.0, swap_out_per_block=0.1, swap_in_per_block=0.01)
     request = Request(0, 0.0, 1, 1)
     step = Step([], 1, 1, copies=Copies([Swap(request, 3), Swap(request, 4)]))
-    assert cost.execute(step) == pytest.approx(1 + 20 + 0.7)
+    assert cost.execute(step).seconds == pytest.approx(1 + 20 + 0.7)
     step.add_copies().incoming = [Swap(request, 5)]
-    assert cost.execute(step) == pytest.approx(1 + 20 + 0.7 + 0.05)
-    assert cost.execute(Step([], 1, 1)) == 1.0
+    assert cost.execute(step).seconds == pytest.approx(1 + 20 + 0.7 + 0.05)
+    assert cost.execute(Step([], 1, 1)).seconds == 1.0
 
 
 SCENARIO = """

@@ -123,9 +123,9 @@ def test_overlapped_copies_cost_the_longer_of_the_two() -> None:
     step = Step([], 1, 1, copies=Copies([Swap(Request(0, 0.0, 1, 1), 4)]))
     for per_block, apart, beside in ((0.1, 1.4, 1.0), (1.0, 5.0, 4.0)):
         cost = LinearCost(1.0, swap_out_per_block=per_block)
-        assert cost.execute(step) == pytest.approx(apart)
+        assert cost.execute(step).seconds == pytest.approx(apart)
         cost = LinearCost(1.0, swap_out_per_block=per_block, swap_overlap=True)
-        assert cost.execute(step) == pytest.approx(beside)
+        assert cost.execute(step).seconds == pytest.approx(beside)
 
 
 SCENARIO = """

@@ -38,9 +38,9 @@ def test_dtypes_change_capacity_and_time(
     held = int((weights + scales) * WEIGHTS) + 2 * 1_050_939_392 + 2 * 8192 * 128
     rest = int(gpu.memory * 0.92) - held - 256 * 128_256 * 14 - 2**28 - 32 * (18 << 20)
     assert parts.num_gpu_blocks == pytest.approx(rest // (16 * token), abs=1)
-    one, two = (parts.cost.execute(Step([], 1, s)) for s in (1000, 2000))
+    one, two = (parts.cost.execute(Step([], 1, s)).seconds for s in (1000, 2000))
     assert isclose(two - one, 1000 * token / (gpu.bandwidth * share.cache))
     plain = resolve(load_scenario(write(text.replace(engine, "{dtype: bf16}"))))
-    saved = plain.cost.execute(Step([], 1, 0)) - parts.cost.execute(Step([], 1, 0))
+    saved = plain.cost.execute(Step([], 1, 0)).seconds - parts.cost.execute(Step([], 1, 0)).seconds
     moved = (2.0 - weights) * WEIGHTS / (gpu.bandwidth * share.weights)
     assert isclose(saved, moved, rel_tol=1e-9, abs_tol=1e-12)

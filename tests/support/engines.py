@@ -8,6 +8,7 @@ import simpy
 from hypothesis import strategies as st
 
 from simulator.core.alarm import FastEnvironment
+from simulator.core.executor import Leap, StageTimes, Timing
 from simulator.core.log import Log
 from simulator.core.request import Chunk, Step
 from simulator.engine.client import Client
@@ -27,13 +28,14 @@ class Clock:
     per_token: float = 0.0
     per_context: float = 0.0
 
-    def execute(self, step: Step) -> float:
-        return self.base + self.per_token * step.tokens + self.per_context * step.context
+    def execute(self, step: Step) -> Timing:
+        return Timing(self.base + self.per_token * step.tokens + self.per_context * step.context)
 
-    def leap(self, step: Step, repeats: int) -> list[float]:
+    def leap(self, step: Step, repeats: int) -> Leap:
         fixed = self.base + self.per_token * step.decodes
         last = step.context + repeats * step.decodes
-        return [fixed + self.per_context * s for s in range(step.context, last, step.decodes)]
+        contexts = range(step.context, last, step.decodes)
+        return Leap([fixed + self.per_context * context for context in contexts])
 
 
 @dataclass
@@ -45,12 +47,14 @@ class Stages:
     host: float = 0.0
     send: float = 0.0
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         return self.clock.execute(step)
 
-    def stage_seconds(self, step: Step) -> tuple[float, list[float], float]:
-        seconds = self.clock.execute(step)
-        return self.host * seconds, [share * seconds for share in self.shares], self.send
+    def stage_seconds(self, step: Step) -> StageTimes:
+        seconds = self.clock.execute(step).seconds
+        return StageTimes(
+            self.host * seconds, [share * seconds for share in self.shares], self.send
+        )
 
 
 def listed(scheduler: Scheduler, step: Step) -> list[Chunk]:

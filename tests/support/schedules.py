@@ -1,5 +1,6 @@
 """Schedules of requests on an engine whose steps take 1 s, as the tests read them."""
 
+from simulator.core.executor import Timing
 from simulator.core.request import Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -16,7 +17,7 @@ class Spy(Clock):
         super().__init__()
         self.seen: list[Seen] = []
 
-    def execute(self, step: Step) -> float:
+    def execute(self, step: Step) -> Timing:
         self.seen.append(({c.request.id: (c.start, c.tokens) for c in step.prefills}, step.decodes))
         return super().execute(step)
 

@@ -127,7 +127,7 @@ class TimedSteps:
 
     def predict(self, cost: CostModel) -> Floats:
         """Return the seconds that a cost model predicts."""
-        return np.array([cost.execute(step) for step in self.steps()])
+        return np.array([cost.execute(step).seconds for step in self.steps()])
 
 
 ATTENTION = (
