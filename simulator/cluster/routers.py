@@ -418,19 +418,6 @@ class Pods:
         return self._routers[pod].choose(request, session)
 
 
-class Known(Pool):
-    """Finds in `chosen` what was chosen beforehand for each chunk of `size` requests."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self._size = size
-        self.chosen: dict[int, Ints] = {}
-
-    def choose(self, request: Request, session: int) -> Target:
-        part, place = divmod(request.id, self._size)
-        return self.targets[self._at[int(self.chosen[part][place])]]
-
-
 ROUTERS: dict[str, type] = {
     "round_robin": RoundRobin,
     "random": Uniform,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan, nan, nextafter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import simpy
@@ -220,14 +220,7 @@ class Chunk:
     left: int  # requests that have not ended
     times: Floats  # s, when those come that wait for nobody
     first_turns: Sequence[int] | None = None  # which these are; None: all
-    rows: Ints | None = None  # which of the chunk these requests are; None: all
-
-
-class ChunkPart(NamedTuple):
-    """The requests of a chunk that are sent from here."""
-
-    rows: Ints  # which of the chunk they are
-    times: Floats  # s, when they reach the engine: what lies before it has been passed
+    rows: Ints | None = None  # which of the chunk are sent from here; None: all
 
 
 class Turns:
@@ -281,77 +274,21 @@ class SentTimes:
         return self.chunks[id // self.size].sent[id % self.size]
 
 
-class StreamClient:
-    """A `Client` whose workload comes a chunk of `size` requests at a time.
+class ChunkSender:
+    """Sends a workload that comes a chunk of `size` requests at a time, `total` in all.
 
-    No request is kept for longer than it must. Of each chunk it may send a part alone. `total` is
-    how many requests there will be; where nobody knows, the end of the chunks tells. `turns` are
-    the sessions' later ones, known all, or those of a chunk as the chunk before it is begun.
+    No request is kept for longer than it must.
     """
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        total: int,
-        size: int,
-        parts: Iterator[tuple[Workload, ChunkPart | None]],
-        submit: Callable[[Request], None],
-        *,
-        turns: Turns | None = None,
-    ) -> None:
-        self.env = env
+    def __init__(self, total: int, size: int) -> None:
         self.sent = SentTimes(total, size)
-        self._turns = turns
-        self._held: deque[tuple[float, int]] = deque()  # when turns were due, s, and which
         self.done = 0
-        self._parts = parts
-        self._in_flight = 0
-        self._server = ApiServer(env, submit)
-        self._sending = self._set = False
         self._number = -1  # of the chunk that is being sent
-        self._index = 0  # in it, of the next to be sent
-        self._fetched = self._requests = 0  # chunks so far, and requests in them
-        self._load()
-        self._limit = self._chunk.work.max_concurrency or total + 1
-        self._alarm = Alarm(env, self._arrive)
-        self._alarm.set(env.now)
+        self._chunk: Chunk  # which is this
 
-    def _fetch(self) -> bool:
-        """Take in a chunk; say whether there is one."""
-        found = next(self._parts, None)
-        if found is None:
-            self.sent.total = self._requests
-            return False
-        work, part = found
-        first, left = self._fetched * self.sent.size, len(work)
-        ids: Sequence[int] = range(first, first + left)
-        times, first_turns, rows = work.arrival, None, None
-        if part is not None:
-            rows, times, ids = part.rows, part.times, (part.rows + first).tolist()
-        elif self._turns is not None and work.after is not None:
-            first_turns = np.flatnonzero(work.after < 0).tolist()
-            times = work.arrival[first_turns]
-            self._turns.load(work, first)
-        reader, sent = RequestReader(work, ids), array("d", [nan]) * left
-        chunk = Chunk(work, first, reader, sent, left, times, first_turns, rows)
-        self.sent.chunks[self._fetched] = chunk
-        self._fetched, self._requests = self._fetched + 1, self._requests + left
-        return True
-
-    def _load(self) -> bool:
-        """Go on with the next chunk; say whether there is one. Turns of the one after are known."""
-        number = self._number + 1
-        while self._fetched <= number + (self._turns is not None) and self._fetch():
-            pass
-        if number >= self._fetched:
-            return False
-        self._number, self._index = number, 0
-        self._chunk = chunk = self.sent.chunks[number]
-        self._times: Sequence[float] = chunk.times.data
-        self._rows = chunk.first_turns
-        recorded: Sequence[float] = chunk.work.arrival.data
-        self._before = None if chunk.rows is None else recorded
-        return True
+    def now(self) -> float:
+        """Return how far all have come, s."""
+        raise NotImplementedError
 
     def empty_chunk(self) -> Chunk:
         """Return a chunk without requests."""
@@ -369,10 +306,83 @@ class StreamClient:
 
     def earliest_sent(self) -> float:
         """Return the earliest time, s, that matters to a request which was not given away."""
-        chunks = [*self.sent.chunks.values()]
-        some = chunks[:1] if self._turns is None else chunks
-        now = self.env.now
-        return min([now, *(float(np.fmin.reduce(chunk.sent, initial=now)) for chunk in some)])
+        now = self.now()
+        return min([now, *(float(np.fmin.reduce(one.sent, initial=now)) for one in self._open())])
+
+    def _open(self) -> Sequence[Chunk]:
+        """Return the chunks whose requests may be the earliest."""
+        return [*self.sent.chunks.values()][:1]
+
+
+class StreamClient(ChunkSender):
+    """A `Client` whose workload comes a chunk of `size` requests at a time.
+
+    `total` is how many requests there will be; where nobody knows, the end of the chunks tells.
+    `turns` are the sessions' later ones, known all, or those of a chunk as the chunk before it is
+    begun.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        total: int,
+        size: int,
+        parts: Iterator[Workload],
+        submit: Callable[[Request], None],
+        *,
+        turns: Turns | None = None,
+    ) -> None:
+        super().__init__(total, size)
+        self.env = env
+        self._turns = turns
+        self._held: deque[tuple[float, int]] = deque()  # when turns were due, s, and which
+        self._parts = parts
+        self._in_flight = 0
+        self._server = ApiServer(env, submit)
+        self._sending = self._set = False
+        self._index = 0  # in the chunk, of the next to be sent
+        self._fetched = self._requests = 0  # chunks so far, and requests in them
+        self._load()
+        self._limit = self._chunk.work.max_concurrency or total + 1
+        self._alarm = Alarm(env, self._arrive)
+        self._alarm.set(env.now)
+
+    def _fetch(self) -> bool:
+        """Take in a chunk; say whether there is one."""
+        work = next(self._parts, None)
+        if work is None:
+            self.sent.total = self._requests
+            return False
+        first, left = self._fetched * self.sent.size, len(work)
+        times, first_turns = work.arrival, None
+        if self._turns is not None and work.after is not None:
+            first_turns = np.flatnonzero(work.after < 0).tolist()
+            times = work.arrival[first_turns]
+            self._turns.load(work, first)
+        reader, sent = RequestReader(work, range(first, first + left)), array("d", [nan]) * left
+        chunk = Chunk(work, first, reader, sent, left, times, first_turns)
+        self.sent.chunks[self._fetched] = chunk
+        self._fetched, self._requests = self._fetched + 1, self._requests + left
+        return True
+
+    def _load(self) -> bool:
+        """Go on with the next chunk; say whether there is one. Turns of the one after are known."""
+        number = self._number + 1
+        while self._fetched <= number + (self._turns is not None) and self._fetch():
+            pass
+        if number >= self._fetched:
+            return False
+        self._number, self._index = number, 0
+        self._chunk = chunk = self.sent.chunks[number]
+        self._times: Sequence[float] = chunk.times.data
+        self._rows = chunk.first_turns
+        return True
+
+    def now(self) -> float:
+        return self.env.now
+
+    def _open(self) -> Sequence[Chunk]:
+        return super()._open() if self._turns is None else [*self.sent.chunks.values()]
 
     def finished(self, request: Request) -> None:
         """Take note that a request has ended: one more may be sent."""
@@ -415,12 +425,11 @@ class StreamClient:
             when: float = inf if self._index == len(self._times) else self._times[self._index]
             if held and held[0][0] < when:
                 number, row = divmod(held.popleft()[1], self.sent.size)
-                self._send(self.sent.chunks[number], row, now, now)
+                self._send(self.sent.chunks[number], row, now)
             elif when <= now:
                 row = self._index if self._rows is None else self._rows[self._index]
                 self._index += 1
-                sent = now if self._before is None else self._before[row]
-                self._send(self._chunk, row, sent, now)
+                self._send(self._chunk, row, now)
             else:
                 if when < inf and not self._set:
                     self._set = True
@@ -428,7 +437,7 @@ class StreamClient:
                 break
         self._sending = False
 
-    def _send(self, chunk: Chunk, row: int, sent: float, now: float) -> None:
+    def _send(self, chunk: Chunk, row: int, now: float) -> None:
         self._in_flight += 1
-        chunk.sent[row] = sent
+        chunk.sent[row] = now
         self._server.send(chunk.reader, row, now)

@@ -7,6 +7,7 @@ stretch, which finds its data in the processor's caches.
 """
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,7 +108,6 @@ class IndependentReplica:
     def __init__(
         self,
         members: Sequence[tuple[str, Scheduler, Executor]],
-        requests: ReplicaRequests,
         router: Router | None = None,
         *,
         leap: bool = True,
@@ -123,14 +123,26 @@ class IndependentReplica:
             for name, scheduler, executor in members:
                 fleet.open_target(fleet.add(name, scheduler, executor, leap=leap))
             engine, self.cores = fleet, fleet.cores
-        self._submit, self._engine = engine.submit, engine
-        self._read = RequestReader(requests.rows, requests.ids.data).read
-        self._times, self._stamps = requests.times.data, requests.stamps.data
-        self._hints = None if requests.hints is None else requests.hints.data
-        self._index = 0
+        self._submit, self.engine = engine.submit, engine
+        self._parts: deque[ReplicaRequests] = deque()  # to come, after the one that is read
+        self._index, self._times = 0, np.empty(0).data
         self._alarm = Alarm(self.env, self._arrive)
+
+    def feed(self, requests: ReplicaRequests) -> None:
+        """Take in the next requests, none of which comes before those that are here already."""
         if len(requests.ids):
-            self._alarm.set(self._times[0])
+            self._parts.append(requests)
+            if self._index == len(self._times):
+                self._read_next()
+
+    def _read_next(self) -> None:
+        """Go on with the next part."""
+        part = self._parts.popleft()
+        self._read = RequestReader(part.rows, part.ids.data).read
+        self._times, self._stamps = part.times.data, part.stamps.data
+        self._hints = None if part.hints is None else part.hints.data
+        self._index = 0
+        self._alarm.set(self._times[0])
 
     @property
     def done(self) -> int:
@@ -139,14 +151,18 @@ class IndependentReplica:
 
     def abandon(self) -> None:
         """Write down the requests that have not ended."""
-        self._engine.abandon()
+        self.engine.abandon()
 
-    def advance(self, until: float | None = None) -> None:
-        """Go on until that time, s, or to the end; what happens at that time is left."""
+    def advance(self, until: float | None = None, *, packs: bool = True) -> None:
+        """Go on until that time, s, or to the end; what happens at that time is left.
+
+        What is old in the logs is packed, where nobody takes it out.
+        """
         if until is None or until > self.env.now:
             self.env.run(until)
-        for core in self.cores:
-            core.log.put_by()
+        if packs:
+            for core in self.cores:
+                core.log.put_by()
 
     def _arrive(self, alarm: simpy.Event) -> None:
         times, stamps, submit = self._times, self._stamps, self._submit
@@ -160,33 +176,65 @@ class IndependentReplica:
         self._index = index
         if index < total:
             self._alarm.set(times[index])
+        elif self._parts:
+            self._read_next()
 
 
-def arrivals_at_engine(workload: Workload) -> tuple[Floats, Floats, Ints]:
-    """Return when each request reaches the replicas, its stamp, and the order in which they do.
+class Front:
+    """Passes successive parts of a workload through the frontend and the router, to the pods.
 
     As `Client` has it, for requests that wait for nobody.
     """
-    times, _ = pass_frontend(workload, 0.0)
-    order = np.argsort(times, kind="stable")
-    stamps, last = times.copy(), -1.0
-    if len(times) and not (np.diff(times[order]) > 0).all():
+
+    def __init__(self, router: StatelessRouter, pods: int) -> None:
+        self._router = router
+        self._free = 0.0  # s, when the frontend has passed on all before
+        self._last = -1.0  # stamp of the last request, s
+        self._first = 0  # id of the next
+        for pod in range(pods):
+            router.open(Target(pod, "", 1, 1))
+
+    def route(
+        self, workload: Workload, pods: Sequence[int], hints: Ints | None = None
+    ) -> list[ReplicaRequests]:
+        """Return what some pods, of successive numbers, get of the next requests."""
+        times = self._pass_frontend(workload)
+        order = np.argsort(times, kind="stable")
+        stamps = self._stamp(times, order)
+        chosen = self._router.choose_many(workload.rows(order))
+        place = np.argsort(chosen, kind="stable")
+        bounds = np.searchsorted(chosen[place], np.arange(pods[0], pods[-1] + 2))
+        requests = []
+        for first, last in pairwise(bounds.tolist()):
+            rows = order[place[first:last]]
+            part, hinted = workload.part(rows), None if hints is None else hints[rows]
+            ids = rows + self._first
+            requests.append(ReplicaRequests(part, ids, times[rows], stamps[rows], hinted))
+        self._first += len(workload)
+        return requests
+
+    def _pass_frontend(self, workload: Workload) -> Floats:
+        """Return when each request reaches the replicas, s."""
+        front = workload.frontend
+        if front is None:
+            return workload.arrival
+        through, prompts = np.empty(len(workload)), workload.prompt_tokens.tolist()
+        for index, now in enumerate(workload.arrival.tolist()):
+            delay, self._free = front.delay(now, self._free, prompts[index])
+            through[index] = now + delay
+        return through
+
+    def _stamp(self, times: Floats, order: Ints) -> Floats:
+        """Return the times, none of them twice."""
+        if (np.diff(times[order], prepend=self._last) > 0).all():
+            self._last = float(times[order[-1]]) if len(times) else self._last
+            return times
+        stamps, last = times.copy(), self._last
         for index in order.tolist():
             now = float(times[index])
             last = stamps[index] = now if now > last else np.nextafter(last, np.inf)
-    return times, stamps, order
-
-
-def pass_frontend(workload: Workload, free: float) -> tuple[Floats, float]:
-    """Return when each request reaches the replicas, s, and when the frontend is free again."""
-    front = workload.frontend
-    if front is None:
-        return workload.arrival, free
-    through, prompts = np.empty(len(workload)), workload.prompt_tokens.tolist()
-    for index, now in enumerate(workload.arrival.tolist()):
-        delay, free = front.delay(now, free, prompts[index])
-        through[index] = now + delay
-    return through, free
+        self._last = float(last)
+        return stamps
 
 
 @dataclass(slots=True)
@@ -196,9 +244,9 @@ class ReplicaGroup:
     scenario: Scenario
     pods: Sequence[int]
     members: list[list[str]]  # of each, the groups of its replicas
-    requests: list[ReplicaRequests]  # likewise
     shares: bool  # the workload's prompts have contents
     leap: bool
+    requests: Sequence[ReplicaRequests] = ()  # likewise; (): they come later
 
     def replicas(self, specs: Mapping[str, EngineSpec] | None = None) -> list[IndependentReplica]:
         """Build the replicas; on a worker, which has no specs, after the scenario.
@@ -213,18 +261,20 @@ class ReplicaGroup:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             specs = specs or self.scenario.specs
-            return [
+            replicas = [
                 IndependentReplica(
                     [
                         (name, make_scheduler(specs[name], self.shares), specs[name].cost)
                         for name in names
                     ],
-                    requests,
                     routers.get(pod),
                     leap=self.leap,
                 )
-                for pod, names, requests in zip(self.pods, self.members, self.requests, strict=True)
+                for pod, names in zip(self.pods, self.members, strict=True)
             ]
+        for replica, requests in zip(replicas, self.requests, strict=False):
+            replica.feed(requests)
+        return replicas
 
 
 def run_independent(
@@ -244,21 +294,17 @@ def run_independent(
     else it is done in this process, and `stop` asked while requests come.
     """
     assert scenario.cluster is not None
-    shares, groups = workload.segments is not None, list[str]()
-    for name, kind in scenario.cluster.replica_groups.items():
-        if kind.replicas:
-            make_scheduler(specs[name], shares)  # for its warnings
-        groups += [name] * kind.replicas
-    pods: dict[int, list[int]] = {}  # numbers of the replicas of each
-    for number, pod in enumerate(scenario.cluster.pod_numbers):
-        pods.setdefault(pod, []).append(number)
-    hints = None
+    shares, hints = workload.segments is not None, None
+    warn_of_schedulers(scenario, specs, shares)
+    record, pods = standing_record(scenario), pod_members(scenario)
     predictor = make_predictor(scenario.predictor, workload, scenario.seed)
     if isinstance(predictor, FixedPredictions):
         hints = predictor.hints.astype(np.int64)
-    requests = _route(workload, scenario.fleet.make_front(), len(pods), hints)
-    members = [[groups[number] for number in pod] for pod in pods.values()]
-    group = ReplicaGroup(scenario, range(len(pods)), members, requests, shares, leap)
+    requests = Front(scenario.fleet.make_front(), len(pods)).route(
+        workload, range(len(pods)), hints
+    )
+    members = [[record.groups[number] for number in pod] for pod in pods]
+    group = ReplicaGroup(scenario, range(len(pods)), members, shares, leap, requests)
     sent, interrupted = workload.arrival.copy(), False
     if spread:
         logs = _run_on_workers(group, jobs, progress, len(workload))
@@ -274,35 +320,44 @@ def run_independent(
             if hints is not None:
                 hints[np.isnan(sent)] = 0
         logs = [core.final_log() for core in cores]
-    by_pod = [number for pod in pods.values() for number in pod]
+    by_pod = [number for pod in pods for number in pod]
     logs = [log for _, log in sorted(zip(by_pod, logs, strict=True), key=itemgetter(0))]
     result = Result(scenario, workload, sent, logs, specs, interrupted)
-    result.cluster = ClusterRecord(
+    result.cluster = record
+    result.hints = hints
+    return result
+
+
+def warn_of_schedulers(scenario: Scenario, specs: Mapping[str, EngineSpec], shares: bool) -> None:
+    """Let a scheduler of each group say what there is to warn of."""
+    assert scenario.cluster is not None
+    for name, kind in scenario.cluster.replica_groups.items():
+        if kind.replicas:
+            make_scheduler(specs[name], shares)
+
+
+def pod_members(scenario: Scenario) -> list[list[int]]:
+    """Return the numbers of the replicas of each pod; without pods each replica is one."""
+    assert scenario.cluster is not None
+    pods: dict[int, list[int]] = {}
+    for number, pod in enumerate(scenario.cluster.pod_numbers):
+        pods.setdefault(pod, []).append(number)
+    return [*pods.values()]
+
+
+def standing_record(scenario: Scenario, numbers: Sequence[int] | None = None) -> ClusterRecord:
+    """Return the record of replicas that are always up: of all, or of those of some numbers."""
+    assert scenario.cluster is not None
+    kinds = scenario.cluster.replica_groups.items()
+    groups = [name for name, kind in kinds for _ in range(kind.replicas)]
+    if numbers is not None:
+        groups = [groups[number] for number in numbers]
+    return ClusterRecord(
         *(groups, [*range(len(groups))]),
         paid=[[0.0] for _ in groups],
         counters=dict.fromkeys(COUNTERS, 0),
         tries=Attempts({}),
     )
-    result.hints = hints
-    return result
-
-
-def _route(
-    workload: Workload, router: StatelessRouter, pods: int, hints: Ints | None
-) -> list[ReplicaRequests]:
-    """Let the router choose for every request; give what each pod gets."""
-    times, stamps, order = arrivals_at_engine(workload)
-    for pod in range(pods):
-        router.open(Target(pod, "", 1, 1))
-    chosen = router.choose_many(workload.rows(order))
-    place = np.argsort(chosen, kind="stable")
-    bounds = np.searchsorted(chosen[place], np.arange(pods + 1))
-    requests = []
-    for first, last in pairwise(bounds.tolist()):
-        ids = order[place[first:last]]
-        hinted = None if hints is None else hints[ids]
-        requests.append(ReplicaRequests(workload.part(ids), ids, times[ids], stamps[ids], hinted))
-    return requests
 
 
 def _run_in_turns(
@@ -335,11 +390,11 @@ def _run_in_turns(
                 for other in replicas[number + 1 :]:  # to where all can be compared
                     other.advance(float(times[-1]))
                 return float(np.nextafter(times[-1], np.inf))
-    _check_done(sum(replica.done for replica in replicas), total)
+    check_done(sum(replica.done for replica in replicas), total)
     return None
 
 
-def _check_done(done: int, total: int) -> None:
+def check_done(done: int, total: int) -> None:
     if done < total:
         raise RuntimeError(f"{total - done} requests never ended")
 
@@ -366,7 +421,7 @@ def _run_on_workers(
         now = max([now, *(float(log.steps["end"][-1]) for log in outcome if log.step_rows)])
         if progress is not None:
             progress(now, done, total)
-    _check_done(done, total)
+    check_done(done, total)
     return [log for index in range(len(parts)) for log in found[index]]
 
 

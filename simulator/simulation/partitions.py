@@ -9,7 +9,7 @@ is counted when all are done, from when each came and left.
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -21,14 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from simulator.cluster.fleet import COUNTERS, Fleet
-from simulator.cluster.routers import Known, Pods, Target
-from simulator.core.alarm import FastEnvironment
-from simulator.engine.client import ChunkPart, StreamClient
 from simulator.results.metrics import RunMetrics
-from simulator.results.record import ClusterRecord, replicas_in
-from simulator.results.request_table import Attempts
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
@@ -37,16 +30,18 @@ from simulator.simulation.independent import (
     cut,
     find_coupling,
     part_failed,
-    pass_frontend,
+    pod_members,
+    standing_record,
     tell_failure,
+    warn_of_schedulers,
 )
-from simulator.simulation.stream import Progress, StreamedRun, first_chunk
+from simulator.simulation.stream import Progress, first_chunk
 from simulator.util.errors import HeadwayError
 from simulator.util.files import READ_FILES, write_atomic
 from simulator.util.sums import add_sums, take_sums
 from simulator.util.version import __version__
 from simulator.util.workers import WorkerDied, parallel_map
-from simulator.workload.workload import Ints, Workload
+from simulator.workload.workload import Workload
 
 FOLDER = "partitions"
 """Of the files of parts that are done, in the folder of a run that is not."""
@@ -172,7 +167,13 @@ def run_partition(part: Partition) -> Sums | str:
     """Run some pods in a worker; return their sums, or what went wrong."""
     try:
         with warnings.catch_warnings(record=True):  # what there is to warn of is said once
-            streamed, numbers = _set_up(part)
+            load = first_chunk(part.scenario, part.size, part.total)[:3]
+            specs = resolve_groups(part.scenario)
+            streamed = stream.stream_pods(
+                part.scenario, specs, load, part.size, part.pods, leap=part.leap
+            )
+            members = pod_members(part.scenario)
+            numbers = sorted(number for pod in part.pods for number in members[pod])
             if part.tables is not None:
                 streamed.write_tables(part.tables, part.pods.start, numbers)
             stream.drive_stream(streamed)
@@ -189,66 +190,6 @@ def run_partition(part: Partition) -> Sums | str:
     return sums | {"warned": np.array([*streamed.warned.values()], np.str_)}
 
 
-def _set_up(part: Partition) -> tuple[StreamedRun, list[int]]:
-    """Build the engines of some pods and their client; give the replicas' numbers, too."""
-    scenario, cluster = part.scenario, part.scenario.cluster
-    assert cluster is not None
-    pods = cluster.pod_numbers
-    numbers = [number for number, pod in enumerate(pods) if pod in part.pods]
-    groups = _groups(scenario)
-    total, first, chunks, _ = first_chunk(scenario, part.size, part.total)
-    specs, shares = resolve_groups(scenario), first.segments is not None
-    env, front = FastEnvironment(), Known(part.size)
-    router = Pods(front, [pods[k] for k in numbers], scenario.fleet.pod_routers(part.pods))
-    fleet = Fleet(env, router)
-    for number in numbers:
-        spec = specs[groups[number]]
-        scheduler = make_scheduler(spec, shares)
-        fleet.open_target(fleet.add(groups[number], scheduler, spec.cost, leap=part.leap))
-    own = _own_parts(part, chunks, len(set(pods)), front.chosen)
-    client = StreamClient(env, total, part.size, own, fleet.submit)
-    fleet.on_finish = client.finished
-    record = _record([groups[number] for number in numbers])
-    cores = [specs[group] for group in record.groups]
-    metrics = RunMetrics(scenario, first, cores, cluster=record, total=total, apart=True)
-    what = env, client, fleet.cores, specs, cores, metrics
-    return StreamedRun(*what, fleet=fleet, record=record, chosen=front.chosen), numbers
-
-
-def _own_parts(
-    part: Partition, chunks: Iterator[Workload], pods: int, chosen: dict[int, Ints]
-) -> Iterator[tuple[Workload, ChunkPart]]:
-    """Yield what some pods get of each chunk; note the pods of its requests."""
-    front, free = part.scenario.fleet.make_front(), 0.0
-    for pod in range(pods):
-        front.open(Target(pod, "", 1, 1))
-    for number, work in enumerate(chunks):
-        times, free = pass_frontend(work, free)
-        to = front.choose_many(work)
-        rows = np.flatnonzero((to >= part.pods.start) & (to < part.pods.stop))
-        chosen[number] = to
-        own = work.part(rows)
-        own.frontend = None  # it is behind them
-        yield own, ChunkPart(rows, times[rows])
-
-
-def _groups(scenario: Scenario) -> list[str]:
-    """Return the group of each replica."""
-    assert scenario.cluster is not None
-    kinds = scenario.cluster.replica_groups.items()
-    return [name for name, kind in kinds for _ in range(kind.replicas)]
-
-
-def _record(groups: list[str]) -> ClusterRecord:
-    """Return the record of replicas that are always up."""
-    return ClusterRecord(
-        *(groups, [*range(len(groups))]),
-        paid=[[0.0] for _ in groups],
-        counters=dict.fromkeys(COUNTERS, 0),
-        tries=Attempts({}),
-    )
-
-
 def _summarize(
     scenario: Scenario,
     first: Workload,
@@ -256,10 +197,9 @@ def _summarize(
     paths: Sequence[Path],
 ) -> dict[str, Any]:
     """Put the sums of all parts together."""
-    specs, record = resolve_groups(scenario), _record(_groups(scenario))
+    specs, record = resolve_groups(scenario), standing_record(scenario)
     cores = [specs[group] for group in record.groups]
-    for numbers in replicas_in(record.groups).values():
-        make_scheduler(cores[numbers[0]], first.segments is not None)  # for its warnings
+    warn_of_schedulers(scenario, specs, first.segments is not None)
     metrics = RunMetrics(scenario, first, cores, cluster=record, total=total)
     messages = dict.fromkeys(missing_inputs(specs.values(), first, None))
     files = [_read(path) for path in paths]

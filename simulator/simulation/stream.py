@@ -3,19 +3,19 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, repeat
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simpy
 
 from simulator.cluster.fleet import Fleet
 from simulator.core.alarm import FastEnvironment
-from simulator.engine.client import Chunk, StreamClient, Turns
+from simulator.engine.client import Chunk, ChunkSender, StreamClient, Turns
 from simulator.engine.core import EngineCore
 from simulator.engine.pipeline import make_replica
 from simulator.results.metrics import RunMetrics
@@ -29,11 +29,19 @@ from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
+from simulator.simulation.independent import (
+    ReplicaGroup,
+    find_coupling,
+    pod_members,
+    standing_record,
+    warn_of_schedulers,
+)
+from simulator.simulation.pods_client import PodsClient
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.workload.generate import generate_parts
 from simulator.workload.traces.stream import SessionsError, rechunk
-from simulator.workload.workload import Ints, Workload
+from simulator.workload.workload import Workload
 
 CHUNK = 65536  # requests that are measured together
 PER_REPLICA = 64  # of them, at least, for each replica
@@ -45,8 +53,7 @@ Progress = Callable[[float, int, int], None]
 class StreamedRun:
     """A run that is going on: the engines, who sends to them, and what is known so far."""
 
-    env: simpy.Environment
-    client: StreamClient
+    client: ChunkSender
     engines: Sequence[EngineCore]
     specs: Mapping[str, EngineSpec]  # by group; "" where there are none
     cores: Sequence[EngineSpec]  # what each engine is
@@ -55,7 +62,6 @@ class StreamedRun:
     fleet: Fleet | None = None
     record: ClusterRecord | None = None
     tables: TableParts | None = None
-    chosen: dict[int, Ints] = field(default_factory=dict)  # pods of requests, by chunk
 
     def __post_init__(self) -> None:
         self.warned: dict[str, str] = {}
@@ -81,7 +87,6 @@ class StreamedRun:
         given_up = None if self.record is None else self.record.tries.given_up
         refused = None if given_up is None else split_log(given_up, ids, before, {}, last=last)
         again = {id - ids.start: lost.pop(id) for id in [id for id in lost if id in ids]}
-        self.chosen.pop(chunk.first // self.client.sent.size, None)
         sent = np.array(chunk.sent)
         until = None if last else [next_decision(log) for log in self.logs]
         work = replace(chunk.work, after=None, delay=None)  # its turns know when they were due
@@ -133,7 +138,7 @@ def drive_stream(stream: StreamedRun, progress: Progress | None = None) -> None:
 
 
 def _drive(stream: StreamedRun, progress: Progress | None) -> None:
-    from simulator.engine.drive import drive
+    from simulator.engine.drive import drive, no_garbage_collection
     from simulator.simulation.cluster import NONE_COMES_BACK
 
     def look(now: float, done: int, total: int) -> None:
@@ -141,12 +146,21 @@ def _drive(stream: StreamedRun, progress: Progress | None) -> None:
         if progress is not None:
             progress(now, done, total)
 
+    client, interrupted = stream.client, False
     try:
-        interrupted = drive(stream.env, stream.client, look)
+        if isinstance(client, StreamClient):
+            interrupted = drive(client.env, client, look)
+        else:
+            assert isinstance(client, PodsClient)
+            with no_garbage_collection():
+                for now in client.play():
+                    look(now, client.done, client.sent.total)
     except RuntimeError:
         if stream.fleet is None or not stream.fleet.has_no_replica:
             raise
         raise HeadwayError(NONE_COMES_BACK) from None
+    except KeyboardInterrupt:
+        interrupted = True
     if interrupted:
         raise KeyboardInterrupt("a run without tables tells nothing before its end")
     for engine in stream.engines:
@@ -229,7 +243,10 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     cluster = scenario.cluster
     size = max(CHUNK, PER_REPLICA * (1 if cluster is None else cluster.most_replicas))
     total, first, chunked, turns = first_chunk(scenario, size)
-    parts, specs = zip(chunked, repeat(None)), resolve_groups(scenario)
+    specs = resolve_groups(scenario)
+    if turns is None and find_coupling(scenario, first) is None:
+        warn_of_schedulers(scenario, specs, first.segments is not None)
+        return stream_pods(scenario, specs, (total, first, chunked), size, leap=leap)
     admission = None if cluster is None else cluster.admission
     missing = missing_inputs(specs.values(), first, admission)  # each part is like the first
     env = FastEnvironment()
@@ -237,10 +254,10 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     if cluster is None:
         spec = specs[""]
         replica = make_replica(env, make_scheduler(spec, shares), spec.cost, leap=leap)
-        client = StreamClient(env, total, size, parts, replica.submit, turns=turns)
+        client = StreamClient(env, total, size, chunked, replica.submit, turns=turns)
         replica.on_finish = client.finished
         metrics = RunMetrics(scenario, first, [spec], total=total)
-        return StreamedRun(env, client, [replica], specs, [spec], metrics, missing)
+        return StreamedRun(client, [replica], specs, [spec], metrics=metrics, missing=missing)
     from simulator.scenario.assemble_fleet import make_fleet
     from simulator.simulation.cluster import add_replicas, connect_client
 
@@ -249,11 +266,52 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     life.missed = missing
     client = connect_client(
         *(fleet, scenario, record, life),
-        lambda submit, _: StreamClient(env, total, size, parts, submit, turns=turns),
+        lambda submit, _: StreamClient(env, total, size, chunked, submit, turns=turns),
     )
     cores = [specs[group] for group in record.groups]
     metrics = RunMetrics(scenario, first, cores, cluster=record, total=total)
-    return StreamedRun(env, client, fleet.cores, specs, cores, metrics, missing, fleet, record)
+    return StreamedRun(
+        client,
+        fleet.cores,
+        specs,
+        cores,
+        metrics=metrics,
+        missing=missing,
+        fleet=fleet,
+        record=record,
+    )
+
+
+def stream_pods(
+    scenario: Scenario,
+    specs: Mapping[str, EngineSpec],
+    load: tuple[int, Workload, Iterator[Workload]],
+    size: int,
+    pods: range | None = None,
+    *,
+    leap: bool,
+) -> StreamedRun:
+    """Build pods that nothing ties together, all or some of them, and what feeds them.
+
+    `load` is the number of requests, the first chunk, and all chunks of `size`.
+    """
+    total, first, chunked = load
+    members, apart = pod_members(scenario), pods is not None
+    pods = pods or range(len(members))
+    numbers = sorted(number for pod in pods for number in members[pod])
+    record, whole = standing_record(scenario, numbers), standing_record(scenario)
+    own = [[whole.groups[number] for number in members[pod]] for pod in pods]
+    group = ReplicaGroup(scenario, pods, own, first.segments is not None, leap)
+    client = PodsClient(group, specs, chunked, total, size)
+    by_pod = [number for pod in pods for number in members[pod]]
+    found = [core for replica in client.replicas for core in replica.cores]
+    engines = [core for _, core in sorted(zip(by_pod, found, strict=True), key=itemgetter(0))]
+    cores = [specs[name] for name in record.groups]
+    metrics = RunMetrics(scenario, first, cores, cluster=record, total=total, apart=apart)
+    missing = missing_inputs(specs.values(), first)
+    return StreamedRun(
+        client, engines, specs, cores, metrics=metrics, missing=missing, record=record
+    )
 
 
 def chunks(

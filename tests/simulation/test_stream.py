@@ -78,6 +78,12 @@ CASES = {
         "workload.multimodal={image: {tokens: 20, distinct: 9}}",
     ],
     "fleet": [FLEET + "}", *LENGTHS],
+    "replicas in turn": ["cluster={replicas: 3, router: round_robin}", *LENGTHS, TIGHT],
+    "pods behind a frontend": [
+        "cluster={replicas: 4, pods: 2, router: random, pod_router: least_outstanding}",
+        "workload.frontend=client",
+        *LENGTHS,
+    ],
     "groups": [
         "cluster={router: least_tokens, groups: {a: {replicas: 2}, b: {engine: {max_num_seqs: 2}}}}"
     ],
@@ -119,6 +125,7 @@ def test_the_summary_is_that_of_a_run_that_keeps_its_requests(
     monkeypatch.setattr(stream, "CHUNK", 32)
     monkeypatch.setattr(stream, "PER_REPLICA", 8)
     monkeypatch.setattr("simulator.engine.drive.EVENTS_PER_LOOK", 7)
+    monkeypatch.setattr("simulator.simulation.pods_client.REQUESTS_PER_TURN", 2)
     assert_as_kept(scenario(tmp_path, *CASES[case]))
 
 
