@@ -64,55 +64,6 @@ POLICIES_HEAD = """## engine.scheduling_policy
 A name, or `{policy: NAME, argument: value}`, with defaults in brackets; or a class of your own,
 `{policy: package.module:Class, ...}`, with the arguments of its constructor.
 """
-POLICY_TEXTS = {
-    "fcfs": "First come, first served; a preempted request goes to the front.",
-    "preemptive": "As priority, but a waiting request displaces a running one whose number is "
-    "larger by more than `threshold`; numbers fall by `ageing` per second.",
-    "deadline": "Earliest deadline first: token n is due `ttft` + n `tpot` ms after the "
-    "arrival; `clients` may have their own, {name: {ttft: 200, tpot: 30}}. A waiting "
-    "request displaces a running one whose next token is due more than `slack` ms later.",
-    "srpt": "The shortest remaining predicted length first. It displaces a running request "
-    "with more than `margin` more tokens to go, unless that has already said `limit` times "
-    "its prediction.",
-    "hrrn": "The highest response ratio, (waited + size) / size, first; `by` as in sjf.",
-    "mlfq": "Skip-join feedback queues: level l has a quantum of `quantum` `ratio` ** l steps; "
-    "`prefill_rate` prompt tokens count as one. It displaces running requests of lower "
-    "levels. A request that has waited `starvation` seconds goes to the highest level.",
-    "boost": "First come, first served by arrival times that are earlier for small requests, "
-    "which bounds the tail; `by` as in sjf, `token_time` seconds per token; a large "
-    "`gamma` (1/s) is close to fcfs.",
-    "priority": "The smaller priority of the trace first, among equals the earlier arrival.",
-    "sjf": "The shortest first: by its prompt, its predicted answer (`by: hint`) or both (`by: "
-    "total`). A second of waiting counts as `ageing` tokens less.",
-    "static": "Static batching: a batch starts when `batch_size` requests wait (null, and at "
-    "most: max_num_seqs), or `timeout` seconds after the oldest of them came, and runs "
-    "until its longest member ends. `deliver: each` streams answers; `batch` delivers "
-    "all when the batch is over: then TTFT is E2EL.",
-    "hf-static": "Hugging Face `generate` in a loop: static batching without a timeout, each "
-    "batch of prompts in one pass; `batch_size` null is 8; `deliver` as for static.",
-    "orca": "Orca: whole prompts and decodes in one step, without a token budget; memory reserved "
-    "for the longest answer.",
-    "fcfs-v0": "vLLM 0.4 to 0.6: steps of whole prompts before steps of decodes, a swapped queue.",
-    "sarathi": "Sarathi-Serve: decodes first, then chunks of prompts, within the budget.",
-    "sglang": "SGLang 0.5.23: steps of prompts first, in `order`: fcfs, lof, random, lpm, "
-    "dfs-weight, hrrn, shortest-prefill-first; retraction of decodes. With priorities the higher "
-    "is the more urgent, unless `schedule_low_priority_values_first`. `max_num_batched_tokens` "
-    "is its chunked_prefill_size, `block_size` its page_size, `async_scheduling` its overlap.",
-    "trtllm": "TensorRT-LLM: GUARANTEED_NO_EVICT, MAX_UTILIZATION or STATIC_BATCH.",
-    "tgi": "Text Generation Inference 2: prompts interrupt decodes by the waiting-served ratio.",
-    "fastgen": "DeepSpeed-FastGen: Dynamic SplitFuse.",
-    "fair": "Virtual Token Counter: the client that has received the fewest tokens first. A "
-    "prompt token counts `input_weight`, an answer token `output_weight`, divided by the "
-    "client's weight: {policy: fair, weights: {a: 2, b: 1}}; other clients have weight 1.",
-    "wfq": "Weighted fair queueing: the smallest virtual finish time first, `boost` tokens sooner "
-    "for each second of waiting; weights as for fair.",
-    "virtual-finish-time": "Weighted fair queueing of single requests: the smallest virtual time "
-    "+ remaining tokens / weight first. A share of a waiting request's "
-    "tokens, up to `starvation_boost`, does not count. It preempts the "
-    "largest running request. Weights as for fair.",
-    "drr": "Deficit round robin: in each round a client may spend `quantum` tokens times its "
-    "weight; weights as for fair.",
-}
 PREDICTORS_HEAD = """## predictor
 
 A kind, or `{kind: ..., ...}`, with defaults in brackets. `requests.csv` has the predictions in the
@@ -271,14 +222,17 @@ def _policies() -> Iterator[str]:
     """List the policies with the arguments that are not keys of the engine."""
     engine = set(inspect.signature(Scheduler).parameters)
     for name, cls in POLICIES.items():
-        yield f"- `{name}`: {_arguments(cls, engine)}. {POLICY_TEXTS[name]}"
+        yield f"- `{name}`: {_arguments(cls, engine)}. {_first_paragraph(cls)}"
 
 
 def _routers() -> Iterator[str]:
     """List the routers with their arguments."""
     for name, cls in ROUTERS.items():
-        words = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
-        yield f"- `{name}`: {_arguments(cls)}. {words}"
+        yield f"- `{name}`: {_arguments(cls)}. {_first_paragraph(cls)}"
+
+
+def _first_paragraph(cls: type) -> str:
+    return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
 
 def _arguments(cls: type, without: Collection[str] = ()) -> str:

@@ -242,7 +242,9 @@ class SmallestFirst(ClientQueues):
 
 
 class Fair(SmallestFirst):
-    """Virtual Token Counter: the client that has received the least goes first.
+    """Virtual Token Counter: the client that has received the fewest tokens first. A prompt
+    token counts `input_weight`, an answer token `output_weight`, divided by the client's
+    weight: {policy: fair, weights: {a: 2, b: 1}}; other clients have weight 1.
 
     Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2, and the
     weights of its section 4.3: a counter per client holds its service divided by its weight. When
@@ -251,6 +253,9 @@ class Fair(SmallestFirst):
     credit. Equal counters go by arrival. What waits is looked at before each step; the paper has
     no preemption.
     """
+
+    reads = "client"
+    trials = ({"weights": {"a": 3}},)
 
     def queue(self, batch: Batch) -> "ClientQueues":
         self.last: Account | None = None  # the last to leave the queue
@@ -280,7 +285,8 @@ class Fair(SmallestFirst):
 
 
 class WFQ(SmallestFirst):
-    """Weighted fair queueing by virtual finish times, self-clocked.
+    """Weighted fair queueing: the smallest virtual finish time first, `boost` tokens sooner for
+    each second of waiting; weights as for fair.
 
     Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994: a
     request's finish is its client's virtual time plus its cost divided by the client's weight, the
@@ -289,6 +295,9 @@ class WFQ(SmallestFirst):
     added to the client's virtual time as it comes. For each second that a request waits its
     finish is `boost` tokens sooner, so that no weight starves anybody; 0 is the textbook.
     """
+
+    reads = "client"
+    trials = ({"weights": {"b": 0.3}, "boost": 2.5},)
 
     def __init__(
         self,
@@ -326,7 +335,8 @@ class WFQ(SmallestFirst):
 
 
 class DRR(ClientQueues):
-    """Deficit round robin: in each round every client is granted `quantum` tokens.
+    """Deficit round robin: in each round a client may spend `quantum` tokens times its weight;
+    weights as for fair.
 
     Shreedhar and Varghese, "Efficient fair queueing using deficit round robin", SIGCOMM 1995: a
     client is served while its deficit, what it was granted and has not spent, pays for its next
@@ -335,6 +345,9 @@ class DRR(ClientQueues):
     whether the client waits or not. A grant is `quantum` times the client's weight. Where nobody
     can pay, rounds pass until somebody can.
     """
+
+    reads = "client"
+    trials = ({"weights": {"c": 1.7}, "quantum": 5},)
 
     def __init__(
         self,

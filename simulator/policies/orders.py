@@ -22,11 +22,15 @@ SIZES = {"prompt": "prompt tokens", "hint": "predicted output tokens", "total": 
 
 
 class SJF:
-    """Shortest job first, by the prompt, by the predicted answer (`by: hint`) or by both (total).
+    """The shortest first: by its prompt, its predicted answer (`by: hint`) or both (`by:
+    total`). A second of waiting counts as `ageing` tokens less.
 
-    With `ageing` a second of waiting counts as so many tokens less, so that long jobs are not
-    starved. All age alike: the order of two never changes, and the key stays what it was.
+    So long jobs are not starved. All age alike: the order of two never changes, and the key stays
+    what it was.
     """
+
+    reads = "size"
+    trials = ({"by": "total", "ageing": 5},)
 
     def __init__(self, by: str = "prompt", ageing: float = 0.0) -> None:
         check_by(by)
@@ -39,11 +43,13 @@ class SJF:
 
 
 class Priority:
-    """vLLM's `priority`: the smaller number first, among equals the earlier arrival.
+    """The smaller priority of the trace first, among equals the earlier arrival.
 
     Urgent arrivals preempt nobody. Only when a running request lacks a block the least urgent one
     leaves, which may be the very request that lacks it.
     """
+
+    reads = "priority"
 
     def key(self, request: Request) -> tuple[int, float, int]:
         return request.priority, request.arrival, request.id
@@ -57,13 +63,18 @@ def _urgency(request: Request) -> tuple[int, float]:
 
 
 class HRRN:
-    """Highest response ratio next (Brinch Hansen, "Short-term scheduling in multiprogramming
+    """The highest response ratio, (waited + size) / size, first; `by` as in sjf.
+
+    Highest response ratio next (Brinch Hansen, "Short-term scheduling in multiprogramming
     systems", SOSP 1971): whoever has the largest (waited + size) / size is admitted first.
 
     The ratio grows faster for a short job, but for a long one it grows as well: nobody starves.
     In units of size the ratio has the order of waited / size, so it needs no seconds per token.
     As in the original, the choice is made when a place or blocks become free, and preempts nobody.
     """
+
+    reads = "size"
+    trials = ({"by": "hint"},)
 
     def __init__(self, by: str = "prompt") -> None:
         check_by(by)
@@ -84,7 +95,9 @@ class HRRN:
 
 
 class Boost:
-    """Bound the tail: first come, first served by a boosted arrival time, earlier for small jobs.
+    """First come, first served by arrival times that are earlier for small requests, which
+    bounds the tail; `by` as in sjf, `token_time` seconds per token; a large `gamma` (1/s) is
+    close to fcfs.
 
     The gamma-Boost of Yu and Scully ("Strongly tail-optimal scheduling in the light-tailed
     M/G/1", SIGMETRICS 2024): a job of s seconds counts as having come
@@ -94,6 +107,9 @@ class Boost:
     before it and nobody else, so that the longest wait stays bounded. Headway admits in that
     order and preempts nobody; a size is `token_time` seconds per token.
     """
+
+    reads = "size"
+    trials = ({"gamma": 0.5, "token_time": 0.1},)
 
     def __init__(self, by: str = "prompt", gamma: float = 0.1, token_time: float = 1e-3) -> None:
         check_by(by)

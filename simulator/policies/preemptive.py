@@ -10,7 +10,8 @@ from simulator.util.from_mapping import check_range, prefix_keys, raise_if, read
 
 
 class Preemptive:
-    """Priority that does not wait: an urgent request displaces the least urgent running one.
+    """As priority, but a waiting request displaces a running one whose number is larger by more
+    than `threshold`; numbers fall by `ageing` per second.
 
     The smaller number is the more urgent, as in vLLM's `priority`, which preempts for want of
     blocks alone. A waiting request displaces a running one whose priority number is larger by
@@ -19,7 +20,9 @@ class Preemptive:
     request no longer passes one that came (difference / ageing) seconds before it.
     """
 
+    reads = "priority"
     steady = True
+    trials = ({"threshold": 1, "ageing": 0.7},)
 
     def __init__(self, threshold: float = 0.0, ageing: float = 0.0) -> None:
         raise_if(
@@ -59,7 +62,9 @@ class Due:
 
 
 class Deadline:
-    """Earliest deadline first, where the deadlines are those of the next token.
+    """Earliest deadline first: token n is due `ttft` + n `tpot` ms after the arrival; `clients`
+    may have their own, {name: {ttft: 200, tpot: 30}}. A waiting request displaces a running one
+    whose next token is due more than `slack` ms later.
 
     Token n (from 0) of a request is due at arrival + ttft + n * tpot (Niyama, Goel et al.,
     arXiv:2503.22562). A waiting request displaces the running one whose next token is due last,
@@ -68,6 +73,12 @@ class Deadline:
     {name: {ttft: 200, tpot: 30}}. Niyama mixes in the length of what is left, and gives up on
     requests that are late anyway; Headway does neither.
     """
+
+    reads = "deadline"
+    trials = (
+        {"ttft": 2000.0, "tpot": 700.0, "slack": 500.0},
+        {"ttft": 900.0, "clients": {"a": {"ttft": 50, "tpot": 900}}},
+    )
 
     def __init__(
         self,
@@ -111,7 +122,8 @@ class Deadline:
 
 
 class SRPT:
-    """Shortest remaining predicted length first, preemptive.
+    """The shortest remaining predicted length first. It displaces a running request with more
+    than `margin` more tokens to go, unless that has already said `limit` times its prediction.
 
     A waiting request displaces the running one with the most predicted tokens to go, if its own
     are fewer by more than `margin`. Who has said more than `limit` times its prediction is not
@@ -122,6 +134,7 @@ class SRPT:
 
     steady = True
     needs_hint = True
+    trials = ({"margin": 3, "limit": 0.5},)
 
     def __init__(self, margin: int = 0, limit: float = 1.0) -> None:
         raise_if(
@@ -151,7 +164,11 @@ class SRPT:
 
 
 class MLFQ:
-    """Skip-join multi-level feedback queues (FastServe, Wu et al., arXiv:2305.05920).
+    """Skip-join feedback queues: level l has a quantum of `quantum` `ratio` ** l steps;
+    `prefill_rate` prompt tokens count as one. It displaces running requests of lower levels. A
+    request that has waited `starvation` seconds goes to the highest level.
+
+    Skip-join multi-level feedback queues (FastServe, Wu et al., arXiv:2305.05920).
 
     Level l has a quantum of quantum * ratio ** l steps. A request joins the first level whose
     quantum its prompt fits into (skip-join), at `prefill_rate` prompt tokens to a step, goes down
@@ -164,6 +181,11 @@ class MLFQ:
     looks for the starved every 1,000 steps, Headway at every one. It chooses the whole batch anew
     each step and copies KV in advance; here one request per step displaces others.
     """
+
+    trials = (
+        {"quantum": 2, "prefill_rate": 4, "levels": 4},
+        {"quantum": 1, "ratio": 3, "prefill_rate": 2, "starvation": 9},
+    )
 
     def __init__(
         self,

@@ -25,7 +25,9 @@ class Entry:
 
 
 class VirtualFinishTime:
-    """The smallest virtual finish time first: virtual time + remaining tokens / weight.
+    """Weighted fair queueing of single requests: the smallest virtual time + remaining tokens /
+    weight first. A share of a waiting request's tokens, up to `starvation_boost`, does not
+    count. It preempts the largest running request. Weights as for fair.
 
     Weighted fair queueing (Demers, Keshav and Shenker, SIGCOMM 1989), self-clocked (Golestani,
     INFOCOM 1994), with each request as a flow of its own where `wfq` has clients. Virtual time is
@@ -47,6 +49,8 @@ class VirtualFinishTime:
     weight, and the last of them is preempted. It comes to wait as one who is new.
     """
 
+    reads = "lengths"
+    trials = ({"weights": {"b": 0.3}},)
     moves = False  # `refresh` is called when it may have
 
     def __init__(

@@ -330,39 +330,34 @@ def _missing(spec: EngineSpec, workload: Workload) -> Iterator[str]:
     cls, arguments = spec.policy, spec.arguments
     if cls is Scheduler:
         return
-    from simulator.policies.fair import DRR, WFQ, Fair
-    from simulator.policies.orders import HRRN, SJF, Boost, Priority
-    from simulator.policies.preemptive import Deadline, Preemptive
-    from simulator.policies.virtual_finish_time import VirtualFinishTime
-
+    reads = getattr(cls, "reads", "")
     name = f"engine.scheduling_policy: {policy_name(cls)}"
     clients = {*(workload.client or ())}
     equal = workload.priority is None or np.ptp(workload.priority) == 0
-    if issubclass(cls, Priority | Preemptive) and equal:
+    if reads == "priority" and equal:
         yield (
             f"{name}: all requests have the same priority, so they are served in order of "
             "arrival; a trace may have a column `priority`, a generator has `priorities`"
         )
-    if issubclass(cls, Fair | WFQ | DRR) and len(clients) < 2:
+    if reads == "client" and len(clients) < 2:
         yield (
             f"{name}: all requests are of one client, so they are served in order of arrival; a "
             "trace may have a column `client`, and workload.clients draws some"
         )
-    if issubclass(cls, Deadline) and not {"ttft", "tpot", "clients"} & {*arguments}:
+    if reads == "deadline" and not {"ttft", "tpot", "clients"} & {*arguments}:
         yield (
             f"{name}: has no deadlines, neither ttft and tpot nor clients; its defaults hold for "
             "all, 1000 ms to the first token and 50 ms for each further one"
         )
     told = spec.predicts or workload.max_tokens is not None
-    if issubclass(cls, VirtualFinishTime) and not told:
+    if reads == "lengths" and not told:
         yield (
             f"{name}: knows nothing of the lengths of answers, so prompts alone count; the "
             "scenario may have a `predictor`, requests may have `max_tokens`"
         )
-    by_prompt = issubclass(cls, SJF | HRRN | Boost) and arguments.get("by", "prompt") == "prompt"
-    if by_prompt and spec.predicts:
+    if reads == "size" and arguments.get("by", "prompt") == "prompt" and spec.predicts:
         yield f"predictor: {policy_name(cls)} ranks by the prompt alone; by: hint or total reads it"
     named = arguments.get("weights") or arguments.get("clients")
-    if issubclass(cls, Fair | WFQ | DRR | Deadline | VirtualFinishTime) and isinstance(named, dict):
+    if reads and isinstance(named, dict):
         for client in sorted({str(one) for one in named} - clients):
             yield f"{name}: no request is of client {client!r}"

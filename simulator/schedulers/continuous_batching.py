@@ -162,7 +162,10 @@ class ContinuousBatching(Scheduler):
 
 
 class Orca(ContinuousBatching):
-    """Iteration-level scheduling (Yu et al., Orca, OSDI 2022, algorithm 1).
+    """Orca: whole prompts and decodes in one step, without a token budget; memory reserved for
+    the longest answer.
+
+    Iteration-level scheduling (Yu et al., Orca, OSDI 2022, algorithm 1).
 
     Requests join and leave between steps. A step computes whole prompts and decodes together, for
     at most `max_num_seqs` requests (`max_bs`), first come, first served. Memory for all tokens
@@ -186,7 +189,9 @@ class Orca(ContinuousBatching):
 
 
 class Sarathi(ContinuousBatching):
-    """Stall-free batching with chunked prefill (Agrawal et al., Sarathi-Serve, OSDI 2024).
+    """Sarathi-Serve: decodes first, then chunks of prompts, within the budget.
+
+    Stall-free batching with chunked prefill (Agrawal et al., Sarathi-Serve, OSDI 2024).
 
     Of the budget `max_num_batched_tokens` (`chunk_size`) the decodes get theirs first, then the
     prompts under way, then new ones (`sarathi/core/scheduler/sarathi_scheduler.py`). So a decode

@@ -6,7 +6,9 @@ from simulator.schedulers.continuous_batching import ContinuousBatching
 
 
 class FastGen(ContinuousBatching):
-    """Dynamic SplitFuse (Holmes et al., DeepSpeed-FastGen, 2024; DeepSpeed-MII 0.3).
+    """DeepSpeed-FastGen: Dynamic SplitFuse.
+
+    Dynamic SplitFuse (Holmes et al., DeepSpeed-FastGen, 2024; DeepSpeed-MII 0.3).
 
     Every step is filled up to the same number of tokens, `max_num_batched_tokens`
     (`max_ragged_batch_size`): first one for each request that generates, then prompts in order of

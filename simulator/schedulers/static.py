@@ -19,7 +19,12 @@ Deliver = Literal["batch", "each"]
 
 
 class Static(Scheduler):
-    """A batch of `batch_size`, or what has come `timeout` seconds after the oldest arrived.
+    """Static batching: a batch starts when `batch_size` requests wait (null, and at most:
+    max_num_seqs), or `timeout` seconds after the oldest of them came, and runs until its
+    longest member ends. `deliver: each` streams answers; `batch` delivers all when the batch is
+    over: then TTFT is E2EL.
+
+    A batch of `batch_size`, or what has come `timeout` seconds after the oldest arrived.
 
     The prompts are padded in front to the longest of the batch and computed first, in steps of at
     most `max_num_batched_tokens`; then all members decode together. A member that ends keeps its
@@ -219,7 +224,10 @@ class Static(Scheduler):
 
 
 class HfStatic(Static):
-    """`model.generate` of transformers on up to `batch_size` (8) requests at a time, in order.
+    """Hugging Face `generate` in a loop: static batching without a timeout, each batch of
+    prompts in one pass; `batch_size` null is 8; `deliver` as for static.
+
+    `model.generate` of transformers on up to `batch_size` (8) requests at a time, in order.
 
     Whoever waits when a batch is over makes up the next one, without a timeout. Prompts are
     padded in front to the longest, all in one forward pass whatever its size, and every member is

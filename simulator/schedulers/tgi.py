@@ -14,7 +14,9 @@ from simulator.util.from_mapping import check_least, check_range, raise_if
 
 
 class Tgi(ContinuousBatching):
-    """The router of Text Generation Inference 2.3 (`backends/v3/src/backend.rs` and `queue.rs`).
+    """Text Generation Inference 2: prompts interrupt decodes by the waiting-served ratio.
+
+    The router of Text Generation Inference 2.3 (`backends/v3/src/backend.rs` and `queue.rs`).
 
     Requests are taken from the queue, first come, first served, for a step of prompts alone: at
     most `max_num_batched_tokens` (`max_batch_prefill_tokens`) of them, and only as long as their

@@ -30,7 +30,9 @@ class ByArrival(Fifo):
 
 
 class TrtLlm(ContinuousBatching):
-    """TensorRT-LLM's scheduler, read in its sources and not replayed.
+    """TensorRT-LLM: GUARANTEED_NO_EVICT, MAX_UTILIZATION or STATIC_BATCH.
+
+    TensorRT-LLM's scheduler, read in its sources and not replayed.
 
     They are `_torch/pyexecutor/scheduler/scheduler.py` at commit 002f3cc3 and
     `batch_manager/kvCacheManager.cpp` of 1.0. The active requests, in order of arrival, are as many

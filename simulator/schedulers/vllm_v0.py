@@ -21,7 +21,9 @@ class SwappedByArrival(Fifo):
 
 
 class VllmV0(ContinuousBatching):
-    """`_schedule_default` of vLLM 0.4 to 0.6 (`vllm/core/scheduler.py`).
+    """vLLM 0.4 to 0.6: steps of whole prompts before steps of decodes, a swapped queue.
+
+    `_schedule_default` of vLLM 0.4 to 0.6 (`vllm/core/scheduler.py`).
 
     - A step is either prompts or decodes. As long as the head of the queue fits, prompts are
       admitted, whole, and all decodes wait.

@@ -17,11 +17,8 @@ from simulator.kv_cache.host_memory import Prices
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.tiers import HostTier
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
-from simulator.policies.fair import DRR, WFQ, Fair
-from simulator.policies.orders import HRRN, SJF, Boost, Priority
-from simulator.policies.preemptive import MLFQ, SRPT, Deadline, Preemptive
-from simulator.policies.virtual_finish_time import VirtualFinishTime
 from simulator.results.engine_metrics import StepSums
+from simulator.scenario.policy_table import DYNAMIC_HOOKS, POLICIES
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import AsyncDynamicScheduler, DynamicScheduler
@@ -34,25 +31,13 @@ from tests.support.engines import play as play_with
 from tests.support.other_engines import answers, other_engines, rejections
 from tests.support.single_steps import expand_steps
 
-ORDERS: dict[str, Callable[[], object]] = {
-    "sjf": SJF,
-    "sjf, predicted": lambda: SJF(by="total", ageing=5),
-    "priority": Priority,
-    "boost": lambda: Boost(gamma=0.5, token_time=0.1),
+POLICY_TRIALS: dict[str, Callable[[], object]] = {
+    f"{name} {arguments}": partial(cls, **arguments)
+    for name, cls in POLICIES.items()
+    if not issubclass(cls, Scheduler)
+    for arguments in ({}, *getattr(cls, "trials", ()))
 }
-DYNAMIC: dict[str, Callable[[], object]] = {
-    "hrrn": HRRN,
-    "hrrn, predicted": lambda: HRRN(by="hint"),
-    "virtual finish time": lambda: VirtualFinishTime(weights={"b": 0.3}),
-    "srpt": SRPT,
-    "srpt, limited": lambda: SRPT(margin=3, limit=0.5),
-    "mlfq": lambda: MLFQ(quantum=2, prefill_rate=4, levels=4),
-    "mlfq, patient": lambda: MLFQ(quantum=1, ratio=3, prefill_rate=2, starvation=9),
-    "preemptive": Preemptive,
-    "preemptive, ageing": lambda: Preemptive(threshold=1, ageing=0.7),
-    "deadline": lambda: Deadline(ttft=2000, tpot=700, slack=500),
-    "deadline, by client": lambda: Deadline(ttft=900, clients={"a": {"ttft": 50, "tpot": 900}}),
-}
+"""Every policy, with its defaults and with the arguments that it names."""
 PIPELINES = [
     partial(PipelineScheduler, pipeline_parallel_size=stages, async_scheduling=ahead)
     for stages, ahead in ((2, False), (2, True), (3, False), (4, True))
@@ -65,11 +50,6 @@ def play(load: Workload, *args: object, **options: object) -> tuple[Log, Client]
     return play_with(load, *args, sigma=0.5, **options)  # type: ignore[arg-type]
 
 
-FAIR = {
-    "fair": partial(Fair, weights={"a": 3}),
-    "wfq": partial(WFQ, weights={"b": 0.3}, boost=2.5),
-    "drr": partial(DRR, weights={"c": 1.7}, quantum=5),
-}
 # Few distinct values on purpose: arrivals then fall on the very ends of steps.
 times = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 2.5, 3.0, 7.0]) | st.floats(0, 20)
 clocks = st.builds(
@@ -150,7 +130,7 @@ def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
     size = draw(st.sampled_from([1, 2, 4, 16]))
     num_blocks = draw(st.integers(2, 300))
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget, "max_model_len": 64}
-    kind = draw(st.sampled_from([*PLAIN, *ORDERS, *DYNAMIC, *FAIR, *["other"] * 4]))
+    kind = draw(st.sampled_from([*PLAIN, *POLICY_TRIALS, *["other"] * 4]))
     if kind == "other":
         return draw(other_engines(seats, budget, size, num_blocks))
     if kind == "static":
@@ -181,7 +161,7 @@ def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
             st.sampled_from([None, None, None, 0, 5, "max_tokens", "max_model_len"])
         ),
     }
-    policy = (ORDERS | DYNAMIC | FAIR).get(kind, lambda: None)
+    policy = POLICY_TRIALS.get(kind, lambda: None)
     mechanism = draw(st.sampled_from([Scheduler, AsyncScheduler, *PIPELINES * pipelines]))
     releases = [*families().values()]
     if hasattr(policy(), "victim"):  # what the oldest do to those they pick cannot be simulated
@@ -194,7 +174,7 @@ def engines(draw: st.DrawFn, pipelines: bool = True) -> Callable[[], Scheduler]:
     if not options["enable_chunked_prefill"]:
         limits["max_num_batched_tokens"] = limits["max_model_len"]
     tier = draw(st.sampled_from([None, None, 5, 1000]))
-    if kind in DYNAMIC:
+    if any(hasattr(policy(), hook) for hook in DYNAMIC_HOOKS):
         mechanism = draw(st.sampled_from([DynamicScheduler, AsyncDynamicScheduler]))
     one_batch = mechanism in (Scheduler, DynamicScheduler)  # in flight
     tree = one_batch and draw(st.sampled_from([False, False, True]))

@@ -40,7 +40,12 @@ MOST_IDLE_PASSES = 1000
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SgLang(ContinuousBatching):
-    """The scheduler of SGLang 0.5.23 (`scheduler.py`, `schedule_policy.py`, `schedule_batch.py`).
+    """SGLang 0.5.23: steps of prompts first, in `order`: fcfs, lof, random, lpm, dfs-weight,
+    hrrn, shortest-prefill-first; retraction of decodes. With priorities the higher is the more
+    urgent, unless `schedule_low_priority_values_first`. `max_num_batched_tokens` is its
+    chunked_prefill_size, `block_size` its page_size, `async_scheduling` its overlap.
+
+    The scheduler of SGLang 0.5.23 (`scheduler.py`, `schedule_policy.py`, `schedule_batch.py`).
 
     One pass of its loop:
 

@@ -64,7 +64,7 @@ LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cut
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler:
-    """Decides what each step computes.
+    """First come, first served; a preempted request goes to the front.
 
     `policy` orders the waiting queue, None is first come, first served; if it has a method
     `victim(running)`, that picks who is preempted, else the last admitted is. The last arguments
