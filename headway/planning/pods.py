@@ -3,7 +3,6 @@
 import json
 from math import isfinite
 
-from simulator.cluster.config import STATELESS_ROUTERS
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 from simulator.util.from_mapping import as_plain
@@ -23,7 +22,7 @@ def one_pod(scenario: Scenario) -> list[str]:
         raise HeadwayError("cluster.pods: a plan simulates one pod, and a trace is not one pod's")
     if cluster.scalers or cluster.failures is not None:
         raise HeadwayError("cluster.pods: a plan simulates one pod, whose replicas are always up")
-    given, turns = generator.burstiness, cluster.router_name == STATELESS_ROUTERS[0]
+    given, turns = generator.burstiness, cluster.router_name == "round_robin"
     burstiness = given * pods if turns else 1 / (1 + (1 / given - 1) / pods)
     router = json.dumps(as_plain(cluster.pod_router or "least_outstanding"))
     counts = {f"groups.{name}.replicas": kind.replicas for name, kind in cluster.groups.items()}

@@ -16,8 +16,6 @@ from simulator.util.config import (
 from simulator.util.from_mapping import Field
 
 MOST_REPLICAS = 100_000
-STATELESS_ROUTERS = ("round_robin", "random", "session_hash", "prefix_hash")
-"""Routers that look at no replica."""
 
 RouterSpec = Annotated[Named, read_named("router", "module:function")]
 

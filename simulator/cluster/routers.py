@@ -149,8 +149,12 @@ class Uniform(Pool):
         return chosen
 
 
-class PowerOfTwo(Uniform):
+class PowerOfTwo(Pool):
     """Of two drawn at random the one with fewer requests (Mitzenmacher, 2001)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = Random(seed)
 
     def choose(self, request: Request, session: int) -> Target:
         count = len(self.targets)
@@ -431,3 +435,5 @@ ROUTERS: dict[str, type] = {
     "session_hash": SessionHash,
     "prefix_hash": PrefixHash,
 }
+STATELESS_ROUTERS = [name for name, router in ROUTERS.items() if hasattr(router, "choose_many")]
+"""Those that look at no replica."""

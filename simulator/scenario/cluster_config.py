@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 from simulator.cluster.config import (
     MOST_REPLICAS,
-    STATELESS_ROUTERS,
     AdmissionConfig,
     AutoscalingConfig,
     ClientConfig,
@@ -200,6 +199,8 @@ class ClusterConfig(Config):
             if self.pod_router is not None:
                 raise ValueError("pod_router: goes with pods")
             return
+        from simulator.cluster.routers import STATELESS_ROUTERS  # only for a fleet with pods
+
         if self.router_name not in STATELESS_ROUTERS:
             known = ", ".join(STATELESS_ROUTERS)
             raise ValueError(f"router: before pods, one that looks at no replica: {known}")

@@ -17,9 +17,8 @@ from operator import itemgetter
 import numpy as np
 import simpy
 
-from simulator.cluster.config import STATELESS_ROUTERS
 from simulator.cluster.fleet import COUNTERS, Fleet
-from simulator.cluster.routers import Router, StatelessRouter, Target
+from simulator.cluster.routers import STATELESS_ROUTERS, Router, StatelessRouter, Target
 from simulator.core.alarm import Alarm, FastEnvironment
 from simulator.core.executor import Executor
 from simulator.core.log import Log
