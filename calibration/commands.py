@@ -15,10 +15,12 @@ from cyclopts import Parameter
 
 from calibration.engine_steps.grid import NoGraphs, Setup
 from headway.cli.options import (
+    DEFAULT_READING,
     DEFAULT_SETTINGS,
     Json,
     NoOwnCode,
     Quiet,
+    Reading,
     Settings,
     print_json,
     refuse_own_code,
@@ -78,9 +80,7 @@ def calibrate(
     from_requests: Annotated[
         Path | None, Parameter(help="fit overheads to this log of a server's requests")
     ] = None,
-    columns: Annotated[
-        str | None, Parameter(help="names of that log's columns, as for headway trace")
-    ] = None,
+    reading: Reading = DEFAULT_READING,
     from_steps: Annotated[
         Path | None, Parameter(help="fit a whole profile to this log of a server's steps")
     ] = None,
@@ -115,7 +115,8 @@ def calibrate(
         "--from-torch-profile": from_torch_profile,
         "--server": running.server,
     }
-    beside: dict[str, object] = {"--scenario": scenario, "--columns": columns, "--set": set_}
+    beside: dict[str, object] = {"--scenario": scenario, "--set": set_}
+    beside |= {f"--{name.replace('_', '-')}": value for name, value in reading.given.items()}
     beside |= running.beside
     _check_source(sources, beside, setup)
     if running.server is not None:
@@ -141,14 +142,14 @@ def calibrate(
         return 0
     loaded = load_scenario(scenario, set_ or []) if scenario is not None else None
     return _calibrate_from_log(
-        loaded, out, columns, requests=from_requests, steps=from_steps, profile=from_torch_profile
+        loaded, out, reading, requests=from_requests, steps=from_steps, profile=from_torch_profile
     )
 
 
 def _calibrate_from_log(
     loaded: Scenario | None,
     out: Path | None,
-    columns: str | None,
+    reading: Reading,
     *,
     requests: Path | None,
     steps: Path | None,
@@ -168,7 +169,7 @@ def _calibrate_from_log(
         return int(not whole)
     assert loaded is not None
     if requests is not None:
-        print(calibrate_from_requests(requests, loaded, folder, columns))
+        print(calibrate_from_requests(requests, loaded, folder, **reading.given))
     else:
         print(calibrate_from_steps(log, loaded, folder))
     return 0
@@ -222,7 +223,9 @@ TRACE = "--from-torch-profile"
 SOURCES_OF = {
     "--scenario": f"{', '.join(LOGS)}, {TRACE} or --server",
     "--set": f"{', '.join(LOGS)}, {TRACE} or --server",
-    "--columns": "--from-requests",
+    **dict.fromkeys(
+        ("--columns", "--chars-per-token", "--encoding", "--result"), "--from-requests"
+    ),
     **dict.fromkeys(("--minutes", "--max-rate", "--steps"), "--server"),
 }
 """What is fitted where an option beside it has a meaning."""
@@ -350,10 +353,7 @@ def validate(
         Path | None,
         Parameter(help="with --measured: write every metric of every run here; --json=-: print it"),
     ] = None,
-    columns: Annotated[
-        str | None,
-        Parameter(help="with --measured: names of the columns in the files of requests"),
-    ] = None,
+    reading: Reading = DEFAULT_READING,
     sensitivity: Annotated[
         bool, silent("with --measured: how far each prediction moves with its step times")
     ] = False,
@@ -372,14 +372,14 @@ def validate(
         raise HeadwayError("validate: give LIVE_DIR or --measured DIR, one of the two")
     if measured is not None:
         return _validate_measured(
-            *(measured, run or [], json, out, columns),
+            *(measured, run or [], json, out, reading),
             cells=cells or [],
             profile=profile,
             sensitivity=sensitivity,
             quiet=quiet,
         )
-    given = {"--run": run, "--columns": columns is not None, "--set": cells}
-    given["--sensitivity"] = sensitivity
+    given = {"--run": run, "--set": cells, "--sensitivity": sensitivity}
+    given |= dict.fromkeys((f"--{name.replace('_', '-')}" for name in reading.given), True)
     if alone := [name for name, value in given.items() if value]:
         raise HeadwayError(f"{alone[0]}: goes with --measured")
     from calibration.engine_steps.validate import table
@@ -402,7 +402,7 @@ def _validate_measured(
     wanted: list[str],
     json: Path | None,
     out: Path | None,
-    columns: str | None,
+    reading: Reading,
     *,
     cells: list[str],
     profile: str | None,
@@ -430,7 +430,7 @@ def _validate_measured(
             folder,
             wanted,
             sensitivity=sensitivity,
-            columns=columns,
+            **reading.given,
             profile=profile,
             cells=cells,
             done=lambda done, total, outcome: told(done, total, outcome_line(outcome)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import isfinite, nan, prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from calibration.measured.compare import Outcome, compare, compare_gauges, completed_means
@@ -76,16 +77,16 @@ def validate_measured(
     wanted: Sequence[str] = (),
     *,
     sensitivity: bool = False,
-    columns: str | None = None,
     profile: str | None = None,
     cells: Sequence[str] = (),
     compose: Compose | None = None,
     done: Callable[[int, int, Outcome], None] | None = None,
+    **reading: Any,
 ) -> list[Outcome]:
     """Predict the runs of DIR/runs.csv, or those that are named; in the order of the file.
 
     `sensitivity` asks how far each moves with what is not known of it, up to ten more simulations;
-    `columns` names those of the files of requests, as `read_trace` takes it. `profile`, a shipped
+    `reading` says how the files of requests are read, as `read_trace` does. `profile`, a shipped
     one's name or a path, is the cost of all of them, in place of their own; `cells`, as
     `prompt_pool=100`, stand in runs.csv where a row's own is empty. `compose` prices the runs that
     no shipped profile is of.
@@ -93,8 +94,8 @@ def validate_measured(
     where runs.csv is at fault or does not have a run; what is wrong with one run alone is told in
     its `reason`.
     """
-    if columns is not None:
-        parse_columns(columns, "--columns")
+    if reading.get("columns") is not None:
+        parse_columns(reading["columns"], "--columns")
     runs = select_runs(read_runs(folder, parse_cells(cells)), list(wanted), folder)
     if profile is not None and profile not in shipped_profiles():
         if not Path(profile).is_file():
@@ -104,7 +105,7 @@ def validate_measured(
         predict,
         folder=folder,
         sensitivity=sensitivity,
-        columns=columns,
+        reading=reading,
         profile=profile,
         compose=compose,
     )
@@ -126,7 +127,7 @@ def predict(
     terms: tuple[float, float] | None = None,
     *,
     sensitivity: bool = False,
-    columns: str | None = None,
+    reading: Mapping[str, Any] = MappingProxyType({}),
     profile: str | None = None,
     compose: Compose | None = None,
 ) -> Outcome:
@@ -142,7 +143,7 @@ def predict(
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            _predict(outcome, folder, terms, sensitivity, columns, profile=profile, compose=compose)
+            _predict(outcome, folder, terms, sensitivity, reading, profile=profile, compose=compose)
         outcome.notes += list(dict.fromkeys(str(warning.message) for warning in caught))
     except (HeadwayError, ValueError) as error:
         outcome.reason = "; ".join(str(error).split("\n"))
@@ -156,7 +157,7 @@ def _predict(
     folder: Path,
     terms: tuple[float, float] | None,
     sensitivity: bool,
-    columns: str | None,
+    reading: Mapping[str, Any],
     *,
     profile: str | None,
     compose: Compose | None,
@@ -168,7 +169,7 @@ def _predict(
     patience = run.number("timeout_s")
     requests = None
     if path is not None:
-        requests = read_requests(path, columns, failed=True, timeout=patience)
+        requests = read_requests(path, failed=True, timeout=patience, **reading)
     workload, before = _make_workload(run, requests, path)
     outcome.notes += _told_beside(path)
     scenario, spec = assemble_run(run, folder, profile)

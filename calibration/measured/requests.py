@@ -60,18 +60,14 @@ class Requests:
 
 
 def read_requests(
-    path: Path,
-    columns: str | Mapping[str, str] | None = None,
-    *,
-    failed: bool = False,
-    timeout: float | None = None,
+    path: Path, *, failed: bool = False, timeout: float | None = None, **reading: Any
 ) -> Requests:
     """Read a file of any format of traces; HeadwayError names it, the line and what is wrong.
 
     With `failed` those that failed are there, too, where it is told when they were sent and when
-    they failed, else after `timeout` s.
+    they failed, else after `timeout` s. `reading`: columns and the like, as in `read_trace`.
     """
-    table, _ = read_table(path, None, {} if columns is None else {"columns": columns})
+    table, _ = read_table(path, None, {k: v for k, v in reading.items() if v is not None})
     parts, patience = [table], np.full(len(table.time), np.nan)
     if failed and table.lost is not None and len(table.time):
         parts.append(_asked(table.lost, table))

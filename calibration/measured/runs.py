@@ -309,6 +309,8 @@ def _numbers(
             found[name] = inf  # all at once
         elif (value := _number(text)) is None:
             wrong.append(f"{place}: {column}: must be a number, 0 or more, not {text!r}")
+        elif column in COUNTS and value % 1:
+            wrong.append(f"{place}: {column}: must be a whole number, not {text!r}")
         else:
             found[name] = value
     return found

@@ -56,14 +56,12 @@ MEANINGS = {
 }
 
 
-def calibrate_from_requests(
-    source: Path, scenario: Scenario, out: Path, columns: str | None = None
-) -> str:
+def calibrate_from_requests(source: Path, scenario: Scenario, out: Path, **reading: Any) -> str:
     """Fit a scenario's cost to a log of requests; write the profile and calibration.json.
 
     Gives the report. Raises HeadwayError about the log.
     """
-    fit = fit_log(read_log(source, scenario, columns))
+    fit = fit_log(read_log(source, scenario, **reading))
     name = f"{scenario.name}-adjusted.yaml"
     about = {"source": source.name, **asdict(fit)}
     del about["cost"]

@@ -137,20 +137,20 @@ def _cache_key(terms: Floats) -> bytes:
     return np.ascontiguousarray(terms[:-1]).tobytes()
 
 
-def read_log(path: Path, scenario: Scenario, columns: str | None = None) -> RequestLog:
+def read_log(path: Path, scenario: Scenario, **reading: Any) -> RequestLog:
     """Read a log of requests; HeadwayError tells what is wrong with it.
 
     Its format is any that traces have, among them the plain one: `arrival_s`, `prompt_tokens`,
-    `output_tokens`, `ttft_s`, and `e2e_s` or `tpot_s`; `columns` names other columns.
+    `output_tokens`, `ttft_s`, and `e2e_s` or `tpot_s`; `reading` is as in `read_trace`.
     """
-    requests = read_requests(path, columns)
+    requests = read_requests(path, **reading)
     if len(requests) < FEWEST:
         raise HeadwayError(
             f"{path}: {len(requests)} requests are too few to fit: it takes {FEWEST} or more"
         )
     if not any(np.isfinite(getattr(requests, name)).any() for name in LATENCIES):
         raise HeadwayError(f"{path}:1: lacks a column of latencies: ttft_s, tpot_s or e2e_s")
-    if columns is None:
+    if "columns" not in reading:
         _check_misspelt(path, requests)
     run = Run({"run_id": path.name}, {}, {})
     workload = replay(run, requests, read_config(sibling_file(path, "config.json")))

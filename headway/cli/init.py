@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from headway.cli.options import CharsPerToken, at_least_one, silent
+from headway.cli.options import DEFAULT_READING, Reading, at_least_one, silent
 from simulator.util.errors import HeadwayError, HeadwayWarning, printable
 
 if TYPE_CHECKING:
@@ -45,11 +45,7 @@ def init(
     traffic: Annotated[
         Path | None, silent("file of requests to replay: a trace, a log, a benchmark's results")
     ] = None,
-    columns: Annotated[
-        str | None,
-        silent("which column of that file holds what, as arrival=t:ms,prompt=n,output=m"),
-    ] = None,
-    chars_per_token: CharsPerToken = None,
+    reading: Reading = DEFAULT_READING,
     rate: Annotated[
         float | None, silent(f"requests per second, in place of a file [default: {RATE}]")
     ] = None,
@@ -64,9 +60,8 @@ def init(
     check_new("FILE", file)
     if traffic is not None and rate is not None:
         raise HeadwayError("--rate: goes without --traffic, which has its own")
-    for option, value in (("--columns", columns), ("--chars-per-token", chars_per_token)):
-        if value is not None and traffic is None:
-            raise HeadwayError(f"{option}: goes with --traffic")
+    for option in reading.given if traffic is None else ():
+        raise HeadwayError(f"--{option.replace('_', '-')}: goes with --traffic")
     launch = None
     if command is not None:
         launch, model, tensor_parallel_size = _launch(command, model, tensor_parallel_size)
@@ -79,7 +74,7 @@ def init(
     def check_traffic(text: str) -> None:
         _check_traffic(text)
         if not _is_rate(text):  # what is wrong in it is told at once
-            read[Path(text)] = _read(Path(text), columns, chars_per_token)
+            read[Path(text)] = _read(Path(text), reading)
 
     if traffic is None:
         given = None if rate is None else f"{rate:g}"
@@ -88,11 +83,10 @@ def init(
         rate = float(told) if _is_rate(told) else None
     given_levels: list[str | None] = [*slo] if slo else [None]
     levels = [ask("Service level", SLO, _check_slo, "--slo", one) for one in given_levels]
-    estimate = {} if chars_per_token is None else {"chars_per_token": chars_per_token}
     if traffic is not None and traffic not in read:
-        read[traffic] = _read(traffic, columns, chars_per_token)
+        read[traffic] = _read(traffic, reading)
     workload = None if traffic is None else read[traffic]
-    chosen = _Choices(model, gpu, 1, traffic, columns, estimate, rate, levels, launch=launch)
+    chosen = _Choices(model, gpu, 1, traffic, reading, rate, levels, launch=launch)
     chosen, cost, hopeless = _sized(chosen, workload, file, tensor_parallel_size)
     place = traffic
     if traffic is not None and not traffic.is_absolute():
@@ -207,10 +201,10 @@ def _check_slo(text: str) -> None:
     parse_slo(text)
 
 
-def _read(path: Path, columns: str | None, chars_per_token: float | None) -> "Workload":
-    from simulator.workload.traces import read_trace
+def _read(path: Path, reading: Reading) -> "Workload":
+    from simulator.workload.traces.read import read_measured
 
-    return read_trace(path, columns=columns, chars_per_token=chars_per_token)
+    return read_measured(path, None, reading.given)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +215,7 @@ class _Choices:
     gpu: str
     tensor_parallel_size: int
     traffic: Path | None
-    columns: str | None
-    estimate: dict[str, float]  # of lengths from texts: chars_per_token, where it is given
+    reading: Reading
     rate: float | None
     slo: list[str]
     replicas: int = 1
@@ -281,12 +274,14 @@ def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: 
         lines += ["cluster:", f"  replicas: {chosen.replicas}  # at least: one cannot keep up"]
     lines.append("workload:")
     if workload is not None:
-        more = "".join(f", {key}: {value:g}" for key, value in chosen.estimate.items())
+        beside = {k: value for k, value in chosen.reading.given.items() if k != "columns"}
+        more = "".join(f", {key}: {as_yaml(value)}" for key, value in beside.items())
         lines += [
             f"  # {len(workload):,} requests, {_lengths(workload)}",
             f"  trace: {{path: {as_yaml(trace)}{more}}}  # limit: 500 reads the first 500 only",
         ]
-        lines += [f"  columns: {as_yaml(chosen.columns)}"] if chosen.columns else []
+        columns = chosen.reading.columns
+        lines += [f"  columns: {as_yaml(columns)}"] if columns else []
     else:
         lines += [
             "  num_prompts: 1000",

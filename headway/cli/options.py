@@ -3,10 +3,10 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -52,7 +52,30 @@ CharsPerToken = Annotated[
 ]
 
 
-Encoding = Annotated[str | None, silent("encoding of the file, as cp1252 [default: UTF-8]")]
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a file of requests is read, where its beginning does not tell."""
+
+    columns: Annotated[
+        str | None,
+        silent("which column holds what, as arrival=start_ms,prompt=prompt_tokens,output=.."),
+    ] = None
+    chars_per_token: CharsPerToken = None
+    encoding: Annotated[str | None, silent("encoding of the file, as cp1252 [default: UTF-8]")] = (
+        None
+    )
+    result: Annotated[int | None, silent("which benchmark of a file with several, from 1 on")] = (
+        None
+    )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was given, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+DEFAULT_READING = Reading()
 
 
 def refuse_own_code(flag: bool) -> None:

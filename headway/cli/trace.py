@@ -1,15 +1,15 @@
 """headway trace: describe a workload, write it as Mooncake JSONL, read that of a server."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from headway.cli.options import (
-    CharsPerToken,
-    Encoding,
+    DEFAULT_READING,
     Json,
     NoOwnCode,
+    Reading,
     print_json,
     refuse_own_code,
     silent,
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from simulator.workload.workload import Workload
 
 Format = Annotated[str | None, Parameter(help="format of the trace [default: by how it begins]")]
-Columns = Annotated[
-    str | None,
-    Parameter(help="which column holds what, as arrival=start_ms,prompt=prompt_tokens,output=.."),
-]
 
 trace = App(
     name="trace", help="Describe a workload, write it as Mooncake JSONL, or read a server's."
@@ -37,9 +33,7 @@ def describe(
     /,
     *,
     format: Format = None,
-    columns: Columns = None,
-    chars_per_token: CharsPerToken = None,
-    encoding: Encoding = None,
+    reading: Reading = DEFAULT_READING,
     no_own_code: NoOwnCode = False,
     json_: Json = False,
 ) -> int:
@@ -48,9 +42,7 @@ def describe(
     from simulator.workload.describe import describe as figures
     from simulator.workload.describe import describe_text
 
-    workload, known, table = _read(
-        file, format, columns=columns, chars_per_token=chars_per_token, encoding=encoding
-    )
+    workload, known, table = _read(file, format, reading.given)
     ledger = None if table is None else table.ledger
     if json_:
         print_json(figures(workload, known) | ({} if ledger is None else ledger.figures()))
@@ -69,9 +61,7 @@ def convert(
     /,
     *,
     format: Format = None,
-    columns: Columns = None,
-    chars_per_token: CharsPerToken = None,
-    encoding: Encoding = None,
+    reading: Reading = DEFAULT_READING,
     spread_seconds: Annotated[
         bool, silent("spread requests with the same whole second evenly over it")
     ] = False,
@@ -83,9 +73,7 @@ def convert(
     from simulator.workload.traces import write_mooncake
 
     check_target(source, target)
-    workload, _, _ = _read(
-        source, format, columns=columns, chars_per_token=chars_per_token, encoding=encoding
-    )
+    workload, _, _ = _read(source, format, reading.given)
     check_unread("OUT", target)  # what a scenario reads
     if spread_seconds:
         from simulator.workload.describe import spread_seconds as spread
@@ -100,10 +88,9 @@ def convert(
 
 
 def _read(
-    path: Path, format: str | None, **options: str | float | None
+    path: Path, format: str | None, given: dict[str, Any]
 ) -> "tuple[Workload, str, Table | None]":
     """Read a trace, or make the workload of a scenario; with its format and table."""
-    given = {name: value for name, value in options.items() if value is not None}
     if path.suffix in {".yaml", ".yml"}:
         from simulator.scenario.load import load_scenario
 

@@ -257,6 +257,12 @@ def table(found: Replayed, workload: Workload) -> str:
         f"--prompt-seed {told['prompt_seed']}"
     )
     lines += [f"warning: {note}" for note in lateness_notes(told)]
+    if found.unseen:
+        since = f"from {found.gauges[-1][0]:.1f} s on " if found.gauges else ""
+        lines.append(
+            f"warning: /metrics: {found.unseen}: the server's queue, KV cache and prefix hits are "
+            f"{since}not known"
+        )
     if causes := [one.error for one in found.requests if one.error]:
         lines.append(
             f"{len(causes):,} requests failed, and are not in these figures; the first: {causes[0]}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class Replayed:
     server_late: float = nan  # s, P99: what a server of `headway serve` says of itself
     prompt_seed: int = 0
     hits: tuple[float, float] = (nan, nan)  # HITS, from the first look at /metrics to the last
+    unseen: str = ""  # why /metrics told nothing, when last asked
     stopped: bool = False  # by Ctrl-C or SIGTERM, before all were answered
 
     @property
@@ -158,8 +159,10 @@ class _Replay:
                 if not ended.is_set():
                     answer.error, answer.end = STOPPED, self.loop.time() - self.start
         watch.cancel()
-        with suppress(*self.failures, ValueError):
+        try:
             await self._look(found)
+        except (*self.failures, ValueError) as error:
+            found.unseen = _plain(error)
         return found
 
     async def _first_model(self) -> str:
@@ -197,9 +200,13 @@ class _Replay:
     async def _look(self, found: Replayed) -> bool:
         """Read gauges and counters of /metrics, summed over engines; say whether there are any."""
         async with self.session.get(f"{self.root}/metrics") as response:
-            if response.status != 200:
+            found.unseen = "" if response.status == 200 else f"HTTP {response.status}"
+            if found.unseen:
                 return False
             text = await read_text(response)
+        if isnan(_sum(text, GAUGES[0])):
+            found.unseen = f"no {GAUGES[0]} in it"
+            return False
         now = self.loop.time() - self.start
         found.gauges.append((now, *(_sum(text, name) for name in GAUGES)))
         found.kv_capacity_tokens = found.kv_capacity_tokens or _capacity(text)

@@ -115,6 +115,15 @@ class EngineCore:
         self._overlaps = scheduler.overlaps
         self.door = scheduler.door
 
+    @property
+    def limits(self) -> str:
+        """What has kept requests out, in words; what would, where no limit at the door has."""
+        refused = {} if self.door is None else self.door.refusals
+        if closed := [f"engine.{why}" for why, count in refused.items() if count]:
+            return ", ".join(closed)
+        longest = f"prompts of max_model_len ({self.scheduler.max_model_len:,}) tokens or more"
+        return f"{longest}, or too large for {self.scheduler.room}"
+
     def submit(self, request: Request) -> None:
         """Take a request in, now."""
         scheduler = self.scheduler

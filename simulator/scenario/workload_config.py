@@ -13,7 +13,7 @@ BESIDE_TRACE = ("clients", "priorities", "max_tokens", "adapters", "models", "mu
 """Keys of a generator that may stand beside a trace, too."""
 
 READ_OPTIONS = {"time_unit", "hash_block_size", "session_turns", "chars_per_token"}
-READ_OPTIONS |= {"lanes", "encoding"}
+READ_OPTIONS |= {"lanes", "encoding", "result"}
 """Keys of a trace that say how to read it; the others say which part to take."""
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -79,6 +79,9 @@ class TraceConfig(Config):
     )
     encoding: str | None = Field(
         None, description="of the file's text, as cp1252; null: UTF-8, or what its mark says"
+    )
+    result: Count | None = Field(
+        None, description="which benchmark of a file with several, from 1 on"
     )
     lanes: Count | None = Field(
         None,

@@ -123,8 +123,7 @@ def _all_rejected(result: Result, replica: Replica) -> list[str]:
     if not len(ended) or not (ended["reason"] == REJECTED).all():
         return []
     if (door := replica.door) is not None and sum(door.refusals.values()) == len(ended):
-        limits = ", ".join(f"engine.{why}" for why, count in door.refusals.items() if count)
-        return [f"all {len(ended):,} requests were rejected: {limits}"]
+        return [f"all {len(ended):,} requests were rejected: {replica.limits}"]
     longest, room = replica.scheduler.max_model_len, replica.scheduler.room
     long = int((load.prompt_tokens[ended["id"]] >= longest).sum())
     large = len(ended) - long

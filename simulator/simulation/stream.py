@@ -121,7 +121,8 @@ def run_streamed(
         stream.write_tables(tables, 0, range(len(stream.logs)))
     drive_stream(stream, progress)
     messages = [*stream.missing, *stream.warned.values()]
-    return summarize(scenario, stream.metrics, stream.cores[0], stream.specs, messages)
+    told = scenario, stream.metrics, stream.cores[0], stream.specs, messages
+    return summarize(*told, refused=stream.engines[0].limits)
 
 
 def drive_stream(stream: StreamedRun, progress: Progress | None = None) -> None:
@@ -174,12 +175,12 @@ def summarize(
     spec: EngineSpec,
     specs: Mapping[str, EngineSpec],
     messages: list[str],
+    *,
+    refused: str = "no replica could ever hold them",
 ) -> dict[str, Any]:
     """Put together what is known at the end, and warn of what cannot be trusted."""
     if metrics.engines.requests.rejected == metrics.total:
-        messages.append(
-            f"all {metrics.total:,} requests were rejected: no replica could ever hold them"
-        )
+        messages.append(f"all {metrics.total:,} requests were rejected: {refused}")
     for message in messages:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
     info = run_info(scenario, spec, specs, messages)

@@ -144,6 +144,7 @@ def test_cells_that_are_told_stand_where_a_row_has_none(tmp_path, capsys):
     for cell, message in (
         ("prompt_pool", "--set prompt_pool: is not COLUMN=VALUE"),
         ("prompt_pol=3", "prompt_pol: no column of runs.csv; did you mean prompt_pool?"),
+        ("prompt_pool=1.5", "--set: prompt_pool: must be a whole number, not '1.5'"),
         ("prompt_pool=abc", "--set: prompt_pool: must be a number, 0 or more, not 'abc'"),
     ):
         assert main(["validate", "--measured", str(tmp_path), "--set", cell]) == 2

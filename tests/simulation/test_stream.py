@@ -239,3 +239,11 @@ def test_the_command_writes_the_summary_alone(
     for words in (["--warmup", "1"], ["--replications", "2"]):
         assert main(["run", str(path), "--no-tables", *words]) == 2
         assert capsys.readouterr().err.startswith("headway: error: --no-tables: goes without")
+
+
+def test_why_all_requests_are_rejected_is_told(tmp_path):
+    """As in a run with tables, as far as no request is kept."""
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL)
+    with pytest.warns(match="were rejected: prompts of max_model_len .5. tokens or more, or"):
+        run_streamed(load_scenario(path, ["engine.max_model_len=5"]))

@@ -340,6 +340,7 @@ def test_a_server_that_wants_a_key_gets_it(
         monkeypatch.setenv("OPENAI_API_KEY", "sesame")
         found = replay(load, url)
         assert [one.error for one in found.requests] == [""] * 12
+        assert found.unseen == "no num_requests_running in it"
         server.shutdown()
 
 

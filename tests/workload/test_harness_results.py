@@ -153,7 +153,7 @@ def test_bad_results_of_vllm_bench(put, change, wrong):
             '"total_output_tokens": 900, "request_throughput": 1.5}',
             "lists of requests come with --save-detailed",
         ),
-        ('{"input_lens": [1], "output_lens": [1]}\n{"input_lens": [1]}', "one result to a file"),
+        ('{"input_lens": [1], "output_lens": [1]}\n{"input_lens": [1]}', "say --result 1"),
         (
             '[{"input_lens": [1], "output_lens": [1], "request_rate": 2}, {"input_lens": [1], '
             '"output_lens": [1], "request_rate": 4, "max_concurrency": 8}]',

@@ -20,6 +20,12 @@ from simulator.workload.traces.formats.logs import DATE
 from simulator.workload.traces.formats.named import first_request
 
 NO_REQUESTS = {
+    r"Avg prompt throughput|Prefill batch|Decode batch": "is a server's log of its "
+    "throughput, without requests: take /metrics (headway trace from-metrics) or a proxy's log",
+    r"^metric_name,timestamp,metric_value|^Type,Name,Request Count": "is a report of k6 or "
+    "Locust, which counts no tokens: take the server's spans, or the log of a proxy",
+    r"request_throughput .*request_latency|^# (HELP|TYPE) ": "is a summary of a run, or "
+    "of a server, without requests: take AIPerf's profile_export.jsonl, or trace from-metrics",
     r"Received request .*SamplingParams\(": "is vLLM's request log, which does not say how long "
     "answers were: take spans (--otlp-traces-endpoint) or the log of a proxy",
     r"^Metric,avg,": "is a summary of GenAI-Perf or AIPerf, without requests: take AIPerf's "

@@ -7,7 +7,7 @@ A file whose columns are called by these names is read as it is. Of any other, `
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
@@ -29,14 +29,16 @@ CLOCKS = _names(
     arrival="send_time sent_at sent arrival arrival_time arrived_at start start_time started_at "
     "timestamp request_start_time request_created_at created_at created",
     first="first_token_time first_token_at first_token completion_start_time first_chunk_time",
-    end="end end_time ended_at finished_at finish_time last_chunk_time response_created_at",
+    end="end end_time ended_at finished_at finish_time last_chunk_time response_created_at "
+    "time_iso8601 time_local",
 )
 """Fields that are read off a clock: seconds from anywhere, since 1970, or dates. When a request was
 sent goes before when it was planned."""
 SPANS = _names(
     ttft="ttft time_to_first_token",
     tpot="tpot time_per_output_token mean_itl itl",
-    e2el="e2e e2el latency e2e_latency request_latency end_to_end_latency",
+    e2el="e2e e2el latency e2e_latency request_latency end_to_end_latency request_time "
+    "request_duration response_time",
     decode="generation_time decode decode_time",
     client_queue="client_queue_time",
     cancel_after="cancel_after",
@@ -45,11 +47,13 @@ SPANS = _names(
 COUNTS = _names(
     prompt="input_tokens prompt_tokens input_num_tokens num_input_tokens prompt_len input_len isl "
     "context_tokens request_tokens num_prefill_tokens input_token_count prompt_token_count "
-    "tokens_in native_tokens_prompt tokens_prompt gen_ai_usage_input_tokens "
+    "tokens_in input_usage llm_input_token number_input_tokens "
+    "native_tokens_prompt tokens_prompt gen_ai_usage_input_tokens "
     "gen_ai_usage_prompt_tokens",
     output="output_tokens generation_tokens output_num_tokens num_output_tokens completion_tokens "
     "output_len osl generated_tokens response_tokens num_decode_tokens output_token_count "
-    "completion_token_count candidates_token_count tokens_out native_tokens_completion "
+    "completion_token_count candidates_token_count tokens_out output_usage llm_output_token "
+    "number_output_tokens native_tokens_completion "
     "tokens_completion gen_ai_usage_output_tokens gen_ai_usage_completion_tokens",
     max_tokens="max_tokens max_completion_tokens max_output_tokens",
     images="images num_images",
@@ -59,8 +63,12 @@ COUNTS = _names(
     cached="cached_tokens num_cached_tokens native_tokens_cached tokens_cached "
     "prompt_tokens_cached cached_prompt_tokens input_cached_tokens prompt_cache_hit_tokens "
     "prompt_cache_read_tokens cached_content_token_count cache_read_input_tokens "
+    "cache_read_input_token_count llm_cached_input_token "
+    "llm_token_count_prompt_details_cache_read "
     "gen_ai_usage_cache_read_input_tokens",
-    cache_write="cache_creation_input_tokens",
+    cache_write="cache_creation_input_tokens cache_write_input_token_count",
+    thoughts="thoughts_token_count",
+    requests="num_model_requests n_requests num_requests request_count requests",
     prefix_tokens="prefix_tokens prefix_length prefix_len shared_prefix_tokens",
     prefix_request="prefix_request",
     whole_prompt="server_input_tokens",
@@ -74,7 +82,7 @@ WORDS = _names(
     error="error error_message",
     success="success ok",
     finish="finish_reason finish_reason_normalized",
-    status="status result outcome",
+    status="status result outcome level",
     status_code="status_code http_status response_code response_status",
     cancelled="cancelled canceled was_cancelled",
     cache_hit="cache_hit from_cache response_cache_hit cache_status cached",
@@ -91,10 +99,10 @@ NOTED = {
          "follow another's answer, and come at their recorded times all the same"),
         ("samples", "n best_of num_samples gen_ai_request_n gen_ai_request_choice_count",
          "ask for several answers, of which one is played"),
-        ("retries", "retries num_retries attempt retry_count x_litellm_attempted_retries",
+        ("retries", "retries num_retries attempt retry_count attempted_retries "
+         "x_litellm_attempted_retries",
          "were tried again, and are played once"),
-        ("reasoning", "reasoning_tokens native_tokens_reasoning tokens_reasoning reason_ratio "
-         "thoughts_token_count",
+        ("reasoning", "reasoning_tokens native_tokens_reasoning tokens_reasoning reason_ratio",
          "reason, in tokens that count if the log counts them as output"),
         ("audio", "audio_tokens video_tokens num_input_audio_prompt audio_seconds",
          "have audio or video, whose tokens are taken as text"),
@@ -118,6 +126,8 @@ FIELDS = {
 }  # fmt: skip
 """The names of columns that are known to hold each field, the first that is there taken; in lower
 case with `_` between words, for `startTime` and `Prompt tokens`, too."""
+IN_MS = {"native_tokens_prompt", "request_created_at"}
+"""Names of OpenRouter's and Helicone's exports, whose lengths of time are ms without saying so."""
 NEEDED = ("arrival", "prompt", "output")
 TELLABLE = (
     "arrival, prompt, output, client, model, priority, max_tokens, images, prefix, prefix_tokens, "
@@ -176,24 +186,35 @@ def find_fields(names: Iterable[str]) -> dict[str, Source]:
     known: dict[str, str] = {}
     for name in names:
         known.setdefault(plain_words(name), name)
+    words = {*known}
     found = {}
-    for field, words in FIELDS.items():
+    for field, spellings in FIELDS.items():
         ends = ["", *(f"_{unit}" for unit in UNITS)] if field in {*CLOCKS, *SPANS} else [""]
-        for word, end in product(words, ends):
+        for word, end in product(spellings, ends):
             if word + end in known:
                 found[field] = source(known.pop(word + end), unit=end[1:] or None)
                 break
+    if not IN_MS.isdisjoint(words):
+        for field in SPANS.keys() & found.keys():
+            found[field] = replace(found[field], per_second=found[field].per_second or 1e3)
     return found
 
 
 def has_requests(names: Iterable[str]) -> bool:
     """Return whether columns of known names say when each request came and how long it was."""
-    return all(field in find_fields(names) for field in NEEDED)
+    return not lacks(find_fields(names))
+
+
+def lacks(fields: Iterable[str]) -> list[str]:
+    """Return which of NEEDED are not told; the end of a request and how long it took do for one."""
+    there = {*fields}
+    there |= {"arrival"} if {"end", "e2el"} <= there else set()
+    return [field for field in NEEDED if field not in there]
 
 
 def check_needed(sources: Sources, place: str) -> None:
     """Raise HeadwayError unless it is told when each request came and how long it was."""
-    if lacking := [field for field in NEEDED if field not in sources]:
+    if lacking := lacks(sources):
         names = ", ".join(FIELDS[field][0] for field in lacking)
         fields = ", ".join(lacking)
         raise HeadwayError(f"{place}: lacks a column of each request's {fields} ({names})")

@@ -11,13 +11,13 @@ from simulator.workload.traces.fields import NOTED, find_fields, plain_words
 IDLE = re.compile(
     r"(^|_)(ids?|uuid|guid|keys?|url|uri|ip|host|port|names?|version|hash|label|tags?|schema|type|"
     r"date|day|kind|index)$"
-    r"|cost|spend|price|usd|discount|byok|usage$|^total|_total$|throughput|percent|pct"
-    r"|^(texts?|contents?|messages?|prompt|response|body|input|output|choices|generated_texts?|"
+    r"|cost|spend|price|usd|discount|byok|usage$|^total|_total(_|$)|flags|path$|finish_reason|throughput|percent|pct"
+    r"|^(texts?|contents?|messages?|prompt|request|response|body|input|output|choices|generated_texts?|"
     r"details?|metadata|attributes|resource|scope|events|links|kind|object)$"
     r"|provider|model|engine|region|^app|origin|router|endpoint|backend|tokenizer|referer|agent"
     r"|api_base|server_request|trace_(state|flags)|level$|sdk|language$|status|ip_address"
     r"|temperature|top_[pk]|moderation|_details$|cache_write|seed|^stop|stream|penalty|logprobs|fingerprint"
-    r"|(^|_)(ttft|tpot|itls?|e2el?|latency|latencies|duration|elapsed|queue|prefill|decode|time|"
+    r"|(^|_)(ttft|tpot|itls?|e2el?|latency|latencies|duration|elapsed|queue|wait|prefill|decode|time|"
     r"times|at|timestamps?)(_(s|ms|us|ns|seconds|unix|nano|to))*$"
     r"|^(turn|turn_index|prompt_id|prompt_hash|pd_ratio|preemptions|replica|prefill_replica|seat_.*|batch_steps|.*cached_tokens_.*|num_chunks|"
     r"text_tokens|chunks)$"
@@ -38,6 +38,7 @@ class Ledger:
     idle: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # of what changes the load
+    of_traces: list[str] = field(default_factory=list)  # likewise, but no measured run's
     facts: list[tuple[str, str]] = field(default_factory=list)  # heads and texts
 
     def add_left_out(self, counts: Mapping[str, int]) -> None:

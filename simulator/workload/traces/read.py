@@ -1,5 +1,6 @@
 """Read a trace of any known format; time starts at the first arrival."""
 
+import re
 import warnings
 from collections.abc import Mapping
 from math import inf
@@ -23,8 +24,14 @@ from simulator.workload.workload import Workload
 
 OPTIONS = (
     *("time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes", "columns"),
-    "encoding",
+    *("encoding", "result"),
 )
+BY_CLOCK = {
+    "failures": "their times count from the first request here, not from the start of that run",
+    "autoscaling": "its clock starts with the first request here, not with that run",
+    "router: prefix_hash": "hashes are of other names here, so requests go to other replicas",
+}
+"""What of a run its file of requests does not carry."""
 WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
 
 
@@ -39,6 +46,7 @@ def read_trace(
     lanes: int | None = None,
     columns: str | Mapping[str, str] | None = None,
     encoding: str | None = None,
+    result: int | None = None,
     option: str = "--columns ",
 ) -> Workload:
     """Read a trace, plain or packed; without `format` its beginning tells which it is.
@@ -59,10 +67,12 @@ def read_trace(
         lanes: plays of agents that run side by side, the next in each after the one before.
         columns: which column holds what, as `arrival=timestamp,prompt=prompt_tokens` or a mapping.
         encoding: of its text, as Python names it, where it is not UTF-8 and no mark says so.
+        result: which benchmark of a file with several, from 1 on.
         option: how whoever calls is given `columns`, for the mapping that a refusal proposes.
     """
-    values = (time_unit, hash_block_size, session_turns, chars_per_token, lanes, columns, encoding)
-    given = {k: v for k, v in zip(OPTIONS, values, strict=True) if v is not None}
+    told = (time_unit, hash_block_size, session_turns, chars_per_token, lanes, columns, encoding)
+    given = dict(zip(OPTIONS, (*told, result), strict=True))
+    given = {name: value for name, value in given.items() if value is not None}
     return read_measured(path, format, given, option)[0]
 
 
@@ -125,9 +135,26 @@ def warn_of_losses(table: Table, path: Path) -> None:
         warnings.warn(f"{path}: {text}", HeadwayWarning, stacklevel=4)
 
 
+def warn_of_run(table: Table, path: Path) -> None:
+    """Say what the requests of a run of Headway's do not tell, by its scenario beside them."""
+    if table.ledger is None or "decode_slowed_time" not in table.ledger.idle:
+        return
+    if path.name.startswith("part-"):
+        text = f"{path}: what prompts share, clients and models are not in tables of --tables-in"
+        warnings.warn(text, HeadwayWarning, stacklevel=4)
+    beside = path.parent / "scenario.yaml"
+    text = beside.read_text("utf-8", "replace") if beside.is_file() else ""
+    for key, why in BY_CLOCK.items():
+        if re.search(rf"^ +{key}(?!: (?:null|\[\]|\{{\}}))", text, re.MULTILINE):
+            warnings.warn(f"{path}: its run had {key}: {why}", HeadwayWarning, stacklevel=4)
+
+
 def _workload(table: Table, path: Path, form: str) -> Workload:
     """Turn a table into a workload: seconds, from 0 on, ascending."""
     warn_of_losses(table, path)
+    warn_of_run(table, path)
+    for text in table.ledger.of_traces if table.ledger else ():
+        warnings.warn(f"{path}: {text}", HeadwayWarning, stacklevel=4)
     if not len(table.time):
         raise HeadwayError(f"{path}: no requests in it")
     timed = ~np.isnan(table.time)

@@ -32,6 +32,7 @@ from simulator.workload.traces.fields import (
     SPANS,
     Sources,
     find_fields,
+    plain_words,
     used_as,
     wrong_century,
 )
@@ -55,24 +56,42 @@ UNTOLD = {"client": "unknown", "conversation": "unknown"}
 NAMES = ("client", "model", "conversation", "prompt_id", "prefix", "media")
 NO_ERROR = {*NOTHING, "false", "0"}
 NO_SUCCESS = {"false", "0", "no"}
+JUDGED = ("error", "success", "finish", "status", "status_code", "cancelled")
+"""Fields that say whether a request failed."""
 CHANGING = {
     *("cache_hit", "call_type", "cancelled", "cached", "prefix", "prefix_tokens", "images"),
-    *("cache_write", "asked", "prefix_request", "media", "whole_prompt"),
+    *JUDGED,
+    *("cache_write", "thoughts", "requests", "asked", "prefix_request", "media", "whole_prompt"),
     *("client", "model", "client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
 }
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
 YES = {"true", "1", "yes", "hit"}
 NO_GENERATION = re.compile(
-    r"embed|rerank|score|moderat|transcri|translat|speech|tts|stt|image|video|ocr|tool|file"
+    r"embed|rerank|score|moderat|transcri|translat|speech|tts|stt|image|video|ocr|tool|file|batch|"
+    r"chain|retriev|pars|agent|guardrail|evaluat|^prompt$"
 )
 """In the type of a call that is none to generate text."""
-JUDGED = ("error", "success", "finish", "status", "status_code", "cancelled")
-"""Fields that say whether a request failed."""
-UNFINISHED = {
-    *("rejected", "unfinished", "shed", "timeout", "abort", "error", "cancelled"),
-    *("failure", "failed"),
+UNFINISHED = re.compile(
+    r"reject|unfinished|shed|time.?out|timed|abort|error|cancel|fail|exception|dropp|disconnect|kill|"
+    r"refus|throttl|rate.?limit|unavail|interrupt|hung|crash|denied|invalid|overload|^[45]\d\d\b"
+)
+"""In a word for how a request ended that is none for a whole answer, such as 429 or 503."""
+FINISHED = re.compile(
+    r"(none|null|nan|ok|okay|true|yes|stop|eos|len|max_|model_length|end|succe|complete|finish|done|"
+    r"pass|tool|function|content_filter|default|unset|normal|recitation|safety|debug|info|warn|"
+    r"[123]\d\d\b).*|"
+)
+"""Of those that have an answer."""
+HIT = re.compile(r"true|1|yes|.*\bhit\b.*|cached")
+MISSED = re.compile(r"(none|null|nan|false|0|no|.*miss|bypass|disabled|expired|off|refresh).*|")
+KNOWN = {
+    **dict.fromkeys(("finish", "status", "status_code"), (UNFINISHED, FINISHED)),
+    "cache_hit": (HIT, MISSED),
 }
+"""Words of fields, of which others are told."""
+LARGEST_SHOWN = 3  # words
+LONG = 120.0  # s that half of the requests take: likewise
 SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
 ROUNDING = 2.5e-9  # s: of an arrival, the wait at the client and a latency, added up
 Columns = Mapping[str, Numbers | list[str]]
@@ -100,6 +119,7 @@ class Records:
         self.parts: list[dict[str, Any]] = []  # columns of what was converted
         self.units: dict[str, float] = {}
         self.beside: Counter[str] = Counter()  # requests that are no load of an engine, by field
+        self.strange: dict[str, Counter[str]] = {}  # words that are not understood, by field
         self.unread = 0  # failed requests of which nothing is told
 
     def add(self, line: int, row: Mapping[str, object], label: str = "") -> None:
@@ -149,6 +169,12 @@ class Records:
             for name in (*JUDGED, *BESIDE)
             if name in self.values
         }
+        for field in KNOWN.keys() & words.keys():
+            for word, count in Counter(words[field]).items():
+                bad, good = KNOWN[field]
+                plain = word.strip().lower()
+                if not bad.search(plain) and not good.fullmatch(plain):
+                    self.strange.setdefault(field, Counter())[word] += count
         beside, failed = apart(words, size), failures(words, size)
         self.beside.update({name: int(mask.sum()) for name, mask in beside.items()})
         gone = np.logical_or.reduce([failed, *beside.values()])
@@ -183,11 +209,26 @@ class Records:
                 columns[field] = np.concatenate(found)
         ledger = sort_columns(self.names, {**used_as(self.sources), **self.used}, self.idle)
         ledger.add_left_out(self.beside)
+        for field, words in self.strange.items():
+            named = ", ".join(map(repr, list(words)[:LARGEST_SHOWN]))
+            ledger.notes.append(
+                f"{self.sources[field].names[0]}: {named}{', ..' * (len(words) > LARGEST_SHOWN)}: "
+                f"not understood, and taken as answered by the engine: requests: {words.total()}"
+            )
         place, failed = columns.pop("line"), columns.pop("failed")
         path = self.problems.path
         self._check_centuries(columns, place)
+        self._check_totals(columns, place)
         gone = {"failed": failed, "unread": self.unread}
-        return make_table(path, columns, self.units, place, ledger, **gone)
+        table = make_table(path, columns, self.units, place, ledger, **gone)
+        arrival = self.sources.get("arrival")
+        if arrival is not None and arrival.per_second is None and len(table.time) > 1:
+            gap = np.ptp(table.time) / (len(table.time) - 1)
+            if table.per_second == 1.0 and gap > SLOW and not (table.time % 1).any():
+                name = arrival.names[0]
+                told = f"one request in {gap:,.0f} s, if its times are seconds"
+                ledger.notes.append(f"{name}: {told}; arrival={name}:ms says that they are not")
+        return table
 
     def _check_centuries(self, columns: Columns, place: Ints) -> None:
         """Refuse times that no request can have come or ended at."""
@@ -198,6 +239,15 @@ class Records:
                 why = why.replace("arrival=NAME", f"{field}={name}")
                 why = why.partition(", say")[0] if self.idle or self.used else why
                 raise HeadwayError(f"{self.problems.path}:{place[k]}: {name}: {why}")
+
+    def _check_totals(self, columns: Columns, place: Ints) -> None:
+        """Refuse rows that sum several requests."""
+        count = np.asarray(columns.get("requests", [0]))
+        k = int(count.argmax()) if len(count) else -1
+        if k >= 0 and count[k] > 1:
+            name = self.sources["requests"].names[0]
+            why = f"{count[k]} requests in a row: these are totals, not requests"
+            raise HeadwayError(f"{self.problems.path}:{place[k]}: {name}: {why}")
 
     def _clear(self, k: int) -> bool:
         """Return whether the arrival of a failed request is told; keep no more than can be read."""
@@ -252,28 +302,22 @@ def _pick(values: Sequence[Any], kept: Sequence[int]) -> list[Any]:
     return [values[k] for k in kept]
 
 
-def _is_http_error(word: str) -> bool:
-    """Tell a status such as 429 or 503."""
-    return len(word) == 3 and word.isdigit() and word >= "400"
-
-
 def failures(words: Mapping[str, Sequence[str]], size: int) -> npt.NDArray[np.bool_]:
     """Return which requests failed, by what is said of errors, success, finish and status."""
     told: dict[str, Callable[[str], bool]] = {
         "error": lambda word: word not in NO_ERROR,
-        "success": lambda word: word in NO_SUCCESS,
+        "success": lambda word: word in NO_SUCCESS or bool(UNFINISHED.search(word)),
         "cancelled": lambda word: word in YES,
     }
     told |= dict.fromkeys(
-        ("finish", "status", "status_code"),
-        lambda word: word in UNFINISHED or _is_http_error(word),
+        ("finish", "status", "status_code"), lambda word: bool(UNFINISHED.search(word))
     )
     return _any(words, told, size)
 
 
 def apart(words: Mapping[str, Sequence[str]], size: int) -> dict[str, npt.NDArray[np.bool_]]:
     """Return which requests no engine had to generate text for, by the field that says so."""
-    hits = _any(words, {"cache_hit": lambda word: word in YES}, size)
+    hits = _any(words, {"cache_hit": lambda word: bool(HIT.fullmatch(word))}, size)
     others = _any(words, {"call_type": lambda word: bool(NO_GENERATION.search(word))}, size)
     found = {"cache_hit": hits, "call_type": others & ~hits}
     return {name: mask for name, mask in found.items() if mask.any()}
@@ -307,6 +351,10 @@ def make_table(
     in a run of Headway's stays: it says what was asked for. HeadwayError where times contradict
     each other; `place` has the requests' lines.
     """
+    if "arrival" not in columns and {"end", "e2el"} <= columns.keys():
+        end, took = np.asarray(columns["end"]), np.asarray(columns["e2el"])
+        columns = {**columns, "arrival": end - took * units["end"]}
+        units = {**units, "arrival": units["end"]}
     output, asked = _asked(columns)
     columns = {**columns, "output": output, "prompt": _whole_prompts(columns, ledger)}
     broken, failed = failed & asked, failed & ~asked
@@ -350,6 +398,7 @@ def _send_with_answers(table: Table) -> None:
 def _asked(columns: Columns) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Return the output tokens asked for, and of which requests a run of Headway's tells them."""
     output: Any = columns["output"]
+    output = output + columns.get("thoughts", 0)  # Gemini's API counts them apart
     asked: Any = columns.get("asked", np.zeros(len(output), np.int64))
     return np.where(asked > 0, asked, output), asked > 0
 
@@ -366,9 +415,9 @@ def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
         whole: Any = columns["whole_prompt"]
         prompt = np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", none))
         return np.asarray(prompt)
-    names = {field: name.rpartition(".")[2] for name, field in ledger.used.items()}
-    apart_from = names.get("cached") == "cache_read_input_tokens" or "cache_write" in columns
-    if apart_from and names.get("prompt") == "input_tokens":
+    names = {field: plain_words(name.rpartition(".")[2]) for name, field in ledger.used.items()}
+    apart_from = names.get("cached", "").startswith("cache_read") or "cache_write" in columns
+    if apart_from and names.get("prompt") in {"input_tokens", "input_token_count"}:
         prompt = prompt + columns.get("cached", none) + columns.get("cache_write", none)
     return np.asarray(prompt)
 
@@ -405,14 +454,18 @@ def _add_notes(table: Table, columns: Columns, kept: Ints) -> None:
                 "nothing says which prompts share them, so none do here: name prefix=, or "
                 f"cached={names['cached']} lets all begin alike"
             )
-    gap = np.ptp(table.time) / table.per_second / max(len(kept) - 1, 1) if len(kept) else 0.0
-    if table.per_second == 1.0 and gap > SLOW and not (table.time % 1).any():
-        name = names.get("arrival", "arrival")
-        told = f"one request in {gap:,.0f} s, if its times are seconds"
-        table.ledger.notes.append(f"{name}: {told}; arrival={name}:ms says that they are not")
+    for field in ("ttft", "e2el", "decode") if table.measured is not None else ():
+        spent = _take(columns, field, kept)
+        if spent is not None and field in names and len(spent) and np.nanmedian(spent) > LONG:
+            name = names[field]
+            table.ledger.notes.append(
+                f"{name}: half of the requests take {np.nanmedian(spent):,.0f} s or more, if it "
+                f"counts seconds; {field}={name}:ms says that it does not"
+            )
     several = _take(columns, "conversation", kept)
     if table.segments is None and several and (later := len(several) - len(set(several))):
-        table.ledger.notes.append(
+        notes = table.ledger.notes if table.client is None else table.ledger.of_traces
+        notes.append(
             f"{names['conversation']}: {later} requests continue a conversation; their prompts "
             f"share nothing here, but with prefix={names['conversation']}"
         )

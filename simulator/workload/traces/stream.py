@@ -4,6 +4,7 @@ Each piece is some megabytes of lines, or a batch of Parquet's rows, that the fo
 takes for the file. Requests may be out of order within two pieces that follow one another.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -67,10 +68,15 @@ def read_pieces(
     name = form or ("columns" if "columns" in given else detect(path, option))
     held: tuple[Numbers, Workload] | None = None
     units, last, early, failed, origin = 0.0, -inf, 0, 0, None
+    told: dict[str, list[Any]] = {}  # notes of the ledger: text, count of requests, text
     for piece in pieces(path, header=name not in LINES[3:]):
         with piece.alone():
             table, _ = read_table(path, name, given, option)
         failed += table.failed
+        for text in table.ledger.warnings() if table.ledger else ():
+            head, count, rest = re.split(r": (\d+)(?=,|$)", f"{text}: 0", maxsplit=1)
+            rest = rest.removesuffix(": 0")
+            told.setdefault(re.sub(r"[\d.]+", "#", head), [head, 0, rest])[1] += int(count)
         if not len(table.time):
             continue
         units = units or table.per_second
@@ -102,6 +108,9 @@ def read_pieces(
         warnings.warn(text, HeadwayWarning, 2)
     if failed:
         warnings.warn(f"{path}: {failed} failed requests left out", HeadwayWarning, 2)
+    for head, count, rest in told.values():
+        text = f"{path}: {head}{f': {count}' if count else ''}{rest}"
+        warnings.warn(text, HeadwayWarning, 2)
 
 
 def _check_piece(path: Path, table: Table, units: float) -> None:

@@ -27,6 +27,8 @@ SOURCES = {
         "usageDetails.input",
         f"{LANGFUSE}usage_details.input",
         "promptTokens",
+        "llm.token_count.prompt",
+        "llm.usage.prompt_tokens",
     ),
     "output": source(
         f"{USAGE}output_tokens",
@@ -34,6 +36,8 @@ SOURCES = {
         "usageDetails.output",
         f"{LANGFUSE}usage_details.output",
         "completionTokens",
+        "llm.token_count.completion",
+        "llm.usage.completion_tokens",
     ),
     "max_tokens": source("gen_ai.request.max_tokens"),
     "client": source("user.id", "enduser.id", "langfuse.user.id", "userId"),
@@ -168,7 +172,7 @@ ISO_DATE = (
     r"(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
 )
 DATE = re.compile(f"{CLF_DATE}|{ISO_DATE}")
-PAIR = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)(?:=|: ?)(\"[^\"]*\"|[^\s\",;|]+)")
+PAIR = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)['\"]?(?:=|: ?)(\"[^\"]*\"|[^\s\",;|}]+)")
 
 
 def read_access_log(path: Path) -> Table:
@@ -210,7 +214,7 @@ def read_access_log(path: Path) -> Table:
 def _arrival(date: str, pairs: Mapping[str, str], number: int, problems: Problems) -> Any:
     """Return when a request came, us since 1970."""
     try:
-        took = float(pairs.get("request_time", 0))
+        took = float(pairs.get("request_time", pairs.get("e2e_latency", 0)))
         return parse_date(date.replace(",", ".")) - round(took * 1e6)
     except (ValueError, OverflowError):
         problems.add(number, "date", f"{date!r}, or request_time, cannot be read")

@@ -25,6 +25,7 @@ from simulator.workload.traces.fields import (
     check_needed,
     find_fields,
     has_requests,
+    lacks,
     parse_columns,
 )
 from simulator.workload.traces.format import Format, Head, Problems, Table
@@ -37,7 +38,7 @@ def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
     sources = None if columns is None else parse_columns(columns)
     if sources and "cached" in sources:  # told, it is where each prompt starts
         sources["warm"] = sources["cached"]
-    if sources is not None and "arrival" not in sources:
+    if sources is not None and "arrival" in lacks(sources):
         text = f"{path}: no column of arrivals is named (arrival=): all requests come at once"
         warnings.warn(text, HeadwayWarning, stacklevel=2)
     number, line = (1, "{") if parquet_names(path) else first_line(path)

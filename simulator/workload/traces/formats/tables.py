@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.traces.csv_columns import read_csv
@@ -25,6 +25,7 @@ from simulator.workload.traces.formats.named import first_request, json_requests
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
 
+T = TypeVar("T")
 Found = tuple[int, dict[str, Any]] | tuple[int, dict[str, Any], str]
 """A request's line, its flat fields, and what goes before a field's name in messages."""
 Requests = Callable[..., Iterator[Found]]
@@ -148,20 +149,31 @@ AIPERF = _format(
 """AIPerf's `profile_export.jsonl`: moments in ns since 1970, lengths of time in ms."""
 
 
-def _guidellm(path: Path, problems: Problems) -> Iterator[Found]:
-    """Yield the requests of all benchmarks in the file, one benchmark after the other."""
+def _guidellm(path: Path, problems: Problems, result: int | None = None) -> Iterator[Found]:
+    """Yield the requests of a benchmark, or of all in the file, one after the other."""
     text = read_text(path)
     benchmarks = parse_object(path, text).get("benchmarks")
     if not isinstance(benchmarks, list):
         raise HeadwayError(f"{path}:1: benchmarks: missing, or not a list")
-    if len(benchmarks) > 1:
+    chosen = list(range(len(benchmarks)))
+    if result is not None:
+        chosen = _choose(path, chosen, result)
+    elif len(benchmarks) > 1:
         told = f"{path}: benchmarks: {len(benchmarks)} loads follow one another in it"
-        warnings.warn(told, HeadwayWarning, stacklevel=2)
-    for k in range(len(benchmarks)):
+        warnings.warn(f"{told}; --result 1 reads the first alone", HeadwayWarning, stacklevel=2)
+    negative = 0
+    for k in chosen:
         for kind in ("successful", "errored", "incomplete"):
             failed = {} if kind == "successful" else {"failed": kind}
             for line, values in flat_objects(text, ("benchmarks", k, "requests", kind), problems):
+                first = values.get("time_to_first_token_ms")
+                if isinstance(first, float) and first < 0:  # guidellm's, where no token was timed
+                    negative += 1
+                    values["time_to_first_token_ms"] = None
                 yield line, values | failed
+    if negative:
+        told = f"{path}: time_to_first_token_ms: below 0, and not taken: requests: {negative}"
+        warnings.warn(told, HeadwayWarning, stacklevel=2)
 
 
 GUIDELLM = _format(
@@ -174,6 +186,7 @@ GUIDELLM = _format(
     idle="info.timings.*, info.history_len, info.preceding_nodes, *_delay, *tokens_per_*, "
     "time_*_ms, *.text_words, *.text_characters, type_",
     requests=_guidellm,
+    options=("result",),
 )
 """guidellm's `benchmarks.json`: moments are seconds since 1970; what guidellm cancelled at the end
 of a benchmark is told as incomplete."""
@@ -216,9 +229,9 @@ was sent; a session's turns begin with those before them."""
 BENCH_LISTS = ("start_times", "input_lens", "output_lens", "ttfts", "errors", "itls")
 
 
-def _vllm_bench(path: Path, problems: Problems) -> Iterator[Found]:
+def _vllm_bench(path: Path, problems: Problems, result: int | None = None) -> Iterator[Found]:
     """Yield the requests; the gaps between a request's tokens give the time of its last one."""
-    whole = _one_result(path, problems)
+    whole = _one_result(path, problems, result)
     for key in ("input_lens", "output_lens"):
         if not isinstance(whole.get(key), list):
             raise HeadwayError(
@@ -243,20 +256,30 @@ def _vllm_bench(path: Path, problems: Problems) -> Iterator[Found]:
         yield 1, row, f"request {k}: "
 
 
-def _one_result(path: Path, problems: Problems) -> dict[str, Any]:
-    """Return the only result of a file; HeadwayError names the loads of several."""
+def _choose(path: Path, found: list[T], result: int) -> list[T]:
+    """Return the chosen one of several results, counted from 1 on."""
+    if not 1 <= result <= len(found):
+        raise HeadwayError(f"{path}: result: {result}: there are {len(found)}")
+    return found[result - 1 : result]
+
+
+def _one_result(path: Path, problems: Problems, result: int | None) -> dict[str, Any]:
+    """Return a result of a file; HeadwayError names the loads where there are several."""
     if is_json_lines(path):
         found = [row.values for row in rows(path, problems)]
         problems.stop()
     else:
         whole = parse(path, read_text(path))
         found = whole if isinstance(whole, list) else [whole]
+    found = found if result is None else _choose(path, found, result)
     if len(found) == 1 and isinstance(found[0], dict):
         return found[0]
     loads = [_load(one) if isinstance(one, dict) else "none" for one in found]
     named = ", ".join(f"{k}: {load}" for k, load in enumerate(loads[:6], 1))
-    which = f"which of {len(found)}? {named}"
-    raise HeadwayError(f"{path}:1: line: several results; write one result to a file ({which})")
+    raise HeadwayError(
+        f"{path}:1: line: several results; say --result 1, in a scenario trace: {{result: 1}} "
+        f"(which of {len(found)}? {named})"
+    )
 
 
 def _load(result: Mapping[str, Any]) -> str:
@@ -290,6 +313,7 @@ VLLM_BENCH = _format(
     "arrival=start_times:s, prompt=input_lens, output=output_lens, ttft=ttfts, e2el=latency, "
     "error=errors",
     requests=_vllm_bench,
+    options=("result",),
 )
 """The result of `vllm bench serve --save-result --save-detailed`: a list for each column.
 `start_times` (vLLM 0.10 and later) are seconds of a clock of its own."""
