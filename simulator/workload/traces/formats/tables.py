@@ -47,7 +47,8 @@ def _format(
     read = partial(_read_json, requests=requests) if requests else read_csv
     read = partial(read, sources=sources, idle=patterns)
     used = {name: field for name, field in used_as(sources).items() if name}
-    return Format(name, begins, detect, read, options, published, used, patterns)
+    form = Format(name, begins, detect, read, options)
+    return form._replace(published=published, used=used, idle=patterns)
 
 
 def _read_json(
