@@ -69,45 +69,9 @@ TOWERS = ("vision_config", "audio_config")
 OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Keys that a file with such a block may have beside it."""
 
-PLAIN = """llama mistral mixtral ministral3 phi3 phimoe granite granitemoe granitemoeshared
-    granitemoehybrid glm glm4_moe internlm2 seed_oss smollm3 ernie4_5 bailing_moe bailing_moe_v2
-    hunyuan_v1_dense"""
-NORM = {"use_qk_norm": True}
-DELTA = NORM | {"attention_gate": True, "full_attention_interval": 4}
-TIED = {"tie_word_embeddings": True}
-GEMMA = NORM | TIED | {"norms_per_layer": 4, "sliding_window_pattern": 6}
-GEMMA_3 = {
-    "vocab_size": 262_208,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131_072,
-}
-GEMMA_4 = {"global_head_dim": 512, "hidden_size_per_layer_input": 256, "sliding_window": 512}
-GPT_OSS = {"expert_bias": True, "sliding_window": 128, "sliding_window_pattern": 2}
-LATENT = "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm4_moe_lite glm_moe_dsa"
 FAMILIES: dict[str, dict[str, Any]] = {
     name: unsaid
-    for names, unsaid in (
-        (PLAIN, {}),
-        (LATENT, {"latent_attention": True}),
-        ("qwen2 qwen2_vl qwen2_5_vl", {"attention_bias": True}),
-        ("qwen2_moe", {"attention_bias": True, "shared_expert_gate": True}),
-        ("qwen3 qwen3_moe qwen3_vl qwen3_vl_moe dots1 exaone4", NORM),
-        ("qwen3_5", DELTA),
-        ("qwen3_next qwen3_5_moe", DELTA | {"shared_expert_gate": True}),
-        ("minimax_m2 olmo2 olmo3 olmoe", NORM | {"qk_norm_whole": True}),
-        ("llama4_text", {"n_shared_experts": 1, "sliding_window_pattern": 4}),
-        ("gemma", TIED),
-        ("gemma2", GEMMA | {"use_qk_norm": False, "sliding_window_pattern": 2}),
-        ("gemma3_text", GEMMA | GEMMA_3),
-        ("gemma4", GEMMA | GEMMA_4),
-        ("cohere", TIED | {"norms_per_layer": 1}),
-        ("cohere2", TIED | {"norms_per_layer": 1, "sliding_window_pattern": 4}),
-        ("nemotron_h", {"norms_per_layer": 1, "gated_mlp": False}),
-        ("glm4", {"norms_per_layer": 4}),
-        ("gpt_oss", GPT_OSS | {"attention_bias": True}),
-    )
+    for names, unsaid in json.loads(Path(__file__).with_name("families.json").read_text()).items()
     for name in names.split()
 }
 """Values of `model_type` whose architecture is the one that `ModelSpec` counts, and keys that count

@@ -1,6 +1,8 @@
 """A table of GPUs: what their makers publish, and the memory that CUDA lets a program use."""
 
+import csv
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 GIB = 1 << 30
@@ -70,107 +72,37 @@ class Gpu(NamedTuple):
         return self.bf16_flops
 
 
-# Prices are AWS EC2's on-demand list prices, Linux, us-east-1, after the cuts of June 2025, per GPU
-# of the smallest instance that has it.
-_TABLE: tuple[tuple[str, float, float, float, float, float, float, float, float], ...] = (
-    # GPU, GiB, TB/s, TFLOP/s in bf16, in fp8, GB/s to its peers, capability, $/h, W; 0: none
-    ("A100-40GB", 39.49, 1.555, 312, 0, 300, 8.0, 2.74, 400),
-    ("A100-80GB", 79.25, 2.039, 312, 0, 300, 8.0, 3.43, 400),
-    ("A100-80GB-PCIe", 79.25, 1.935, 312, 0, 32, 8.0, 0, 300),
-    ("H100-80GB", 79.2, 3.35, 989, 1979, 450, 9.0, 6.88, 700),
-    ("H100-PCIe", 79.1, 2.039, 756, 1513, 64, 9.0, 0, 350),
-    ("H100-NVL", 93.1, 3.938, 835, 1671, 64, 9.0, 0, 400),
-    ("H200", 139.8, 4.8, 989, 1979, 450, 9.0, 7.91, 700),
-    ("H200-NVL", 139.8, 4.8, 835, 1671, 64, 9.0, 0, 600),
-    ("GH200", 94.5, 4.0, 989, 1979, 450, 9.0, 0, 0),  # 96 GB of HBM3
-    ("H20", 95.1, 4.0, 148, 296, 450, 9.0, 0, 400),
-    ("B200", 178.35, 7.7, 2250, 4500, 900, 10.0, 14.24, 1000),
-    ("B300", 267.69, 8.0, 2250, 4500, 900, 10.3, 0, 1100),
-    ("GB200", 184.3, 8.0, 2500, 5000, 900, 10.0, 0, 1200),
-    ("GB300", 277.0, 8.0, 2500, 5000, 900, 10.3, 0, 1400),
-    ("MI300X", 191.9, 5.3, 1307, 2615, 448, 9.4, 0, 750),
-    ("MI325X", 255.9, 6.0, 1307, 2615, 448, 9.4, 0, 1000),
-    ("MI355X", 287.9, 8.0, 2517, 5033, 537, 9.5, 0, 1400),
-    ("A10G", 22.06, 0.6, 70, 0, 32, 8.6, 1.01, 300),
-    ("A10", 22.06, 0.6, 125, 0, 32, 8.6, 0, 150),
-    ("A5000", 23.68, 0.768, 111, 0, 32, 8.6, 0, 230),
-    ("A6000", 47.5, 0.768, 155, 0, 32, 8.6, 0, 300),
-    ("L4", 22.1, 0.3, 121, 242, 32, 8.9, 0.80, 72),
-    ("L40", 44.4, 0.864, 181, 362, 32, 8.9, 0, 300),
-    ("L40S", 44.4, 0.864, 362, 733, 32, 8.9, 1.86, 350),
-    ("RTX-3090", 23.68, 0.936, 71, 0, 32, 8.6, 0, 350),
-    ("RTX-4080", 15.7, 0.717, 97, 195, 32, 8.9, 0, 320),
-    ("RTX-4090", 23.53, 1.008, 165, 330, 32, 8.9, 0, 450),
-    ("RTX-5060-Ti-16GB", 15.5, 0.448, 47, 95, 32, 12.0, 0, 180),
-    ("RTX-5080", 15.5, 0.96, 113, 225, 64, 12.0, 0, 360),
-    ("RTX-5090", 31.36, 1.792, 209, 419, 64, 12.0, 0, 575),
-    ("RTX-PRO-6000", 94.97, 1.597, 468, 936, 64, 12.0, 0, 600),  # Blackwell, Server Edition
-    ("GB10", 119.7, 0.273, 125, 250, 25, 12.1, 0, 140),  # shares it with its CPU
-    ("T4", 14.56, 0.32, 65, 0, 16, 7.5, 0.53, 70),
-    ("V100-16GB", 15.77, 0.9, 125, 0, 150, 7.0, 3.06, 300),
-)
-
-GPUS = {
-    name: Gpu(
-        name,
-        memory=int(gib * GIB),
-        bandwidth=bandwidth * 1e12,
-        bf16_flops=bf16 * 1e12,
-        fp8_flops=fp8 * 1e12 or None,
-        link_bandwidth=link * 1e9,
-        compute_capability=capability,
-        dollars_per_hour=dollars or None,
-        max_power=watts or None,
+def _read(row: dict[str, str]) -> Gpu:
+    """Make a GPU of a line of `gpus.csv`, where 0 is none."""
+    return Gpu(
+        row["name"],
+        memory=int(float(row["gib"]) * GIB),
+        bandwidth=float(row["tb_per_s"]) * 1e12,
+        bf16_flops=float(row["bf16_tflops"]) * 1e12,
+        fp8_flops=float(row["fp8_tflops"]) * 1e12 or None,
+        link_bandwidth=float(row["link_gb_per_s"]) * 1e9,
+        compute_capability=float(row["capability"]),
+        dollars_per_hour=float(row["dollars_per_hour"]) or None,
+        max_power=float(row["watts"]) or None,
     )
-    for name, gib, bandwidth, bf16, fp8, link, capability, dollars, watts in _TABLE
+
+
+TABLES = Path(__file__).parent
+GPUS = {
+    row["name"]: _read(row)
+    for row in csv.DictReader((TABLES / "gpus.csv").read_text("utf-8").splitlines())
 }
 """Bandwidth and FLOP/s: the data sheets of NVIDIA (SXM versions of A100, H100, H200, B200, B300
 where the name says nothing else; cards on PCIe without NVLink bridges) and of AMD (MI300X, MI325X,
 MI355X; their compute capability is that of gfx942 and gfx950, their link the sum of those to seven
 peers). Memory: totals that vLLM and PyTorch print; of GH200, H20, GB200, GB300, AMD's, A10,
-A5000 and cards of 16 GB an estimate: what is sold, less what the others keep back. Power: the
-maximum of the data sheets (TDP, TBP), of B200 and B300 on an HGX board; GH200's is that of CPU and
-GPU together. That of A10G, which has none, is the limit that nvidia-smi shows on AWS's g5."""
+A5000 and cards of 16 GB an estimate: what is sold, less what the others keep back. Prices: list
+prices of AWS EC2 on demand, Linux, us-east-1, after the cuts of June 2025, per GPU of the smallest
+instance that has it. Power: the maximum of the data sheets (TDP, TBP), of B200 and B300 on an HGX
+board; GH200's is that of CPU and GPU together. That of A10G, which has none, is the limit that
+nvidia-smi shows on AWS's g5."""
 
-INSTANCES = {
-    r"p3\.": "V100-16GB",
-    r"p4d\.": "A100-40GB",
-    r"p4de\.": "A100-80GB",
-    r"p5\.": "H100-80GB",
-    r"p5en?\.": "H200",
-    r"p6-b200\.": "B200",
-    r"p6-b300\.": "B300",
-    r"p6e-gb200": "GB200",
-    r"p6e-gb300": "GB300",
-    r"g4dn\.": "T4",
-    r"g5\.": "A10G",
-    r"gr?6\.": "L4",
-    r"g6e\.": "L40S",
-    r"g7e\.": "RTX-PRO-6000",
-    r"a2-(high|mega)gpu": "A100-40GB",
-    r"a2-ultragpu": "A100-80GB",
-    r"a3-(high|mega|edge)gpu": "H100-80GB",
-    r"a3-ultragpu": "H200",
-    r"a4-highgpu": "B200",
-    r"a4x-highgpu": "GB200",
-    r"a4x-maxgpu": "GB300",
-    r"g2-standard": "L4",
-    r"g4-standard": "RTX-PRO-6000",
-    r"nvidia-tesla-a100$": "A100-40GB",
-    r"(Standard_)?ND96asr_(A100_)?v4": "A100-40GB",
-    r"(Standard_)?ND96amsr_A100_v4": "A100-80GB",
-    r"(Standard_)?NC\d+ads_A100_v4": "A100-80GB-PCIe",
-    r"(Standard_)?ND96is?r_H100_v5": "H100-80GB",
-    r"(Standard_)?NC\d+adi?s_H100_v5": "H100-NVL",
-    r"(Standard_)?ND96is?r_H200_v5": "H200",
-    r"(Standard_)?ND128isr_(NDR_)?GB200_v6": "GB200",
-    r"(Standard_)?ND128isr_(NDR_)?GB300_v6": "GB300",
-    r"(Standard_)?ND96is?r_MI300X_v5": "MI300X",
-    r"(Standard_)?NV(36|72)ad[ms]+_A10_v5": "A10",
-    r"(Standard_)?NC\d+as_T4_v3": "T4",
-    r"BM\.GPU4\.8": "A100-40GB",
-    r"BM\.GPU\.A100-v2\.8": "A100-80GB",
-}
+INSTANCES = dict(csv.reader((TABLES / "instances.csv").read_text("utf-8").splitlines()[1:]))
 """How the names of instances with whole GPUs begin: of AWS, Google Cloud, Azure and Oracle."""
 
 CPU = Gpu(

@@ -144,14 +144,6 @@ class ModelSpec:
         own = self.full_kv_heads and kind == ATTENTION[0]
         return self.full_kv_heads if own else self.num_key_value_heads
 
-    def qk_norm_size(self, query: int, key: int, size: int) -> int:
-        """Numbers that scale a layer's queries and keys: of a head, or of all (MiniMax-M2)."""
-        return query + key if self.qk_norm_whole else 2 * size
-
-    def is_dense(self, at: int) -> bool:
-        """Whether the layer at a place has one MLP and no experts."""
-        return at < self.dense_layers
-
     @property
     def output_bytes(self) -> int:
         """Bytes of an encoder token."""
@@ -175,14 +167,6 @@ class ModelSpec:
         names = [field.name for field in fields(self)]
         last = names.index("max_position_embeddings")
         return tuple(getattr(self, name) for name in names[1:last])
-
-    @cached_property
-    def attention_parameters(self) -> int:
-        """Weights of the projections of the attention of a layer that has a KV cache."""
-        at = next(at for at, kind in enumerate(self.layer_kinds) if kind in ATTENTION)
-        head = f"layers.{at}.self_attn."
-        own = (one for one in self.modules if one.name.startswith(head))
-        return sum(one.numbers for one in own if not one.is_small)
 
     @cached_property
     def expert_parameters(self) -> int:
@@ -422,7 +406,8 @@ def _attention(model: ModelSpec, head: str, at: int, kind: str) -> Iterator[Modu
     if bias:
         yield Module(f"{name}.bias", query + 2 * key, 1, "outputs", quantizes=False)
     if model.qk_norm:
-        yield Module(f"{name}.qk_norm", 1, model.qk_norm_size(query, key, size), quantizes=False)
+        scales = query + key if model.qk_norm_whole else 2 * size
+        yield Module(f"{name}.qk_norm", 1, scales, quantizes=False)
 
 
 def _mlp(model: ModelSpec, name: str, at: int, kind: str) -> Iterator[Module]:
@@ -438,7 +423,7 @@ def _mlp(model: ModelSpec, name: str, at: int, kind: str) -> Iterator[Module]:
     if not model.num_experts or kind == "mlp":
         wide = model.wide_shared_mlp and at >= model.num_hidden_layers - model.kv_shared_layers
         yield from one(name, model.intermediate_size * (2 if wide else 1), hidden)
-    elif model.is_dense(at):
+    elif at < model.dense_layers:
         yield from one(name, model.dense_intermediate_size, hidden)
     else:
         yield Module(f"{name}.gate", model.num_experts, hidden, quantizes=False)

@@ -18,22 +18,7 @@ TIMES = (2, 4, 8)  # as many GPUs as there are
 ROOM = 4096  # tokens: of a request that there must be room for where nobody says how long they are
 
 
-MEMORY_KEYS = {
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "gpu_memory_utilization",
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "block_size",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "max_model_len",
-    "enable_prefix_caching",
-    "enable_expert_parallel",
-    "enforce_eager",
-}
+MEMORY_KEYS = {*EngineSizes._fields} & {*EngineConfig.model_fields}
 """Keys of the engine on which the memory left for the KV cache depends."""
 
 OLD_RELEASE = (0, 6, 3)  # of vLLM: engines that follow none take memory as V0 did

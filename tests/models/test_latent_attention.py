@@ -4,6 +4,7 @@ from simulator.models.attention import LatentAttention
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import load_model
+from tests.support.model_configs import of_attention
 
 H100 = find_gpu("H100-80GB")
 LITE = load_model("deepseek-v2-lite")
@@ -22,7 +23,7 @@ def test_a_latent_is_one_vector_per_token_and_layer_whatever_the_heads() -> None
 def test_deepseek_v2_lite_to_the_last_weight() -> None:
     """The published checkpoint has 15,706,484,224 weights; attention by hand."""
     attention = 2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048
-    assert LITE.attention_parameters == attention == 13_762_560
+    assert of_attention(LITE) == attention == 13_762_560
     assert LITE.parameters == 15_706_484_224
 
 

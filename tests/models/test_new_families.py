@@ -14,7 +14,7 @@ from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import MODELS, load_model
 from simulator.util.errors import HeadwayError
-from tests.support.model_configs import TINY, write_config
+from tests.support.model_configs import TINY, of_attention, write_config
 
 H100, B200 = find_gpu("H100-80GB"), find_gpu("B200")
 
@@ -199,7 +199,7 @@ def test_layers_of_qwen3_next_by_hand() -> None:
     full = 2048 * (3 * 16 * 256 + 2 * 2 * 256)  # query and its gate, output, key and value
     values = 32 * 128
     linear = 2048 * (2 * 2048 + 3 * values + 2 * 32) + 4 * 8192
-    assert model.attention_parameters == full
+    assert of_attention(model) == full
     own = [one for one in model.linear.modules("layers.0", 2048) if not one.is_small]
     assert sum(one.numbers for one in own) == linear
     experts = 48 * (513 * 3 * 2048 * 512 + 2048 * 513)

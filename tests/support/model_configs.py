@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from simulator.models.spec import ModelSpec
+
 TINY = {
     "num_hidden_layers": 2,
     "hidden_size": 8,
@@ -20,3 +22,10 @@ def write_config(folder: Path, **changes: object) -> Path:
     path = folder / "config.json"
     path.write_text(json.dumps(raw, indent=1))
     return path
+
+
+def of_attention(model: ModelSpec) -> int:
+    """Count the weights of the projections of the first layer that has a KV cache."""
+    own = [one for one in model.modules if ".self_attn." in one.name and not one.is_small]
+    layer = own[0].name.partition(".self_attn.")[0]
+    return sum(one.numbers for one in own if one.name.startswith(f"{layer}.self_attn."))
