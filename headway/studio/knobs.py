@@ -4,6 +4,8 @@ What a page sends is checked against this table; nothing else reaches a scenario
 """
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isinf
@@ -25,11 +27,12 @@ POWERS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 SEATS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 MEMORY = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98)
 PREFIXES = (0, 64, 128, 256, 512, 1024, 2048, 4096)
-AT_ONCE, NO_BOUND = "all at once", "none"
+AT_ONCE, NO_BOUND, ALL = "all at once", "none", "all requests"
 """What a slider says where the scenario has no number."""
 BOUNDS = (20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 700, 1000, 1500, 2000, 3000, 5000, 10000)
 
 
+HARDWARE = ("model", "gpu", "gpus")
 KEYS = {
     "rate_scale": "workload.trace.rate_scale",
     "rate": "workload.request_rate",
@@ -45,8 +48,12 @@ KEYS = {
     "router": "cluster.router",
     "ttft": "goodput.ttft",
     "tpot": "goodput.tpot",
+    "whose": "slo",
 }
 """What each knob sets."""
+SIZES = ("tokens", "seats")
+"""Knobs that are the engine's defaults again where the model or the GPU is another."""
+MOST_PARTS = 8  # clients, and priorities, in the menu
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,14 @@ class Knob:
     values: Sequence[Value]
     menu: bool = False
     notes: Sequence[str] = ()  # what a menu says behind each value
+
+    def takes(self, value: object) -> bool:
+        """Say whether it may be set to a value: of a slider to any between its ends, too."""
+        numbers = [one for one in self.values if not isinstance(one, str)]
+        whole = all(isinstance(one, int) for one in numbers)
+        if self.menu or isinstance(value, bool | str) or not isinstance(value, int | float):
+            return not isinstance(value, bool) and value in self.values
+        return min(numbers) <= value <= max(numbers) and (isinstance(value, int) or not whole)
 
 
 def knobs_of(scenario: Scenario) -> list[Knob]:
@@ -94,7 +109,26 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
         _bound("ttft", "SLO: TTFT, ms", goodput.ttft if goodput else None),
         _bound("tpot", "SLO: TPOT, ms", goodput.tpot if goodput else None),
     ]
+    if len(parts := _parts(scenario)) > 1:
+        found.append(_menu("whose", "Whose SLO: 99 % of", ALL, [ALL, *parts]))
     return found
+
+
+def _parts(scenario: Scenario) -> list[str]:
+    """Name the clients and priorities of the requests, those with the most requests first."""
+    load = scenario.make_workload()
+    found = []
+    for kind, values in (("client", load.client), ("priority", load.priority)):
+        counted = Counter(map(str, () if values is None else values)).most_common(MOST_PARTS)
+        names = [name for name, _ in counted if name and not re.search(r"[\s:<>=]", name)]
+        found += [f"{kind} {name}" for name in names] if len(names) > 1 else []
+    return found
+
+
+def own_sizes(scenario: Scenario) -> dict[str, int]:
+    """Return what the SIZES are in a scenario: the engine's defaults where none is given."""
+    engine = scenario.engine
+    return {"tokens": engine.most_tokens, "seats": engine.most_running}
 
 
 def _gpus(name: str) -> Knob:
@@ -133,15 +167,23 @@ def overrides(knobs: Sequence[Knob], given: object) -> list[str]:
         knob = known.get(name)
         if knob is None:
             raise HeadwayError(f"knobs: there is no {str(name)[:40]!r}")
-        if isinstance(value, bool) or value not in knob.values:
+        if not knob.takes(value):
             raise HeadwayError(f"knobs.{name}: {str(value)[:40]!r} is not one of its values")
-        if value != knob.value:
-            turned[name] = value
+        turned[name] = value
+    other = any(turned[name] != known[name].value for name in HARDWARE if name in turned)
+    turned = {k: v for k, v in turned.items() if v != known[k].value or (other and k in SIZES)}
+    whose = turned.pop("whose", ALL)
     found: list[tuple[str, Any]] = [(KEYS[name], value) for name, value in turned.items()]
+    if whose != ALL:
+        levels = {k: turned.get(k, known[k].value) for k in ("ttft", "tpot") if k in known}
+        slo = [f"{whose}: p99_{k}_ms<={v}" for k, v in levels.items() if v != NO_BOUND]
+        found += [("slo", slo)] if slo else []
+    if other:
+        found += [(KEYS[name], None) for name in SIZES if name not in turned]
     if "gpus" in turned:
         found.append(("gpu.count", turned["gpus"]))
     if "prefix" in turned:
         found.append(("engine.enable_prefix_caching", True))
-    if {"model", "gpu", "gpus"} & {*turned}:  # the profile is of other hardware
+    if other:  # the profile is of other hardware
         found.append(("cost", None))
     return [f"{key}={json.dumps(value)}" for key, value in found]

@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headway.report.html.table_page import answer_of
+
 PATIENCE = 10.0  # s that a plan may take to end once nobody wants it
 MOST_LINE = 2**20  # bytes of a line of progress
 ERROR = "headway: error: "
@@ -47,6 +49,8 @@ async def plan(words: Sequence[str], folder: Path) -> AsyncGenerator[dict[str, A
     for key, name in (("yaml", "best.yaml"), ("page", "plan.html")):
         path = folder / name
         found[key] = path.read_text("utf-8") if path.exists() else ""  # where nothing holds
+    if found["page"]:
+        found |= await asyncio.to_thread(answer_of, folder)
     yield {"text": text.partition("\nwritten to ")[0], **found, "last": True}
 
 

@@ -76,6 +76,8 @@ class Studio:
 
     def __init__(self, scenario: str, settings: list[str], folder: Path) -> None:
         self.scenario, self.settings, self.folder = scenario, settings, folder
+        # Who brings a log asks about a server, not about the demo's textbook engine.
+        self.served = ['engine={"name": "vllm"}'] if scenario == "demo" else []
         loaded = load_scenario(scenario, settings, own_code=False)
         self.name = loaded.name
         self.traces: dict[str, tuple[Path, str, str]] = {}  # uploads: place, name, columns
@@ -216,7 +218,8 @@ class Studio:
         path, called, columns = self.traces[trace]
         own = [f"name={json.dumps(_name(called), ensure_ascii=False)}", 'description=""', *own]
         here, there = _as_workload(path, columns), _as_workload(called, columns)
-        settings = [*self.settings, here, *own], [*self.settings, there, *own]
+        before = [*self.served, *self.settings]
+        settings = [*before, here, *own], [*before, there, *own]
         return Asked(*settings, called, str(path), question)
 
     async def _plan(self, request: web.Request) -> web.StreamResponse:
@@ -312,8 +315,8 @@ class Studio:
         return {"trace": name, "name": _name(called), "knobs": [asdict(knob) for knob in loaded]}
 
     def _read(self, settings: list[str]) -> list[Knob]:
-        scenario = load_scenario(self.scenario, [*self.settings, *settings], own_code=False)
-        scenario.make_workload()
+        given = [*self.served, *self.settings, *settings]
+        scenario = load_scenario(self.scenario, given, own_code=False)
         return knobs_of(scenario)
 
 

@@ -5,9 +5,10 @@ What is asked for last counts: a run that nobody waits for any more ends within 
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from math import isnan
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -19,7 +20,9 @@ from headway.figures.data import Run
 from headway.report.html.charts import distributions, over_time
 from headway.report.html.page import page
 from headway.report.metric_rows import metric_value
+from headway.studio.knobs import KEYS, own_sizes
 from simulator.diagnosis.feasibility import obstacles
+from simulator.diagnosis.levels import BROKEN
 from simulator.diagnosis.rules import NOTHING, told_findings
 from simulator.results.steady_state import trend_warning
 from simulator.scenario.load import load_scenario
@@ -144,9 +147,19 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
             yield {"page": page([shown]), "last": True}
             return
         found = view(scenario, shown, job.trace)
-        found["advice"] = never + found["advice"]
+        found["advice"] = [{"text": text} for text in never] + found["advice"]
         found |= {"coarse": count < whole, "seconds": time.perf_counter() - begun}
         yield found | {"traffic": traffic, "last": count == whole}
+
+
+def _findings(own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what stands out, with its knob in words and, where this page has it, what turns it."""
+    names = {key: name for name, key in KEYS.items()}
+    advised = {one["text"]: one["advice"] for one in own.get("diagnosis") or ()}
+    for text, knob in told_findings(own):
+        offers = (one for one in advised.get(text, ()) if knob and one["key"] in names)
+        turn = {names[one["key"]]: one["to"] for one in islice(offers, 1)}
+        yield {"text": text, "knob": knob, "turn": turn, "plan": text.startswith(BROKEN)}
 
 
 def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
@@ -166,8 +179,8 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
         levels[name] = (counts / np.diff(edges)).tolist()
     own = summary["headway"]
     bounds = {name: own.get(f"slo_{name}_ms") for name in ("ttft", "tpot", "e2el")}
-    advice = [text for text, _ in told_findings(own)]
-    advice = [*filter(None, [trend_warning(own)]), *advice] or [NOTHING]
+    grows = [{"text": text, "plan": True} for text in filter(None, [trend_warning(own)])]
+    advice = [*grows, *_findings(own)] or [{"text": NOTHING}]
     return {
         "requests": len(found.requests),
         "figures": {
@@ -177,6 +190,7 @@ def view(scenario: Scenario, found: Run, trace: str) -> dict[str, Any]:
         "time": [float(f"{value:.6g}") for value in middle],
         "levels": {name: levels[name] for name in LEVELS},
         "bounds": {name: value for name, value in bounds.items() if value is not None},
-        "advice": advice + [str(text) for text in own.get("warnings") or []],
+        "advice": advice + [{"text": str(text)} for text in own.get("warnings") or []],
+        "sizes": own_sizes(scenario),
         "yaml": dump_yaml(resolved),
     }

@@ -117,14 +117,18 @@ def open_named_blocks(raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+SIZES = ("max_num_seqs", "max_num_batched_tokens")
+
+
 def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     """Fill in the defaults of the engine that the block `engine` names, by default vllm.
 
     What is no block of a known name is kept. The arguments are plain values as a scenario gives
-    them, checked or not.
+    them, checked or not. The SIZES may be null: the default.
     """
     if not isinstance(engine, dict):
         return engine
+    engine = {k: v for k, v in engine.items() if v is not None or k not in SIZES}
     name, version = engine.get("name"), engine.get("version")
     told = read_release(str(version)) if isinstance(version, str | float) else None
     release = told or NEWEST_RELEASE

@@ -316,3 +316,21 @@ def test_a_page_is_html_and_nothing_else(tmp_path: Path, capsys, name: str) -> N
         f"headway: error: --out {tmp_path / name}: must end in .html or .htm\n"
     )
     assert not (tmp_path / name).exists()
+
+
+def test_a_page_opens_with_the_verdict_and_what_to_do(tmp_path: Path) -> None:
+    """In a line; of several runs the winner. The table of all metrics is folded."""
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL)
+    for name, seats in (("one", 1), ("many", 64)):
+        words = ["--set", f"engine.max_num_seqs={seats}", "--set", "goodput={ttft: 500}"]
+        assert main(["run", str(path), *words, "--out", str(tmp_path / name), "--quiet"]) == 0
+    one, many = read_runs([tmp_path / "one", tmp_path / "many"])
+    first = page([one]).partition('<h2 id="verdict">')[2].partition("</section>")[0]
+    assert first.startswith("Verdict</h2><p class=verdict>Service level missed: goodput&gt;=0.99")
+    assert "What to do: <span class=knob>raise engine.max_num_seqs" in first
+    assert 'data-kind="cdf" data-key="ttft"' in first
+    both = page([one, many])
+    told = both.partition("<p class=verdict>")[2]
+    assert told.startswith("Winner: many: the only one that keeps the service levels.</p>")
+    assert both.index("<summary>All metrics</summary>") < both.index("Mean KV cache usage")

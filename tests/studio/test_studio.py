@@ -43,13 +43,46 @@ def test_knobs_set_what_was_turned() -> None:
     assert overrides(knobs, {}) == []
     assert overrides(knobs, {"seats": 256, "rate": 5.53}) == []  # as the scenario says
     assert overrides(knobs, {"seats": 64}) == ["engine.max_num_seqs=64"]
-    assert overrides(knobs, {"gpu": "H200"}) == ['gpu.name="H200"', "cost=null"]
-    for name, value in (("seats", 63), ("seats", "64"), ("seats", True), ("policy", "os:system")):
+    assert overrides(knobs, {"seats": 63}) == ["engine.max_num_seqs=63"]  # typed
+    sizes = ["engine.max_num_batched_tokens=null", "engine.max_num_seqs=null"]
+    assert overrides(knobs, {"gpu": "H200"}) == ['gpu.name="H200"', *sizes, "cost=null"]
+    own = overrides(knobs, {"gpu": "H200", "tokens": 512})  # asked for, though it is the scenario's
+    assert own == ['gpu.name="H200"', "engine.max_num_batched_tokens=512", sizes[1], "cost=null"]
+    wrong = (("seats", 1025), ("seats", 63.5), ("seats", "64"), ("seats", True))
+    for name, value in (*wrong, ("policy", "os:system")):
         with pytest.raises(HeadwayError, match="is not one of its values"):
             overrides(knobs, {name: value})
     for given, error in (([], "is no mapping"), ({"engine": 1}, "there is no 'engine'")):
         with pytest.raises(HeadwayError, match=error):
             overrides(knobs, given)
+
+
+def test_levels_may_be_of_one_client_or_priority() -> None:
+    """Those who have requests are in the menu; the bounds are the knobs'."""
+    given = ["workload.clients=2", "workload.priorities=[0, 3]", "workload.num_prompts=50"]
+    knobs = knobs_of(load_scenario("demo", given))
+    (menu,) = [knob for knob in knobs if knob.name == "whose"]
+    assert {*menu.values[1:]} == {"client client-0", "client client-1", "priority 0", "priority 3"}
+    keys = overrides(knobs, {"whose": "priority 3", "ttft": 700})
+    slo = ["priority 3: p99_ttft_ms<=700", "priority 3: p99_tpot_ms<=50.0"]
+    assert keys == ["goodput.ttft=700", f"slo={json.dumps(slo)}"]
+    found = run(load_scenario("demo", [*given, *keys])).summary()["headway"]["slo"]
+    assert found[0]["bound"] == "priority 3:p99_ttft_ms<=700"
+    assert "whose" not in [knob.name for knob in knobs_of(load_scenario("demo"))]
+
+
+def test_another_gpu_has_its_engine_s_own_sizes() -> None:
+    """And a finding has the knob that this page can turn."""
+    knobs = knobs_of(load_scenario("demo"))
+    few = ["workload.num_prompts=100", "engine.name=vllm"]
+    (last,) = answers(
+        Job(1, "demo", (*few, *overrides(knobs, {"gpu": "H100-80GB"}))), lambda: False
+    )
+    assert last["sizes"] == {"tokens": 8192, "seats": 1024}
+    late = [*few, "engine.max_num_seqs=4", "workload.request_rate=20"]
+    (last,) = answers(Job(2, "demo", tuple(late)), lambda: False)
+    assert {"seats", "replicas"} & {name for one in last["advice"] for name in one.get("turn", ())}
+    assert any(one.get("plan") for one in last["advice"])
 
 
 def test_knobs_say_what_the_scenario_says() -> None:

@@ -68,15 +68,7 @@ def table_page(folder: Path) -> tuple[str, str]:
     table is missing or damaged.
     """
     planned = (folder / "plan.csv").is_file()
-    rows = read_table(folder, "plan" if planned else "results")
-    if not len(rows):
-        raise HeadwayError(f"{folder}: its table has no row")
-    if "not_tried" in rows:  # neither yes nor no
-        rows["holds"] = rows.holds.where(rows.not_tried.isna(), "not tried")
-    if "never_holds" in rows:
-        rows["holds"] = rows.holds.where(
-            rows.never_holds.isna() | rows.not_tried.notna(), "never fits"
-        )
+    rows = _candidates(folder, "plan" if planned else "results")
     best, slo, count, searched = _plan_best(folder) if planned else (_sweep_best(rows), None, 1, "")
     rows.attrs["slo"] = slo or []
     columns = _plan_columns(rows, searched) if planned else _sweep_columns(rows)
@@ -91,6 +83,27 @@ def table_page(folder: Path) -> tuple[str, str]:
     )
     words = f"{len(rows):,} {kind}" if len(rows) > 1 else f"1 {kind[:-1]}"
     return page(runs, name=folder.resolve().name, above=above), words
+
+
+def answer_of(folder: Path) -> dict[str, str]:
+    """Return a plan's answer in a line, and its candidates as a table, as HTML."""
+    rows = _candidates(folder, "plan")
+    best, slo, _, searched = _plan_best(folder)
+    rows.attrs["slo"] = slo
+    return {"answer": _told(best), "table": _grid(rows, _plan_columns(rows, searched))}
+
+
+def _candidates(folder: Path, name: str) -> "pd.DataFrame":
+    """Read a table of candidates or points; what was not tried neither holds nor does not."""
+    rows = read_table(folder, name)
+    if not len(rows):
+        raise HeadwayError(f"{folder}: its table has no row")
+    if "not_tried" in rows:
+        rows["holds"] = rows.holds.where(rows.not_tried.isna(), "not tried")
+    if "never_holds" in rows:
+        never = rows.never_holds.isna() | rows.not_tried.notna()
+        rows["holds"] = rows.holds.where(never, "never fits")
+    return rows
 
 
 def _told(answer: str) -> str:
@@ -130,8 +143,8 @@ def _plan_columns(rows: "pd.DataFrame", searched: str) -> dict[str, tuple[str, f
     return {key: value for key, value in shown.items() if rows[key].notna().any()}
 
 
-def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
-    """Make the table; a click on a head sorts by it."""
+def _grid(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
+    """Make the table alone."""
     head = "".join(f"<th>{escape(label)}</th>" for label, _ in columns.values())
     lines = []
     for row in rows.head(MAX_ROWS).to_dict("records"):
@@ -146,12 +159,18 @@ def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
             order = "" if missing else f' data-sort="{scaled}"' if plain else ""
             cells.append(f"<td{order}>{'' if missing else number(scaled)}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        '<div class="scroll" tabindex="0"><table class="numbers sorts">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _table(rows: "pd.DataFrame", columns: dict[str, tuple[str, float]]) -> str:
+    """Make the table with what there is to know about it; a click on a head sorts by it."""
     more = len(rows) - MAX_ROWS
     note = f" The first {MAX_ROWS:,}; {more:,} more are in the folder." if more > 0 else ""
     return (
-        "<p class=note>Click on a head to sort.</p>"
-        '<div class="scroll" tabindex="0"><table class="numbers sorts">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f"<p class=note>Click on a head to sort.</p>{_grid(rows, columns)}"
         f"<p class=note>All metrics are in the folder's table.{note}</p>"
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.figures.data import Run
 from headway.report.metric_rows import BY_KEY, DOLLARS, metric_rows
-from headway.report.text import sensitivity_lines, slo_lines, step_errors
+from headway.report.text import run_band, sensitivity_lines, slo_lines, step_errors
 from headway.report.winner import winner_lines
 from simulator.diagnosis.levels import BROKEN
 from simulator.diagnosis.rules import NOTHING, told_findings
@@ -97,7 +97,9 @@ def verdict(runs: Sequence[Run]) -> str:
     """Say in a line what came out, and what to do; of several runs which is best, and why."""
     if len(runs) > 1:
         lines = winner_lines([run.label for run in runs], [run.summary for run in runs])
-        return "".join(f"<p class=verdict>{escape(line)}</p>" for line in lines)
+        first = [line for line in lines if line.startswith(("Winner", "No winner"))]
+        rest = [line for line in lines if line not in first]
+        return f"<p class=verdict>{escape(' '.join(first))}</p><p>{escape(' '.join(rest))}</p>"
     gauges = runs[0].summary["headway"]
     found = told_findings(gauges)
     broken = [pair for pair in found if pair[0].startswith(BROKEN)]
@@ -355,7 +357,8 @@ def profiles(runs: Sequence[Run]) -> str:
         for group, figures, cost in _costs(run):
             where = ([run_name(run, k)] if len(runs) > 1 else []) + ([group] if group else [])
             name = str(figures.get("profile"))
-            known = "; ".join(step_errors(figures))
+            band = run_band(figures)
+            known = "; ".join([*step_errors(figures), *([f"whole runs {band}"] if band else [])])
             found.setdefault(
                 (name, f"<p>{escape(known)}</p>" * bool(known) + _cost(cost, name)), []
             ).append(": ".join(where))

@@ -48,9 +48,12 @@
         control.append(...knob.values.map((value, k) => new Option(knob.notes[k] ? `${value}: ${knob.notes[k]}` : value, value)));
         control.value = knob.value;
       } else {
-        const told = document.createElement("output");
-        label.append(told);
-        Object.assign(control, { type: "range", min: 0, max: knob.values.length - 1, step: 1, value: knob.values.indexOf(knob.value) });
+        const typed = Object.assign(document.createElement("input"), { type: "text", inputMode: "decimal", className: "typed" });
+        typed.setAttribute("aria-label", `${knob.label}, typed`);
+        typed.addEventListener("change", () => { if (offerValue(knob, Number(typed.value.replaceAll(",", "")))) { slide(knob, control, Number(typed.value.replaceAll(",", ""))); tell(knob, row, control); run(); } else tell(knob, row, control); });
+        label.append(typed);
+        control.type = "range";
+        slide(knob, control, knob.value);
         control.addEventListener("input", () => tell(knob, row, control));
       }
       control.addEventListener("change", () => { tell(knob, row, control); run(); });
@@ -60,6 +63,34 @@
     }));
   }
 
+  // Put a number between a slider's ends among its values; say whether that may be.
+  function offerValue(knob, value) {
+    if (knob.values.includes(value)) return true;
+    const numbers = knob.values.filter((one) => typeof one === "number");
+    const whole = numbers.every(Number.isInteger);
+    if (knob.menu || typeof value !== "number" || !(value >= Math.min(...numbers) && value <= Math.max(...numbers)) || (whole && !Number.isInteger(value))) return false;
+    const words = knob.values.filter((one) => typeof one === "string"), first = knob.values.length && typeof knob.values[0] === "string";
+    const sorted = [...numbers, value].sort((a, b) => a - b);
+    knob.values = first ? [...words, ...sorted] : [...sorted, ...words];
+    return true;
+  }
+
+  const slide = (knob, control, value) => Object.assign(control, { min: 0, max: knob.values.length - 1, step: 1, value: knob.values.indexOf(value) });
+
+  // Show what the engine's own defaults are where the model or the GPU is another.
+  function settle(sizes) {
+    const mine = turned();
+    for (const [name, value] of Object.entries(sizes ?? {})) {
+      const knob = knobs.find((one) => one.name === name);
+      if (!knob || name in mine || knob.value === value) continue;
+      if (!offerValue(knob, value)) knob.values = [...knob.values, value];
+      knob.value = value;
+      const control = byId(`knob-${name}`);
+      slide(knob, control, value);
+      tell(knob, control.closest(".knob-row"), control);
+    }
+  }
+
   const valueOf = (knob, control) => (knob.menu ? control.value : knob.values[Number(control.value)]);
 
   function tell(knob, row, control) {
@@ -67,7 +98,7 @@
     row.classList.toggle("turned", value !== knob.value);
     if (knob.menu) return;
     const text = typeof value === "string" ? value : digits.format(value);
-    row.querySelector("output").textContent = text;
+    row.querySelector(".typed").value = text;
     control.setAttribute("aria-valuetext", text);
   }
 
@@ -85,12 +116,13 @@
     const wrong = Object.keys(values).filter((name) => !knobs.some((knob) => knob.name === name)).map((name) => `there is no knob ${name.slice(0, 40)}`);
     for (const knob of knobs) {
       let value = knob.name in values ? values[knob.name] : knob.value;
-      if (!knob.values.includes(value)) {
+      if (!offerValue(knob, value)) {
         wrong.push(`${knob.label} has no ${String(value).slice(0, 40)}`);
         value = knob.value;
       }
       const control = byId(`knob-${knob.name}`);
-      control.value = knob.menu ? value : knob.values.indexOf(value);
+      if (knob.menu) control.value = value;
+      else slide(knob, control, value);
       tell(knob, control.closest(".knob-row"), control);
     }
     return wrong;
@@ -172,6 +204,7 @@
           byId("shown").hidden = false;
           tellLast();
           if (!answer.coarse) full = current;
+          settle(answer.sizes);
           const seconds = ((performance.now() - begun) / 1000).toFixed(2);
           const what = answer.coarse ? `A first look: ${digits.format(answer.requests)} requests` : `${digits.format(answer.requests)} requests`;
           say(`${what}, after ${seconds} s${answer.coarse ? "; the rest is on its way" : ""}`);
@@ -216,7 +249,24 @@
     traffic(current?.traffic);
     for (const [name, title] of [["arrivals", "Requests per second"], ["prompts", "Input tokens per second"]]) level(above, name, title, "traffic");
     for (const [name, title] of [["running", "Requests in the batch"], ["waiting", "Requests waiting"], ["kv", "KV blocks in use, %"], ["tokens", "Output tokens per second"]]) level(above, name, title);
-    byId("advice").replaceChildren(...items(current?.advice ?? []));
+    byId("advice").replaceChildren(...(current?.advice ?? []).map(finding));
+  }
+
+  // A finding with its knob: a press turns it, or asks the plan.
+  function finding({ text, knob, turn: to, plan }) {
+    const [item] = items([text]);
+    const press = (label, act) => {
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: label });
+      button.addEventListener("click", act);
+      item.append(" ", button);
+    };
+    if (knob) item.append(" ", Object.assign(document.createElement("span"), { className: "knob", textContent: knob }));
+    for (const [name, value] of Object.entries(to ?? {})) {
+      const known = knobs.find((one) => one.name === name);
+      if (known && offerValue(known, value)) press(`Turn ${known.label} to ${value}`, () => { turn({ ...turned(), [name]: value }); run(); });
+    }
+    if (plan) press("Plan what keeps it", () => { byId("question").value = "buy"; byId("plan").click(); byId("plan-box").scrollIntoView(); });
+    return item;
   }
 
   // Say what all the traffic is like, in the words of `headway trace describe`.
@@ -469,6 +519,8 @@
           byId("plan-title").textContent = asked;
           byId("plan-answer").hidden = false;
           byId("plan-lines").textContent = answer.text;
+          byId("plan-best").innerHTML = answer.answer ?? ""; // the server's own HTML, escaped there
+          byId("plan-table").innerHTML = answer.table ?? "";
           byId("plan-yaml").disabled = !answer.yaml;
           byId("plan-page").disabled = !answer.page;
           status(`Found after ${after()}`);
