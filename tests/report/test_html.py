@@ -322,8 +322,8 @@ def test_a_page_opens_with_the_verdict_and_what_to_do(tmp_path: Path) -> None:
     """In a line; of several runs the winner. The table of all metrics is folded."""
     path = tmp_path / "s.yaml"
     path.write_text(SMALL)
-    for name, seats in (("one", 1), ("many", 64)):
-        words = ["--set", f"engine.max_num_seqs={seats}", "--set", "goodput={ttft: 500}"]
+    for name, most in (("one", 1), ("many", 64)):
+        words = ["--set", f"engine.max_num_seqs={most}", "--set", "goodput={ttft: 500}"]
         assert main(["run", str(path), *words, "--out", str(tmp_path / name), "--quiet"]) == 0
     one, many = read_runs([tmp_path / "one", tmp_path / "many"])
     first = page([one]).partition('<h2 id="verdict">')[2].partition("</section>")[0]
