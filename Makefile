@@ -20,7 +20,9 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 # many, and half of the examples of the property tests; with CI=full, as every week: all there is.
 # Without: none of two seconds, a fifth of the cases and of the examples, other ones each time.
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@echo "Tests of less than two seconds each; CI=true adds longer ones, CI=full all."
+	@echo "Without HEADWAY_DATA those of published data are skipped. What fails stands at the end."
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --disable-warnings
 
 # Load generators, an SDK and a proxy against `headway serve`: some gigabytes and minutes.
 # vLLM is installed without what its server needs; its benchmark wants the packages that follow.

@@ -80,3 +80,85 @@ def test_what_one_request_alone_breaks_is_said_before_any_run(tmp_path: Path, ca
     assert kept("demo", 100, *alone, seeds=1) < 0.05
     two = ["engine.tensor_parallel_size=2", "gpu.count=2"]
     assert kept("demo", 100, *alone, *two, seeds=1) >= 0.99
+
+
+@pytest.mark.medium
+def test_runs_over_capacity_are_compared_by_throughput_alone(tmp_path: Path, capsys) -> None:
+    """Of three GPUs that all fall behind no latency names a winner: twice as long doubles it."""
+    keys = ["cost=null", "goodput=null", "workload.request_rate=40", "workload.num_prompts=300"]
+    vary = ["--vary", "gpu.name=A100-80GB,L40S", "--out", str(tmp_path)]
+    assert main(["compare", "demo", *sets(*keys), *vary]) == 0
+    said = capsys.readouterr().out
+    assert "Overloaded: by the last arrival A100-80GB" in said
+    assert "`headway plan` finds the load that keeps service levels" in said
+    assert "highest output throughput (" in said.lower()
+    assert "lowest p99 ttft" not in said.lower()
+    short, long = (
+        run(load_scenario("demo", [*keys, f"workload.num_prompts={count}"])).summary()
+        for count in (300, 900)
+    )
+    assert long["mean_ttft_ms"] > 2 * short["mean_ttft_ms"]
+    assert long["output_throughput"] == pytest.approx(short["output_throughput"], rel=0.3)
+
+
+@pytest.mark.medium
+def test_a_factor_that_may_be_chance_is_shown_and_decided(tmp_path: Path, capsys) -> None:
+    """Of two replications: with a mark and the pairs that it takes; then by as many."""
+    keys = ["cost=null", "goodput=null", "workload.request_rate=6", "workload.num_prompts=150"]
+    vary = ["--vary", "engine.max_num_batched_tokens=256,512", "--out", str(tmp_path)]
+    words = ["compare", "demo", *sets(*keys), *vary, "--replications", "2"]
+    assert main(words) == 0
+    few = capsys.readouterr().out
+    assert re.search(r"Mean TTFT \(ms\) .*\(\d+ pairs\) \d\.\d+ \?", few)
+    assert main([*words, "--until-decided"]) == 0
+    assert "P99 TTFT (ms): the winner is 512" in capsys.readouterr().out
+    means = {"256": [], "512": []}
+    for tokens, found in means.items():
+        for seed in (100, 101, 102):
+            more = [f"engine.max_num_batched_tokens={tokens}", f"seed={seed}"]
+            long = load_scenario("demo", [*keys, "workload.num_prompts=900", *more])
+            found.append(run(long).summary()["p99_ttft_ms"])
+    assert min(means["256"]) > max(means["512"])
+
+
+PAID = "client client-0: p95_ttft_ms<=800"
+
+
+@pytest.mark.medium
+def test_a_paid_class_has_a_level_of_its_own(tmp_path: Path, capsys) -> None:
+    """First come keeps it for nobody, priority for the paid; what the others lose is a row."""
+    keys = [*CHAT, "goodput=null", "engine.max_num_seqs=12", "workload.clients=[1, 3]"]
+    keys += ["workload.priorities=[0, 1]", "workload.num_prompts=300"]
+    vary = ["--vary", "engine.scheduling_policy=fcfs,priority", "--slo", PAID]
+    assert main(["compare", "demo", *sets(*keys), *vary, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "Winner: priority: the only one that keeps the service levels." in said
+    assert re.search(r"client client-0:p95_ttft_ms<=800: fcfs [\d,.]+, broken", said)
+    rows = [line for line in said.splitlines() if line.startswith("client-1: ")]
+    assert any("Mean E2EL" in row for row in rows)
+    with (tmp_path / "comparison.csv").open() as file:
+        told = [*csv.DictReader(file)]
+    assert all(float(row["output_throughput[client-1]"]) > 0 for row in told)
+    for policy, met in (("fcfs", False), ("priority", True)):
+        for seed in (100, 101):
+            more = [f"engine.scheduling_policy={policy}", f"seed={seed}", f"slo=['{PAID}']"]
+            long = load_scenario("demo", [*keys, *more, "workload.num_prompts=1200"])
+            assert run(long).summary()["headway"]["slo"][0]["met"] is met
+
+
+@pytest.mark.medium
+def test_what_costs_nothing_is_the_first_advice(tmp_path: Path, capsys) -> None:
+    """TensorRT-LLM keeps room for 8,192 tokens a request: max_tokens serves the load, free."""
+    keys = [
+        "engine={name: tensorrt-llm, quantization: int8}",
+        "goodput=null",
+        "slo=[p99_ttft_ms<=3000]",
+    ]
+    keys += ["workload.request_rate=7", "workload.num_prompts=400", "workload.output_len=200"]
+    assert main(["diagnose", "demo", *sets(*keys), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["trials"][0]
+    assert (first["advice"]["key"], first["advice"]["to"]) == ("workload.max_tokens", 200)
+    assert first["missed"] == 0
+    long = [*keys, "workload.num_prompts=1500", "seed=100"]
+    for more, met in (([], False), (["workload.max_tokens=200"], True)):
+        assert run(load_scenario("demo", [*long, *more])).summary()["headway"]["slo_met"] is met
