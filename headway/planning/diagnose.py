@@ -267,7 +267,7 @@ def _try_all(
     for (rule, metric, advice), one in zip(advised, followed, strict=True):
         outcome = one if isinstance(one, Outcome) else next(outcomes)
         gpus, price = (0, None) if isinstance(one, Outcome) else resources(one)
-        warn_once(outcome.warned, warned)
+        warn_once(outcome.warned, warned, words(advice))
         trials.append(
             Trial(
                 *(rule, metric, advice, outcome.values, outcome.error, value_of(values, metric)),

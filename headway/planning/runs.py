@@ -131,12 +131,13 @@ def requests_of(scenario: Scenario) -> Workload:
     return _LAST_TRACE[key]
 
 
-def warn_once(messages: Iterable[str], given: set[str]) -> None:
-    """Pass on what workers warned of, unless it has been given."""
+def warn_once(messages: Iterable[str], given: set[str], label: str = "") -> None:
+    """Pass on what workers warned of, unless it has been given; `label` names the first run."""
     for message in messages:
         if message not in given:
             given.add(message)
-            warnings.warn(message, HeadwayWarning, stacklevel=3)
+            told = f"{label}: {message}" if label else message
+            warnings.warn(told, HeadwayWarning, stacklevel=3)
 
 
 def metric_values(summary: Mapping[str, Any]) -> dict[str, int | float]:

@@ -125,6 +125,7 @@ def _run_missing(
         run_key(one.varied) if one.scenario is None else scenario_key(one.scenario)
         for one in points
     ]
+    labels = {key: point.label for key, point in zip(keys, points, strict=True)}
     rows: dict[str, Row] = {}
     tasks: dict[str, Scenario] = {}  # equal points run once
     for key, point in zip(keys, points, strict=True):
@@ -158,7 +159,7 @@ def _run_missing(
                 else:
                     rows[name] = {**outcome.values}
                     journal.append(name, rows[name])
-                warn_once(outcome.warned, warned)
+                warn_once(outcome.warned, warned, labels[name])
                 if progress is not None:
                     progress(sum(key in rows for key in keys), len(keys))
                 if monotonic() - written > PAUSE:
@@ -190,12 +191,23 @@ def _as_summary(row: Row) -> dict[str, object]:
     return {"completed": 0, "headway": {}, **row}
 
 
+def best_point(points: Sequence[DesignPoint], rows: Sequence[Row]) -> tuple[int | None, str]:
+    """Return the best point and why, by `headway.report.winner.best_run`.
+
+    Of points that are alike the one with the fewest seats: more would serve nobody.
+    """
+    seats = [0 if one.scenario is None else one.scenario.engine.max_num_seqs for one in points]
+    order = sorted(range(len(points)), key=seats.__getitem__)
+    place, why = best_run([_as_summary(rows[k]) for k in order])
+    return None if place is None else order[place], why
+
+
 def write_best(points: Sequence[DesignPoint], rows: Sequence[Row], folder: Path) -> bool:
     """Write the scenario of the best point, and say whether there is one; else take away a former.
 
-    What best means is said at `headway.report.winner.best_run`.
+    What best means is said at `best_point`.
     """
-    place, _ = best_run([_as_summary(row) for row in rows])
+    place, _ = best_point(points, rows)
     scenario = None if place is None else points[place].scenario
     if scenario is None:
         (folder / BEST).unlink(missing_ok=True)
@@ -229,7 +241,7 @@ def sweep_table(points: Sequence[DesignPoint], rows: Sequence[Row]) -> str:
     ]
     lines += scenario_cost_lines([label for label, _ in ran], [scenario for _, scenario in ran])
     lines += overload_lines(labels[:SHOWN], summaries[:SHOWN])
-    place, why = best_run(summaries)
+    place, why = best_point(points, rows)
     lines.append(f"No best point: {why}." if place is None else f"Best: {labels[place]}: {why}.")
     return "\n".join(lines)
 

@@ -121,8 +121,8 @@ def test_runs_that_complete_nothing_exit_with_1_and_warn_by_name(
 ) -> None:
     few = ["--set", "engine.num_gpu_blocks_override=2", "--out", str(tmp_path)]
     assert main([verb, "demo", *SMALL, "--vary", "engine.max_num_seqs=1,8", *few]) == 1
-    named = "not one request fits" if verb == "sweep" else "engine.max_num_seqs=8: all 20 requests"
-    assert named in capsys.readouterr().err
+    told = "engine.max_num_seqs=1: not one" if verb == "sweep" else "engine.max_num_seqs=8: all 20"
+    assert told in capsys.readouterr().err
 
 
 def test_replications_of_an_overloaded_run_say_so(tmp_path: Path, capsys) -> None:

@@ -339,3 +339,11 @@ def test_a_backend_that_does_not_start_leaves_nothing(small: Path):
     args = ["--vary", "seed=1,2", "--backend", "dask", "--address", "nowhere", "--out", str(out)]
     assert main(["sweep", str(small), *args]) == 2
     assert not out.exists()
+
+
+def test_of_points_that_are_alike_the_one_with_the_fewest_seats_is_best(small: Path, capsys):
+    """At so low a load nobody needs more than four; one seat is too few."""
+    args = ["--vary", "engine.max_num_seqs=64,4,1", "--set", "workload.request_rate=2"]
+    args += ["--slo", "p99_ttft_ms<=500", "--out", str(small.parent / "out"), "--jobs", "1"]
+    assert main(["sweep", str(small), *args]) == 0
+    assert "\nBest: max_num_seqs=4: " in capsys.readouterr().out
