@@ -13,6 +13,8 @@ from simulator.util.config import Config, Share
 from simulator.util.from_mapping import Field, short_repr
 
 MOST_DRAFTS = 64
+TYPICAL = {"eagle": 0.57, "eagle3": 0.66, "mtp": 0.87}
+"""Published acceptance by method: docs/speculative.md has the sources, and the range."""
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
@@ -33,8 +35,8 @@ class DraftConfig(Config):
 
 
 def _acceptance(value: object) -> object:
-    """Let through a probability, or a list of them."""
-    each = value if isinstance(value, list) else [value]
+    """Let through a probability, or a list of them, or `typical`."""
+    each = value if isinstance(value, list) else [] if value == "typical" else [value]
     for one in each:
         good = isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= 1
         if not good:
@@ -60,9 +62,9 @@ class SpeculativeConfig(Config):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
         description="draft tokens that a step verifies for each sequence that decodes"
     )
-    acceptance: Annotated[Share | list[Share], _acceptance] = Field(
+    acceptance: Annotated[Share | list[Share] | Literal["typical"], _acceptance] = Field(
         description="probability that a draft token is accepted if those before it were: one "
-        "number, or one for each position"
+        "number, or one for each position; typical: as published for eagle, eagle3 and mtp"
     )
     draft: DraftConfig | None = Field(
         None, description="the cost of drafting; null: nothing (ngram alone)"
@@ -76,6 +78,8 @@ class SpeculativeConfig(Config):
                 f"acceptance: must be one probability for each of the num_speculative_tokens "
                 f"({k}), not {len(self.acceptance)} of them"
             )
+        if self.acceptance == "typical" and self.method not in TYPICAL:
+            wrong.append(f"acceptance: typical is known of {', '.join(TYPICAL)}; give a number")
         if self.method not in (None, "ngram") and self.draft is None:
             wrong.append(
                 f"draft: is missing: what does a draft step of {self.method} take? "
@@ -110,7 +114,8 @@ class SpeculativeConfig(Config):
     @cached_property
     def _survival(self) -> npt.NDArray[np.float64]:
         """Probabilities that the last, the last but one, ... drafts are accepted; ascending."""
-        k, given = self.num_speculative_tokens, self.acceptance
+        k = self.num_speculative_tokens
+        given = TYPICAL[self.method or ""] if self.acceptance == "typical" else self.acceptance
         each = given if isinstance(given, list) else [given] * k
         survival: npt.NDArray[np.float64] = np.multiply.accumulate(each, dtype=np.float64)
         return survival[::-1]
