@@ -28,7 +28,8 @@ def draw_memory(budgets: Sequence[MemoryBudget]) -> "Figure":
         for at, (budget, end) in enumerate(zip(budgets, begin, strict=True)):
             text = " does not start" if budget.refusal else f" {budget.tokens:,} tokens"
             axes.annotate(text, (end, at), va="center", color=GREY)
-            axes.vlines(budget.gpu.memory / GIB, at - 0.4, at + 0.4, color="black")
+            label = "" if at else "memory of the GPU"
+            axes.vlines(budget.gpu.memory / GIB, at - 0.4, at + 0.4, color="black", label=label)
         axes.set_yticks(places, [f"{one.gpus} x {one.gpu.name}" for one in budgets])
         axes.invert_yaxis()
         axes.set_xlim(0, 1.25 * max(begin))

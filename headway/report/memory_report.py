@@ -24,6 +24,8 @@ def log_lines(budget: MemoryBudget) -> list[str]:
         lines.append(f"Available KV cache memory: {cache:.2f} GiB")
     if why := budget.refusal:
         return [*lines, f"{error}: {why}"]
+    if static and budget.model.linear is not None:  # the log has states in a line of their own
+        cache = tokens * budget.kv_bytes_per_token / GIB
     if static:
         return [*lines, f"KV Cache is allocated. #tokens: {tokens}, KV size: {cache:.2f} GB"]
     if sizes.trtllm:
