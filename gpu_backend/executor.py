@@ -5,7 +5,7 @@ import time
 from gpu_backend.engine import Engine, Measured
 from simulator.core.executor import Timing
 from simulator.core.request import Step
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.interface import SchedulerInterface
 from simulator.util.errors import HeadwayError
 
 SPARE_ROWS = 64  # rows that may belong to requests that are over
@@ -19,11 +19,11 @@ class TorchExecutor:
     executed took. Raises HeadwayError where scheduler and engine do not fit together.
     """
 
-    def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
+    def __init__(self, engine: Engine, scheduler: SchedulerInterface) -> None:
         blocks = scheduler.blocks
         positions = engine.spec.max_position_embeddings
         wrong = []
-        if scheduler.overlaps:
+        if scheduler.traits.overlaps:
             wrong.append(
                 "engine.async_scheduling: the engine ends a step before the next; set false, "
                 "or engine.name to textbook"

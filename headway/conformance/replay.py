@@ -183,7 +183,7 @@ class RecordedReplica(Replica):
 
     def _polls(self) -> bool:
         """Say whether the engine looks again though nothing runs."""
-        return self.scheduler.polls and bool(self.scheduler.copies or self.scheduler.waiting)
+        return self.scheduler.traits.polls and bool(self.scheduler.copies or self.scheduler.waiting)
 
     def commit(
         self, scheduled: ExecutedStep, decided: float, start: float, ends: list[float]

@@ -26,7 +26,7 @@ from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 
@@ -212,7 +212,7 @@ class LiveEngine:
         if self.streams.get(request.id) is not stream:
             return True
         stream.on_tokens = stream.on_end = _ignore
-        if not self.cores[0].scheduler.cancels:
+        if not self.cores[0].scheduler.traits.cancels:
             return False
         self.clock.advance()
         if self.streams.pop(request.id, None) is not None:
@@ -427,7 +427,7 @@ class _Watch:
             self.engine.kv_events.publish(self.core)
         self.engine.clock.note_delay(ends[-1])
 
-    def restart(self, scheduler: Scheduler) -> list[Request]:
+    def restart(self, scheduler: SchedulerInterface) -> list[Request]:
         self.in_flight.clear()
         lost = self._core_restart(scheduler)
         if self.engine.kv_events is not None:
@@ -454,7 +454,8 @@ class _Watch:
     @property
     def _late(self) -> bool:
         """Whether tokens are counted a step before they come."""
-        return self.core.scheduler.overlaps and self.core.scheduler.counts_ahead
+        traits = self.core.scheduler.traits
+        return traits.overlaps and traits.counts_ahead
 
     def _counts(self) -> list[tuple[Stream, int]]:
         """Count the tokens of all whose streams are still here."""

@@ -11,7 +11,7 @@ from headway.twin.live_engine import ABORT, LiveEngine, Stream
 from simulator.core.log import DRAFT
 from simulator.core.request import Step
 from simulator.engine.core import EngineCore
-from simulator.schedulers.vllm.door import Door
+from simulator.schedulers.door import Door
 
 MORE_SCALARS = (
     ("num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason."),

@@ -28,7 +28,7 @@ from simulator.core.request import Request
 from simulator.costs.joint_step import JointStep
 from simulator.engine.core import EngineCore, ExecutedStep, InFlight, SchedulerStats
 from simulator.engine.loop import EngineLoop, Timer
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.interface import SchedulerInterface
 
 JointlyScheduled = dict[EngineCore, ExecutedStep]
 """The steps of a joint step, by rank; who is missing runs a dummy batch."""
@@ -150,8 +150,9 @@ class LockStepLoop(EngineLoop):
         """Let all ranks schedule their next steps, now; None: none has anything to do."""
         cores = self.cores
         for core in cores:
-            if core.scheduler.prefill_interval is not None and len(cores) > 1:
-                core.scheduler.prefill_interval.joint_steps = self.step_counter
+            interval = getattr(core.scheduler, "prefill_interval", None)  # vLLM's
+            if interval is not None and len(cores) > 1:
+                interval.joint_steps = self.step_counter
         found = ((core, core.schedule(now)) for core in cores)
         scheduled = {core: step for core, step in found if step is not None}
         present = scheduled or any(max(core.stats()[:2]) for core in cores)
@@ -181,7 +182,7 @@ class LockStepLoop(EngineLoop):
             core.scheduler.repeat(times)
         self.step_counter += times
 
-    def crash(self, *schedulers: Scheduler) -> list[Request]:
+    def crash(self, *schedulers: SchedulerInterface) -> list[Request]:
         lost = super().crash(*schedulers)
         self.step_counter = 0
         return lost
@@ -226,7 +227,7 @@ class DataParallelServer:
         for loop in self.loops:
             loop.catch_up()
 
-    def crash(self, *schedulers: Scheduler) -> list[Request]:
+    def crash(self, *schedulers: SchedulerInterface) -> list[Request]:
         """Lose all ranks and their requests, which are returned; go on with other schedulers."""
         new, lost = iter(schedulers), []
         for loop in self.loops:

@@ -31,8 +31,8 @@ from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import REJECTED, UNFINISHED, pack_transfer
 from simulator.core.request import Request
+from simulator.schedulers.interface import SchedulerInterface
 from simulator.schedulers.vllm.kv_roles import ABSENT, ARRIVED, Consumer, Producer
-from simulator.schedulers.vllm.scheduler import Scheduler
 
 
 class DisaggregatedFleet(Fleet):
@@ -72,7 +72,7 @@ class DisaggregatedFleet(Fleet):
         self._kv_requests: list[tuple[int, Handoff]] = []  # likewise, with the consumer's number
 
     def add(
-        self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
+        self, group: str, scheduler: SchedulerInterface, executor: Executor, *, leap: bool = True
     ) -> Target:
         target = super().add(group, scheduler, executor, leap=leap)
         if isinstance(scheduler, Producer):
@@ -84,7 +84,7 @@ class DisaggregatedFleet(Fleet):
         self._connect(target, scheduler)
         return target
 
-    def _connect(self, target: Target, scheduler: Scheduler) -> None:
+    def _connect(self, target: Target, scheduler: SchedulerInterface) -> None:
         if isinstance(scheduler, Consumer):
             scheduler.on_ask = partial(self._kv_requested, target.index)
             scheduler.on_admit = self._admitted
@@ -307,7 +307,7 @@ class DisaggregatedFleet(Fleet):
             self._drop_job(handoff)
         return self._client_requests.pop(id, request)
 
-    def crash(self, target: Target, *schedulers: Scheduler) -> int:
+    def crash(self, target: Target, *schedulers: SchedulerInterface) -> int:
         if target.index in self.open:
             del self.open[target.index]
             self.router.close(target)

@@ -25,6 +25,7 @@ from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import REJECTED, UNFINISHED, pack_encoding
 from simulator.core.request import Item, Media, Request
+from simulator.schedulers.interface import SchedulerInterface
 from simulator.schedulers.vllm.encoder_cache import items_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 
@@ -72,10 +73,10 @@ class EncoderFleet(Fleet):
         self._last_job = 0
 
     def add(
-        self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
+        self, group: str, scheduler: SchedulerInterface, executor: Executor, *, leap: bool = True
     ) -> Target:
         target = super().add(group, scheduler, executor, leap=leap)
-        assert scheduler.encoder is not None
+        assert isinstance(scheduler, Scheduler) and scheduler.encoder is not None
         scheduler.encoder.stored = self._stored
         if group in self._token_seconds:
             of_link = self._token_seconds[group], self._latency, self._arrived

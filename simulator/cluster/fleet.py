@@ -26,7 +26,7 @@ from simulator.engine.core import EngineCore
 from simulator.engine.loop import EngineLoop
 from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.interface import SchedulerInterface
 
 COUNTERS = (
     *("refused_tries", "timed_out_tries", "retries"),
@@ -174,7 +174,7 @@ class Fleet:
         return [core.log for core in self.cores]
 
     def add(
-        self, group: str, scheduler: Scheduler, executor: Executor, *, leap: bool = True
+        self, group: str, scheduler: SchedulerInterface, executor: Executor, *, leap: bool = True
     ) -> Target:
         """Add a replica, which is not open yet."""
         replica = make_replica(self.env, scheduler, executor, leap=leap, timer=self._clock.timer)
@@ -183,7 +183,7 @@ class Fleet:
     def add_server(
         self,
         name: str,
-        schedulers: Sequence[Scheduler],
+        schedulers: Sequence[SchedulerInterface],
         executor: Executor,
         balancer: Balancer,
         *,
@@ -210,7 +210,7 @@ class Fleet:
         caches = [core.scheduler.blocks for core in cores]
         usable = sum(blocks.usable for blocks in caches)
         target = Target(len(self.targets), group, caches[0].block_size, usable)
-        slots = cores[0].scheduler.adapters
+        slots = getattr(cores[0].scheduler, "adapters", None)  # vLLM's
         target.max_loras = len(cores) * slots.max_loras if slots is not None else 0
         engine.on_finish = partial(self._end, target)
         self.cores += cores
@@ -315,7 +315,7 @@ class Fleet:
             self.engines[target.index].catch_up()
         return request.first_token >= 0
 
-    def crash(self, target: Target, *schedulers: Scheduler) -> int:
+    def crash(self, target: Target, *schedulers: SchedulerInterface) -> int:
         """Let a replica fail; its requests go to others at once. Return how many.
 
         It comes back with the given schedulers, one for each rank.

@@ -14,7 +14,7 @@ from simulator.cluster.routers import Target
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
 from simulator.engine.client import SentTimes
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.interface import SchedulerInterface
 from simulator.util.errors import HeadwayError
 
 State = Literal["off", "starting", "up", "draining", "down"]
@@ -43,7 +43,7 @@ class Lifecycle:
     def __init__(
         self,
         fleet: Fleet,
-        make: Sequence[Callable[[], Sequence[Scheduler]]],
+        make: Sequence[Callable[[], Sequence[SchedulerInterface]]],
         done: Callable[[], bool],
     ) -> None:
         self.fleet = fleet

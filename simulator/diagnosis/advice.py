@@ -438,7 +438,8 @@ class Advisor:
     def prefix_caching(self) -> list[Advice]:
         """Keep the blocks of prompts, where the scheduler can find them."""
         chosen = choose_scheduler(self.spec)  # None: the installed vLLM's, which caches
-        if (chosen is not None and not chosen.caches_prefixes) or self.engine.allocation != "paged":
+        caches = chosen is None or chosen.traits.caches_prefixes
+        if not caches or self.engine.allocation != "paged":
             return []
         return [turn(self.key("enable_prefix_caching"), False, True)]
 

@@ -23,7 +23,7 @@ from simulator.core.log import (
     pack_step,
 )
 from simulator.core.request import Request, Step
-from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
+from simulator.schedulers.interface import LONGEST_LEAP, SchedulerInterface
 from simulator.util.compiled import mypyc_attr
 
 ScheduledStep = tuple[Step, StepRow]
@@ -88,7 +88,7 @@ class EngineCore:
     def __init__(
         self,
         env: simpy.Environment,
-        scheduler: Scheduler,
+        scheduler: SchedulerInterface,
         executor: Executor,
         *,
         leap: bool = True,
@@ -112,7 +112,7 @@ class EngineCore:
         )
         self.cancelled: dict[Request, None] = {}  # to leave when a step ends
         self._unlogged = 0  # preemptions by empty steps
-        self._overlaps = scheduler.overlaps
+        self._overlaps = scheduler.traits.overlaps
         self.door = scheduler.door
 
     @property
@@ -292,7 +292,7 @@ class EngineCore:
         """Decide anew at the end of the step in flight, or now."""
         self.loop.arrived(self, changes=True)
 
-    def restart(self, scheduler: Scheduler) -> list[Request]:
+    def restart(self, scheduler: SchedulerInterface) -> list[Request]:
         """Go on with another scheduler; return the requests of the old one, which are lost."""
         old, log = self.scheduler, self.log
         lost = [request for request in old.running if request.finish < 0]
@@ -302,7 +302,7 @@ class EngineCore:
         self.cancelled.clear()
         self.scheduler = scheduler
         log.emptied.append(self.env.now)
-        if old.overlaps:
+        if old.traits.overlaps:
             log.drop_runs_ahead()
         running = scheduler.running
         running.runs, running.pauses = log.run_rows, log.pause_rows
@@ -317,7 +317,7 @@ class EngineCore:
         """
         scheduler = self.scheduler
         blocks = scheduler.blocks
-        first = 0 if scheduler.overlaps else 1  # the first step's blocks are taken already
+        first = 0 if scheduler.traits.overlaps else 1  # the first step's blocks are taken already
         used = blocks.usable - blocks.free
         if repeats := self.loop.repeats_scheduled(self):
             used += scheduler.decodes.blocks(repeats, skip=first)

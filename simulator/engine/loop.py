@@ -23,7 +23,7 @@ import simpy
 from simulator.core.alarm import LATE, Alarm, FastEnvironment
 from simulator.core.request import Request
 from simulator.engine.core import EngineCore, InFlight
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.interface import SchedulerInterface
 
 EMPTY_STEP_SECONDS = 0.001
 """How long vLLM's EngineCore sleeps after a step in which it could schedule nothing."""
@@ -104,7 +104,7 @@ class EngineLoop(ABC):
         self.cores = cores
         self.empty_step_seconds = empty_step_seconds
         self.batch_queue: deque[InFlight] = deque()
-        self.batch_queue_size = 2 if cores[0].scheduler.overlaps else 1
+        self.batch_queue_size = 2 if cores[0].scheduler.traits.overlaps else 1
         self._timer = timer(self)
         self._due = -1.0  # when it is to go on, or just has; -1: it rests
         self._leaping = False  # repeats of the last step in flight may still be called off
@@ -273,12 +273,13 @@ class EngineLoop(ABC):
         schedulers = [core.scheduler for core in self.cores]
         due = [when for one in schedulers if (when := one.next_wakeup()) is not None]
         if self.batch_queue:
-            self._starved = schedulers[0].pauses
+            self._starved = schedulers[0].traits.pauses
             self._kept = any(one.waiting for one in schedulers)
             return self._next()
         if due:
             return max(min(due), now)
-        if any(one.preempted or one.copies or (one.polls and one.waiting) for one in schedulers):
+        polls = schedulers[0].traits.polls
+        if any(one.preempted or one.copies or (polls and one.waiting) for one in schedulers):
             return self._pause(now)
         if any(one.waiting and not one.awaits_transfer for one in schedulers):
             raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")
@@ -289,7 +290,7 @@ class EngineLoop(ABC):
         self._due = when = now + self.empty_step_seconds
         return when
 
-    def crash(self, *schedulers: Scheduler) -> list[Request]:
+    def crash(self, *schedulers: SchedulerInterface) -> list[Request]:
         """Lose what is in flight and all requests, which are returned; go on with other schedulers.
 
         Before anything else at this instant: a step that would end now has not ended.

@@ -22,8 +22,8 @@ from simulator.core.request import Request
 from simulator.engine.core import InFlight, ScheduledStep
 from simulator.engine.loop import EMPTY_STEP_SECONDS, EngineLoop, LoopTimer, Timer
 from simulator.engine.replica import Replica
+from simulator.schedulers.interface import SchedulerInterface
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
-from simulator.schedulers.vllm.scheduler import Scheduler
 
 
 class PipelineReplica(Replica):
@@ -141,7 +141,7 @@ class PipelineReplica(Replica):
         if scheduler.waiting and not busy:
             raise RuntimeError(f"the scheduler does nothing though requests wait, at {now} s")
 
-    def crash(self, *schedulers: Scheduler) -> list[Request]:
+    def crash(self, *schedulers: SchedulerInterface) -> list[Request]:
         """Lose what is in flight and all requests, which are returned; go on with another."""
         lost = super().crash(*schedulers)
         self._host_free, self._free = 0.0, []
@@ -154,7 +154,7 @@ class PipelineReplica(Replica):
 
 def make_replica(
     env: simpy.Environment,
-    scheduler: Scheduler,
+    scheduler: SchedulerInterface,
     executor: Executor,
     *,
     leap: bool = True,

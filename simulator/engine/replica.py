@@ -7,7 +7,7 @@ import simpy
 from simulator.core.executor import Executor
 from simulator.engine.core import EngineCore, ExecutedStep
 from simulator.engine.loop import EMPTY_STEP_SECONDS, EngineLoop, LoopTimer, Timer
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.interface import SchedulerInterface
 
 
 class Replica(EngineCore, EngineLoop):
@@ -16,7 +16,7 @@ class Replica(EngineCore, EngineLoop):
     def __init__(
         self,
         env: simpy.Environment,
-        scheduler: Scheduler,
+        scheduler: SchedulerInterface,
         executor: Executor,
         *,
         leap: bool = True,

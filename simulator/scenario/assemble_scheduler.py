@@ -21,7 +21,7 @@ from simulator.scenario.policy_table import (
     make_policy,
     policy_name,
 )
-from simulator.schedulers.vllm.door import Door
+from simulator.schedulers.door import Door
 from simulator.schedulers.vllm.encoder_cache import EncoderLimits
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
@@ -66,7 +66,7 @@ def _make(
     if named and engine.multimodal_config is not None:
         raise ValueError("engine.multimodal_config: a live engine encodes no images")
     name = policy_name(scheduler_class)
-    caching = engine.enable_prefix_caching and scheduler_class.caches_prefixes
+    caching = engine.enable_prefix_caching and scheduler_class.traits.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
         what = "has no prefix cache: engine.enable_prefix_caching has no effect"
         warnings.warn(f"{name} {what}", HeadwayWarning, stacklevel=2)
@@ -77,8 +77,8 @@ def _make(
         order, given = spec.order
         unmade = check_only and is_own(order)
         options["policy"] = None if unmade else make_policy(spec, order, given, ORDER)
-    admits = scheduler_class.admit is Scheduler.admit or scheduler_class.loads_beside
-    tiers = scheduler_class.has_host_tier and admits
+    admits = scheduler_class.admit is Scheduler.admit or scheduler_class.traits.loads_beside
+    tiers = scheduler_class.traits.has_host_tier and admits
     if engine.kv_offloading_size and not tiers:
         told = policy_name(policy_class) if sglang else name
         raise ValueError(f"engine.kv_offloading_size: {told} has no host tier")
@@ -88,7 +88,7 @@ def _make(
         caching=caching,
         shares=shares_prefixes or spec.retries,
         named=named,
-        tree=engine.prefix_cache == "radix" or (scheduler_class.prefix_tree and not named),
+        tree=engine.prefix_cache == "radix" or (scheduler_class.traits.prefix_tree and not named),
         counts=sglang and policy_class.serves_unshared(**arguments),  # type: ignore[attr-defined]
     )
     if is_own(policy_class) and check_only:
@@ -119,7 +119,7 @@ def _options(spec: EngineSpec, scheduler_class: type[Scheduler]) -> dict[str, An
         options["swap_blocks"] = spec.swap_blocks
     if engine.preemption_mode == "auto":
         options["swap_prices"] = swap_prices(spec)
-    if scheduler_class.loads_beside:
+    if scheduler_class.traits.loads_beside:
         options |= _offloading_times(spec)
     if engine.pipeline_parallel_size > 1:
         options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])

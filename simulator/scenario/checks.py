@@ -442,7 +442,7 @@ def _check_resilience(
     for spec in filter(None, specs):
         with suppress(ValueError):  # told with all else that is wrong with the scheduler
             chosen = choose_scheduler(spec)
-            if chosen is None or not chosen.cancels:
+            if chosen is None or not chosen.traits.cancels:
                 what = "timeouts: the scheduler cannot let a request go before its end"
                 yield "cluster.client", "engine", what
                 return

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.compiled import mypyc_attr
 from simulator.util.from_mapping import raise_if
@@ -37,8 +38,9 @@ class ContinuousBatching(Scheduler):
     are taken as tokens come. Blocks of a common prefix, which several hold, are reserved once.
     """
 
-    caches_prefixes: ClassVar[bool] = False
-    has_host_tier: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(caches_prefixes=False, has_host_tier=False)
+    reserves: ClassVar[bool] = False
+    """Blocks for whole answers are set aside on admission."""
     whole_prompts: ClassVar[bool] = False
     """Prompts are not split: the budget is raised until a step can hold the longest."""
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from simulator.core.log import pack_seat
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.from_mapping import raise_if
 
@@ -39,7 +40,7 @@ class Static(Scheduler):
     `batch_size` is `max_num_seqs` unless given.
     """
 
-    caches_prefixes = False
+    traits = Traits(caches_prefixes=False)
 
     def __init__(
         self,

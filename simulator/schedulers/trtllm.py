@@ -8,6 +8,7 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
+from simulator.schedulers.interface import Traits
 from simulator.util.from_mapping import raise_if
 
 GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = POLICIES = (
@@ -59,7 +60,7 @@ class TrtLlm(ContinuousBatching):
     can then wait for ever for blocks that they hold.
     """
 
-    caches_prefixes = True
+    traits = Traits(has_host_tier=False)
     waiting: ByArrival
 
     def __init__(

@@ -4,6 +4,7 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo
 from simulator.schedulers.continuous_batching import ContinuousBatching
+from simulator.schedulers.interface import Traits
 from simulator.util.from_mapping import check_range, raise_if
 
 
@@ -41,7 +42,7 @@ class VllmV0(ContinuousBatching):
     vLLM's was off by default.
     """
 
-    headroom = 1
+    traits = Traits(caches_prefixes=False, has_host_tier=False, headroom=1)
     whole_prompts = True
 
     def __init__(

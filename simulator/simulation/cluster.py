@@ -38,7 +38,7 @@ from simulator.scenario.kv_room import memory_budget
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.independent import find_coupling, run_independent
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -181,7 +181,7 @@ def add_replicas(
     """
     assert scenario.cluster is not None
     stores: dict[str, SecondaryTier] = {}
-    makers: list[Callable[[], list[Scheduler]]] = []
+    makers: list[Callable[[], list[SchedulerInterface]]] = []
     first: list[Target] = []
     for name, group in scenario.cluster.replica_groups.items():
         spec = specs[name]
@@ -213,7 +213,7 @@ def add_replicas(
 
 def _make_schedulers(
     spec: EngineSpec, shares: bool, stores: dict[str, SecondaryTier]
-) -> list[Scheduler]:
+) -> list[SchedulerInterface]:
     """Make the scheduler of each rank of a replica; what all replicas share is in `stores`."""
     made = [make_scheduler(spec, shares) for _ in range(spec.engine.data_parallel_size)]
     for scheduler in made:

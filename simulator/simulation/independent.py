@@ -33,7 +33,7 @@ from simulator.results.request_table import Attempts
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.user_code import exit_message
@@ -106,7 +106,7 @@ class IndependentReplica:
 
     def __init__(
         self,
-        members: Sequence[tuple[str, Scheduler, Executor]],
+        members: Sequence[tuple[str, SchedulerInterface, Executor]],
         router: Router | None = None,
         *,
         leap: bool = True,

@@ -95,7 +95,7 @@ def play(
         from simulator.policies.predictor import make_predictor
 
         predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    cancel = replica.cancel if replica.scheduler.cancels else None
+    cancel = replica.cancel if replica.scheduler.traits.cancels else None
     client = Client(env, workload, replica.submit, predictor, cancel)
     replica.on_finish = client.finished
     ends = None if stop is None else partial(stop, np.frombuffer(client.sent), [replica.log])

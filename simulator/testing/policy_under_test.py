@@ -145,7 +145,7 @@ class PolicyUnderTest:
             replica.submit(GuardedRequest(request, self._hides, run.forbidden_reads))
 
         def finished(request: Request) -> None:
-            run.before_end = run.before_end or max(1, len(run.steps) - scheduler.overlaps)
+            run.before_end = run.before_end or max(1, len(run.steps) - scheduler.traits.overlaps)
             client.finished(request)
 
         client = Client(env, case.make_workload(), submit)

@@ -245,7 +245,7 @@ def test_littles_law(load, engine, clock, leap) -> None:
     """
     scheduler = engine()
     # The ghosts of a static batch keep their seats, and batches in flight overlap.
-    assume(not (isinstance(scheduler, Static) or scheduler.overlaps))
+    assume(not (isinstance(scheduler, Static) or scheduler.traits.overlaps))
     log, client = play(load, scheduler, clock, leap=leap)
     rows, served = log.steps, log.requests[log.requests["reason"] != 2]
     assume(len(served))

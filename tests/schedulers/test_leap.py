@@ -10,10 +10,11 @@ from simulator.engine.pipeline import make_replica
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.radix_cache import RadixCache
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
+from simulator.schedulers.interface import LONGEST_LEAP
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.trtllm import POLICIES, TrtLlm
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.scheduler import LONGEST_LEAP, Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
 from tests.engine.test_laws import assert_same_steps
 from tests.support.engines import Clock, fcfs, play, workload

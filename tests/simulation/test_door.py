@@ -5,7 +5,7 @@ import pytest
 from simulator.core.log import REJECTED
 from simulator.core.request import Request
 from simulator.scenario.load import load_scenario
-from simulator.schedulers.vllm.door import Door
+from simulator.schedulers.door import Door
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 

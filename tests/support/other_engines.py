@@ -86,7 +86,7 @@ def other_engines(
     if issubclass(kind, SgLang):
         return draw(_sglang(kind, options, size, num_blocks))
     named = draw(st.booleans())
-    caching = draw(st.booleans()) and kind.caches_prefixes
+    caching = draw(st.booleans()) and kind.traits.caches_prefixes
 
     cache = draw(st.sampled_from([RadixCache, UnsharedPrefixCache, None])) if caching else None
 

@@ -3,14 +3,16 @@ not know its tokens."""
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.interface import Traits
+from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
 from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.vllm.async_scheduler import AsyncRunning, Run
-from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
 from simulator.util.compiled import mypyc_attr
 
 
@@ -75,7 +77,7 @@ class OverlappedSgLang(SgLang):
     `commit` wants the steps in the order in which they were scheduled.
     """
 
-    overlaps: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(SgLang.traits, overlaps=True)
     running_type: ClassVar[type[RunningRequests]] = OverlappedRunning
     running: OverlappedRunning
 

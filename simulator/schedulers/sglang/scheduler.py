@@ -14,6 +14,7 @@ from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from simulator.kv_cache.unshared_radix_cache import UnsharedRadixCache
 from simulator.policies.policy import EngineView
 from simulator.schedulers.continuous_batching import ContinuousBatching, MaxNewTokens
+from simulator.schedulers.interface import LONGEST_LEAP, Traits
 from simulator.schedulers.sglang.prefill import CONTINUE, NO_TOKEN, OTHER, PrefillBudget
 from simulator.schedulers.sglang.queue_order import (
     BY_ENTRY,
@@ -30,7 +31,6 @@ from simulator.schedulers.sglang.running_batch import (
     CountedBatch,
     RunningBatch,
 )
-from simulator.schedulers.vllm.scheduler import LONGEST_LEAP
 from simulator.util.compiled import mypyc_attr
 from simulator.util.from_mapping import check_least, check_range, raise_if
 
@@ -69,10 +69,7 @@ class SgLang(ContinuousBatching):
     no memory waits here.
     """
 
-    caches_prefixes: ClassVar[bool] = True
-    prefix_tree: ClassVar[bool] = True
-    has_host_tier: ClassVar[bool] = True
-    pauses: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(pauses=False, prefix_tree=True)
 
     @staticmethod
     def serves_unshared(order: str = "fcfs", radix_eviction_policy: str = "lru", **_: Any) -> bool:

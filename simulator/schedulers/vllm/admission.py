@@ -5,7 +5,7 @@ from typing import Literal
 
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.schedulers.vllm.running_requests import RunningRequests
+from simulator.schedulers.running_requests import RunningRequests
 
 Reservation = int | Literal["max_tokens", "max_model_len"]
 """Tokens of an answer that admission reserves blocks for: a number, or all that may come."""

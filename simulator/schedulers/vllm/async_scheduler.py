@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
+from simulator.schedulers.interface import Traits
+from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.compiled import mypyc_attr
 
@@ -101,7 +102,7 @@ class AsyncScheduler(Scheduler):
     the steps in the order in which they were scheduled, empty ones left out.
     """
 
-    overlaps: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(overlaps=True)
     running_type: ClassVar[type[RunningRequests]] = AsyncRunning
     running: AsyncRunning
 

@@ -8,11 +8,12 @@ is on its way was certain.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from simulator.core.log import StepRow, pack_draft, pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.draft_blocks import DraftBlocks
+from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm.speculative import DECODES, Speculative
 
@@ -55,7 +56,7 @@ class DraftBatch:
 class DraftWalk(Speculative):
     """The scheduler of vLLM V1 with drafts, one request after the other."""
 
-    counts_ahead: ClassVar[bool] = False
+    traits = Traits(counts_ahead=False)
 
     def __init__(self, blocks: DraftBlocks, **options: Any) -> None:
         super().__init__(blocks, **options)  # type: ignore[arg-type]
@@ -66,7 +67,7 @@ class DraftWalk(Speculative):
         self._drafted: dict[Request, Drafted] = {}
         self._start = 0  # tokens of the prompt at hand that the prefix cache has
         self._last_end = 0.0  # of the steps whose outcome is there
-        self._caches_outcomes = self.overlaps or self.rules.caches_outcomes
+        self._caches_outcomes = self.traits.overlaps or self.rules.caches_outcomes
 
     # A step is decided.
 
@@ -147,7 +148,7 @@ class DraftWalk(Speculative):
 
     def fits(self, request: Request) -> bool:
         last = request.prompt_tokens + self.output_limit(request) - 1
-        slots = last + (1 + self.overlaps) * (1 + self.most_drafts) + self.speculation.lookahead
+        slots = last + (1 + self.traits.overlaps) * (1 + self.most_drafts) + self.speculation.lookahead
         most = self.blocks.most_held(min(slots, self.max_model_len))
         return request.prompt_tokens < self.max_model_len and most <= self.blocks.usable
 
@@ -234,4 +235,4 @@ class DraftWalk(Speculative):
 class AsyncDraftWalk(DraftWalk):
     """The same with two batches in flight."""
 
-    overlaps: ClassVar[bool] = True
+    traits = Traits(counts_ahead=False, overlaps=True)

@@ -18,6 +18,7 @@ from typing import Any
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.interface import check_vllm, has, on_preemption, sampled
 from simulator.schedulers.vllm.rules import OPTIONS_SINCE, Release, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -91,7 +92,6 @@ class InstalledScheduler(Scheduler):
     """
 
     blocks: InstalledBlocks
-    cancels = False
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class InstalledScheduler(Scheduler):
     ) -> None:
         super().__init__(blocks, **options)
         self._environment = environment or {}
-        self.overlaps = async_scheduling  # type: ignore[misc]  # the engine says it
+        # The engine says whether it overlaps.
+        self.traits = Traits(overlaps=async_scheduling, cancels=False)  # type: ignore[misc]
         options |= {"policy": policy_name, "async_scheduling": async_scheduling}
         if scheduler_cls is not None:
             options["scheduler_cls"] = scheduler_cls

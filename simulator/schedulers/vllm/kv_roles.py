@@ -30,7 +30,7 @@ class Producer(Scheduler):
         self.sending: dict[Request, None] = {}
 
     @property
-    def awaits_transfer(self) -> bool:  # type: ignore[override]
+    def awaits_transfer(self) -> bool:
         """Whether blocks come free without a step."""
         return bool(self.sending)
 
@@ -84,7 +84,7 @@ class Consumer(Scheduler):
         self._to_free: list[Request] = []  # blocks to be freed before the next step
 
     @property
-    def awaits_transfer(self) -> bool:  # type: ignore[override]
+    def awaits_transfer(self) -> bool:
         """Whether a copy is on its way."""
         return bool(self.loading)
 

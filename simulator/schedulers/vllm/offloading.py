@@ -19,12 +19,14 @@ may be handed on while they are being stored, for which vLLM waits, is left out.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from simulator.core.request import Chunk, Load, Request, Step
 from simulator.kv_cache.block_hashes import known_hashes
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo, KeyQueue, WaitingQueue
+from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.scheduler import QUEUES_WITHOUT_BOOKS, Scheduler
 
@@ -64,8 +66,7 @@ class Offloading(Scheduler):
     The blocks' tier is the host. `load_time` and `store_time` say how long so many blocks take.
     """
 
-    loads_beside = True
-    polls = True
+    traits = Traits(loads_beside=True, polls=True)
     waiting: HoldersFirst
 
     def __init__(
@@ -108,7 +109,7 @@ class Offloading(Scheduler):
         self._unheard = False  # an empty step's outcome is still to be looked at
 
     @property
-    def copies(self) -> bool:  # type: ignore[override]
+    def copies(self) -> bool:
         return any(jobs and jobs[-1][0] > self._heard for jobs in (self._stores, self._loads))
 
     def add(self, request: Request) -> bool:
@@ -124,8 +125,8 @@ class Offloading(Scheduler):
             self._begun.append(self._deciding)
         else:
             self._begin_stores(self._deciding, now)
-            self._unheard = self.overlaps
-            if not self.overlaps:
+            self._unheard = self.traits.overlaps
+            if not self.traits.overlaps:
                 self._heard = now
         self._deciding = []
         return step
@@ -371,6 +372,8 @@ class AsyncOffloading(Offloading, AsyncScheduler):
     whom the batch in flight computes is not preempted: the step goes without those whose blocks
     lack. Who ends meanwhile, by a stop token, keeps its blocks until that batch is over.
     """
+
+    traits = replace(Offloading.traits, overlaps=True)
 
     def __init__(self, blocks: BlockCounter, **options: Any) -> None:
         super().__init__(blocks, **options)

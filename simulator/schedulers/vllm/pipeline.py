@@ -20,6 +20,7 @@ from typing import Any
 from simulator.core.log import pack_run
 from simulator.core.request import Request, Step, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.scheduler import Scheduler
 
 
@@ -40,7 +41,7 @@ class PipelineScheduler(Scheduler):
     were scheduled, empty ones left out.
     """
 
-    overlaps = True
+    traits = Traits(overlaps=True)
 
     def __init__(
         self,

@@ -45,21 +45,21 @@ from simulator.policies.waiting_queues import (
     WaitingQueue,
     queue_of,
 )
+from simulator.schedulers.door import Door
+from simulator.schedulers.interface import LONGEST_LEAP, Traits
+from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
 from simulator.schedulers.vllm.admission import (
     Admission,
     DecodeScope,
     PrefillInterval,
     Reservation,
 )
-from simulator.schedulers.vllm.door import Door
 from simulator.schedulers.vllm.encoder_cache import EncoderCache, EncoderLimits, items_of
 from simulator.schedulers.vllm.lora import AdapterSlots
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
-from simulator.schedulers.vllm.running_requests import PreemptionLoop, RunningRequests
 from simulator.util.compiled import mypyc_attr
 
 QUEUES_WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)
-LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -83,32 +83,7 @@ class Scheduler:
     and `admit_head` are there to be called.
     """
 
-    overlaps: ClassVar[bool] = False
-    """A step is scheduled while the one before it runs."""
-    counts_ahead: ClassVar[bool] = True
-    """Where steps overlap, tokens are counted as their step is decided; else as they come out."""
-    pauses: ClassVar[bool] = True
-    """Where nothing can be scheduled the engine sleeps a moment, once no batch is in flight."""
-    caches_prefixes: ClassVar[bool] = True
-    """It can work with a prefix cache."""
-    prefix_tree: ClassVar[bool] = False
-    """That is a radix tree, whatever the scenario says, but on a live engine."""
-    has_host_tier: ClassVar[bool] = True
-    """It can work with a host tier of the prefix cache."""
-    loads_beside: ClassVar[bool] = False
-    """Blocks come from there, and go there, while others compute."""
-    reserves: ClassVar[bool] = False
-    """Blocks for whole answers are set aside on admission."""
-    cancels: ClassVar[bool] = True
-    """`cancel` can take a request away between two steps."""
-    headroom: ClassVar[int] = 0
-    """Blocks that must be left after a step of decodes, for it to preempt nobody."""
-    awaits_transfer: ClassVar[bool] = False
-    """Something comes from outside that lets waiting requests go on."""
-    polls: ClassVar[bool] = False
-    """While somebody waits the engine looks every so often, though nothing runs."""
-    copies: ClassVar[bool] = False
-    """And as long as blocks are on their way."""
+    traits: ClassVar[Traits] = Traits()
     running_type: ClassVar[type[RunningRequests]] = RunningRequests
     """What the running list is made of."""
 
@@ -149,7 +124,7 @@ class Scheduler:
         )
         self.now = 0.0  # of the last call of `schedule`
         self.preempted = 0  # by the last call of `schedule`
-        self._ahead = 0 if self.overlaps else 1
+        self._ahead = 0 if self.traits.overlaps else 1
         self.kept_tokens = 0  # in the blocks of requests that do not run
         self.drafts = bytearray()  # rows of log.DRAFT
         self.tracks_longest = False  # whether steps say how much their longest decode reads
@@ -247,6 +222,16 @@ class Scheduler:
             if type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
                 raise ValueError("secondary_tiers: goes with fcfs, priority and sjf")
             self.settle_queue = self._ask_tiers
+
+    @property
+    def awaits_transfer(self) -> bool:
+        """Something comes from outside that lets waiting requests go on."""
+        return False
+
+    @property
+    def copies(self) -> bool:
+        """Blocks are on their way, which the engine looks for though nothing runs."""
+        return False
 
     @property
     def num_seats(self) -> int:
@@ -759,7 +744,7 @@ class Scheduler:
 
     def _settle_items(self, work: EncoderWork, ending: Sequence[Request] = ()) -> None:
         assert self.encoder is not None
-        self.encoder.settle(work, ending, overlaps=self.overlaps)
+        self.encoder.settle(work, ending, overlaps=self.traits.overlaps)
 
     def _emit(self, request: Request, now: float, over: list[Request]) -> None:
         """Bring out the token of a request outside the decode set."""
@@ -806,7 +791,7 @@ class Scheduler:
         more = min(decodes.ticks_to_end(), LONGEST_LEAP) - ahead
         if interval is not None and interval.held and self.waiting:
             more = min(more, interval.left - 1)
-        free = self.blocks.free - self.headroom
+        free = self.blocks.free - self.traits.headroom
         if more > 0 and decodes.count * ((more + 1) // decodes.block_size + 1) > free:
             more = decodes.affords(free, more, ahead)
         return 1 + more
