@@ -14,6 +14,7 @@ from typing import Any
 import simpy
 
 from simulator.core.request import EncoderWork, Request, Step
+from simulator.features.images.images import Images
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.offloading import HoldersFirst
 from simulator.schedulers.vllm.scheduler import Scheduler
@@ -216,13 +217,13 @@ class Recorder:
 
     def _encoder_fields(self, work: EncoderWork | None) -> str:
         """Write which items are encoded, by request, which outputs are evicted, and loaded."""
-        if self.scheduler.encoder is None:
+        if not (images := [one for one in self.scheduler.features if isinstance(one, Images)]):
             return ""
         found: dict[str, Any] = {
             "encoded": [[one.id, numbers] for one, numbers in work.encoded.items()] if work else [],
             "evicted": [media.name for media in work.evicted] if work else [],
         }
-        if self.scheduler.encoder.stored:
+        if images[0].stored:
             loaded = work.loaded.items() if work else ()
             found["loaded"] = [[one.id, numbers] for one, numbers in loaded]
         return f",{dump(found)[1:-1]}"

@@ -19,15 +19,17 @@ from simulator.core.request import Media, Request, Step
 from simulator.engine.core import ExecutedStep, InFlight
 from simulator.engine.loop import EngineLoop
 from simulator.engine.replica import Replica
+from simulator.features.images.images import EncoderLimits, Images, encoder_of
+from simulator.features.lora.lora import Lora
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.draft_blocks import DraftBlocks, DraftHybridBlocks
 from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.kv_cache.tiers import HostTier
 from simulator.policies.orders import Priority
+from simulator.schedulers.feature import Feature
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.drafts_ahead import AsyncDraftWalk, DraftWalk
-from simulator.schedulers.vllm.encoder_cache import EncoderLimits
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from simulator.schedulers.vllm.rules import (
@@ -251,7 +253,6 @@ _OPTIONS = (
     "prefill_schedule_interval",
     "prefix_cache_retention_interval",
     "watermark",
-    "max_loras",
 )
 
 
@@ -319,7 +320,7 @@ class Replay:
         options |= options_without_effect(release)
         retention = options.pop("prefix_cache_retention_interval")
         if installed:
-            if options.pop("max_loras"):
+            if config.max_loras:
                 raise HeadwayError("config.max_loras: --installed knows of no adapters")
             if config.encoder_cache_size:
                 raise HeadwayError("config.encoder_cache_size: --installed knows of no images")
@@ -332,14 +333,16 @@ class Replay:
                 async_scheduling=config.async_scheduling,
                 **options,
             )
+        features: list[Feature] = [Lora(config.max_loras)] if config.max_loras else []
         blocks, kinds = self._choose_blocks(size, retention, options)
         blocks.recorder = self._recorder
         if config.encoder_cache_size:
-            options["encoder"] = EncoderLimits(
+            limits = EncoderLimits(
                 config.encoder_cache_size,
                 config.max_num_encoder_input_tokens,
                 config.disable_chunked_mm_input,
             )
+            features.append(Images(limits))
         if config.kv_offloading_blocks:
             times = self.case.step_time
             threshold = config.store_threshold
@@ -352,10 +355,11 @@ class Replay:
             blocks,
             policy=Priority() if config.policy == "priority" else None,
             rules=rules_of(release),
+            features=features,
             **options,
         )
-        if made.encoder is not None:
-            made.encoder.stored = {Media("image", name) for name in config.ec_cache}
+        if config.encoder_cache_size:
+            encoder_of(made).stored = {Media("image", name) for name in config.ec_cache}
         return made
 
     def _choose_blocks(

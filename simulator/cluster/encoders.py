@@ -25,9 +25,8 @@ from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import REJECTED, UNFINISHED, pack_encoding
 from simulator.core.request import Item, Media, Request
+from simulator.features.images.images import encoder_of, items_of
 from simulator.schedulers.interface import SchedulerInterface
-from simulator.schedulers.vllm.encoder_cache import items_of
-from simulator.schedulers.vllm.scheduler import Scheduler
 
 
 @dataclass(slots=True, eq=False)
@@ -76,13 +75,13 @@ class EncoderFleet(Fleet):
         self, group: str, scheduler: SchedulerInterface, executor: Executor, *, leap: bool = True
     ) -> Target:
         target = super().add(group, scheduler, executor, leap=leap)
-        assert isinstance(scheduler, Scheduler) and scheduler.encoder is not None
-        scheduler.encoder.stored = self._stored
+        encoder = encoder_of(scheduler)
+        encoder.stored = self._stored
         if group in self._token_seconds:
             of_link = self._token_seconds[group], self._latency, self._arrived
             self.links[target.index] = Link(self.env, *of_link)
             self.routers.consumers.add(target.index)
-            scheduler.encoder.alone = True
+            encoder.alone = True
             self._kinds.setdefault(group, target.index)
         return target
 

@@ -210,8 +210,6 @@ class Fleet:
         caches = [core.scheduler.blocks for core in cores]
         usable = sum(blocks.usable for blocks in caches)
         target = Target(len(self.targets), group, caches[0].block_size, usable)
-        slots = getattr(cores[0].scheduler, "adapters", None)  # vLLM's
-        target.max_loras = len(cores) * slots.max_loras if slots is not None else 0
         engine.on_finish = partial(self._end, target)
         self.cores += cores
         self.targets.append(target)

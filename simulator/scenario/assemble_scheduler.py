@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from simulator.core.request import Chunk, Copies, Load, Request, Step, Swap
+from simulator.features import features_of
 from simulator.kv_cache.host_memory import Prices
 from simulator.scenario.assemble_blocks import make_blocks, store_time
 from simulator.scenario.choose_scheduler import choose_scheduler
@@ -22,7 +23,6 @@ from simulator.scenario.policy_table import (
     policy_name,
 )
 from simulator.schedulers.door import Door
-from simulator.schedulers.vllm.encoder_cache import EncoderLimits
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
 
@@ -61,10 +61,8 @@ def _make(
         return make_installed(spec, vllm_options(spec))
     if named and engine.speculative_config is not None:
         raise ValueError("engine.speculative_config: a live engine verifies no drafts")
-    if named and engine.enable_lora:
-        raise ValueError("engine.enable_lora: a live engine computes no adapters")
-    if named and engine.multimodal_config is not None:
-        raise ValueError("engine.multimodal_config: a live engine encodes no images")
+    if named and (feature := next(features_of(engine), None)):
+        raise ValueError(f"engine.{feature.key}: a live engine {feature.live}")
     name = policy_name(scheduler_class)
     caching = engine.enable_prefix_caching and scheduler_class.traits.caches_prefixes
     if shares_prefixes and engine.enable_prefix_caching and not caching:
@@ -115,6 +113,7 @@ def _options(spec: EngineSpec, scheduler_class: type[Scheduler]) -> dict[str, An
     """Return the arguments that a scheduler takes of those that an engine has for it."""
     engine = spec.engine
     options = vllm_options(spec) | engine.values_of(ADMISSION_RULES) | {"rules": spec.rules}
+    options["features"] = [one.of(engine, spec.model) for one in features_of(engine)]
     if engine.preemption_mode != "recompute":
         options["swap_blocks"] = spec.swap_blocks
     if engine.preemption_mode == "auto":
@@ -123,16 +122,6 @@ def _options(spec: EngineSpec, scheduler_class: type[Scheduler]) -> dict[str, An
         options |= _offloading_times(spec)
     if engine.pipeline_parallel_size > 1:
         options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])
-    if engine.enable_lora:
-        options |= {"max_loras": engine.max_loras, "max_cpu_loras": engine.cpu_loras}
-    if (images := engine.multimodal_config) is not None:
-        tokens = max(engine.max_num_batched_tokens, spec.model.largest_image)
-        options["encoder"] = EncoderLimits(
-            images.encoder_cache_size or tokens,
-            images.max_num_encoder_input_tokens or tokens,
-            images.disable_chunked_mm_input,
-            tuple(images.limit_mm_per_prompt.items()),
-        )
     if engine.speculative_config is not None:
         options |= {"speculation": engine.speculative_config, "seed": spec.seed}
     return {name: value for name, value in options.items() if accepts(scheduler_class, name)}

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from simulator.core.engine_config import EngineConfig
+from simulator.features import all_features
 from simulator.models.spec import ModelSpec
 from simulator.scenario.choose_scheduler import choose_scheduler, differing_keys
 from simulator.scenario.cluster_config import ClusterConfig
@@ -169,28 +170,19 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
         yield "engine.preemption_mode", "engine.allocation", what
     if mode == "recompute" and not (engine.swap_overlap and engine.kv_offloading_size):
         for key in ("swap_bandwidth", "swap_space", "swap_overlap"):
-            if _is_given(engine, key):
+            if engine.is_given(key):
                 what = "goes with preemption_mode swap or auto, not with recompute"
                 yield f"engine.{key}", "engine.preemption_mode", what
     yield from _check_prefix_cache(engine)
-    if _is_given(engine, "min_decode_blocks_scope") and not engine.min_decode_blocks:
+    if engine.is_given("min_decode_blocks_scope") and not engine.min_decode_blocks:
         what = "goes with min_decode_blocks, which is 0"
         yield "engine.min_decode_blocks_scope", "engine.min_decode_blocks", what
     if engine.reserve_output_tokens is not None and engine.allocation != "paged":
         what = f"{engine.allocation} allocation reserves max_model_len for everybody anyway"
         yield "engine.reserve_output_tokens", "engine.allocation", what
-    yield from _check_adapters(engine)
+    for feature in all_features():
+        yield from feature.conflicts(engine)
     yield from _check_parallel(engine, gpus)
-
-
-def _check_adapters(engine: EngineConfig) -> Iterator[Conflict]:
-    """See whether the keys of adapters go with one another."""
-    for key in ("max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_bandwidth"):
-        if _is_given(engine, key) and not engine.enable_lora:
-            yield f"engine.{key}", "engine.enable_lora", "goes with enable_lora: true"
-    if engine.max_cpu_loras is not None and engine.max_cpu_loras < engine.max_loras:
-        what = f"must be at least max_loras ({engine.max_loras}), not {engine.max_cpu_loras}"
-        yield "engine.max_cpu_loras", "engine.max_loras", what
 
 
 def _check_version(engine: EngineConfig) -> Iterator[Conflict]:
@@ -290,18 +282,13 @@ def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
         yield "engine.data_parallel_size", "engine.name", what
 
 
-def _is_given(block: object, key: str) -> bool:
-    """Say whether a key of a block has another value than by default."""
-    return bool(getattr(block, key) != type(block).model_fields[key].default)  # type: ignore[attr-defined]
-
-
 def _check_host_tier(engine: EngineConfig, sglang: bool) -> Iterator[Conflict]:
     """See whether there is a host tier, and whether the engine has what it wants."""
     size, policy = "engine.kv_offloading_size", "engine.hicache_write_policy"
     if engine.kv_offloading_size is None:
         keys = OF_HOST_TIER if engine.name == "sglang" else (*OF_HOST_TIER, "hicache_write_policy")
         for key in keys:
-            if _is_given(engine, key):
+            if engine.is_given(key):
                 yield f"engine.{key}", size, "goes with kv_offloading_size"
         return
     for key, word in differing_keys(engine, REQUIRED_FOR_HOST_TIER):
@@ -403,7 +390,7 @@ def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
         yield "cluster.sleep_mode", "cluster.groups", what
     for block, key, other in DEPENDENT_KEYS:
         values = getattr(cluster, block)
-        if values is not None and not getattr(values, other) and _is_given(values, key):
+        if values is not None and not getattr(values, other) and values.is_given(key):
             what = f"goes with {other}; {key} alone has no effect"
             yield f"cluster.{block}.{key}", f"cluster.{block}.{other}", what
     client, admission = cluster.client, cluster.admission

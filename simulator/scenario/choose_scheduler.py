@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from simulator.core.engine_config import EngineConfig
 from simulator.core.speculative_config import SpeculativeConfig
+from simulator.features import features_of
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.vllm.rules import options_without_effect
@@ -44,14 +45,6 @@ REQUIRED_FOR_WINDOW = {
     "prefix_cache": "hash",
 }
 """What an engine must have whose layers keep a window alone."""
-REQUIRED_FOR_ADAPTERS = REQUIRED_FOR_STAGES | {
-    "pipeline_parallel_size": 1,
-    "kv_offloading_size": None,
-    "allocation": "paged",
-}
-"""What an engine must have that serves adapters."""
-REQUIRED_FOR_ENCODER = REQUIRED_FOR_ADAPTERS | {"enable_lora": False}
-"""What an engine must have that takes images."""
 SCHEDULERS: Imported[type[Scheduler]] = Imported(
     {
         "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",
@@ -68,7 +61,7 @@ SCHEDULERS: Imported[type[Scheduler]] = Imported(
 )
 """What schedules in the place of `Scheduler`, by a group's kv_role or by what the engine does."""
 RECORDED_SINCE = (0, 32, 0)
-"""The first release of vLLM whose rules for images and for adapters were recorded."""
+"""The first release of vLLM whose rules for features were recorded."""
 ORDERING = "policies that only order the queue: priority, sjf"
 
 
@@ -96,23 +89,16 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
             raise ValueError(otherwise)
 
     _check_prefill_interval(spec)
-    if engine.enable_lora:
-        if not engine.follows_vllm or spec.release < RECORDED_SINCE or role is not None:
-            rules = "goes with the rules of vLLM 0.32 or later, without a kv_role"
-            raise ValueError(f"engine.enable_lora: {rules}")
-        need(
-            REQUIRED_FOR_ADAPTERS,
-            "engine.enable_lora: goes with {key}: {word}",
-            f"engine.enable_lora: {name} knows no adapters; fcfs does, and {ORDERING}",
-        )
-    if engine.multimodal_config is not None and engine.multimodal_config.takes_any:
-        at = "engine.multimodal_config"
+    for feature in features_of(engine):
+        at, (lacks, others) = f"engine.{feature.key}", feature.lacking
+        if (required := feature.requires(engine)) is None:
+            continue
         if not engine.follows_vllm or spec.release < RECORDED_SINCE or role is not None:
             raise ValueError(f"{at}: goes with the rules of vLLM 0.32 or later, without a kv_role")
         need(
-            REQUIRED_FOR_ENCODER,
+            required,
             f"{at}: goes with {{key}}: {{word}}",
-            f"{at}: {name} has no encoder; fcfs has, and {ORDERING}",
+            f"{at}: {name} {lacks}; fcfs {others}, and {ORDERING}",
         )
     if role is not None:
         need(

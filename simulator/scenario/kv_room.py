@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
+from simulator.features import features_of
 from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import EngineSizes, MemoryBudget, estimate, fitting
 from simulator.models.load import load_model
@@ -40,12 +41,7 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
         keys["max_num_batched_tokens"] = min(
             longest, TRTLLM_TOKENS
         )  # here a step has whole prompts
-    adapters, images = 0, engine.multimodal_config
-    if engine.enable_lora:
-        from simulator.models.lora import adapter_size
-
-        size = adapter_size(model, engine.max_lora_rank, engine.tensor_parallel_size)
-        adapters = int(engine.max_loras * size.slot_bytes)
+    images = engine.multimodal_config
     speculation = engine.speculative_config
     return EngineSizes(
         **keys,
@@ -55,7 +51,7 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
         drafts=_drafts(engine),
         ahead=speculation.num_speculative_tokens if speculation else 0,
         draft=_draft_model(engine),
-        adapters=adapters,
+        adapters=sum(one.slot_bytes(engine, model) for one in features_of(engine)),
         encoder_cache=images.encoder_cache_size if images else None,
         tower=images is None or images.takes_any,
         trtllm=engine.name == "tensorrt-llm",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulator.core.engine_config import UNIFORM, EngineConfig, HostConfig
-from simulator.core.multimodal_config import MultimodalConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.linear import Fitted
 from simulator.costs.noise import check_residuals
@@ -34,6 +33,7 @@ from simulator.costs.profile import (
     settings_of,
     shipped_profiles,
 )
+from simulator.features import features_of
 from simulator.models.gpus import GPUS, HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
@@ -60,9 +60,10 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
     """
     engine = own.engine
     if own.encodes_only and engine.multimodal_config is not None:
-        from simulator.costs.encoder import NothingElse
+        from simulator.features.images import FEATURE
+        from simulator.features.images.cost import NothingElse
 
-        return _with_encoder(NothingElse(), engine.multimodal_config, own, model, gpu)
+        return FEATURE.cost(NothingElse(), engine, model, gpu)
     if not model.num_experts:
         for key in ("expert_routing", "enable_expert_parallel"):
             if getattr(engine, key) != EngineConfig.model_fields[key].default:
@@ -80,12 +81,8 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
     speculation = engine.speculative_config
     if speculation is not None and speculation.draft is not None:
         cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)
-    if engine.enable_lora:
-        from simulator.costs.lora import lora_cost
-
-        cost = lora_cost(cost, model, gpu, engine)
-    if engine.multimodal_config is not None and engine.multimodal_config.takes_any:
-        cost = _with_encoder(cost, engine.multimodal_config, own, model, gpu)
+    for feature in features_of(engine):
+        cost = feature.cost(cost, engine, model, gpu)
     if not parallel:
         return cost
     from simulator.costs.data_parallel import DataParallelCost, Experts
@@ -96,18 +93,6 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
         experts = Experts(model, gpu, engine.weight_dtype, *sizes)
     kernels = cost.without_host() if engine.async_scheduling else None
     return DataParallelCost(cost, engine.data_parallel_size, experts, kernels)
-
-
-def _with_encoder(
-    cost: CostModel, images: MultimodalConfig, own: EngineBlocks, model: ModelSpec, gpu: Gpu
-) -> CostModel:
-    """Put what encoding takes on a cost: by a table of the user's, else by roofline."""
-    from simulator.costs.encoder import EncoderCost, encoder_cost
-
-    if images.encoder_seconds is None:
-        return encoder_cost(cost, model, gpu, own.engine.tensor_parallel_size)
-    tokens, seconds = zip(*images.encoder_seconds, strict=True)
-    return EncoderCost(cost, tuple(map(int, tokens)), seconds)
 
 
 def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: bool) -> str:

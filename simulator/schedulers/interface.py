@@ -16,6 +16,7 @@ from simulator.kv_cache.host_memory import SwapSpace
 from simulator.kv_cache.tiers import HostTier
 from simulator.policies.waiting_queues import WaitingQueue
 from simulator.schedulers.door import Door
+from simulator.schedulers.feature import Feature
 from simulator.schedulers.running_requests import RunningRequests
 
 LONGEST_LEAP = 256  # steps; bounds what is computed in vain when an arrival cuts a leap short
@@ -63,6 +64,7 @@ class SchedulerInterface(Protocol):
     tier: HostTier | None
     swap_space: SwapSpace
     door: Door | None
+    features: Sequence[Feature]
     max_model_len: int  # tokens
     preempted: int  # requests, by the last call of `schedule`
     ended: bool  # the last outcome may have ended somebody

@@ -194,6 +194,8 @@ def add_replicas(
                 balancer = _balancer(spec, len(fleet.targets))
                 rank, joint = spec.cost.rank_cost, spec.cost.joint
                 target = fleet.add_server(name, make(), rank, balancer, leap=leap, joint=joint)
+            if spec.engine.enable_lora:
+                target.max_loras = ranks * spec.engine.max_loras
             makers.append(make)
             if number < group.replicas and awake_first(scenario.cluster.sleepers, name, number):
                 first.append(target)

@@ -52,6 +52,10 @@ class Config:
     def __init__(self, **values: Any) -> None:
         self._read(values)
 
+    def is_given(self, key: str) -> bool:
+        """Say whether a key has another value than by default."""
+        return bool(getattr(self, key) != self.model_fields[key].default)
+
     @classmethod
     def model_validate(cls, value: object) -> Self:
         """Make a block of what a file holds; ValueError names each wrong key."""

@@ -8,9 +8,9 @@ import pytest
 from simulator.core.engine_config import EngineConfig
 from simulator.core.multimodal_config import MultimodalConfig
 from simulator.core.request import EncoderWork, Item, Media, Request, Step
-from simulator.costs.encoder import KERNELS, EncoderCost, encoder_cost
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import LAUNCH, efficiency_of
+from simulator.features.images.cost import KERNELS, EncoderCost, encoder_cost
 from simulator.models.gpus import GPUS
 from simulator.models.kv_budget import MemoryBudget
 from simulator.models.load import load_model

@@ -5,11 +5,11 @@ import pytest
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import AdapterWork, Step
 from simulator.costs.linear import LinearCost
-from simulator.costs.lora import lora_cost
 from simulator.costs.roofline import efficiency_of
+from simulator.features.lora.cost import lora_cost
+from simulator.features.lora.size import adapter_size
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
-from simulator.models.lora import adapter_size
 from simulator.scenario.kv_room import memory_budget
 
 LLAMA, GPU = load_model("llama-3-8b"), GPUS["H100-80GB"]

@@ -8,8 +8,8 @@ import pytest
 from simulator import load_scenario, run
 from simulator.core.request import AdapterWork, Request, Step
 from simulator.costs.linear import LinearCost
+from simulator.features.lora.lora import Lora
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.schedulers.vllm.lora import AdapterSlots
 from simulator.schedulers.vllm.scheduler import Scheduler
 from tests.support.scenarios import errors
 
@@ -25,7 +25,7 @@ workload:
 
 
 def scheduler(max_loras: int, **options: Any) -> Scheduler:
-    return Scheduler(BlockCounter(1000, 4), max_loras=max_loras, **options)
+    return Scheduler(BlockCounter(1000, 4), features=[Lora(max_loras)], **options)
 
 
 def ask(id: int, model: str = "", output: int = 3) -> Request:
@@ -72,18 +72,20 @@ def test_a_request_that_comes_ends_a_leap_though_it_is_not_the_head() -> None:
     assert one.add(ask(2, "a"))
 
 
-def work(slots: AdapterSlots, *names: str) -> tuple[int, int]:
+def work(slots: Lora, *names: str) -> tuple[int, int]:
     """Compute a prompt for each of the names; return what is read and copied."""
     step = Step([])
     for id, name in enumerate(names):
         step.add_single(ask(id, name), 0)
-    found = slots.work(step, [], 0)
-    return found.read, found.copied
+    slots.annotate(step)
+    assert step.adapters is not None
+    return step.adapters.read, step.adapters.copied
 
 
 def test_the_adapters_used_longest_ago_leave_gpu_and_host() -> None:
     """Two slots, three places on the host."""
-    slots = AdapterSlots(2, 3)
+    slots = Lora(2, 3)
+    Scheduler(BlockCounter(1000, 4), features=[slots])
     assert work(slots, "a", "b") == (2, 2)
     assert work(slots, "c") == (1, 1)  # a leaves its slot
     assert work(slots, "a") == (0, 1)  # from the host; b leaves its slot

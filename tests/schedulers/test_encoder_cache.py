@@ -8,8 +8,8 @@ import pytest
 
 from simulator import load_scenario, run
 from simulator.core.request import Media, Request, Segments, Step
+from simulator.features.images.images import EncoderLimits, Images, encoder_of
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
-from simulator.schedulers.vllm.encoder_cache import EncoderLimits
 from simulator.schedulers.vllm.rules import Release, rules_of
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayError
@@ -32,7 +32,7 @@ def scheduler(size: int, budget: int, *, whole: bool = False, **options: Any) ->
     limits = EncoderLimits(size, budget, whole)
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 100} | options
     blocks = options.pop("blocks", None) or BlockCounter(1000, 4)
-    return Scheduler(blocks, encoder=limits, **options)
+    return Scheduler(blocks, features=[Images(limits)], **options)
 
 
 def ask(id: int, *parts: int | tuple[str, int], output: int = 3) -> Request:
@@ -143,7 +143,7 @@ def test_images_in_the_prefix_cache_are_not_encoded() -> None:
     cached = []
     for k, (first, second) in enumerate(prompts):
         request = ask(k, (first, 8), (second, 8), 2, output=1)
-        one.encoder = scheduler(100, 100).encoder  # nothing is in the encoder's cache
+        one.features = scheduler(100, 100).features  # nothing is in the encoder's cache
         one.add(request)
         ((_, encoded),) = steps(one, 1)
         cached.append((request.cached, encoded))
@@ -155,17 +155,17 @@ def test_who_is_preempted_lets_go_of_its_images() -> None:
     request = ask(0, ("a", 10), 4)
     one.add(request)
     step: Step = one.schedule(0.0)
-    assert one.encoder is not None
-    assert one.encoder.held == {request: {0}}
+    encoder = encoder_of(one)
+    assert encoder.held == {request: {0}}
     one.commit(step, [0.0])
     one.preempt(request)
-    assert not one.encoder.held
-    assert one.encoder.reclaimable == 10
+    assert not encoder.held
+    assert encoder.reclaimable == 10
 
 
 def test_too_large_or_too_many_images_are_refused() -> None:
     limits = EncoderLimits(10, 20, limit_mm_per_prompt=(("image", 2),))
-    one = Scheduler(BlockCounter(1000, 4), encoder=limits)
+    one = Scheduler(BlockCounter(1000, 4), features=[Images(limits)])
     assert one.fits(ask(0, ("a", 10), ("b", 10)))
     assert not one.fits(ask(1, ("a", 11)))
     assert not one.fits(ask(2, ("a", 1), ("b", 1), ("c", 1)))

@@ -202,8 +202,8 @@ class AsyncScheduler(Scheduler):
         if batch.leap_blocks is not None and len(ends) <= len(batch.leap_blocks):
             batch.ending = ()  # a failure broke the leap off: last tokens come with its end
         now = ends[-1]
-        if step.encoder is not None:
-            self._settle_items(step.encoder, batch.ending)
+        for feature in self.features:
+            feature.on_commit(step, batch.ending)
         for request, run in batch.first_tokens:
             run.start = now
             if request.first_token < 0:

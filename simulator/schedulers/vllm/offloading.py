@@ -28,7 +28,7 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.waiting_queues import Fifo, KeyQueue, WaitingQueue
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
-from simulator.schedulers.vllm.scheduler import QUEUES_WITHOUT_BOOKS, Scheduler
+from simulator.schedulers.vllm.scheduler import Scheduler
 
 TO_ASK = 1  # in `Request.remote`: the host is asked when its turn comes
 
@@ -83,7 +83,7 @@ class Offloading(Scheduler):
         super().__init__(blocks, **options)
         self.tier = tier
         own: WaitingQueue = self.waiting
-        self._passes_over = type(own) in QUEUES_WITHOUT_BOOKS
+        self._passes_over = not self.keeps_books
         holders = KeyQueue(options["policy"]) if type(own) is KeyQueue else Fifo()
         self.waiting = HoldersFirst(holders, own)
         self._annotates = True
@@ -181,8 +181,7 @@ class Offloading(Scheduler):
         ready = when is not None and when <= self._heard
         if ready:
             self.blocks.publish(request)
-        if self.adapters is not None and self.adapters.refuses(request, self._active):
-            self._refused += 1
+        if self.refuses(request):
             self._passed_over.append(self.waiting.take())
             return budget
         if ready:

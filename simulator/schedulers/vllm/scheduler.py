@@ -19,7 +19,7 @@ result is the same as that of vLLM's loop:
   the running list is walked.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
@@ -27,7 +27,6 @@ from simulator.core.decode_set import DecodeSet
 from simulator.core.log import StepRow
 from simulator.core.request import (
     Chunk,
-    EncoderWork,
     Load,
     Request,
     Step,
@@ -46,6 +45,7 @@ from simulator.policies.waiting_queues import (
     queue_of,
 )
 from simulator.schedulers.door import Door
+from simulator.schedulers.feature import Feature
 from simulator.schedulers.interface import LONGEST_LEAP, Traits
 from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
 from simulator.schedulers.vllm.admission import (
@@ -54,8 +54,6 @@ from simulator.schedulers.vllm.admission import (
     PrefillInterval,
     Reservation,
 )
-from simulator.schedulers.vllm.encoder_cache import EncoderCache, EncoderLimits, items_of
-from simulator.schedulers.vllm.lora import AdapterSlots
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
 from simulator.util.compiled import mypyc_attr
 
@@ -72,8 +70,8 @@ class Scheduler:
     tokens, ends a request whatever it still wanted to say. `rules` are those of a vLLM version.
     `swap_blocks` is host memory, in KV blocks: as long as a preempted request fits into it, its
     blocks are copied there and, before it runs again, back; otherwise they are computed again.
-    With `swap_prices` so are those for which that is cheaper. `max_loras` and `max_cpu_loras` are
-    vLLM's; 0: the engine serves no adapters. With `encoder` it has one for images.
+    With `swap_prices` so are those for which that is cheaper. `features` are what the engine has
+    beside: each has its say in what is admitted and computed.
 
     A subclass overrides what it does otherwise: `schedule` or, of its parts, `plan` (tokens for
     those who run), `admit` (from the waiting queue; `chunk` and `lacks_blocks` are its questions),
@@ -108,9 +106,7 @@ class Scheduler:
         reserve_output_tokens: Reservation | None = None,
         swap_blocks: int = 0,
         swap_prices: Prices | None = None,
-        max_loras: int = 0,
-        max_cpu_loras: int = 0,
-        encoder: EncoderLimits | None = None,
+        features: Sequence[Feature] = (),
         rules: Rules | None = None,
     ) -> None:
         self.door: Door | None = None  # keeps requests out beyond the limits of the queue
@@ -154,13 +150,12 @@ class Scheduler:
         self._start_queue(policy, swaps=swap_blocks > 0)
         self._tries_others = not (rules.stops_at_long_head or enable_chunked_prefill)
         self._reordered = False  # by the last call of `admit`, the waiting queue
-        slots = max_loras, max(max_loras, max_cpu_loras)
-        self.adapters = AdapterSlots(*slots) if max_loras else None
-        chunk = long_prefill_token_threshold or max_num_batched_tokens
-        chunk = chunk if rules.keeps_first_item_whole else 0
-        self.encoder = EncoderCache(encoder, longest_chunk=chunk) if encoder else None
-        self._annotates = bool(self.adapters or self.encoder)  # steps say what else costs time
-        self._expect_adapters()
+        self._deferred: set[Request] = set()  # who wait and were passed over in their places
+        self._annotates = bool(features)  # steps say what else costs time
+        self.features = features
+        for feature in features:
+            feature.attach(self)
+        self._keeps_places = any(feature.passes_over for feature in features)
         self._expect_tiers()
         self._expect_subclass()
         # There are blocks for every request that max_model_len admits.
@@ -191,18 +186,6 @@ class Scheduler:
                 "chunked prefill"
             )
 
-    def _expect_adapters(self) -> None:
-        self._active: set[str] = set()  # adapters of those who run, where there are some
-        self._refused = 0  # by the last call of `schedule`, for their adapters
-        self._deferred: set[Request] = set()  # who wait and were passed over in their places
-        self._passes_over_items = (
-            self.encoder is not None
-            and self.rules.passes_over_items
-            and type(self.waiting) in QUEUES_WITHOUT_BOOKS
-        )
-        if self.adapters is not None and type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
-            raise ValueError("enable_lora: goes with policies of a key alone: fcfs, priority, sjf")
-
     def _expect_subclass(self) -> None:
         """Set what a subclass may set otherwise."""
         self.displacing = False  # a waiting request may take the place of one that runs
@@ -219,7 +202,7 @@ class Scheduler:
         self._fetching: dict[Request, tuple[tuple[int, int], float]] = {}
         """What comes of who waits from each tier behind the host, blocks, and until when, s."""
         if self._fetches:
-            if type(self.waiting) not in QUEUES_WITHOUT_BOOKS:
+            if self.keeps_books:
                 raise ValueError("secondary_tiers: goes with fcfs, priority and sjf")
             self.settle_queue = self._ask_tiers
 
@@ -247,6 +230,11 @@ class Scheduler:
     def decodes(self, decodes: DecodeSet) -> None:
         self.running.decodes = decodes
 
+    @property
+    def keeps_books(self) -> bool:
+        """The queue may count who is taken out of it, so that nobody is passed over."""
+        return type(self.waiting) not in QUEUES_WITHOUT_BOOKS
+
     def track_longest(self) -> None:
         """Let every step say how much its longest decode reads, from now on."""
         self.tracks_longest = self._annotates = True
@@ -261,7 +249,7 @@ class Scheduler:
         """
         if request.prompt_tokens >= self.max_model_len:
             return False
-        if self.encoder is not None and not self.encoder.fits(items_of(request.segments)):
+        if self.features and not all(feature.fits(request) for feature in self.features):
             return False
         if self._longest_fits:
             return True
@@ -271,8 +259,9 @@ class Scheduler:
     @property
     def room(self) -> str:
         """What `fits` compares a request with, in words."""
-        if self.encoder is not None:
-            return "the KV cache, or with images too large or too many for the encoder"
+        for feature in self.features:
+            if feature.room:
+                return f"the KV cache, or {feature.room}"
         return f"the {self.blocks.usable:,} KV blocks of {self.blocks.block_size} tokens"
 
     def output_limit(self, request: Request) -> int:
@@ -286,13 +275,13 @@ class Scheduler:
     def add(self, request: Request) -> bool:
         """Take a new request; say whether the next step may differ for it."""
         request.output_limit = self.output_limit(request)
-        if self.encoder is not None:
-            request.items = items_of(request.segments)
+        for feature in self.features:
+            feature.on_add(request)
         self.running.loop.arrived()
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
         changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
         # Those before it may be passed over.
-        changes |= self.adapters is not None or self._passes_over_items
+        changes |= self._keeps_places
         if self._fetches:
             self._new.append(request)
             return True
@@ -314,7 +303,7 @@ class Scheduler:
     def schedule(self, now: float) -> Step:
         """Decide the next forward pass. An empty step means that there is nothing to do."""
         self.now = now
-        self.preempted = self._refused = 0
+        self.preempted = 0
         if self.settle_queue is not None:
             self.settle_queue(now)
         running, decodes, interval = self.running, self.running.decodes, self.prefill_interval
@@ -385,7 +374,7 @@ class Scheduler:
         decodes, groups, budget = running.decodes, blocks.num_groups, self.max_num_scheduled_tokens
         # Where a token takes a block at most, nobody need count while so many are free.
         ample = decodes.alike and blocks.free >= budget * groups
-        if self.encoder is not None and any(map(_has_items_left, running.partial)):
+        if self.features and any(one.walks(running.partial) for one in self.features):
             return None  # each depends on what those before it have left
         while True:
             queries, need = (decodes.count, 0) if ample else decodes.demand()
@@ -439,8 +428,8 @@ class Scheduler:
             if interval is not None and interval.holds(request):
                 continue
             tokens = min(self.tokens_wanted(request), cap, budget - slots)
-            if tokens and self.encoder is not None:
-                tokens = self.encoder.fit(request, request.computed, tokens)
+            if self.features and tokens:
+                tokens = self._allowed(request, request.computed, tokens)
             if not tokens:
                 continue
             self.blocks.recycle(request)
@@ -455,8 +444,8 @@ class Scheduler:
             if request in running:
                 self.schedule_tokens(step, request, tokens)
                 budget -= tokens + slots
-                if self.encoder is not None:
-                    self.encoder.take(request)
+                for feature in self.features:
+                    feature.on_schedule(request)
             elif not self.rules.walks_on_after_self:
                 break
         return budget
@@ -479,10 +468,8 @@ class Scheduler:
         """Let a step say what else it costs."""
         if self.tracks_longest and step.decodes:
             step.longest = self._longest_decode(step)
-        if self.adapters is not None and (step.decodes or step.prefills):
-            step.adapters = self.adapters.work(step, self.running, self._refused)
-        if self.encoder is not None:
-            step.encoder = self.encoder.work(step)
+        for feature in self.features:
+            feature.annotate(step)
 
     def _longest_decode(self, step: Step) -> int:
         """KV entries that a decode of the step reads at most, its new token included."""
@@ -499,20 +486,20 @@ class Scheduler:
         """
         blocks, waiting, interval = self.blocks, self.waiting, self.prefill_interval
         # Other queues may count who is taken out of them.
-        tries_others = self._tries_others and type(waiting) in QUEUES_WITHOUT_BOOKS
+        tries_others = self._tries_others and not self.keeps_books
         set_aside: list[Request] = []
-        adapters, encoder, slots = self.adapters, self.encoder, self.draft_slots
+        features, slots = self.features, self.draft_slots
         self._reordered = False
-        if adapters is not None:
-            self._active = self._adapters_in_use(step)
+        for feature in features:
+            feature.begin(step)
         while budget > slots and waiting and len(self.running) < self.max_num_active_seqs:
             request = waiting.head()
             if request.remote:
                 budget = self.pull(step, request, budget)
                 continue
-            refused = adapters is not None and adapters.refuses(request, self._active)
-            if refused or (self._fetching and self._comes_later(request)):
-                self._refused += refused
+            if (features and self.refuses(request)) or (
+                self._fetching and self._comes_later(request)
+            ):
                 set_aside.append(waiting.take())
                 continue
             hits, loads, start = self._find_prefix(request)
@@ -521,12 +508,12 @@ class Scheduler:
             pending = request.padding + request.prompt_tokens + request.generated - start
             tokens = self.chunk(pending if pending < cap else cap, budget - slots)
             passes = not tokens and tries_others
-            if tokens and encoder is not None:
-                tokens = encoder.fit(request, start, tokens)
-                passes = not tokens and self._passes_over_items
+            if features and tokens:
+                tokens = self._allowed(request, start, tokens)
+                passes = not tokens and self._keeps_places
             if not tokens or self.lacks_blocks(request, hits, start + tokens):
-                if encoder is not None:
-                    encoder.drop(request)
+                for feature in features:
+                    feature.on_leave(request)
                 if not passes:
                     break
                 set_aside.append(waiting.take())
@@ -537,8 +524,8 @@ class Scheduler:
                 blocks.load(request, hits, loads)
             self.admit_head(step, hits, start, tokens)
             budget -= tokens + slots
-            if encoder is not None:
-                encoder.take(request)
+            for feature in features:
+                feature.on_schedule(request)
         if set_aside:
             self._put_back(set_aside)
 
@@ -552,22 +539,24 @@ class Scheduler:
             start = max((len(hits) + loads) * blocks.block_size, start)
         return hits, loads, start
 
-    def _adapters_in_use(self, step: Step) -> set[str]:
-        """Name the adapters whose slots a waiting request finds taken."""
-        using: Iterable[Request] = self.running
-        if not self.rules.counts_all_adapters:
-            using = [chunk.request for chunk in (*step.prefills, *(step.singles or ()))]
-            using += [one for one in self.running if one.joined >= 0]
-        return {one.model for one in using if one.model}
+    def _allowed(self, request: Request, start: int, tokens: int) -> int:
+        """Return how many of its next tokens features let a request compute."""
+        for feature in self.features:
+            tokens = tokens and feature.tokens(request, start, tokens)
+        return tokens
+
+    def refuses(self, request: Request) -> bool:
+        """Say whether the head of the queue is passed over for a feature."""
+        return not all(feature.may_admit(request) for feature in self.features)
 
     def _put_back(self, passed_over: list[Request]) -> None:
         """Take back requests that were passed over.
 
-        Each keeps its place where it lacked an adapter's slot, or room for an image.
+        Each keeps its place where a feature passes over.
         """
         if self._fetches:
             passed_over.reverse()
-        elif self.adapters is not None or self._passes_over_items:
+        elif self._keeps_places:
             self._deferred.update(passed_over)
             passed_over.reverse()
         else:  # so several come back in reversed order
@@ -641,8 +630,8 @@ class Scheduler:
     def start(self, request: Request) -> None:
         """Put a request that is admitted on the running list."""
         self.running.admit(request, self.now)
-        if request.model:
-            self._active.add(request.model)
+        for feature in self.features:
+            feature.on_admit(request)
         self._deferred.discard(request)
 
     # Running requests make way.
@@ -662,8 +651,8 @@ class Scheduler:
                 "tokens on blocks that have been freed"
             )
         self.swap_out(victim, given)
-        if self.encoder is not None:
-            self.encoder.withdraw(victim)
+        for feature in self.features:
+            feature.on_withdraw(victim)
         self.preempt(victim)
         if given:
             self.running.correct_pause(victim, given)
@@ -680,16 +669,16 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Put a running request back into the queue, without its blocks."""
         self.running.evict(request, self.now)
-        if self.encoder is not None:
-            self.encoder.drop(request)
+        for feature in self.features:
+            feature.on_leave(request)
         self.preempted += 1
         self.waiting.put_back(request)
 
     def cancel(self, request: Request) -> None:
         """Let a request go for good, between two steps: nobody wants its answer any more."""
         self.blocks.finished(request)
-        if self.encoder is not None:
-            self.encoder.drop(request)
+        for feature in self.features:
+            feature.on_leave(request)
         if request in self.running:
             self.running.discard(request)
             self.blocks.release(request)
@@ -716,8 +705,8 @@ class Scheduler:
         """Apply the outcome of `step`, repeated once per end time; return who finished."""
         decodes = self.running.decodes
         now = ends[-1]
-        if step.encoder is not None:
-            self._settle_items(step.encoder)
+        for feature in self.features:
+            feature.on_commit(step, ())
         if step.decodes and decodes.count:
             ticks = len(ends)
             if ticks > 1:
@@ -742,10 +731,6 @@ class Scheduler:
                 self.finish(request, now)
         return over
 
-    def _settle_items(self, work: EncoderWork, ending: Sequence[Request] = ()) -> None:
-        assert self.encoder is not None
-        self.encoder.settle(work, ending, overlaps=self.traits.overlaps)
-
     def _emit(self, request: Request, now: float, over: list[Request]) -> None:
         """Bring out the token of a request outside the decode set."""
         request.generated += 1
@@ -761,8 +746,8 @@ class Scheduler:
         """End a request and free what it holds."""
         self.running.remove(request)
         request.finish = now
-        if self.encoder is not None:
-            self.encoder.drop(request)
+        for feature in self.features:
+            feature.on_leave(request)
         self.free_blocks(request)
         if self.blocks.tier is not None:
             self.blocks.finished(request)
@@ -785,8 +770,9 @@ class Scheduler:
             return 1
         if self.preempted or not decodes.count or (self.waiting and self._may_fit()):
             return 1
-        if self.encoder is not None and self.encoder.held:
-            return 1
+        for feature in self.features:
+            if feature.pending:
+                return 1
         ahead = self._ahead  # where steps overlap, this one's tick is counted
         more = min(decodes.ticks_to_end(), LONGEST_LEAP) - ahead
         if interval is not None and interval.held and self.waiting:
@@ -835,8 +821,8 @@ class Scheduler:
             size = chunk.tokens
             tokens += size
             pairs += size * (size + 1 + 2 * chunk.start) // 2
-        if step.encoder is not None and self.encoder is not None and self.encoder.alone:
-            tokens = sum(step.encoder.sizes())  # what is stored already goes through no model
+        for feature in self.features:
+            tokens = feature.count(step, tokens)
         if step.ghosts:
             wasted += step.ghosts
             decodes -= step.ghosts
@@ -864,8 +850,3 @@ class Scheduler:
         for request in running.partial:
             tokens += request.computed
         return self.blocks.in_use(tokens)
-
-
-def _has_items_left(request: Request) -> bool:
-    """Say whether a part of an image or a clip is not in a request's KV cache."""
-    return bool(request.items) and request.items[-1].end > request.computed

@@ -13,10 +13,16 @@ an item that is larger than what is left of the budget waits, stored or not.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Container, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
+from simulator.core.engine_config import EngineConfig
 from simulator.core.request import EncoderWork, Item, Media, Request, Segments, Step, by_admission
+from simulator.costs.cost_model import CostModel
+from simulator.models.gpus import Gpu
+from simulator.models.spec import ModelSpec
+from simulator.schedulers.feature import WITH_VLLM, Feature
+from simulator.schedulers.interface import SchedulerInterface
 
 
 class EncoderLimits(NamedTuple):
@@ -30,16 +36,19 @@ class EncoderLimits(NamedTuple):
     ] = ()  # by modality; one that is not there has none
 
 
-class EncoderCache:
+class Images(Feature):
     """The encoder's budget in each step and its cache.
 
-    `fit` is asked before a request is given tokens, and `take` told when it is. With
-    `longest_chunk`, in tokens, an item at which a chunk begins is not chunked, either, where none
-    is; so none may be longer. 0: it is, as in vLLM before 0.33.
+    With `_longest_chunk`, in tokens, an item at which a chunk begins is not chunked, either, where
+    none is; so none may be longer. 0: it is, as in vLLM before 0.33.
     """
 
-    def __init__(self, limits: EncoderLimits, *, longest_chunk: int) -> None:
-        self._longest_chunk = longest_chunk
+    key = "multimodal_config"
+    lacking = "has no encoder", "has"
+    live = "encodes no images"
+
+    def __init__(self, limits: EncoderLimits) -> None:
+        self._longest_chunk, self._overlaps = 0, False
         size, budget, self.whole, self.most = limits
         self.size, self.budget = size, budget
         self.left = budget  # of this step
@@ -60,8 +69,60 @@ class EncoderCache:
         self._repeated: list[int] = []  # those that are another time in its prompt,
         self._left = budget  # and what is left of the budget then
 
-    def fits(self, items: Sequence[Item]) -> bool:
+    @classmethod
+    def wanted(cls, engine: EngineConfig) -> bool:
+        return engine.multimodal_config is not None
+
+    @classmethod
+    def requires(cls, engine: EngineConfig) -> Mapping[str, object] | None:
+        takes_any = engine.multimodal_config is not None and engine.multimodal_config.takes_any
+        return WITH_VLLM | {"enable_lora": False} if takes_any else None
+
+    @classmethod
+    def of(cls, engine: EngineConfig, model: ModelSpec) -> Self:
+        keys = engine.multimodal_config
+        assert keys is not None
+        tokens = max(engine.max_num_batched_tokens, model.largest_image)
+        limits = EncoderLimits(
+            keys.encoder_cache_size or tokens,
+            keys.max_num_encoder_input_tokens or tokens,
+            keys.disable_chunked_mm_input,
+            tuple(keys.limit_mm_per_prompt.items()),
+        )
+        return cls(limits)
+
+    @classmethod
+    def cost(cls, inner: CostModel, engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> CostModel:
+        """Put what encoding takes on a cost: by a table of the user's, else by roofline."""
+        from simulator.features.images.cost import EncoderCost, encoder_cost
+
+        keys = engine.multimodal_config
+        if keys is None or not keys.takes_any:
+            return inner
+        if keys.encoder_seconds is None:
+            return encoder_cost(inner, model, gpu, engine.tensor_parallel_size)
+        tokens, seconds = zip(*keys.encoder_seconds, strict=True)
+        return EncoderCost(inner, tuple(map(int, tokens)), seconds)
+
+    def attach(self, scheduler: Any) -> None:
+        rules = scheduler.rules
+        if rules.keeps_first_item_whole:
+            longest = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
+            self._longest_chunk = longest
+        self.passes_over = rules.passes_over_items and not scheduler.keeps_books
+        self._overlaps = scheduler.traits.overlaps
+
+    @property
+    def room(self) -> str:
+        return "with images too large or too many for the encoder"
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.held)
+
+    def fits(self, request: Request) -> bool:
         """Say whether a prompt's items are few enough, and each can ever be encoded."""
+        items = items_of(request.segments)
         most, counts = min(self.size, self.budget), Counter(item.media.modality for item in items)
         if self.whole and self._longest_chunk:
             most = min(most, self._longest_chunk)
@@ -69,8 +130,14 @@ class EncoderCache:
             counts[modality] <= limit for modality, limit in self.most
         )
 
-    def fit(self, request: Request, start: int, tokens: int) -> int:
-        """Return how many of its next tokens a request may compute after the first `start`."""
+    def on_add(self, request: Request) -> None:
+        request.items = items_of(request.segments)
+
+    def walks(self, partial: Sequence[Request]) -> bool:
+        """Say whether a part of an image or a clip is in no KV cache."""
+        return any(one.items and one.items[-1].end > one.computed for one in partial)
+
+    def tokens(self, request: Request, start: int, tokens: int) -> int:
         self._wanted, self._repeated = wanted, repeated = [], []
         self._there = there = []
         asked: set[Media] = set()
@@ -122,8 +189,8 @@ class EncoderCache:
             self._evicted.append(media)
         return True
 
-    def take(self, request: Request) -> None:
-        """Encode or load what `fit` has found of a request (_allocate_encoder_inputs)."""
+    def on_schedule(self, request: Request) -> None:
+        """Encode or load what `tokens` has found of a request (_allocate_encoder_inputs)."""
         for number in (*self._wanted, *self._there):
             item = request.items[number]
             size = item.end - item.start
@@ -139,13 +206,13 @@ class EncoderCache:
         for number in self._repeated:
             self._refer(request, number)
 
-    def withdraw(self, request: Request) -> None:
+    def on_withdraw(self, request: Request) -> None:
         """Give back the budget of a victim that was to compute in this step."""
         for number in self._encoded.pop(request, ()):
             item = request.items[number]
             self.left += item.end - item.start
 
-    def drop(self, request: Request) -> None:
+    def on_leave(self, request: Request) -> None:
         """Let a request refer to nothing any more (free)."""
         for number in list(self.held.get(request, ())):
             self._let_go(request, number)
@@ -164,33 +231,36 @@ class EncoderCache:
             self._unused[item.media] = item.end - item.start
             self.reclaimable += item.end - item.start
 
-    def work(self, step: Step) -> EncoderWork | None:
-        """Return what the step just scheduled encodes, and begin the next."""
+    def annotate(self, step: Step) -> None:
+        """Let the step just scheduled say what it encodes, and begin the next."""
         chunks = (*step.prefills, *(step.singles or ()))
         users = [chunk.request for chunk in chunks if chunk.request.items]
         if step.decodes > len(step.singles or ()):
             users += [request for request in self.held if request.joined >= 0]
         users.sort(key=by_admission)
-        work = None
         if users or self._evicted or self._cut:
             evicted = [media for media in self._evicted if media not in self._users]
-            work = EncoderWork(self._encoded, evicted, users, self._cut, self._loaded)
+            step.encoder = EncoderWork(self._encoded, evicted, users, self._cut, self._loaded)
         self._encoded, self._loaded, self._evicted = {}, {}, []
         self._cut, self.left = 0, self.budget
-        return work
 
-    def settle(self, work: EncoderWork, ending: Collection[Request], *, overlaps: bool) -> None:
+    def count(self, step: Step, tokens: int) -> int:
+        if step.encoder is None or not self.alone:
+            return tokens
+        return sum(step.encoder.sizes())  # what is stored already goes through no model
+
+    def on_commit(self, step: Step, ending: Collection[Request]) -> None:
         """Let go of what is in the KV cache, as a step's outcome is known (_free_encoder_inputs).
 
         `ending` are those whose last token it brings. Where steps overlap, the last token of a
         prompt counts when the token after it has come out.
         """
-        for request in work.users:
+        for request in step.encoder.users if step.encoder else ():
             if request in ending:
-                self.drop(request)
+                self.on_leave(request)
                 continue
             computed = request.computed
-            if overlaps and request.first_token < 0:
+            if self._overlaps and request.first_token < 0:
                 computed = min(computed, request.prompt_tokens - 1)
             for number in list(self.held.get(request, ())):
                 if request.items[number].end <= computed:
@@ -205,3 +275,8 @@ def items_of(prompt: Segments | None) -> tuple[Item, ...]:
             items.append(Item(name, start, start + count))
         start += count
     return tuple(items)
+
+
+def encoder_of(scheduler: SchedulerInterface) -> Images:
+    """Return the encoder of an engine that has one."""
+    return next(one for one in scheduler.features if isinstance(one, Images))

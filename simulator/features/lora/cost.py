@@ -17,9 +17,9 @@ from simulator.core.executor import Leap, Timing
 from simulator.core.request import Step
 from simulator.costs.cost_model import CostDecorator, CostModel
 from simulator.costs.roofline import LAUNCH, STREAM_SHARE, efficiency_of
+from simulator.features.lora.size import adapter_size
 from simulator.models.dtypes import HALF
 from simulator.models.gpus import HOST_SHARE, Gpu
-from simulator.models.lora import adapter_size
 from simulator.models.spec import ModelSpec
 
 KERNELS = 8
