@@ -15,9 +15,9 @@ import simpy
 
 from simulator.core.request import EncoderWork, Request, Step
 from simulator.features.images.images import Images
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.offloading import HoldersFirst
-from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.schedulers.vllm.speculative import DraftedSet
 
 
@@ -52,7 +52,7 @@ class Recorder:
     `asynchronous`: the engine has two batches in flight. `max_steps` ends the case.
     """
 
-    scheduler: Scheduler
+    scheduler: SchedulerBase
     out = "preempted"  # the word for a request that was thrown out
 
     def __init__(

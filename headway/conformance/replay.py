@@ -27,6 +27,7 @@ from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.kv_cache.tiers import HostTier
 from simulator.policies.orders import Priority
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.feature import Feature
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.drafts_ahead import AsyncDraftWalk, DraftWalk
@@ -77,7 +78,7 @@ class RecordedHybrid(HybridManager):
             self.recorder.blocks.append((self.free, self.hashed))
 
 
-class RecordedScheduler(Scheduler):
+class Recorded(SchedulerBase):
     """A scheduler that tells whom it admits and preempts."""
 
     recorder: Recorder
@@ -95,15 +96,19 @@ class RecordedScheduler(Scheduler):
         super().preempt(request)
 
 
-class RecordedAsyncScheduler(RecordedScheduler, AsyncScheduler):
+class RecordedScheduler(Recorded, Scheduler):
+    """vLLM's."""
+
+
+class RecordedAsyncScheduler(Recorded, AsyncScheduler):
     """The same, asynchronous."""
 
 
-class RecordedOffloading(RecordedScheduler, Offloading):
+class RecordedOffloading(Recorded, Offloading):
     """With blocks in host memory."""
 
 
-class RecordedAsyncOffloading(RecordedAsyncScheduler, AsyncOffloading):
+class RecordedAsyncOffloading(Recorded, AsyncOffloading):
     """The same, asynchronous."""
 
 
@@ -113,7 +118,7 @@ class RecordedSlots(SlotCounter):
     recorder: Recorder
 
 
-class RecordedSpeculative(RecordedScheduler, Speculative):
+class RecordedSpeculative(Recorded, Speculative):
     """With drafts."""
 
 
@@ -129,15 +134,15 @@ class RecordedHybridDrafts(DraftHybridBlocks):
     recorder: Recorder
 
 
-class RecordedDraftWalk(RecordedScheduler, DraftWalk):
+class RecordedDraftWalk(Recorded, DraftWalk):
     """With drafts, one by one."""
 
 
-class RecordedAsyncDraftWalk(RecordedScheduler, AsyncDraftWalk):
+class RecordedAsyncDraftWalk(Recorded, AsyncDraftWalk):
     """The same, asynchronous."""
 
 
-class RecordedInstalledScheduler(RecordedScheduler, InstalledScheduler):
+class RecordedInstalledScheduler(Recorded, InstalledScheduler):
     """The installed vLLM's."""
 
 
@@ -264,7 +269,7 @@ class Replay:
     newest known; options that it lacks have no effect.
     """
 
-    schedulers: tuple[type[RecordedScheduler], ...] = (RecordedScheduler, RecordedAsyncScheduler)
+    schedulers: tuple[type[Recorded], ...] = (RecordedScheduler, RecordedAsyncScheduler)
     replicas: tuple[type[RecordedReplica], ...] = (RecordedReplica, RecordedAsyncReplica)
     """Synchronous and asynchronous."""
 
@@ -311,7 +316,7 @@ class Replay:
         if self._arrivals:
             self._alarm.set(self._arrivals[0].arrival)
 
-    def _make_scheduler(self, installed: bool) -> RecordedScheduler:
+    def _make_scheduler(self, installed: bool) -> Recorded:
         config = self.case.config
         options = config.model_dump(include={*_OPTIONS})
         options["scheduler_reserve_full_isl"] = config.reserve_full_isl
@@ -351,7 +356,8 @@ class Replay:
             options["load_time"] = lambda count: count * times.load_block_ns
             options["store_time"] = lambda count: count * times.store_block_ns
             kinds = RecordedOffloading, RecordedAsyncOffloading
-        made = kinds[config.async_scheduling](
+        kind: Any = kinds[config.async_scheduling]
+        made: Recorded = kind(
             blocks,
             policy=Priority() if config.policy == "priority" else None,
             rules=rules_of(release),
@@ -364,7 +370,7 @@ class Replay:
 
     def _choose_blocks(
         self, size: tuple[int, int], retention: int | None, options: dict[str, Any]
-    ) -> tuple[Any, tuple[type[RecordedScheduler], ...]]:
+    ) -> tuple[Any, tuple[type[Recorded], ...]]:
         """Make blocks, and say what schedules with them in step and, where it can, ahead."""
         config, drafts, kinds = self.case.config, None, self.schedulers
         caching, windows = config.enable_prefix_caching, config.kv_cache_groups

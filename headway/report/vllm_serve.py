@@ -18,8 +18,8 @@ from simulator.scenario.policy_table import (
 )
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.rules import options_without_effect, write_release
-from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Config
 from simulator.util.errors import HeadwayWarning, printable
 
@@ -165,7 +165,7 @@ def _loses_policy(scenario: Scenario) -> str:
             "SGLang's scheduler was simulated, which vLLM cannot have (docs/sglang-policies.md has "
             "the command that starts SGLang with a policy): this is vLLM's fcfs"
         )
-    if issubclass(find_policy(engine, scenario.folder)[0], Scheduler):
+    if issubclass(find_policy(engine, scenario.folder)[0], SchedulerBase):
         return f"{name} is a scheduler of its own, which vLLM cannot have: this is vLLM's fcfs"
     if release[:2] not in PLUGIN_RELEASES:
         fitting = ", ".join(map(write_release, PLUGIN_RELEASES))

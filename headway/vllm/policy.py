@@ -12,7 +12,7 @@ from simulator.scenario.policy_table import (
     check_arguments,
     policy_name,
 )
-from simulator.schedulers.vllm.scheduler import Scheduler
+from simulator.schedulers.base import SchedulerBase
 from simulator.util.errors import HeadwayError, did_you_mean, one_line
 from simulator.util.user_code import load_user_code
 
@@ -94,7 +94,7 @@ def _find(name: object, engine: str, names: Iterable[str]) -> type:
             f"{VARIABLE}: no policy {name!r}; there are {known}, or package.module:Class"
             f"{did_you_mean(str(name), POLICIES)}"
         )
-    if not isinstance(found, type) or issubclass(found, Scheduler):
+    if not isinstance(found, type) or issubclass(found, SchedulerBase):
         raise HeadwayError(
             f"{VARIABLE}: {name} is no policy that orders the waiting queue: it cannot run in "
             f"{engine}"

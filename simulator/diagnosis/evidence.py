@@ -78,9 +78,10 @@ class Evidence:
     @cached_property
     def custom_admission(self) -> bool:
         """Return whether a scheduler admits by rules of its own, not by those of vLLM."""
+        from simulator.schedulers.base import SchedulerBase
         from simulator.schedulers.vllm.scheduler import Scheduler
 
-        return issubclass(self.scheduler, Scheduler) and self.scheduler is not Scheduler
+        return issubclass(self.scheduler, SchedulerBase) and self.scheduler is not Scheduler
 
     @cached_property
     def scheduler(self) -> type:

@@ -20,9 +20,9 @@ from simulator.scenario.policy_table import (
     policy_name,
     takes_variable,
 )
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
 from simulator.schedulers.vllm.rules import read_release
-from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_code import search_in
@@ -35,7 +35,7 @@ REQUIRED = {
 """What an engine must have, and what is said where it has not."""
 
 
-def make_installed(spec: EngineSpec, options: dict[str, Any]) -> Scheduler:
+def make_installed(spec: EngineSpec, options: dict[str, Any]) -> SchedulerBase:
     """Build the scheduler of the vLLM that is installed; ValueError by field."""
     engine = spec.engine
     environment = _plugin_policy(spec)
@@ -104,7 +104,7 @@ def _plugin_policy(spec: EngineSpec) -> dict[str, str]:
             stacklevel=4,
         )
     name = policy_name(spec.policy)
-    if issubclass(spec.policy, Scheduler):
+    if issubclass(spec.policy, SchedulerBase):
         raise ValueError(
             f"engine.scheduling_policy: {name} is a scheduler of its own: it cannot run in vLLM"
         )

@@ -22,12 +22,15 @@ from simulator.scenario.policy_table import (
     make_policy,
     policy_name,
 )
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.door import Door
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.errors import HeadwayWarning
 
 
-def make_scheduler(spec: EngineSpec, shares_prefixes: bool, *, named: bool = False) -> Scheduler:
+def make_scheduler(
+    spec: EngineSpec, shares_prefixes: bool, *, named: bool = False
+) -> SchedulerBase:
     """Build the scheduler with its blocks.
 
     `shares_prefixes` says that the workload's prompts have contents to share; where they have
@@ -51,7 +54,7 @@ def check_scheduler(spec: EngineSpec) -> None:
 
 def _make(
     spec: EngineSpec, shares_prefixes: bool, *, named: bool = False, check_only: bool = False
-) -> Scheduler | None:
+) -> SchedulerBase | None:
     """Build the scheduler; None where it is, or has, the user's own and shall only be checked."""
     engine, policy_class = spec.engine, spec.policy
     scheduler_class = choose_scheduler(spec)
@@ -75,8 +78,9 @@ def _make(
         order, given = spec.order
         unmade = check_only and is_own(order)
         options["policy"] = None if unmade else make_policy(spec, order, given, ORDER)
-    admits = scheduler_class.admit is Scheduler.admit or scheduler_class.traits.loads_beside
-    tiers = scheduler_class.traits.has_host_tier and admits
+    traits = scheduler_class.traits
+    own = issubclass(scheduler_class, Scheduler) and scheduler_class.admit is not Scheduler.admit
+    tiers = traits.has_host_tier and (traits.loads_beside or not own)
     if engine.kv_offloading_size and not tiers:
         told = policy_name(policy_class) if sglang else name
         raise ValueError(f"engine.kv_offloading_size: {told} has no host tier")
@@ -91,17 +95,18 @@ def _make(
     )
     if is_own(policy_class) and check_only:
         return None
-    if not issubclass(policy_class, Scheduler):
+    if not issubclass(policy_class, SchedulerBase):
         policy = make_policy(spec, policy_class, arguments)
-        return _with_door(scheduler_class(blocks, policy=policy, **options), spec)
-    scheduler: Scheduler = construct(spec, scheduler_class, blocks, **options, **arguments)
+        options["policy"] = policy
+        return _with_door(scheduler_class(blocks, **options), spec)
+    scheduler: SchedulerBase = construct(spec, scheduler_class, blocks, **options, **arguments)
     if not hasattr(scheduler, "swap_space"):
         wrong = f"{policy_class.__name__}.__init__ must call super().__init__(blocks, **options)"
         raise spec.blame("engine.scheduling_policy", ValueError(wrong))
     return _with_door(scheduler, spec)
 
 
-def _with_door(scheduler: Scheduler, spec: EngineSpec) -> Scheduler:
+def _with_door(scheduler: SchedulerBase, spec: EngineSpec) -> SchedulerBase:
     """Put the limits of the queue before a scheduler, if there are some."""
     requests, tokens = spec.engine.max_num_queued_reqs, spec.engine.max_num_queued_tokens
     if requests is not None or tokens is not None:
@@ -109,7 +114,7 @@ def _with_door(scheduler: Scheduler, spec: EngineSpec) -> Scheduler:
     return scheduler
 
 
-def _options(spec: EngineSpec, scheduler_class: type[Scheduler]) -> dict[str, Any]:
+def _options(spec: EngineSpec, scheduler_class: type[SchedulerBase]) -> dict[str, Any]:
     """Return the arguments that a scheduler takes of those that an engine has for it."""
     engine = spec.engine
     options = vllm_options(spec) | engine.values_of(ADMISSION_RULES) | {"rules": spec.rules}

@@ -7,6 +7,7 @@ from simulator.core.speculative_config import SpeculativeConfig
 from simulator.features import features_of
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.rules import options_without_effect
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.imported import Imported
@@ -45,7 +46,7 @@ REQUIRED_FOR_WINDOW = {
     "prefix_cache": "hash",
 }
 """What an engine must have whose layers keep a window alone."""
-SCHEDULERS: Imported[type[Scheduler]] = Imported(
+SCHEDULERS: Imported[type[SchedulerBase]] = Imported(
     {
         "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",
         "asynchronous kv_producer": "simulator.schedulers.vllm.kv_roles:AsyncProducer",
@@ -73,7 +74,7 @@ def _check_prefill_interval(spec: EngineSpec) -> None:
         raise ValueError(f"engine.prefill_schedule_interval: {what}: leave it out")
 
 
-def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
+def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
     """Return the scheduler that a policy works with; None: that of the vLLM that is installed.
 
     ValueError says, by field, what the scheduler does not do.
@@ -136,7 +137,7 @@ def choose_scheduler(spec: EngineSpec) -> type[Scheduler] | None:
     return _in_time(spec, chosen, role)
 
 
-def _with_drafts(spec: EngineSpec, drafts: SpeculativeConfig) -> type[Scheduler]:
+def _with_drafts(spec: EngineSpec, drafts: SpeculativeConfig) -> type[SchedulerBase]:
     """Return what verifies drafts: as sums, or with a prefix cache or a step ahead one by one."""
     engine = spec.engine
     unhashed = drafts.reads_next and not spec.rules.hashes_beyond
@@ -148,7 +149,9 @@ def _with_drafts(spec: EngineSpec, drafts: SpeculativeConfig) -> type[Scheduler]
     return SCHEDULERS["asynchronous drafts" if engine.async_scheduling else "cached drafts"]
 
 
-def _in_time(spec: EngineSpec, chosen: type[Scheduler], role: str | None) -> type[Scheduler]:
+def _in_time(
+    spec: EngineSpec, chosen: type[SchedulerBase], role: str | None
+) -> type[SchedulerBase]:
     """Return the kind of a scheduler that schedules ahead, or not, as the engine does."""
     engine, name = spec.engine, policy_name(spec.policy)
     overlaps = "asynchronous " if engine.async_scheduling else ""
@@ -185,13 +188,15 @@ def differing_keys(engine: EngineConfig, wanted: Mapping[str, object]) -> Iterat
 def can_overlap(policy: type) -> bool:
     """Say whether under a policy a step can be decided while the one before it runs."""
     return (
-        not issubclass(policy, Scheduler) or policy is Scheduler or policy_name(policy) == "sglang"
+        not issubclass(policy, SchedulerBase)
+        or policy is Scheduler
+        or policy_name(policy) == "sglang"
     )
 
 
-def of_policy(policy: type) -> type[Scheduler]:
+def of_policy(policy: type) -> type[SchedulerBase]:
     """Return what decides one step after another under a policy."""
-    if issubclass(policy, Scheduler):
+    if issubclass(policy, SchedulerBase):
         return policy
     if any(hasattr(policy, hook) for hook in DYNAMIC_HOOKS):
         from simulator.schedulers.vllm.dynamic import DynamicScheduler
@@ -200,7 +205,7 @@ def of_policy(policy: type) -> type[Scheduler]:
     return Scheduler
 
 
-def _overlapped(chosen: type[Scheduler]) -> type[Scheduler] | None:
+def _overlapped(chosen: type[SchedulerBase]) -> type[SchedulerBase] | None:
     """Get what schedules with async_scheduling in the place of a scheduler; None: nobody does."""
     if chosen is Scheduler:
         from simulator.schedulers.vllm.async_scheduler import AsyncScheduler

@@ -13,6 +13,7 @@ from simulator.cluster.config import AdmissionConfig
 from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.engines import ENGINES
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.rules import NEWEST, options_without_effect, write_release
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
@@ -126,7 +127,7 @@ def find_class(name: Any, folder: Path, field: str) -> type:
     except ValueError as error:
         raise ValueError(f"{field}: {error}") from error
     if not isinstance(cls, type) or not (
-        issubclass(cls, Scheduler)
+        issubclass(cls, SchedulerBase)
         or callable(getattr(cls, "key", None))
         or callable(getattr(cls, "rank", None))
         or callable(getattr(cls, "queue", None))
@@ -150,7 +151,7 @@ def find_order(spec: Any, folder: Path, field: str) -> Found:
         raise ValueError(f"{field}: must name a policy, as in {{policy: sjf}}, not {spec!r}")
     cls, arguments = find_class(name, folder, field), {k: spec[k] for k in spec if k != "policy"}
     name = policy_name(cls)
-    if issubclass(cls, Scheduler):
+    if issubclass(cls, SchedulerBase):
         raise ValueError(f"{field}: {name} is a scheduler of its own: it cannot run in SGLang's")
     try:
         check_orders(cls, name)
@@ -182,7 +183,7 @@ def ignored_keys(spec: EngineSpec) -> list[str]:
     if engine.scheduler == "vllm":
         return []
     messages = []
-    if not engine.follows_vllm and (cls is Scheduler or not issubclass(cls, Scheduler)):
+    if not engine.follows_vllm and (cls is Scheduler or not issubclass(cls, SchedulerBase)):
         name, own = engine.policy_name, ENGINES[engine.name].defaults["scheduling_policy"]
         if own == "sglang" and cls is not Scheduler:
             own += f", in this order {{policy: sglang, order: {{policy: {name}}}}}"
@@ -190,7 +191,7 @@ def ignored_keys(spec: EngineSpec) -> list[str]:
             f"engine.scheduling_policy: {name}: vLLM's scheduler runs, with {engine.name}'s "
             f"defaults; its own is {own}"
         )
-    if not issubclass(cls, Scheduler):
+    if not issubclass(cls, SchedulerBase):
         return messages
     if engine.preemption_mode != "recompute" and not accepts(cls, "swap_blocks"):
         messages.append(
@@ -226,7 +227,7 @@ def vllm_version(specs: Iterable[EngineSpec]) -> str | None:
 def _vllm_version(spec: EngineSpec) -> str | None:
     engine, cls = spec.engine, spec.policy
     others = not engine.follows_vllm or engine.scheduler == "vllm"
-    another = issubclass(cls, Scheduler) and cls is not Scheduler
+    another = issubclass(cls, SchedulerBase) and cls is not Scheduler
     if others or (another and not is_own(cls)):
         return None
     return engine.version or f"{write_release(NEWEST)} (newest known)"
@@ -283,7 +284,7 @@ def check_arguments(cls: type, arguments: Mapping[str, Any], taken: Collection[s
     """Refuse arguments that the policy does not know, that the engine's keys already give, or
     whose annotations are plain types that they are not, and name those that are missing."""
     known = signature(cls).parameters
-    given = {*taken, "blocks"} if issubclass(cls, Scheduler) else set()
+    given = {*taken, "blocks"} if issubclass(cls, SchedulerBase) else set()
     free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
     wrong = []
     for name, value in arguments.items():

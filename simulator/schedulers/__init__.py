@@ -1,6 +1,7 @@
 """What each step computes: schedulers of vLLM and SGLang in folders, of other engines in files.
 
-It may import `kv_cache`, `policies` and what lies below; no clock, no files. Start with
+`interface.py` says what an engine asks of any, `base.py` has what all share. They may import
+`kv_cache`, `policies`, `costs` and what lies below; no clock, no files. Start with
 `vllm/scheduler.py`.
 """
 

@@ -5,12 +5,12 @@ prompts and decodes in one step.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
-from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.compiled import mypyc_attr
 from simulator.util.from_mapping import raise_if
 
@@ -20,7 +20,7 @@ WITH_ANSWER = ", with the longest answer that the client lets it have (max_new_t
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class ContinuousBatching(Scheduler):
+class ContinuousBatching(SchedulerBase):
     """Puts a step together of its parts, by `fill`.
 
     Here a step is mixed: everybody whose prompt is computed decodes, prompts under way go on,
@@ -51,7 +51,10 @@ class ContinuousBatching(Scheduler):
         max_num_batched_tokens: int,
         max_model_len: int,
         max_new_tokens: MaxNewTokens = None,
-        **options: Any,
+        *,
+        enable_chunked_prefill: bool = True,
+        watermark: float = 0.0,
+        swap_blocks: int = 0,
     ) -> None:
         self.max_new_tokens = max_new_tokens
         number = isinstance(max_new_tokens, int) and not isinstance(max_new_tokens, bool)
@@ -65,15 +68,16 @@ class ContinuousBatching(Scheduler):
         )
         if self.whole_prompts:
             max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
-            options["enable_chunked_prefill"] = False
-        Scheduler.__init__(
+        SchedulerBase.__init__(
             self,
             blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
-            **options,
+            enable_chunked_prefill=enable_chunked_prefill and not self.whole_prompts,
+            swap_blocks=swap_blocks,
         )
+        self.watermark_blocks = int(watermark * (blocks.usable + 1))
 
     def output_limit(self, request: Request) -> int:
         tokens, most = super().output_limit(request), self.max_new_tokens
@@ -151,11 +155,32 @@ class ContinuousBatching(Scheduler):
             budget -= tokens
         return budget
 
+    def admit(self, step: Step, budget: int, cap: int) -> None:
+        """Admit from the head of the waiting queue; nobody overtakes a head that does not fit.
+
+        `budget` tokens are left in the step; `cap` is for one request.
+        """
+        blocks, waiting = self.blocks, self.waiting
+        while budget and waiting and len(self.running) < self.max_num_seqs:
+            request = waiting.head()
+            hits = blocks.match(request)
+            start = len(hits) * blocks.block_size
+            tokens = self.chunk(min(request.known - start, cap), budget)
+            if not tokens or self.lacks_blocks(request, hits, start + tokens):
+                break
+            self.admit_head(step, hits, start, tokens)
+            budget -= tokens
+
     def lacks_blocks(self, request: Request, hits: Sequence[int], tokens: int) -> bool:
+        """Say whether memory is too short to admit a request that begins with `tokens` tokens.
+
+        `hits` is what `blocks.match` has just found of it.
+        """
         if self.reserves:
             return self.reserved_blocks(request) > self.unreserved
-        need, running = self.blocks_of_prefills(), len(self.running)
-        return self.admission.lacking(request, hits, tokens, running, need) > 0
+        spare = self.blocks_of_prefills() + (self.watermark_blocks if self.running else 0)
+        missing = self.blocks.missing_whole(request.known, tokens, hits)
+        return missing + spare > self.blocks.free
 
     def start(self, request: Request) -> None:
         super().start(request)

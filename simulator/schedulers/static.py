@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from simulator.core.log import pack_seat
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
-from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.from_mapping import raise_if
 
 NEVER = 1 << 60  # ticks
@@ -19,7 +19,7 @@ LONGEST_TIMEOUT = 1_000_000  # s
 Deliver = Literal["batch", "each"]
 
 
-class Static(Scheduler):
+class Static(SchedulerBase):
     """Static batching: a batch starts when `batch_size` requests wait (null, and at most:
     max_num_seqs), or `timeout` seconds after the oldest of them came, and runs until its
     longest member ends. `deliver: each` streams answers; `batch` delivers all when the batch is

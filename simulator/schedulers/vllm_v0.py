@@ -112,7 +112,7 @@ class VllmV0(ContinuousBatching):
         blocks = self.blocks
         while self._swapped() and len(self.running) < self.max_num_seqs:
             request = self.waiting.head()
-            need = blocks.missing(request.swapped, ()) + 1 + self.admission.watermark_blocks
+            need = blocks.missing(request.swapped, ()) + 1 + self.watermark_blocks
             if not self.running:
                 need = blocks.missing(request.known, ())
             if need > blocks.free:

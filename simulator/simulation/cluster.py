@@ -181,7 +181,7 @@ def add_replicas(
     """
     assert scenario.cluster is not None
     stores: dict[str, SecondaryTier] = {}
-    makers: list[Callable[[], list[SchedulerInterface]]] = []
+    makers: list[Callable[[], Sequence[SchedulerInterface]]] = []
     first: list[Target] = []
     for name, group in scenario.cluster.replica_groups.items():
         spec = specs[name]
@@ -215,7 +215,7 @@ def add_replicas(
 
 def _make_schedulers(
     spec: EngineSpec, shares: bool, stores: dict[str, SecondaryTier]
-) -> list[SchedulerInterface]:
+) -> Sequence[SchedulerInterface]:
     """Make the scheduler of each rank of a replica; what all replicas share is in `stores`."""
     made = [make_scheduler(spec, shares) for _ in range(spec.engine.data_parallel_size)]
     for scheduler in made:

@@ -22,6 +22,7 @@ from simulator.scenario.load import check_scenario
 from simulator.scenario.policy_table import find_policy
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.testing.cases import MAX_MODEL_LEN, Case
 from simulator.util.config import Named
@@ -36,7 +37,7 @@ class Run:
     """What a policy did with a case."""
 
     log: Log
-    scheduler: Scheduler
+    scheduler: SchedulerBase
     steps: list[tuple[object, ...]] = field(default_factory=list)
     before_end: int = 0  # of the steps, those that were decided before anybody had ended
     forbidden_reads: list[str] = field(default_factory=list)  # of an answer's length: where
@@ -110,10 +111,10 @@ class PolicyUnderTest:
         wanted = {"scheduling_policy": Named(policy, arguments)}
         self._scenario = _with_engine(_bare(), wanted)
         self.policy: type = find_policy(self._scenario.engine, Path())[0]
-        self._is_scheduler = issubclass(self.policy, Scheduler)
+        self._is_scheduler = issubclass(self.policy, SchedulerBase)
         self._modules = {cls.__module__ for cls in self.policy.__mro__} - MECHANISM
 
-    def make(self, case: Case) -> Scheduler:
+    def make(self, case: Case) -> SchedulerBase:
         """Build the engine of a case."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HeadwayWarning)

@@ -147,9 +147,7 @@ class AsyncScheduler(Scheduler):
     def repeat(self, ticks: int) -> None:
         """Schedule the step just scheduled so many times more."""
         self.in_flight[-1].leap_blocks = self._count_growth(ticks, 0)
-        self.blocks.take_ticks(self.running.decodes, ticks)
-        if self.prefill_interval is not None:
-            self.prefill_interval.executed += ticks
+        self.take_ticks(ticks, 0)
         self._tick(self.in_flight[-1], ticks)
 
     def _tick(self, batch: BatchInFlight, ticks: int) -> None:

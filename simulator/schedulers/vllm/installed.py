@@ -18,10 +18,10 @@ from typing import Any
 from simulator.core.log import pack_run
 from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.vllm.interface import check_vllm, has, on_preemption, sampled
 from simulator.schedulers.vllm.rules import OPTIONS_SINCE, Release, write_release
-from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.environment import environment
 from simulator.util.errors import HeadwayError, one_line
 
@@ -42,6 +42,9 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 """A model of full attention in every layer; its sizes play no part in scheduling."""
+
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_chunked_prefill")
+"""What is asked of it before vLLM is started."""
 
 
 class _Queue:
@@ -82,7 +85,7 @@ class InstalledBlocks(BlockCounter):
         return self.in_cache
 
 
-class InstalledScheduler(Scheduler):
+class InstalledScheduler(SchedulerBase):
     """vLLM's scheduler behind the interface of Headway's.
 
     `blocks` says how many there are and takes note of how many vLLM has left. `scheduler_cls` is
@@ -104,7 +107,7 @@ class InstalledScheduler(Scheduler):
         environment: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(blocks, **options)
+        super().__init__(blocks, **{name: options[name] for name in LIMITS})
         self._environment = environment or {}
         # The engine says whether it overlaps.
         self.traits = Traits(overlaps=async_scheduling, cancels=False)  # type: ignore[misc]

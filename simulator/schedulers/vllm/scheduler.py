@@ -20,20 +20,10 @@ result is the same as that of vLLM's loop:
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
-from typing import ClassVar
 
-from simulator.core.decode_set import DecodeSet
-from simulator.core.log import StepRow
-from simulator.core.request import (
-    Chunk,
-    Load,
-    Request,
-    Step,
-    by_admission,
-)
+from simulator.core.request import Load, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.kv_cache.host_memory import Prices, SwapSpace
+from simulator.kv_cache.host_memory import Prices
 from simulator.policies.policy import Policy, victim_of
 from simulator.policies.waiting_queues import (
     Fifo,
@@ -41,13 +31,11 @@ from simulator.policies.waiting_queues import (
     RankQueue,
     RatioQueue,
     SwappedFirst,
-    WaitingQueue,
     queue_of,
 )
-from simulator.schedulers.door import Door
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.feature import Feature
-from simulator.schedulers.interface import LONGEST_LEAP, Traits
-from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
+from simulator.schedulers.running_requests import PreemptionLoop
 from simulator.schedulers.vllm.admission import (
     Admission,
     DecodeScope,
@@ -61,7 +49,7 @@ QUEUES_WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Scheduler:
+class Scheduler(SchedulerBase):
     """First come, first served; a preempted request goes to the front.
 
     `policy` orders the waiting queue, None is first come, first served; if it has a method
@@ -80,10 +68,6 @@ class Scheduler:
     `stored` where blocks hold what this class does not know of. `schedule_tokens`, `decode_all`
     and `admit_head` are there to be called.
     """
-
-    traits: ClassVar[Traits] = Traits()
-    running_type: ClassVar[type[RunningRequests]] = RunningRequests
-    """What the running list is made of."""
 
     def __init__(
         self,
@@ -109,27 +93,23 @@ class Scheduler:
         features: Sequence[Feature] = (),
         rules: Rules | None = None,
     ) -> None:
-        self.door: Door | None = None  # keeps requests out beyond the limits of the queue
-        self.blocks = blocks
-        self.tier = blocks.tier
+        SchedulerBase.__init__(
+            self,
+            blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=enable_chunked_prefill,
+            swap_blocks=swap_blocks,
+            swap_prices=swap_prices,
+            features=features,
+        )
         self.rules = rules = rules or NEWEST_RULES
         blocks.splits_free_list = rules.splits_free_list
         blocks.masks_windows = rules.masks_windows
-        self.running = self.running_type(
-            blocks, PreemptionLoop(type(self if policy is None else policy).__name__)
-        )
-        self.now = 0.0  # of the last call of `schedule`
-        self.preempted = 0  # by the last call of `schedule`
-        self._ahead = 0 if self.traits.overlaps else 1
-        self.kept_tokens = 0  # in the blocks of requests that do not run
-        self.drafts = bytearray()  # rows of log.DRAFT
         self.tracks_longest = False  # whether steps say how much their longest decode reads
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_active_seqs = max_num_active_seqs or max_num_seqs
         self.max_num_scheduled_tokens = max_num_scheduled_tokens or max_num_batched_tokens
-        self.max_model_len = max_model_len
-        self.enable_chunked_prefill = enable_chunked_prefill
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.long_prefill_token_threshold_adaptive = long_prefill_token_threshold_adaptive
         self.admission = Admission(
@@ -145,54 +125,29 @@ class Scheduler:
         self.prefill_interval = (
             PrefillInterval(interval, admits_cached=cached) if interval > 1 else None
         )
-        self.swap_space = SwapSpace(swap_blocks, blocks.block_size, swap_prices)
         self.victim = victim_of(policy)
         self._start_queue(policy, swaps=swap_blocks > 0)
         self._tries_others = not (rules.stops_at_long_head or enable_chunked_prefill)
         self._reordered = False  # by the last call of `admit`, the waiting queue
         self._deferred: set[Request] = set()  # who wait and were passed over in their places
         self._annotates = bool(features)  # steps say what else costs time
-        self.features = features
         for feature in features:
             feature.attach(self)
         self._keeps_places = any(feature.passes_over for feature in features)
         self._expect_tiers()
-        self._expect_subclass()
-        # There are blocks for every request that max_model_len admits.
-        self._longest_fits = blocks.most_held(max_model_len - 1) <= blocks.usable
-        self._check()
+        self.displacing = False  # a waiting request may take the place of one that runs
+        self.draft_slots = 0  # tokens of the budget that a request takes beside its own
 
     def _start_queue(self, policy: Policy | None, *, swaps: bool) -> None:
         """Make the waiting queue in a policy's order; who is swapped out goes first."""
-        self.waiting: WaitingQueue = Fifo()
         self.settle_queue: Callable[[float], None] | None = None
         self.refresh_queue: Callable[[float], None] | None = None
         if policy is not None:
+            self.running.loop = PreemptionLoop(type(policy).__name__)
             queue = queue_of(policy, self)
             self.settle_queue = getattr(queue, "settle", None)
             self.refresh_queue = getattr(queue, "refresh", None)
             self.waiting = SwappedFirst(queue) if swaps else queue
-
-    def _check(self) -> None:
-        tokens, longest = self.max_num_batched_tokens, self.max_model_len
-        seqs = self.max_num_seqs
-        if seqs < 1 or tokens < seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({tokens}) must be >= max_num_seqs ({seqs}) and that >= 1"
-            )
-        if not self.enable_chunked_prefill and tokens < longest:
-            raise ValueError(
-                f"max_num_batched_tokens ({tokens}) must be >= max_model_len ({longest}) without "
-                "chunked prefill"
-            )
-
-    def _expect_subclass(self) -> None:
-        """Set what a subclass may set otherwise."""
-        self.displacing = False  # a waiting request may take the place of one that runs
-        self.draft_slots = 0  # tokens of the budget that a request takes beside its own
-        self.ended = True  # the last outcome may have ended somebody
-        self.delivers_together = False  # answers are given when a batch is over, not each by itself
-        self.seat_rows: bytearray | None = None  # of log.SEAT; None: who has ended keeps no seat
 
     def _expect_tiers(self) -> None:
         """Make ready to ask tiers behind the host, if there are some."""
@@ -207,30 +162,6 @@ class Scheduler:
             self.settle_queue = self._ask_tiers
 
     @property
-    def awaits_transfer(self) -> bool:
-        """Something comes from outside that lets waiting requests go on."""
-        return False
-
-    @property
-    def copies(self) -> bool:
-        """Blocks are on their way, which the engine looks for though nothing runs."""
-        return False
-
-    @property
-    def num_seats(self) -> int:
-        """Requests that a batch has room for."""
-        return self.max_num_seqs
-
-    @property
-    def decodes(self) -> DecodeSet:
-        """Those who decode; a policy that counts tokens puts a set of its own here."""
-        return self.running.decodes
-
-    @decodes.setter
-    def decodes(self, decodes: DecodeSet) -> None:
-        self.running.decodes = decodes
-
-    @property
     def keeps_books(self) -> bool:
         """The queue may count who is taken out of it, so that nobody is passed over."""
         return type(self.waiting) not in QUEUES_WITHOUT_BOOKS
@@ -242,44 +173,10 @@ class Scheduler:
 
     # Requests come.
 
-    def fits(self, request: Request) -> bool:
-        """Say whether the request could ever run: vLLM refuses a prompt without room to answer.
-
-        A request that needs more blocks than there are would be preempted for ever.
-        """
-        if request.prompt_tokens >= self.max_model_len:
-            return False
-        if self.features and not all(feature.fits(request) for feature in self.features):
-            return False
-        if self._longest_fits:
-            return True
-        tokens = request.prompt_tokens + self.output_limit(request) - 1
-        return self.blocks.most_held(tokens) <= self.blocks.usable
-
-    @property
-    def room(self) -> str:
-        """What `fits` compares a request with, in words."""
-        for feature in self.features:
-            if feature.room:
-                return f"the KV cache, or {feature.room}"
-        return f"the {self.blocks.usable:,} KV blocks of {self.blocks.block_size} tokens"
-
-    def output_limit(self, request: Request) -> int:
-        """Return the output tokens after which a request ends, or is ended."""
-        most, tokens = request.max_tokens, request.output_tokens
-        room = self.max_model_len - request.prompt_tokens
-        if most and most < room:
-            room = most
-        return tokens if tokens < room else room
-
     def add(self, request: Request) -> bool:
         """Take a new request; say whether the next step may differ for it."""
-        request.output_limit = self.output_limit(request)
-        for feature in self.features:
-            feature.on_add(request)
-        self.running.loop.arrived()
         # Where a cap on chunks depends on how many are present, the head may fit from now on.
-        changes = self.waiting.add(request) or self.long_prefill_token_threshold > 0
+        changes = self.enqueue(request) or self.long_prefill_token_threshold > 0
         # Those before it may be passed over.
         changes |= self._keeps_places
         if self._fetches:
@@ -355,16 +252,6 @@ class Scheduler:
             return max(threshold, self.max_num_batched_tokens // present)
         return threshold
 
-    def decode_all(self, step: Step) -> int:
-        """Let everybody in the decode set decode; return the tokens that this takes."""
-        decodes = self.running.decodes
-        count = decodes.count
-        if count:
-            self.blocks.take_ticks(decodes, 1)
-            step.decodes += count
-            step.context += decodes.context + count
-        return count
-
     def plan(self, cap: int) -> list[tuple[Request, int]] | None:
         """Share the budget out among the running, preempting the last while blocks lack.
 
@@ -429,7 +316,7 @@ class Scheduler:
                 continue
             tokens = min(self.tokens_wanted(request), cap, budget - slots)
             if self.features and tokens:
-                tokens = self._allowed(request, request.computed, tokens)
+                tokens, _ = self._allowed(request, request.computed, tokens)
             if not tokens:
                 continue
             self.blocks.recycle(request)
@@ -456,11 +343,7 @@ class Scheduler:
 
     def schedule_tokens(self, step: Step, request: Request, tokens: int) -> None:
         """Let a running request outside the decode set compute `tokens` more."""
-        if request.generated and request.pending == 1:
-            step.add_single(request, request.computed, tokens)
-        else:
-            step.prefills.append(Chunk(request, request.computed, tokens))
-        self.blocks.extend(request, request.computed + tokens)
+        SchedulerBase.schedule_tokens(self, step, request, tokens)
         if self.prefill_interval is not None:
             self.prefill_interval.scheduled(request, request.mid_prefill)
 
@@ -509,8 +392,7 @@ class Scheduler:
             tokens = self.chunk(pending if pending < cap else cap, budget - slots)
             passes = not tokens and tries_others
             if features and tokens:
-                tokens = self._allowed(request, start, tokens)
-                passes = not tokens and self._keeps_places
+                tokens, passes = self._allowed(request, start, tokens)
             if not tokens or self.lacks_blocks(request, hits, start + tokens):
                 for feature in features:
                     feature.on_leave(request)
@@ -539,11 +421,13 @@ class Scheduler:
             start = max((len(hits) + loads) * blocks.block_size, start)
         return hits, loads, start
 
-    def _allowed(self, request: Request, start: int, tokens: int) -> int:
-        """Return how many of its next tokens features let a request compute."""
+    def _allowed(self, request: Request, start: int, tokens: int) -> tuple[int, bool]:
+        """Return how many tokens features let a request compute, and whether it is passed over."""
         for feature in self.features:
-            tokens = tokens and feature.tokens(request, start, tokens)
-        return tokens
+            tokens = feature.tokens(request, start, tokens)
+            if not tokens:
+                return 0, feature.passes_over
+        return tokens, False
 
     def refuses(self, request: Request) -> bool:
         """Say whether the head of the queue is passed over for a feature."""
@@ -584,12 +468,6 @@ class Scheduler:
         first = min(first, loads)
         return first, min(second, loads - first)
 
-    def chunk(self, pending: int, budget: int) -> int:
-        """Return the tokens of a prompt that the budget lets a step compute; 0: it must wait."""
-        if pending > budget:
-            return budget if self.enable_chunked_prefill else 0
-        return pending
-
     def lacks_blocks(self, request: Request, hits: Sequence[int], tokens: int) -> bool:
         """Say whether memory is too short to admit a request that begins with `tokens` tokens.
 
@@ -606,32 +484,19 @@ class Scheduler:
 
     def admit_head(self, step: Step, hits: Sequence[int], start: int, tokens: int) -> None:
         """Let the head of the queue run, and compute `tokens` tokens after the first `start`."""
-        request = self.waiting.take()
+        request, prompts = self.waiting.head(), len(step.prefills)
         if self._fetching:
             self._fetching.pop(request, None)
-        self.start(request)
         self.admission.reserve(request)
-        self.blocks.admit(request, hits, start + tokens)
-        if request.preemptions == 0:
-            request.cached = start
-        else:
-            self.running.resume(request, self.now, start)
-            if self.swap_space.prices:
-                self.swap_space.observe(request.known, len(hits) * self.blocks.block_size)
-        if request.swapped:
-            self.swap_space.swap_in(step, request, len(hits))
-            if request.generated and tokens == 1 and not request.pending:
-                step.add_single(request, start)
-                return
-        step.prefills.append(Chunk(request, start, tokens))
-        if self.prefill_interval is not None:
+        if request.preemptions and self.swap_space.prices:
+            self.swap_space.observe(request.known, len(hits) * self.blocks.block_size)
+        SchedulerBase.admit_head(self, step, hits, start, tokens)
+        if self.prefill_interval is not None and len(step.prefills) > prompts:
             self.prefill_interval.scheduled(request, start < request.known - 1)
 
     def start(self, request: Request) -> None:
         """Put a request that is admitted on the running list."""
-        self.running.admit(request, self.now)
-        for feature in self.features:
-            feature.on_admit(request)
+        SchedulerBase.start(self, request)
         self._deferred.discard(request)
 
     # Running requests make way.
@@ -658,195 +523,31 @@ class Scheduler:
             self.running.correct_pause(victim, given)
         return victim, given
 
-    def swap_out(self, request: Request, given: int = 0) -> None:
-        """Have a victim's blocks copied to the host, if there is room.
-
-        Of its tokens the last `given` were to be computed by this step, and are not.
-        """
-        if self.swap_space.free:
-            self.swap_space.swap_out(request, self.decodes.computed(request) - given)
-
-    def preempt(self, request: Request) -> None:
-        """Put a running request back into the queue, without its blocks."""
-        self.running.evict(request, self.now)
-        for feature in self.features:
-            feature.on_leave(request)
-        self.preempted += 1
-        self.waiting.put_back(request)
-
     def cancel(self, request: Request) -> None:
-        """Let a request go for good, between two steps: nobody wants its answer any more."""
-        self.blocks.finished(request)
-        for feature in self.features:
-            feature.on_leave(request)
-        if request in self.running:
-            self.running.discard(request)
-            self.blocks.release(request)
-            return
-        self.waiting.remove(request)
+        SchedulerBase.cancel(self, request)
         self._deferred.discard(request)
         self._fetching.pop(request, None)
         if request in self._new:
             self._new.remove(request)
-        self.running.forget(request)
-        if request.swapped:
-            self.swap_space.discard(request)
-
-    def abandoned(self, request: Request) -> bool:
-        """Hear that nobody wants a request any more; say whether it has to stay for all that."""
-        return False
-
-    def forget(self, request: Request) -> None:
-        """Hear that nobody wants what a request that has just ended leaves behind."""
-
-    # A step is over.
-
-    def commit(self, step: Step, ends: Sequence[float]) -> list[Request]:
-        """Apply the outcome of `step`, repeated once per end time; return who finished."""
-        decodes = self.running.decodes
-        now = ends[-1]
-        for feature in self.features:
-            feature.on_commit(step, ())
-        if step.decodes and decodes.count:
-            ticks = len(ends)
-            if ticks > 1:
-                self.blocks.take_ticks(decodes, ticks - 1, 1)
-                if self.prefill_interval is not None:
-                    self.prefill_interval.executed += ticks - 1
-            over = decodes.advance(ticks)
-        else:
-            over = []
-        if step.singles:
-            for chunk in step.singles:
-                self._emit(chunk.request, now, over)
-        for chunk in step.prefills:
-            request = chunk.request
-            if self.blocks.caches_chunks:
-                self.blocks.cache(request)
-            if request.computed == request.padding + request.prompt_tokens + request.generated:
-                self._emit(request, now, over)
-        if over:
-            over.sort(key=by_admission)  # blocks are freed in the order of the running list
-            for request in over:
-                self.finish(request, now)
-        return over
-
-    def _emit(self, request: Request, now: float, over: list[Request]) -> None:
-        """Bring out the token of a request outside the decode set."""
-        request.generated += 1
-        self.running.decodes.emitted(request)
-        request.run_start = now
-        if request.first_token < 0:
-            request.first_token = now
-        self.running.start_decoding(request)
-        if request.generated == request.output_limit:
-            over.append(request)
-
-    def finish(self, request: Request, now: float) -> None:
-        """End a request and free what it holds."""
-        self.running.remove(request)
-        request.finish = now
-        for feature in self.features:
-            feature.on_leave(request)
-        self.free_blocks(request)
-        if self.blocks.tier is not None:
-            self.blocks.finished(request)
-
-    def free_blocks(self, request: Request) -> None:
-        """Take back the blocks of a request that has ended."""
-        self.blocks.release(request)
-
-    def close(self, request: Request) -> None:
-        """Bring a running request up to date, when the run is stopped before its end."""
-        if request.joined >= 0:
-            self.running.stop_decoding(request)
 
     # A step repeats itself.
 
+    def take_ticks(self, ticks: int, skip: int) -> None:
+        SchedulerBase.take_ticks(self, ticks, skip)
+        if self.prefill_interval is not None:
+            self.prefill_interval.executed += ticks
+
     def horizon(self, step: Step) -> int:
-        """Count how often `step`, just scheduled, is sure to repeat if nobody arrives."""
-        decodes, interval = self.running.decodes, self.prefill_interval
-        if step.prefills or step.singles or self.running.partial or not self.blocks.leaps:
-            return 1
-        if self.preempted or not decodes.count or (self.waiting and self._may_fit()):
-            return 1
-        for feature in self.features:
-            if feature.pending:
-                return 1
-        ahead = self._ahead  # where steps overlap, this one's tick is counted
-        more = min(decodes.ticks_to_end(), LONGEST_LEAP) - ahead
+        sure, interval = SchedulerBase.horizon(self, step), self.prefill_interval
         if interval is not None and interval.held and self.waiting:
-            more = min(more, interval.left - 1)
-        free = self.blocks.free - self.traits.headroom
-        if more > 0 and decodes.count * ((more + 1) // decodes.block_size + 1) > free:
-            more = decodes.affords(free, more, ahead)
-        return 1 + more
+            return min(sure, interval.left)
+        return sure
 
     def _may_fit(self) -> bool:
         """Say whether somebody who waits may fit after a step in which nothing but decodes happens.
 
-        Blocks registered meanwhile, which have names, may let the head of the queue fit, or another
-        may be the head. Unnamed blocks only get fewer. Of its own the head finds no more as time
-        goes by, and no block less than the decodes have taken: what it lacks does not shrink. Where
-        it loses more at once, its first chunk ends earlier, for which fewer blocks may be enough.
+        Where the head loses blocks, its first chunk ends earlier, for which fewer may be enough.
         """
         moves = self.waiting.moves and len(self.running) < self.max_num_active_seqs
         shrinks = self.blocks.evicts_runs and not self.admission.whole_prompt
         return self.blocks.names_blocks or moves or shrinks or self._reordered
-
-    def repeat(self, ticks: int) -> None:
-        """Schedule the step just scheduled so many times more; only where steps overlap."""
-        raise NotImplementedError
-
-    def leap_blocks(self, ticks: int) -> list[int]:
-        """Count by how many blocks each repeat of the step to be committed adds to those in use."""
-        return self._count_growth(ticks, 1)
-
-    def _count_growth(self, ticks: int, skip: int) -> list[int]:
-        """Count the blocks that ticks take, `skip` ticks from now, beyond those reserved."""
-        blocks, taken = self.blocks, self.running.decodes.growth(ticks, skip)
-        spare = blocks.used - blocks.usable + blocks.free if blocks.reserved else 0
-        if not spare:
-            return taken
-        beyond = [max(sum_ - spare, 0) for sum_ in accumulate(taken, initial=0)]
-        return [later - before for before, later in pairwise(beyond)]
-
-    # What is written down of a step.
-
-    def account(self, step: Step) -> StepRow:
-        """Return what the log says of `step`, just scheduled: the columns of `STEP_ROW`."""
-        blocks, prefills, wasted = self.blocks, step.prefills, step.padding
-        tokens, pairs, decodes = -wasted, 0, step.decodes
-        for chunk in prefills:
-            size = chunk.tokens
-            tokens += size
-            pairs += size * (size + 1 + 2 * chunk.start) // 2
-        for feature in self.features:
-            tokens = feature.count(step, tokens)
-        if step.ghosts:
-            wasted += step.ghosts
-            decodes -= step.ghosts
-        return (
-            step.context,
-            pairs,
-            self.stored(step),
-            tokens,
-            decodes,
-            wasted,
-            len(self.running),
-            len(self.waiting),
-            blocks.used if blocks.reserved else blocks.usable - blocks.free,
-            len(prefills),
-            self.preempted,
-        )
-
-    def stored(self, step: Step) -> int:
-        """Tokens that somebody needs in the blocks in use while `step`, just scheduled, runs."""
-        running = self.running
-        decodes = running.decodes
-        tokens = decodes.context + self.kept_tokens
-        if step.decodes:
-            tokens += decodes.count
-        for request in running.partial:
-            tokens += request.computed
-        return self.blocks.in_use(tokens)

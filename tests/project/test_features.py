@@ -1,0 +1,49 @@
+"""Features are parts: without the folder of one the rest of the simulator works."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulator.features import all_features
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = sorted(path.parent.name for path in (ROOT / "simulator" / "features").glob("*/*.py"))
+CORE = [
+    "tests/engine/test_reference.py",
+    "tests/schedulers/test_scheduler.py",
+    "tests/schedulers/test_preemption.py",
+    "tests/schedulers/test_static.py",
+    "tests/simulation/test_run.py",
+]
+"""Tests of what every engine has, from its loop to the report."""
+
+
+def test_every_folder_is_a_feature() -> None:
+    assert [feature.__module__.split(".")[2] for feature in all_features()] == [
+        *dict.fromkeys(FOLDERS)
+    ]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", [*dict.fromkeys(FOLDERS)])
+def test_the_core_works_without(name: str, tmp_path: Path) -> None:
+    left_out = shutil.ignore_patterns("__pycache__")
+    for folder in ("simulator", "headway", "scenarios"):
+        if (ROOT / folder).exists():
+            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=left_out)
+    shutil.copytree(ROOT / "tests" / "support", tmp_path / "tests" / "support")
+    for path in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py", *CORE):
+        if (ROOT / path).exists():
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / path, tmp_path / path)
+    shutil.rmtree(tmp_path / "simulator" / "features" / name)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *CORE]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
