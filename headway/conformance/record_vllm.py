@@ -24,8 +24,7 @@ from headway.conformance.cases import read_cases
 from headway.conformance.recorder import dump
 from headway.conformance.step_recorder import RequestSeen, Row, StepRecorder
 from headway.conformance.vllm_steps import VllmSteps
-from simulator.core.request import Media, Segments
-from simulator.features.images.images import items_of
+from simulator.core.request import Media, Segments, items_of
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.installed import start_vllm
 from simulator.schedulers.vllm.interface import check_vllm, is_chunk, resumed, sampled

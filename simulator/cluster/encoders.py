@@ -24,8 +24,7 @@ from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
 from simulator.core.log import REJECTED, UNFINISHED, pack_encoding
-from simulator.core.request import Item, Media, Request
-from simulator.features.images.images import encoder_of, items_of
+from simulator.core.request import Item, Media, Request, items_of
 from simulator.schedulers.interface import SchedulerInterface
 
 
@@ -75,6 +74,8 @@ class EncoderFleet(Fleet):
         self, group: str, scheduler: SchedulerInterface, executor: Executor, *, leap: bool = True
     ) -> Target:
         target = super().add(group, scheduler, executor, leap=leap)
+        from simulator.features.images.images import encoder_of
+
         encoder = encoder_of(scheduler)
         encoder.stored = self._stored
         if group in self._token_seconds:

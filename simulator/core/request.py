@@ -25,6 +25,16 @@ class Item(NamedTuple):
     end: int  # the token behind its last
 
 
+def items_of(prompt: Segments | None) -> tuple[Item, ...]:
+    """Return where the images and the like of a prompt are."""
+    items, start = [], 0
+    for name, count in prompt or ():
+        if isinstance(name, Media):
+            items.append(Item(name, start, start + count))
+        start += count
+    return tuple(items)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Request:
     """One user's request and how far it has come.

@@ -17,7 +17,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from simulator.core.engine_config import EngineConfig
-from simulator.core.request import EncoderWork, Item, Media, Request, Segments, Step, by_admission
+from simulator.core.request import EncoderWork, Media, Request, Step, by_admission, items_of
 from simulator.costs.cost_model import CostModel
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
@@ -265,16 +265,6 @@ class Images(Feature):
             for number in list(self.held.get(request, ())):
                 if request.items[number].end <= computed:
                     self._let_go(request, number)
-
-
-def items_of(prompt: Segments | None) -> tuple[Item, ...]:
-    """Return where the images and the like of a prompt are."""
-    items, start = [], 0
-    for name, count in prompt or ():
-        if isinstance(name, Media):
-            items.append(Item(name, start, start + count))
-        start += count
-    return tuple(items)
 
 
 def encoder_of(scheduler: SchedulerInterface) -> Images:
