@@ -1,4 +1,4 @@
-"""What an engine may have beside its model, a folder each: adapters (LoRA), images.
+"""What an engine may have beside its model, a folder each.
 
 A folder has all of it: what its scheduler asks, what it costs and takes, what contradicts its keys.
 It may import `schedulers` and what lies below; nothing that every engine passes imports it, so

@@ -148,7 +148,9 @@ class DraftWalk(Speculative):
 
     def fits(self, request: Request) -> bool:
         last = request.prompt_tokens + self.output_limit(request) - 1
-        slots = last + (1 + self.traits.overlaps) * (1 + self.most_drafts) + self.speculation.lookahead
+        slots = (
+            last + (1 + self.traits.overlaps) * (1 + self.most_drafts) + self.speculation.lookahead
+        )
         most = self.blocks.most_held(min(slots, self.max_model_len))
         return request.prompt_tokens < self.max_model_len and most <= self.blocks.usable
 
