@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.csv_columns import header
+from simulator.workload.traces.csv_columns import header, mark_of
 from simulator.workload.traces.detect import detect_format
 from simulator.workload.traces.documents import first_line, flat, lines, parquet_names, parquet_rows
 from simulator.workload.traces.fields import NEAR, guess_columns, parse_date
@@ -54,7 +54,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     elif (first := first_line(path)[1])[0] in "{[":
         yield from (row for _, row in json_requests(path, Problems(path)))
     else:
-        cells = csv.reader(line for _, line in islice(lines(path), 1, None))
+        rows = (line for _, line in islice(lines(path), 1, None))
+        cells = csv.reader(rows, delimiter=mark_of(first))
         yield from (dict(zip(header(first), row, strict=False)) for row in cells)
 
 

@@ -36,7 +36,7 @@ from simulator.workload.traces.fields import (
     used_as,
     wrong_century,
 )
-from simulator.workload.traces.format import Numbers, Problems, Table, no_times
+from simulator.workload.traces.format import Measured, Numbers, Problems, Table, no_times
 from simulator.workload.traces.ledger import BESIDE, Ledger, is_told, sort_columns
 from simulator.workload.traces.values import (
     LARGEST,
@@ -94,7 +94,7 @@ LARGEST_SHOWN = 3  # words
 LONG = 120.0  # s that half of the requests take: likewise
 SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
 ROUNDING = 2.5e-9  # s: of an arrival, the wait at the client and a latency, added up
-Columns = Mapping[str, Numbers | list[str]]
+Columns = dict[str, Any]  # arrays of numbers, lists of words
 
 
 class Records:
@@ -270,7 +270,7 @@ class Records:
             if field != "arrival":  # -1: it was not taken
                 values = [None if value == -1 else value for value in values]
             times, self.units[field] = clock(values, unit, tell)
-            if field == "arrival" and "" not in source.names:
+            if field == "arrival" and "" not in source.names and np.isnan(times).any():
                 _need(values, "is no time", tell)
             return times
         if field in SPANS:
@@ -279,7 +279,7 @@ class Records:
             untold = -1 if field == "prefix_request" else 0
             least = -LARGEST if field in PRIORITY else 0 if field in NEEDED else -1
             found = counts(values, tell, least)  # -1: where Parquet has no cell
-            if field in NEEDED:
+            if field in NEEDED and (found == LARGEST).any():
                 _need(values, "is not a whole number", tell)
             found[found == LARGEST] = untold
             return found if field in PRIORITY else np.maximum(found, untold)
@@ -290,12 +290,11 @@ class Records:
 
 def _need(values: Sequence[object], why: str, tell: Callable[[int, str], object]) -> None:
     """Tell of values that say nothing."""
-    if None in values or not NOTHING.isdisjoint(one for one in values if isinstance(one, str)):
-        for k, value in enumerate(values):
-            if value is None:
-                tell(k, "missing")
-            elif isinstance(value, str) and value.strip().lower() in NOTHING:
-                tell(k, f"{short_repr(value)} {why}")
+    for k, value in enumerate(values):
+        if value is None:
+            tell(k, "missing")
+        elif isinstance(value, str) and value.strip().lower() in NOTHING:
+            tell(k, f"{short_repr(value)} {why}")
 
 
 def _pick(values: Sequence[Any], kept: Sequence[int]) -> list[Any]:
@@ -337,7 +336,7 @@ def _any(
 def make_table(
     path: Path,
     columns: Columns,
-    units: Mapping[str, float],
+    units: dict[str, float],
     place: Ints,
     ledger: Ledger,
     *,
@@ -352,14 +351,18 @@ def make_table(
     each other; `place` has the requests' lines.
     """
     if "arrival" not in columns and {"end", "e2el"} <= columns.keys():
-        end, took = np.asarray(columns["end"]), np.asarray(columns["e2el"])
-        columns = {**columns, "arrival": end - took * units["end"]}
-        units = {**units, "arrival": units["end"]}
-    output, asked = _asked(columns)
-    columns = {**columns, "output": output, "prompt": _whole_prompts(columns, ledger)}
-    broken, failed = failed & asked, failed & ~asked
+        columns["arrival"] = columns["end"] - columns["e2el"] * units["end"]
+        units["arrival"] = units["end"]
+        if (lacking := np.flatnonzero(np.isnan(columns["arrival"]))).size:
+            raise HeadwayError(f"{path}:{place[lacking[0]]}: end: how long it took is missing")
+    asked = columns.get("asked", np.zeros(len(failed), np.int64))
+    output = columns["output"] + columns.get("thoughts", 0)  # Gemini's API counts them apart
+    columns["output"] = output = np.where(asked > 0, asked, output)
+    columns["prompt"] = _whole_prompts(columns, ledger)
+    broken, failed = failed & (asked > 0), failed & (asked <= 0)
     kept = np.flatnonzero((output > 0) & ~failed)
-    table = _rows(columns, units, kept)
+    part = _part(columns, kept)
+    table = _rows(part, units)
     table.ledger, table.lines = ledger, place[kept]
     if empty := int((table.prompt < 1).sum()):
         text = f"{path}: {empty} prompts of no tokens are taken as of one"
@@ -367,20 +370,29 @@ def make_table(
         table.prompt = np.maximum(table.prompt, 1)
     table.failed = unread + len(output) - len(kept)
     if table.measured is not None:
-        for k, problem in _measure(table, columns, kept, units):
+        for k, problem in _measure(table, table.measured, part, units):
             raise HeadwayError(f"{path}:{place[kept[k]]}: {problem}")
         if "client_queue" in columns:
             _send_with_answers(table)
         for values in (table.measured.ttft, table.measured.tpot, table.measured.e2el):
             values[broken[kept]] = nan
     _add_contents(path, table, columns, kept)
-    _add_notes(table, columns, kept)
+    _add_notes(table, part)
     if "arrival" in columns and failed.any():
-        gone = np.flatnonzero(failed)
-        table.lost = _rows(columns, units, gone)
-        ended = _since("end", table.lost, columns, gone, units)
-        table.lost.cancel_after = np.fmax(_span_of("e2el", columns, gone), ended)
+        lost = _part(columns, np.flatnonzero(failed))
+        table.lost = _rows(lost, units)
+        table.lost.cancel_after = np.fmax(
+            _span_of("e2el", lost), _since("end", table.lost, lost, units)
+        )
     return table
+
+
+def _part(columns: Columns, rows: Ints) -> Columns:
+    """Return some rows of each column."""
+    return {
+        field: _pick(column, rows.tolist()) if isinstance(column, list) else column[rows]
+        for field, column in columns.items()
+    }
 
 
 def _send_with_answers(table: Table) -> None:
@@ -395,39 +407,28 @@ def _send_with_answers(table: Table) -> None:
     table.time = np.where(ties, np.maximum(table.time - 2 * ROUNDING, 0.0), table.time)
 
 
-def _asked(columns: Columns) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return the output tokens asked for, and of which requests a run of Headway's tells them."""
-    output: Any = columns["output"]
-    output = output + columns.get("thoughts", 0)  # Gemini's API counts them apart
-    asked: Any = columns.get("asked", np.zeros(len(output), np.int64))
-    return np.where(asked > 0, asked, output), asked > 0
-
-
 def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
     """Return the tokens of prompts with what some logs count apart: prefixes, and what was cached.
 
     BLIS counts a prefix apart from `input_tokens`, its server does not; Anthropic's API counts what
     its cache had, and what went into it.
     """
-    prompt: Any = columns["prompt"]
-    none = np.zeros(len(prompt), np.int64)
+    prompt = columns["prompt"]
     if "whole_prompt" in columns:
-        whole: Any = columns["whole_prompt"]
-        prompt = np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", none))
-        return np.asarray(prompt)
+        whole = columns["whole_prompt"]
+        return np.asarray(np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", 0)))
     names = {field: plain_words(name.rpartition(".")[2]) for name, field in ledger.used.items()}
     apart_from = names.get("cached", "").startswith("cache_read") or "cache_write" in columns
     if apart_from and names.get("prompt") in {"input_tokens", "input_token_count"}:
-        prompt = prompt + columns.get("cached", none) + columns.get("cache_write", none)
+        prompt = prompt + columns.get("cached", 0) + columns.get("cache_write", 0)
     return np.asarray(prompt)
 
 
 def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> None:
     """Add what prompts share, where columns tell it; names of answers go by the table's rows."""
-    prompts: Any = np.maximum(columns["prompt"], 1)
-    outputs: Any = columns["output"]
+    prompts = np.maximum(columns["prompt"], 1)
     try:
-        found = read_prefixes(columns, prompts.tolist(), outputs.tolist())
+        found = read_prefixes(columns, prompts.tolist(), columns["output"].tolist())
     except ValueError as error:
         raise HeadwayError(f"{path}: prefix: {error}") from None
     if found is not None:
@@ -437,14 +438,14 @@ def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> Non
         table.has_sessions = True
 
 
-def _add_notes(table: Table, columns: Columns, kept: Ints) -> None:
+def _add_notes(table: Table, columns: Columns) -> None:
     """Tell of what changes the load, and cannot be simulated."""
     assert table.ledger is not None
     names = {field: name for name, field in table.ledger.used.items()}
     for field in sorted(NOTED.keys() & columns.keys() & names.keys()):
-        words = _take(columns, field, kept)
-        table.ledger.add_noted(names[field], field, sum(is_told(field, word) for word in words))
-    cached = _take(columns, "cached", kept)
+        count = sum(is_told(field, word) for word in columns[field])
+        table.ledger.add_noted(names[field], field, count)
+    cached = columns.get("cached")
     if cached is not None and cached.any():
         share = f"{cached.sum() / table.prompt.sum():.1%} of input tokens"
         table.ledger.facts.append(("cached as told", share))
@@ -455,14 +456,14 @@ def _add_notes(table: Table, columns: Columns, kept: Ints) -> None:
                 f"cached={names['cached']} lets all begin alike"
             )
     for field in ("ttft", "e2el", "decode") if table.measured is not None else ():
-        spent = _take(columns, field, kept)
+        spent = columns.get(field)
         if spent is not None and field in names and len(spent) and np.nanmedian(spent) > LONG:
             name = names[field]
             table.ledger.notes.append(
                 f"{name}: half of the requests take {np.nanmedian(spent):,.0f} s or more, if it "
                 f"counts seconds; {field}={name}:ms says that it does not"
             )
-    several = _take(columns, "conversation", kept)
+    several = columns.get("conversation")
     if table.segments is None and several and (later := len(several) - len(set(several))):
         notes = table.ledger.notes if table.client is None else table.ledger.of_traces
         notes.append(
@@ -471,66 +472,46 @@ def _add_notes(table: Table, columns: Columns, kept: Ints) -> None:
         )
 
 
-def _take(columns: Columns, name: str, kept: Ints) -> Any:
-    """Return some rows of a column; None: there is none."""
-    column = columns.get(name)
-    if isinstance(column, list):
-        return [column[k] for k in kept.tolist()]
-    return None if column is None else column[kept]
-
-
-def _rows(columns: Columns, units: Mapping[str, float], kept: Ints) -> Table:
-    """Make a table of some rows, as they stand; the times that each took are not worked out."""
-    take = partial(_take, columns, kept=kept)
-    most, hint, arrival, client = map(take, ("max_tokens", "hint", "arrival", "client"))
-    per_second = units.get("arrival", 1.0)
-    if arrival is not None and (held := take("client_queue")) is not None:
-        waited = np.nan_to_num(held) * per_second
+def _rows(columns: Columns, units: Mapping[str, float]) -> Table:
+    """Make a table of rows as they stand; the times that each took are not worked out."""
+    names = ("client", "priority", "model", "images", "max_tokens", "hint", "cancel_after")
+    told: dict[str, Any] = {name: columns.get(name) for name in names}
+    for name in ("max_tokens", "hint"):
+        told[name] = told[name] if told[name] is not None and told[name].any() else None
+    per_second, size = units.get("arrival", 1.0), len(columns["output"])
+    arrival = columns.get("arrival", np.zeros(size))
+    if "arrival" in columns and "client_queue" in columns:
+        waited = np.nan_to_num(columns["client_queue"]) * per_second
         fine = arrival.dtype == np.int64 and per_second > 1
         arrival = arrival + (np.rint(waited).astype(np.int64) if fine else waited)
-    table = Table(
-        np.zeros(len(kept)) if arrival is None else arrival,
-        per_second,
-        take("prompt"),
-        take("output"),
-        client=client,
-        priority=take("priority"),
-        model=take("model"),
-        max_tokens=most if most is not None and most.any() else None,
-        cancel_after=take("cancel_after"),
-        hint=hint if hint is not None and hint.any() else None,
-        images=take("images"),
-    )
+    table = Table(arrival, per_second, columns["prompt"], columns["output"], **told)
     timed = {*SPANS, "first", "end"} - {"client_queue", "cancel_after"}
     if (timed | {"conversation", "prompt_id"}) & columns.keys():
-        table.measured = no_times(len(kept))
-        table.measured.conversation = take("conversation")
-        table.measured.turn = take("turn")
-        table.measured.prompt_id = take("prompt_id")
+        table.measured = no_times(size)
+        for name in ("conversation", "turn", "prompt_id"):
+            setattr(table.measured, name, columns.get(name))
     return table
 
 
-def _since(
-    name: str, table: Table, columns: Columns, kept: Ints, units: Mapping[str, float]
-) -> Floats:
+def _since(name: str, table: Table, columns: Columns, units: Mapping[str, float]) -> Floats:
     """Return how long after each arrival a clock was read, s."""
-    values = _take(columns, name, kept)
-    if values is None:
-        return np.full(len(kept), nan)
-    return np.asarray(values / units[name] - table.time / table.per_second, np.float64)
+    if name not in columns:
+        return np.full(len(table.time), nan)
+    since: Floats = columns[name] / units[name] - table.time / table.per_second
+    return since
 
 
-def _span_of(name: str, columns: Columns, kept: Ints) -> Floats:
-    values = _take(columns, name, kept)
-    return np.full(len(kept), nan) if values is None else values
+def _span_of(name: str, columns: Columns) -> Floats:
+    found: Floats = columns.get(name, np.full(len(columns["output"]), nan))
+    return found
 
 
 def _measure(
-    table: Table, columns: Columns, kept: Ints, units: Mapping[str, float]
+    table: Table, measured: Measured, columns: Columns, units: Mapping[str, float]
 ) -> Iterator[tuple[int, str]]:
     """Work out what a layout leaves to be worked out; yield what is impossible, and of which."""
-    since = partial(_since, table=table, columns=columns, kept=kept, units=units)
-    told = partial(_span_of, columns=columns, kept=kept)
+    since = partial(_since, table=table, columns=columns, units=units)
+    told = partial(_span_of, columns=columns)
     gaps = table.output - 1
     several = gaps > 0
     ttft, tpot, e2el = (told(name) for name in ("ttft", "tpot", "e2el"))
@@ -541,16 +522,9 @@ def _measure(
     tpot = np.where(several & np.isnan(tpot), worked_out, np.where(several, tpot, nan))
     e2el = np.where(np.isnan(e2el), ttft + np.where(several, tpot * gaps, 0.0), e2el)
     for name, values in (("first token", ttft), ("last token", e2el)):
-        if (bad := np.flatnonzero(values < -NEAREST)).size:
-            yield (
-                int(bad[0]),
-                f"the {name} comes {-values[bad[0]]:g} s before the arrival: impossible",
-            )
-    if (bad := np.flatnonzero(e2el < ttft - 1e-3)).size:
-        yield (
-            int(bad[0]),
-            f"the last token comes {e2el[bad[0]]:g} s after the arrival, the first one "
-            f"{ttft[bad[0]]:g} s: impossible",
-        )
-    assert table.measured is not None
-    table.measured.ttft, table.measured.tpot, table.measured.e2el = ttft, tpot, e2el
+        for k in np.flatnonzero(values < -NEAREST).tolist():
+            yield k, f"the {name} comes {-values[k]:g} s before the arrival: impossible"
+    for k in np.flatnonzero(e2el < ttft - 1e-3).tolist():
+        ends = f"the last token comes {e2el[k]:g} s after the arrival, the first one {ttft[k]:g} s"
+        yield k, f"{ends}: impossible"
+    measured.ttft, measured.tpot, measured.e2el = ttft, tpot, e2el

@@ -8,42 +8,34 @@ from typing import Any
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import BLANK, flat, is_json_lines, lines, read_text
-from simulator.workload.traces.fields import NEEDED, find_fields, parse_date, source, used_as
+from simulator.workload.traces.fields import (
+    NEEDED,
+    find_fields,
+    name_sources,
+    parse_date,
+    source,
+    used_as,
+)
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
 
-USAGE, LANGFUSE = "gen_ai.usage.", "langfuse.observation."
+LANGFUSE = "langfuse.observation."
 IN_JSON = (f"{LANGFUSE}usage_details", f"{LANGFUSE}completion_start_time")
 """Attributes in which Langfuse's SDK writes JSON as text."""
-SOURCES = {
-    "arrival": source("startTimeUnixNano", "start_time", "startTime"),
-    "end": source("endTimeUnixNano", "end_time", "endTime"),
-    "first": source("completionStartTime", f"{LANGFUSE}completion_start_time"),
-    "ttft": source("gen_ai.latency.time_to_first_token", "gen_ai.response.time_to_first_chunk"),
-    "prompt": source(
-        f"{USAGE}input_tokens",
-        f"{USAGE}prompt_tokens",
-        "usageDetails.input",
-        f"{LANGFUSE}usage_details.input",
-        "promptTokens",
-        "llm.token_count.prompt",
-        "llm.usage.prompt_tokens",
-    ),
-    "output": source(
-        f"{USAGE}output_tokens",
-        f"{USAGE}completion_tokens",
-        "usageDetails.output",
-        f"{LANGFUSE}usage_details.output",
-        "completionTokens",
-        "llm.token_count.completion",
-        "llm.usage.completion_tokens",
-    ),
-    "max_tokens": source("gen_ai.request.max_tokens"),
-    "client": source("user.id", "enduser.id", "langfuse.user.id", "userId"),
-    "conversation": source("gen_ai.conversation.id", "session.id", "sessionId"),
-    "error": source("error.type", "failed"),
-}
+SOURCES = name_sources(
+    "arrival=startTimeUnixNano|start_time|startTime, end=endTimeUnixNano|end_time|endTime, "
+    "first=completionStartTime|langfuse.observation.completion_start_time, "
+    "ttft=gen_ai.latency.time_to_first_token|gen_ai.response.time_to_first_chunk, "
+    "prompt=gen_ai.usage.input_tokens|gen_ai.usage.prompt_tokens|usageDetails.input|"
+    "langfuse.observation.usage_details.input|promptTokens|llm.token_count.prompt|"
+    "llm.usage.prompt_tokens, "
+    "output=gen_ai.usage.output_tokens|gen_ai.usage.completion_tokens|usageDetails.output|"
+    "langfuse.observation.usage_details.output|completionTokens|llm.token_count.completion|"
+    "llm.usage.completion_tokens, max_tokens=gen_ai.request.max_tokens, "
+    "client=user.id|enduser.id|langfuse.user.id|userId, "
+    "conversation=gen_ai.conversation.id|session.id|sessionId, error=error.type|failed"
+)
 """The attributes of OpenTelemetry's conventions for generative AI, also as vLLM spells them, and
 the fields of Langfuse's observations."""
 IDLE = ("flags", "resource.*", "scope.*", "*.finish_reasons")
@@ -61,7 +53,9 @@ def read_spans(path: Path) -> Table:
         if all(any(span.get(name) is not None for name in SOURCES[f].names) for f in NEEDED)
     ]
     if found and not kept and not problems.count:
-        raise HeadwayError(f"{path}:{found[0][0]}: {USAGE}input_tokens: no span tells its tokens")
+        raise HeadwayError(
+            f"{path}:{found[0][0]}: gen_ai.usage.input_tokens: no span tells its tokens"
+        )
     parents = {_first(span, IDS): _first(span, PARENTS) for _, span in found}
     sums = set()
     for _, span in kept:
