@@ -23,6 +23,7 @@ class RealTimeClock:
         self.env = env
         self.speed = speed
         self.delays: deque[float] = deque(maxlen=KEPT)  # wall seconds, of the last steps
+        self.first_delays: deque[float] = deque(maxlen=KEPT)  # of the last requests' first tokens
         self._origin = time.perf_counter() - env.now / speed
         self._wake = asyncio.Event()
         self._stopped: float | None = None  # simulated s
@@ -38,13 +39,14 @@ class RealTimeClock:
         """Let time stand still: what comes after the end of serving is no part of the run."""
         self._stopped = self.now
 
-    def note_delay(self, due: float) -> None:
+    def note_delay(self, due: float, *, first: bool = False) -> None:
         """Write down that what was due at a simulated time, s, is done now."""
-        self.delays.append(max(self.now - due, 0.0) / self.speed)
+        delays = self.first_delays if first else self.delays
+        delays.append(max(self.now - due, 0.0) / self.speed)
 
-    def lateness(self) -> dict[str, float]:
-        """Return percentiles of the last steps' delays, wall ms."""
-        delays = np.array(self.delays or [0.0]) * 1e3
+    def lateness(self, *, first: bool = False) -> dict[str, float]:
+        """Return percentiles of the last steps' delays, wall ms; or of `first` tokens'."""
+        delays = np.array((self.first_delays if first else self.delays) or [0.0]) * 1e3
         return {f"p{q}": float(np.percentile(delays, q)) for q in (50, 90, 99, 100)}
 
     def catch_up(self, most: int = EVENTS_AT_ONCE) -> bool:

@@ -6,6 +6,7 @@ The engine and the watches on its cores are one file: both change the streams.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, nextafter
 from zlib import crc32
 
@@ -15,6 +16,7 @@ from headway.twin.asked import Asked, workload_of
 from headway.twin.clock import RealTimeClock
 from headway.twin.fault_injection import FaultInjector
 from headway.twin.kv_events import KvEvents
+from simulator.core.alarm import Alarm
 from simulator.core.log import UNFINISHED, Log, pack_request
 from simulator.core.request import Request, Segments, Step
 from simulator.engine.core import EngineCore, ExecutedStep, InFlight, ScheduledStep
@@ -46,7 +48,9 @@ class Stream:
     on_tokens: Callable[[int, int], None]  # new ones, all so far
     on_end: Callable[[Request, str], None]  # with stop, length, rejected or lost
     core: EngineCore | None = None  # None: no engine has it
-    told: int = 0  # tokens that have gone out
+    lead: float = 0.0  # s that it took to read it: its tokens are sent so much before their time
+    sent: int = 0  # tokens that have gone out
+    told: int = 0  # tokens whose time has come
     over: bool = False  # it has ended, or its client has hung up
     first: float = -1.0  # simulated s, when the first one did
     last: float = -1.0  # and the last one
@@ -176,10 +180,12 @@ class LiveEngine:
         client: str = "",
         priority: int = 0,
         hint: int | None = None,
+        due: float | None = None,
     ) -> Stream:
         """Take in a request, now; lengths are in tokens.
 
-        It ends by itself after `output_tokens`, and at `max_tokens` at the latest.
+        It ends by itself after `output_tokens`, and at `max_tokens` at the latest. One that should
+        have come at `due`, s, gets its tokens as much before their time as it is late.
         """
         self.clock.advance()
         now = self.env.now
@@ -202,6 +208,7 @@ class LiveEngine:
         self.sent[request.id] = now
         self._sessions[request.id] = crc32(client.encode()) if client else -1
         stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
+        stream.lead = 0.0 if due is None else max(now - due, 0.0)
         self._submit(request)
         self.clock.catch_up()
         return stream
@@ -216,6 +223,7 @@ class LiveEngine:
             return False
         self.clock.advance()
         if self.streams.pop(request.id, None) is not None:
+            self.tell(stream, stream.sent, self.env.now)  # those that went out ahead
             self.moved(stream, None)
             asked = self._asked[request.id - self._first]
             asked.cancel_after = self.env.now - stream.sent_at
@@ -312,7 +320,15 @@ class LiveEngine:
         if stream.first < 0:
             stream.first = now
         stream.last = now
-        stream.on_tokens(new, count)
+        self.send(stream, count, now)
+
+    def send(self, stream: Stream, count: int, due: float) -> None:
+        """Send a client its tokens up to `count`, whose time is `due`, s, unless they are out."""
+        if (new := count - stream.sent) > 0:
+            if not stream.sent:
+                self.clock.note_delay(due - stream.lead, first=True)
+            stream.sent = count
+            stream.on_tokens(new, count)
 
     def _prune(self) -> None:
         """Forget requests and steps, where there are twice as many as are kept."""
@@ -329,8 +345,6 @@ class LiveEngine:
 
     def result(self) -> Result:
         """Return the run so far; requests that have not ended count as unfinished."""
-        from simulator.simulation.result import Result
-
         self.clock.advance()
         asked = workload_of(self._asked)
         logs = [self._copy(core) for core in self.cores]
@@ -398,18 +412,35 @@ class _Watch:
     def schedule(self, now: float) -> ScheduledStep | None:
         """Asynchronous: tokens are counted as their step is decided, and come with its end."""
         scheduled = self._core_schedule(now)
-        self._scheduled(scheduled is not None)
+        self._scheduled(scheduled is not None, None)
         return scheduled
 
     def begin(self, now: float, start: float) -> InFlight | None:
         begun = self._core_begin(now, start)
-        self._scheduled(begun is not None)
+        self._scheduled(begun is not None, None if begun is None else begun.ends[-1])
         return begun
 
-    def _scheduled(self, works: bool) -> None:
+    def _scheduled(self, works: bool, end: float | None) -> None:
         self.waiting = len(self.core.scheduler.waiting)
         if works and self._late:
             self.in_flight.append(self._counts())
+            if end is not None and not self.core.scheduler.delivers_together:
+                self._send_ahead(self.in_flight[-1], end)
+
+    def _send_ahead(self, counts: list[tuple[Stream, int]], end: float) -> None:
+        """Send the tokens of a step that ends at `end`, s, before that, each by its lead in ms."""
+        groups: dict[int, list[tuple[Stream, int]]] = {}
+        for stream, count in counts:
+            if stream.lead and count > stream.sent:
+                groups.setdefault(round(stream.lead * 1e3), []).append((stream, count))
+        env = self.engine.env
+        for lead, group in groups.items():
+            Alarm(env, partial(self._send, group, end)).set(max(end - lead / 1e3, env.now))
+
+    def _send(self, group: list[tuple[Stream, int]], end: float, _: object) -> None:
+        for stream, count in group:
+            if not stream.over:
+                self.engine.send(stream, count, end)
 
     def commit(
         self, scheduled: ExecutedStep, decided: float, start: float, ends: list[float]
@@ -447,7 +478,9 @@ class _Watch:
             stream.told = count
             gaps[stream.last] = gaps.get(stream.last, 0) + 1
             stream.last = now
-            stream.on_tokens(1, count)
+            if count > stream.sent:
+                stream.sent = count
+                stream.on_tokens(1, count)
         if gaps and self.engine.on_gaps is not None:
             self.engine.on_gaps(self.core, gaps, now)
 

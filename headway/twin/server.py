@@ -39,16 +39,9 @@ from simulator.workload.traces.write import write_timed_trace
 
 VERSION = "0.33.0"  # of vLLM, whose rules are the newest that are simulated
 MOST_CONNECTIONS = 12_000  # idle ones and those of slow clients included
-PERMISSION = {
-    "id": "modelperm-headway",
-    "object": "model_permission",
-    "created": 0,
-    "allow_create_engine": False,
-    "allow_sampling": True,
-    "allow_logprobs": True,
-    "allow_search_indices": False,
-    "allow_view": True,
-    "allow_fine_tuning": False,
+PERMISSION = {"id": "modelperm-headway", "object": "model_permission", "created": 0} | {
+    **dict.fromkeys(("allow_create_engine", "allow_search_indices", "allow_fine_tuning"), False),
+    **dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True),
     "organization": "*",
     "group": None,
     "is_blocking": False,
@@ -279,6 +272,7 @@ class Server:
         return {
             "speed": self.options.speed,
             "late_ms": late,
+            "first_token_late_ms": self.engine.clock.lateness(first=True),
             "on_time": late["p99"] <= LATE * 1e3,
         }
 

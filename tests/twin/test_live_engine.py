@@ -215,3 +215,52 @@ def test_prefill_and_decode_apart_are_refused() -> None:
 
 def _ignore(*_: object) -> None:
     """Tokens that nobody reads."""
+
+
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+def test_tokens_go_out_as_much_ahead_as_their_request_was_late(asynchronous: str) -> None:
+    """Where steps are decided ahead; the record and /metrics stay as they are without."""
+    found: list[list[float]] = []
+    logs = []
+    for late in (None, 0.005):
+        engine = LiveEngine(load_scenario("demo", [f"engine.async_scheduling={asynchronous}"]))
+        times: list[float] = []
+
+        def tokens(
+            new: int, _: int, engine: LiveEngine = engine, times: list[float] = times
+        ) -> None:
+            assert new == 1
+            times.append(engine.env.now)
+
+        over: list[str] = []
+        due = None if late is None else engine.clock.now - late
+        stream = engine.submit(
+            100, 20, tokens, lambda _, reason, over=over: over.append(reason), due=due
+        )
+        while not over:
+            engine.env.step()
+        found.append([when - stream.sent_at for when in times])
+        logs.append((stream.first - stream.sent_at, stream.last - stream.sent_at, stream.told))
+        assert (engine.clock.first_delays[-1] >= 0) == (len(engine.clock.first_delays) == 1)
+    assert logs[0] == pytest.approx(logs[1])
+    ahead = np.subtract(*found)
+    assert ahead == pytest.approx([0.005] * 20 if asynchronous == "true" else [0.0] * 20, abs=1e-3)
+
+
+def test_tokens_that_went_out_ahead_are_counted_where_the_client_leaves() -> None:
+    engine = LiveEngine(load_scenario("demo", ["engine.async_scheduling=true"]))
+    metrics = LiveMetrics(engine, "m")
+    received: list[int] = []
+    stream = engine.submit(
+        100,
+        20,
+        lambda _, count: received.append(count),
+        lambda *_: None,
+        due=engine.clock.now - 0.02,
+    )
+    while not received:
+        engine.env.step()
+    assert (stream.sent, stream.told) == (1, 0)
+    engine.cancel(stream)
+    assert stream.told == 1
+    assert 'vllm:generation_tokens_total{model_name="m",engine="0"} 1.0' in metrics.text()

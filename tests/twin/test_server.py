@@ -284,7 +284,7 @@ def test_what_vllm_takes_is_taken() -> None:
     for more in (edges, {"temperature": "0.5", "top_k": "3"}, {"temperature": -0.0, "n": 1}):
         body = {"prompt": "a", "model": "", "stream": 1, "ignore_eos": 0, "logprobs": 0, **more}
         wanted = READER.read(read_types(body, CompletionBody))
-        assert (wanted.stream, wanted.asked.ignore_eos, wanted.notes) == (True, False, [])
+        assert (wanted.asked.stream, wanted.asked.ignore_eos, wanted.notes) == (True, False, [])
 
 
 def test_refusals_that_are_not_ours_have_the_form_of_vllms_server() -> None:

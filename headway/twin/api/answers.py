@@ -54,18 +54,15 @@ class Answer:
         """Begin an answer."""
         self.wanted, self.choices = wanted, choices
         self.fingerprint: dict[str, str] = {}
+        self.due = 0.0  # simulated s, when the engine should have got the request
         self.cached_block = MOST_TOKENS  # tokens of a prefix cache's blocks, if there is one
         number = wanted.request_id or f"{serial:012x}"
-        kind = self.kind + ".chunk" * (wanted.stream and self.key == "delta")
+        kind = self.kind + ".chunk" * (bool(wanted.asked.stream) and self.key == "delta")
         self.head: dict[str, Any] = {"id": self.prefix + number, "object": kind}
         self.head |= {"created": int(time.time()), "model": model}
         self._is_plain = wanted.logprobs is None and not wanted.continuous_usage
         self._around: dict[int, list[bytes]] = {}  # a text that needs no escapes, by choice
         self._frames: dict[tuple[int, int], bytes] = {}  # before a word, by choice and length
-
-    def start(self) -> bytes:
-        """Return what comes at once, before any token."""
-        return b""
 
     def frame(self, choice: Choice) -> bytes:
         """Return the chunk of a token whose text is @@."""

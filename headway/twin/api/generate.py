@@ -85,7 +85,7 @@ class ApiServer:
             raise BadRequestError(f"{why} is reached", 503, UNAVAILABLE)
 
     async def body(self, request: web.Request, kind: type[BaseModel]) -> Any:
-        """Read the body of a request; raise BadRequestError where it is none of this kind."""
+        """Read the body of a request, a message as a chat; raise BadRequestError for another."""
         if request.content_type != "application/json":
             raise BadRequestError(JSON_ONLY, kind="Bad Request")
         try:
@@ -95,10 +95,7 @@ class ApiServer:
             raise BadRequestError("the body did not come in time", 408) from None
         except web.HTTPRequestEntityTooLarge:
             raise BadRequestError(f"the body has more than {MOST_BYTES:,} bytes", 413) from None
-        return read_types(bodies.parse_json(data), kind)
-
-    def _as_chat(self, body: BaseModel) -> Any:
-        """Return the body of a completion or a chat, whatever words it came in."""
+        body = read_types(bodies.parse_json(data), kind)
         return read_types(body.chat(), ChatBody) if isinstance(body, CountTokensBody) else body
 
     def _said(self, wanted: Wanted, tokens: Sequence[int], index: int) -> tuple[Said, int]:
@@ -139,9 +136,7 @@ class ApiServer:
         """Answer a request."""
         self._turn_away()
         came = self.engine.clock.now
-        body = await self.body(request, kind)
-        asked = self._as_chat(body)
-        wanted = self.reader.read(asked)
+        wanted = self.reader.read(await self.body(request, kind))
         wanted.request_id = request.headers.get("X-Request-Id", wanted.request_id)
         if "X-Client" in request.headers:
             wanted.client = client_name(request.headers["X-Client"], "X-Client")
@@ -157,29 +152,33 @@ class ApiServer:
             answer.cached_block = self.engine.block_size
         self.open += 1
         try:
-            await self._pass_frontend(came, len(wanted.tokens))
+            answer.due = await self._pass_frontend(came, len(wanted.tokens))
             if self._frontend is not None:
                 self._check_room()
-            return await (self._stream if wanted.stream else self._whole)(request, answer)
+            return await (self._stream if wanted.asked.stream else self._whole)(request, answer)
         finally:
             self.open -= 1
 
-    async def _pass_frontend(self, came: float, prompt_tokens: int) -> None:
-        """Wait as long as the scenario's frontend takes, less what reading the request took."""
+    async def _pass_frontend(self, came: float, prompt_tokens: int) -> float:
+        """Wait as long as the scenario's frontend takes, less what reading the request took.
+
+        Return when the engine should have got the request, simulated s.
+        """
         if self._frontend is None:
-            return
+            return came
         delay, self._free = self._frontend.delay(came, self._free, prompt_tokens)
         clock = self.engine.clock
         await asyncio.sleep(max(came + delay - clock.now, 0.0) / clock.speed)
+        return came + delay
 
     # Answers.
 
     def _submit(
-        self, wanted: Wanted, choice: Choice, on_tokens: Callable[[int, int], None]
+        self, answer: Answer, choice: Choice, on_tokens: Callable[[int, int], None]
     ) -> tuple[Stream, asyncio.Future[str]]:
         """Hand a request for one answer to the engine; the future becomes why it has ended."""
         over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        number, tokens = self.engine.next_id, choice.prompt.tokens
+        number, tokens, wanted = self.engine.next_id, choice.prompt.tokens, answer.wanted
         self.said[number] = tokens, choice.said.offset
 
         def end(ended: Request, reason: str) -> None:
@@ -198,6 +197,7 @@ class ApiServer:
             client=wanted.client,
             priority=wanted.priority,
             hint=wanted.hint,
+            due=answer.due,
         )
         return stream, over
 
@@ -209,7 +209,7 @@ class ApiServer:
 
     async def _whole(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         wanted = answer.wanted
-        begun = [self._submit(wanted, choice, lambda *_: None) for choice in answer.choices]
+        begun = [self._submit(answer, choice, lambda *_: None) for choice in answer.choices]
         await self._ends(request, begun)
         return web.Response(
             body=answer.whole(), content_type="application/json", headers=_notes(wanted)
@@ -231,7 +231,7 @@ class ApiServer:
             raise BadRequestError(REFUSED)
 
     async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
-        early: list[bytes] = [answer.start()]  # what came before the head of the answer was out
+        early: list[bytes] = []  # what came before the head of the answer was out
         transport: asyncio.Transport | None = None  # where the rest goes
 
         def tokens(choice: Choice, new: int, count: int) -> None:
@@ -244,7 +244,7 @@ class ApiServer:
                     transport.abort()
 
         wanted = answer.wanted
-        begun = [self._submit(wanted, one, partial(tokens, one)) for one in answer.choices]
+        begun = [self._submit(answer, one, partial(tokens, one)) for one in answer.choices]
         chunked = request.version >= (1, 1)
         try:
             refused = any(over.done() and over.result() not in ANSWERED for _, over in begun)
@@ -300,7 +300,7 @@ class ApiServer:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Count the tokens of a chat in Anthropic's words."""
-        wanted = self._count(self._as_chat(await self.body(request, CountTokensBody)))
+        wanted = self._count(await self.body(request, CountTokensBody))
         count = len(wanted.tokens)
         found = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
         return web.json_response(found, headers=_notes(wanted))

@@ -9,15 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from headway.twin.api.answers import ChatAnswer, Choice, event
 from headway.twin.api.openai import compact
 
-ERROR_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+ERROR_KINDS |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 KEPT = "model temperature top_p top_k stream cache_salt vllm_xargs chat_template_kwargs request_id "
@@ -227,5 +220,5 @@ class MessageAnswer(ChatAnswer):
 
 def message_error(message: str, status: int) -> bytes:
     """Return the body of an error as Anthropic's API words it."""
-    kind = ERROR_KINDS.get(status, "api_error" if status >= 500 else ERROR_KINDS[400])
+    kind = ERROR_KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return compact({"type": "error", "error": {"type": kind, "message": message}})

@@ -80,11 +80,6 @@ class Wanted:
         """Return those of the first prompt."""
         return self.prompts[0].tokens
 
-    @property
-    def stream(self) -> bool:
-        """Return whether tokens are sent as they come."""
-        return bool(self.asked.stream)
-
 
 @dataclass(frozen=True, slots=True)
 class Reader:
@@ -155,24 +150,18 @@ class Reader:
         elif not isinstance(asked, ChatBody) and limit is None:
             limit = DEFAULT_MAX_TOKENS
         if (limit or 0) > self.max_model_len:
-            raise BadRequestError(
-                f"{key}={limit} cannot be greater than max_model_len={self.max_model_len}. Please "
-                "request fewer output tokens.",
-                parameter=key,
-                value=limit,
-            )
+            why = f"{key}={limit} cannot be greater than max_model_len={self.max_model_len}. "
+            why += "Please request fewer output tokens."
+            raise BadRequestError(why, parameter=key, value=limit)
         return limit
 
     def _room(self, tokens: int) -> int:
         """Return the tokens of an answer that a prompt of so many leaves room for."""
         if tokens > self.max_model_len:
-            raise BadRequestError(
-                f"This model's maximum context length is {self.max_model_len} tokens. However, "
-                f"your prompt contains {tokens} input tokens, which exceeds this limit even "
-                "without any output tokens. Please reduce the length of the input prompt.",
-                parameter="input_tokens",
-                value=tokens,
-            )
+            why = f"This model's maximum context length is {self.max_model_len} tokens. However, "
+            why += f"your prompt contains {tokens} input tokens, which exceeds this limit even "
+            why += "without any output tokens. Please reduce the length of the input prompt."
+            raise BadRequestError(why, parameter="input_tokens", value=tokens)
         return self.max_model_len - tokens
 
 

@@ -27,6 +27,7 @@ class Said:
 
     def __init__(self, words: Sequence[str], offset: int) -> None:
         self.words, self.offset = words, offset
+        self.likelihood = -log(len(words))  # of a word
         self.pieces: list[str] | None = None
         self.free = range(2**31)  # the tokens that could be any word
         self.call = ""
@@ -51,11 +52,6 @@ class Said:
         count, at = len(self.words), self.offset + number
         others = (self.words[(at + more) % count] for more in range(1, min(most, count)))
         return dict.fromkeys([own, *others], self.likelihood)
-
-    @property
-    def likelihood(self) -> float:
-        """Return the logarithm of a word's probability."""
-        return -log(len(self.words))
 
     def fix(self, text: FixedText, length: int, counter: TokenCounter) -> int:
         """Say a guided text, with words up to `length` tokens; return how many tokens it has."""
