@@ -23,7 +23,6 @@ from simulator.util.errors import HeadwayError
 if TYPE_CHECKING:
     from simulator.models.kv_budget import MemoryBudget
 
-Flag = Annotated[bool | None, Parameter(show_default=False, help="as vLLM's")]
 OTHER_NAMES = {
     name: key
     for key, names in (
@@ -42,6 +41,11 @@ OTHER_NAMES = {
 """What vLLM for short, SGLang and TensorRT-LLM call keys of an engine."""
 
 
+def flag(help: str) -> Parameter:
+    """Describe an option without a value, which has a `--no-` form."""
+    return Parameter(show_default=False, help=help)
+
+
 def memory(
     scenario: Annotated[
         Path | None, Parameter(name="SCENARIO", help="scenario file (YAML), for the rest")
@@ -52,10 +56,10 @@ def memory(
     gpu: Annotated[str | None, silent("GPU, for example A100-80GB")] = None,
     gpu_memory_gib: Annotated[float | None, silent("GiB that its driver shows")] = None,
     engine: Annotated[str | None, silent("vllm (the default), sglang, tensorrt-llm, ...")] = None,
-    enforce_eager: Flag = None,
-    enable_lora: Flag = None,
-    enable_expert_parallel: Flag = None,
-    enable_prefix_caching: Flag = None,
+    enforce_eager: Annotated[bool | None, flag("no CUDA graphs")] = None,
+    enable_lora: Annotated[bool | None, flag("slots for adapters")] = None,
+    enable_expert_parallel: Annotated[bool | None, flag("whole experts on each GPU")] = None,
+    enable_prefix_caching: Annotated[bool | None, flag("prefix cache")] = None,
     set_: SetKeys = None,
     json_: Json = False,
     command: LaunchOption = None,
@@ -73,6 +77,8 @@ def memory(
     from headway.report.memory_report import memory_figures, memory_table
 
     refuse_own_code(no_own_code)
+    if str(scenario) in ("true", "false"):
+        raise HeadwayError(f"{scenario}: a flag stands alone: --enable-lora or --no-enable-lora")
     flags = {
         "enforce-eager": enforce_eager,
         "enable-lora": enable_lora,
@@ -113,7 +119,7 @@ def memory(
     if why := budget.refusal:
         enough = f"; it starts with {change}" if change else ""
         where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
-        raise HeadwayError(f"{where} does not start: {why}{enough}")
+        raise HeadwayError(f"{where} does not start: {why.rstrip('.')}{enough}")
     return 0
 
 

@@ -94,8 +94,8 @@ ENGINES = {
         "every decision of the scheduler, checked by `headway conform`; asynchronous scheduling; "
         "hash-chain prefix cache, sliding windows; images, LoRA adapters, KV offloading, drafts; "
         "sizes by GPU; pipeline parallelism",
-        "drafts beside asynchronous scheduling, a prefix cache or images; the memory of a draft "
-        "model; structured output; KV connectors but offloading and between prefill and decode",
+        "drafts beside asynchronous scheduling, a prefix cache or images; "
+        "structured output; KV connectors but offloading and between prefill and decode",
         {
             **_VLLM,
             "long_prefill_token_threshold": 0,

@@ -92,7 +92,7 @@ def test_each_engine_refuses_in_its_own_words(engine, why, capsys):
     assert main(arguments) == 2
     told = capsys.readouterr()
     assert f"Error: {why}" in told.out
-    assert f"does not start: {why}; it starts with" in told.err
+    assert f"does not start: {why.rstrip('.')}; it starts with" in told.err
     assert main([*arguments, "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert (found["tokens"], found["num_gpu_blocks"]) == (0, 0)
@@ -131,6 +131,8 @@ def test_options_have_the_names_of_each_engine(capsys):
     assert lora["parts"]["adapters"] > 0
     assert lora["kv_cache_bytes"] == plain["kv_cache_bytes"] - lora["parts"]["adapters"]
     assert figures(capsys, *words, "--enforce-eager")["cuda_graphs_bytes"] == 0
+    assert main(["memory", *words, "--enable-lora", "true"]) == 2
+    assert "true: a flag stands alone" in capsys.readouterr().err
     static = [*words, "--engine", "sglang", "--mem-fraction-static", "0.5"]
     found = figures(capsys, *static)
     free = found["memory_bytes"] - found["context_bytes"]
