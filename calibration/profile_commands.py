@@ -1,12 +1,17 @@
-"""headway profile: list the shipped cost profiles, show one."""
+"""headway profile: list the shipped cost profiles, show one; show the other coefficients."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 from headway.cli.options import Json, print_json
 from simulator.util.errors import HeadwayError
 
+COEFFICIENTS = "coefficients"
 app = App(name="profile", help="List the cost profiles here, and show one.")
 
 
@@ -41,15 +46,26 @@ def list_(*, json_: Json = False) -> int:
 
 @app.command
 def show(
-    name: Annotated[str, Parameter(name="NAME", help="shipped profile, or a path")],
+    name: Annotated[
+        str, Parameter(name="NAME", help=f"shipped profile, or a path; or {COEFFICIENTS}")
+    ],
     /,
     *,
     json_: Json = False,
 ) -> int:
-    """Print a profile: its terms, range, errors and sources."""
+    """Print a profile: its terms, range, errors and sources. Or what no profile has."""
     from simulator.costs.profile import find_profile, read_profile
     from simulator.util.yaml_lines import parse
 
+    if name == COEFFICIENTS:
+        rows = list(coefficients())
+        if json_:
+            print_json(rows)
+        for row in () if json_ else rows:
+            print(f"{row['name']}: {row['value']} {row['unit']}")
+            script = f"; by {row['script']}" if row["script"] else ""
+            print(f"    {row['method']}: {row['source']}{script}")
+        return 0
     try:
         path = find_profile(name)
     except ValueError as error:
@@ -61,3 +77,28 @@ def show(
     else:
         print(text, end="")
     return 0
+
+
+def coefficients() -> Iterator[dict[str, Any]]:
+    """Yield every coefficient that no kernel table has: its value, and how that is known."""
+    from simulator.costs.overhead import FILE, NEWEST, find_overhead, read_version
+    from simulator.models.gpus import GPUS
+    from simulator.util.yaml_lines import parse, read_text
+
+    path = Path(FILE).with_name("coefficients.yaml")
+    rows, _ = parse(read_text(path), str(path))
+    assert isinstance(rows, list)
+    for row in rows:
+        place, name = row.pop("of"), row["name"]
+        kind, _, since = place.partition(" ")
+        if kind == "overhead":
+            version = read_version(since) or NEWEST
+            value = getattr(find_overhead(version, GPUS["H200"], "auto", overlapped=True), name)
+        else:
+            value = reduce(_part, name.split("."), import_module(place))
+        yield {"name": name, "value": value, **row}
+
+
+def _part(whole: Any, name: str) -> Any:
+    """Return what has a name in a module, a mapping or an object."""
+    return whole[name] if isinstance(whole, dict) else getattr(whole, name)

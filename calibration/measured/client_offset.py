@@ -1,9 +1,10 @@
 """What the clients of a server add to each TTFT, told from the errors of the engine.
 
 Network, HTTP and a tokenizer add as much to a short TTFT as to a long one; an engine that is too
-fast or too slow errs in proportion. Over the runs of a server, measured = f predicted + offset, in
-relative terms, with f taken to be 1 within `ENGINE_ERROR`: what the runs do not tell apart by their
-different TTFTs, this does.
+fast or too slow errs in proportion, and so does what a prompt costs. Prompts of one length cannot
+tell the two apart: the longest must be twice as long as the shortest. Over the runs of a server,
+measured = f predicted + offset, in relative terms, with f taken to be 1 within `ENGINE_ERROR`: what
+the runs do not tell apart by their different TTFTs, this does.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from headway.report.text import near_capacity
 
 ENGINE_ERROR = 0.1  # standard deviation of f
 FEWEST = 4  # runs of a server that tell an offset
+LONGER = 2.0  # times as long as the shortest prompts of a server are the longest that tell it
 LEAST = 1.0  # ms; a smaller one is not worth a line
 ROUNDS = 20  # in which the runs' scatter and the offset settle
 METRICS = ("mean_ttft_ms", "p99_ttft_ms")
@@ -33,12 +35,16 @@ class Offset:
 def find_offset(outcomes: Sequence[Outcome]) -> Offset | None:
     """Return the offset of the runs of one server.
 
-    None where they tell none: too few, an interval that holds 0, or errors that it does not mend.
+    None where they tell none: too few, prompts of one length, an interval that holds 0, or errors
+    that it does not mend.
     """
+    good = [one for one in outcomes if not one.impossible and not near_capacity(one.load)]
+    lengths = [one.computed for one in good if one.computed > 0]
+    if not lengths or max(lengths) < LONGER * min(lengths):
+        return None
     rows = [
         {row.metric: (row.predicted, row.measured) for row in one.rows if row.measured > 0}
-        for one in outcomes
-        if not one.impossible and not near_capacity(one.load)
+        for one in good
     ]
     rows = [row for row in rows if METRICS[0] in row]
     if len(rows) < FEWEST:

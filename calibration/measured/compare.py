@@ -92,6 +92,7 @@ class Outcome:
     impossible: str = ""  # by how much it beats the data sheet; then it is no part of any mean
     load: dict[str, Any] | None = None  # how near the load is to the capacity; None: no rate
     sensitivity: list[Sensitivity] = field(default_factory=list)
+    computed: float = nan  # tokens of a prompt that are not in the prefix cache, in the mean
     profile: str = ""
     engine: str = ""  # the rules that the simulation followed, in a line
     notes: list[str] = field(default_factory=list)  # what the prediction had to assume

@@ -60,6 +60,7 @@ OFFLOAD_SIZE = OFFLOAD + r"[^.;]*?(\d+(?:\.\d+)?) ?(gi?b)"
 GREEDY = r"\bgreedy\b|temperature ?[=:]? ?0(\.0*)?(?![.\d])|inferencemax"
 """Clients, in a run's notes, that ask for no top-p or top-k: InferenceMAX', a copy of vLLM's
 benchmark of 2025, asks for temperature 0."""
+EXPERT_KERNEL = r"moe[-_]backend[ =]+(marlin|triton)\b|vllm_mxfp4_use_marlin[ =]+(?:1|true)\b"
 LARGEST_SERVER = 8  # GPUs
 V1_SINCE = (0, 8)
 """vLLM's V1 engine is the default from 0.8 on."""
@@ -162,6 +163,12 @@ def schedules_asynchronously(run: Run) -> bool:
         return False
     told = re.search(r"async[-_ ]scheduling|inferencemax", notes) is not None
     return told or version(run.word("engine_version")) >= ASYNC_SINCE
+
+
+def expert_kernel(run: Run) -> str:
+    """Return the kernel of experts that a run's notes or command tell of; "": none."""
+    told = re.search(EXPERT_KERNEL, f"{run.word('notes')} {run.word('command')}".lower())
+    return (told[1] or "marlin") if told else ""
 
 
 def gpus_per_replica(run: Run) -> int:

@@ -30,6 +30,7 @@ from calibration.measured.workload import (
     limit_patience,
     read_config,
     replay,
+    tells_lengths,
 )
 from calibration.text_files import read_json, read_rows
 from headway.planning.knee import find_knee
@@ -188,6 +189,7 @@ def _predict(
     knee = find_knee(result, recorded=True)
     outcome.load = None if knee is None else knee.as_summary()
     means = completed_means(result, before)
+    outcome.computed = means["computed"]
     measured = {row.metric: row.measured for row in outcome.rows if isfinite(row.measured)}
     if requests is None:
         rate = closed_loop_rate(run, measured, means["output"])
@@ -207,9 +209,13 @@ def _predict(
             limit_patience(other[0], patience)
         changed = _changed(run, scenario, spec, (workload, before), other)
         drawn = requests is None and workload.max_concurrency is not None
-        told = run.count("max_num_batched_tokens") is not None
-        experts = spec.model.num_experts > 0
-        more = unexplained(means, drawn=drawn, told=told, experts=experts)
+        more = unexplained(
+            means,
+            drawn=drawn,
+            told=run.count("max_num_batched_tokens") is not None,
+            alike=drawn and not tells_lengths(run),
+            experts=spec.model.num_experts > 0,
+        )
         outcome.sensitivity = sensitivities(means, changed, more)
     if len(result.logs) > 1:
         return  # polls of several engines are not told apart
@@ -399,7 +405,8 @@ def why_impossible(
 ) -> str:
     """Say by how much a run's measurements beat the data sheet; "" where they do not.
 
-    `measured` has `request_throughput` (requests/s) and `mean_tpot_ms`, where they were recorded.
+    `measured` has `request_throughput` (requests/s), `mean_ttft_ms` and `mean_tpot_ms`, where they
+    were recorded.
     `servers` are engine replicas, data-parallel ranks among them; a request computes `computed`
     prompt tokens and `output` tokens in the mean. Both bounds are generous: attention, activations
     and the KV cache cost nothing, kernels reach the peak of the data sheet, and a step of decodes
@@ -411,11 +418,19 @@ def why_impossible(
     layers = model.flops_per_token - head
     needed = rate * (layers * (computed + max(0.0, output - 1.0)) + head * output)
     gpus = tensor * engine.pipeline_parallel_size
-    peak = peak_flops(gpu, model.weight_dtype(dtype)) * gpus * servers
+    each = peak_flops(gpu, model.weight_dtype(dtype))
+    peak = each * gpus * servers
     if needed > peak:
         return (
             f"{rate:.4g} requests/s of {computed:,.0f} prompt tokens need {needed:.3g} FLOP/s; "
             f"{gpus * servers} x {gpu.name} have {peak:.3g} at most"
+        )
+    ttft = measured.get("mean_ttft_ms", 0.0) / 1e3
+    soonest = (layers * computed + head) / (each * tensor)  # one stage after the other
+    if 0 < ttft < soonest:
+        return (
+            f"a first token takes {ttft * 1e3:.4g} ms; {computed:,.0f} prompt tokens take "
+            f"{tensor} x {gpu.name} {soonest * 1e3:.4g} ms at least: the prefix cache had them"
         )
     tpot = measured.get("mean_tpot_ms", 0.0) / 1e3
     experts = 0.0 if engine.data_parallel_size > 1 else model.expected_experts(1)

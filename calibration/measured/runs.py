@@ -30,6 +30,7 @@ COUNTS = (
     "n_requests",
     "prompt_pool",
     "replicas",
+    "output_cap",
 )
 POSITIVE = (
     "gpu_mem_util",
@@ -39,7 +40,7 @@ POSITIVE = (
     "burstiness",
     "timeout_s",
 )
-NUMBERS = (*POSITIVE, "duration_s", "prefix_hit_frac", "n_failed")
+NUMBERS = (*POSITIVE, "duration_s", "prefix_hit_frac", "n_failed", "input_cv", "output_cv")
 SHARES = ("gpu_mem_util", "prefix_hit_frac")
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 """Our word for a latency, and that of the columns."""

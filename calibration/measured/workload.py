@@ -26,6 +26,7 @@ DEFAULT_RATIO = (0.98, 1.02)
 a load generator asks for. Requests of exactly one length in a closed loop march in step for ever,
 all prompts of a wave at once: so did AIConfigurator's, whose TTFT is the same for any answers."""
 UNTOLD_RATIO = (0.8, 1.2)  # likewise, for what an untold spread of lengths may change
+ROUNDS_OF_HALVES = 60  # of an interval: more than a double tells apart
 WARM_GAP = 0.5  # s between requests that fill the prefix cache before a run
 
 
@@ -219,8 +220,15 @@ def generate(run: Run, seed: int = 0, spread: tuple[float, float] = DEFAULT_RATI
     lengths, outputs = np.random.default_rng(seed).spawn(2)
     nominal_in, nominal_out = _nominal_lengths(run)
     means = run.number("mean_input_tokens"), run.number("mean_output_tokens")
-    prompt = _lengths(lengths, "input", nominal_in, means[0], count, spread=spread)
-    output = _lengths(outputs, "output", nominal_out, means[1], count, spread=spread)
+    cap, cv = run.count("output_cap"), run.number("output_cv")
+    if cap is not None and cv is not None:
+        raise ValueError("output_cap: goes without output_cv: answers that end by themselves")
+    prompt = _lengths(
+        lengths, "input", nominal_in, means[0], count, spread=spread, cv=run.number("input_cv")
+    )
+    output = _lengths(
+        outputs, "output", nominal_out, means[1], count, spread=spread, cv=cv, cap=cap
+    )
     arrival = np.zeros(count)
     if rate is not None and isfinite(rate):
         arrival = _arrivals(run, rate, count, seed)
@@ -322,14 +330,25 @@ def _lengths(
     count: int,
     *,
     spread: tuple[float, float],
+    cv: float | None = None,
+    cap: int | None = None,
 ) -> Ints:
     """Return lengths: uniform near the nominal where the mean says so, else near the mean.
 
-    Where the mean is the nominal one itself, each is: a load generator was told no spread.
+    Where the mean is the nominal one itself, each is: a load generator was told no spread. `cv` is
+    the coefficient of variation of lengths, gamma-distributed; 0: all are equal. `cap` is the most
+    that an answer may have, which ends before with the same chance at each token.
     """
     middle = mean or nominal
     if not middle:
         raise ValueError(f"mean_{what}_tokens: is not recorded, nor nominal lengths in notes")
+    if cv == 0 or (cap is not None and middle >= cap):
+        return np.full(count, round(middle))
+    if cv is not None:
+        return np.maximum(1, draw.gamma(cv**-2, middle * cv**2, count).round()).astype(np.int64)
+    if cap is not None:
+        cut = np.minimum(draw.exponential(_uncut(middle, cap), count), cap)
+        return np.maximum(1, cut.round()).astype(np.int64)
     if nominal == mean:
         return np.full(count, round(middle))
     if nominal and mean and abs(mean / nominal - sum(INFERENCEMAX_RATIO) / 2) < 0.02:
@@ -337,6 +356,22 @@ def _lengths(
         return draw.integers(low, high + 1, count)
     low, high = (max(1, round(part * middle)) for part in spread)
     return draw.integers(low, high + 1, count)
+
+
+def _uncut(mean: float, cap: float) -> float:
+    """Return the mean of an exponential distribution that has this mean when cut at `cap`."""
+    low, high = mean, 1e3 * cap
+    for _ in range(ROUNDS_OF_HALVES):
+        middle = (low + high) / 2
+        short = middle * -np.expm1(-cap / middle) < mean
+        low, high = (middle, high) if short else (low, middle)
+    return low
+
+
+def tells_lengths(run: Run) -> bool:
+    """Return whether a run tells how equal its answers are."""
+    told = (run.number("output_cv"), run.count("output_cap"), _nominal_lengths(run)[1])
+    return any(one is not None for one in told)
 
 
 def read_config(path: Path | None) -> Mapping[str, object]:

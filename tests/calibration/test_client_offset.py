@@ -11,11 +11,13 @@ from calibration.measured.runs import Run
 PREDICTED = np.array([20.0, 25, 30, 45, 60, 80, 120, 200])
 
 
-def outcomes(measured, load=None):
+def outcomes(measured, load=None, computed=None):
     found = []
     for predicted, one in zip(PREDICTED, measured, strict=True):
         outcome = Outcome(
-            Run({"run_id": "a", "source": "lab", "model": "m", "gpu": "g"}, {}, {}), load=load
+            Run({"run_id": "a", "source": "lab", "model": "m", "gpu": "g"}, {}, {}),
+            load=load,
+            computed=computed or 50 * predicted,
         )
         outcome.rows = [
             MetricComparison("mean_ttft_ms", predicted, one),
@@ -43,6 +45,12 @@ def test_an_engine_that_errs_in_proportion_is_no_client(factor):
     scatter = 1 + 0.04 * np.resize([1, -1, -1, 1], 8)
     assert find_offset(outcomes(factor * PREDICTED * scatter)) is None
     assert "clients add" not in report(outcomes(factor * PREDICTED * scatter))
+
+
+def test_prompts_of_one_length_tell_no_client_from_what_a_prompt_costs():
+    measured = PREDICTED + 197
+    assert find_offset(outcomes(measured)) is not None
+    assert find_offset(outcomes(measured, computed=1000.0)) is None
 
 
 def test_runs_of_one_ttft_tell_an_offset_only_beyond_the_engines_error():

@@ -48,6 +48,17 @@ def test_prompts_need_flops() -> None:
     assert why({"request_throughput": 1.001 * most}, computed=900.0) == ""
 
 
+def test_a_first_token_takes_its_prompts_flops() -> None:
+    """Of 1,000 tokens on two GPUs at their peak: what is faster found them in the prefix cache."""
+    head = 2 * MODEL.head_parameters
+    each = 1000 * (MODEL.flops_per_token - head) + head
+    least = 1e3 * each / (2 * GPU.bf16_flops)
+    assert why({"mean_ttft_ms": 1.001 * least}) == ""
+    assert "1,000 prompt tokens take 2 x H100-80GB" in why({"mean_ttft_ms": 0.999 * least})
+    assert why({"mean_ttft_ms": 0.999 * least}, servers=2) != ""  # each is served by one
+    assert why({"mean_ttft_ms": 0.999 * least}, computed=990.0) == ""
+
+
 def test_a_decode_reads_the_weights() -> None:
     """16-bit matrices, half on each GPU."""
     least = 1e3 * MODEL.matrix_bytes(0) / 2 / GPU.bandwidth

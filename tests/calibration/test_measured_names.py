@@ -3,7 +3,10 @@
 import pytest
 
 from calibration.measured import engine as aliases
+from calibration.measured.predict import assemble_run
+from simulator.core.request import Chunk, Request, Step
 from simulator.util.errors import HeadwayWarning
+from tests.support.measured_runs import run_of
 
 
 @pytest.mark.parametrize(
@@ -141,3 +144,27 @@ def test_model_names(given, known):
 def test_another_model_of_a_similar_name_is_none(name):
     with pytest.raises(ValueError, match="no shipped model has the shape of"):
         aliases.model_name(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "kernel"),
+    [
+        ({"notes": "greedy; VLLM_MXFP4_USE_MARLIN=1"}, "marlin"),
+        ({"command": "vllm serve openai/gpt-oss-120b --moe-backend triton"}, "triton"),
+        ({"notes": "VLLM_MXFP4_USE_MARLIN=0"}, ""),
+        ({"notes": "AWQ by Marlin"}, ""),
+    ],
+)
+def test_kernels_of_experts(words, kernel):
+    assert aliases.expert_kernel(run_of(**words)) == kernel
+
+
+def test_a_run_with_marlins_kernel_is_priced_with_it():
+    """A prompt of 4,096 tokens takes gpt-oss twice as long as with Triton's."""
+    step = Step([Chunk(Request(0, 0.0, 4096, 1), 0, 4096)])
+    words = {"gpu": "H200", "model": "openai/gpt-oss-120b", "engine_version": "0.22"}
+    usual, marlin = (
+        assemble_run(run_of(**words, **more))[1].cost.execute(step)
+        for more in ({}, {"notes": "VLLM_MXFP4_USE_MARLIN=1"})
+    )
+    assert 1.4 < marlin / usual < 2.2
