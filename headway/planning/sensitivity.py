@@ -23,7 +23,9 @@ differences request by request, by means of successive batches of them. How far 
 would move the metric is no part of it.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import hypot, log, sqrt
@@ -33,11 +35,14 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.planning.runs import MetricValues, metric_values, run_all, run_point
+from simulator.core.engine_config import AUTO, UNIFORM
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE, Noise, ScaledCost
 from simulator.costs.overhead import samples_truncated
+from simulator.costs.profile import EXPERT_KERNELS, POWER_LAWS
 from simulator.results.steady_state import measurement_window
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.settle_cost import version_overhead
 from simulator.simulation.result import Result
@@ -67,6 +72,9 @@ DRAWN = dict(zip(METRICS, (STEADY, FIRST, STEADY, FIRST), strict=True))
 """The same in a closed loop whose requests nobody recorded: prompts meet in waves."""
 UNTOLD = {"mean_ttft_ms": (0.31, 0.31), "p99_ttft_ms": (0.31, 0.31)}
 """And where nobody told the engine's budget of tokens for a step, either."""
+ALIKE = {"mean_ttft_ms": (0.4, 0.79), "p99_ttft_ms": (0.4, 0.79)}
+"""And where nobody told how equal answers are. Equal ones keep clients in step, and prompts meet (a
+blind set: 1.79 times the TTFT predicted); answers that end by themselves spread them (0.6)."""
 CAUSES = {"decode": "profile", "prompts": "profile", "KV": "KV cache"}
 """What the changes are called in a report, by their first word; the others by this itself."""
 BATCH_MEANS = "batches"  # beside them: their means over batches of requests
@@ -125,6 +133,12 @@ def changed_costs(cost: CostModel) -> dict[str, CostModel]:
     ends = cost.host_work.interval if cost.host_work else ()
     for end, host in zip(("low", "high"), ends, strict=False):
         found[f"host {end}"] = cost.with_host(host=host)
+    if sd and (work := cost.host_work) is not None:
+        for end, seconds in zip(("low", "high"), work.gap_interval, strict=False):
+            longer = seconds - (work.launch_gap or 0.0)
+            found[f"host gap {end}"] = cost.with_waits(longer, 0.0)
+        for end, seconds in zip(("low", "high"), work.stream_interval, strict=False):
+            found[f"host stream {end}"] = cost.with_host(stream_per_sequence=seconds)
     if sd and not ends:
         found |= {
             f"host {end}": cost.with_waits(more, 0.0)
@@ -142,6 +156,29 @@ def greedy_cost(spec: EngineSpec) -> dict[str, CostModel]:
         return {}
     each = spec.model.vocab_size * terms.logit_seconds(gpu)
     return {"sampling low": spec.cost.with_waits(-terms.sampling, -each)}
+
+
+def other_experts(scenario: Scenario) -> dict[str, CostModel]:
+    """Return the cost with experts as they may be, where nobody told: routed otherwise.
+
+    And with each kernel that the profile has times of.
+    """
+    engine, spec = scenario.engine, resolve(scenario)
+    if engine.expert_routing != AUTO or not spec.model.num_experts or scenario.cost:
+        return {}
+    name = spec.cost.name.partition(" ")[0]
+    changes: dict[str, dict[str, object]] = {
+        routing: {"engine": engine.model_copy(update={"expert_routing": routing})}
+        for routing in (UNIFORM, POWER_LAWS[-1])
+    }
+    for kernel in EXPERT_KERNELS:
+        changes[kernel] = {"cost": {"profile": name, "experts": kernel}}
+    found = {}
+    for word, change in changes.items():
+        with suppress(HeadwayError, ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[f"experts {word}"] = resolve(scenario.model_copy(update=change)).cost
+    return found
 
 
 def sensitivities(
@@ -195,18 +232,24 @@ def _combine(
 
 
 def unexplained(
-    base: Mapping[str, Any], *, drawn: bool, told: bool = True, experts: bool = False
+    base: Mapping[str, Any],
+    *,
+    drawn: bool,
+    told: bool = True,
+    alike: bool = False,
+    experts: bool = False,
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """Return how far client effects and unknown causes may move each metric down and up, ms.
 
     `drawn` says that it is a closed loop whose requests are not recorded, `told` that the engine's
-    flags are, `experts` that the model has some.
+    flags are, `alike` that answers may be equal or not, `experts` that the model has some.
     """
     timed = {metric: base[metric] for metric in METRICS if metric in base}
     found = {"client": {one: CLIENT for one in timed if one != "mean_tpot_ms"}}
     shares = {"rest": REST} | ({"experts": EXPERTS} if experts else {})
     if drawn:
-        shares |= {"requests": DRAWN} | ({} if told else {"flags": UNTOLD})
+        shares |= {"requests": DRAWN | (ALIKE if alike else {})}
+        shares |= {} if told else {"flags": UNTOLD}
     for cause, share in shares.items():
         found[cause] = {
             one: (less * timed[one], more * timed[one])
@@ -274,6 +317,8 @@ def changed_runs(scenario: Scenario) -> dict[str, Change]:
     if others:
         raise HeadwayError("--sensitivity: not for clusters of several groups")
     costs = changed_costs(spec.cost) | greedy_cost(spec)
+    if spec.cost.residuals:
+        costs |= other_experts(scenario)
     found: dict[str, Change] = {name: (scenario, cost) for name, cost in costs.items()}
     if not spec.cost.residuals:
         return found

@@ -22,6 +22,7 @@ VLLM = "vllm"
 """The engine whose overheads are known, and stand for those of all others."""
 TEXTBOOK = "textbook"
 """The engine that decides one step after another, with the same sizes on every GPU."""
+AUTO: Literal["auto"] = "auto"
 UNIFORM: Literal["uniform"] = "uniform"
 """The routing of tokens that choose their experts evenly, each by itself."""
 
@@ -309,10 +310,10 @@ class EngineConfig(Config):
     enable_expert_parallel: bool = Field(
         False, description="each GPU holds whole experts, not a slice of every one"
     )
-    expert_routing: Literal["uniform", "power_law_1.01", "power_law_1.2"] = Field(
-        UNIFORM,
+    expert_routing: Literal["auto", "uniform", "power_law_1.01", "power_law_1.2"] = Field(
+        AUTO,
         description="how unevenly tokens choose experts; power_law: the experts' loads follow a "
-        "power law (cost-models.md)",
+        "power law; auto: by the model (cost-models.md)",
     )
     data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,

@@ -27,6 +27,8 @@ class HostWork(NamedTuple):
     per_step: float
     per_sequence: float
     interval: Sequence[float]  # 95 % interval of `per_step`; (): none is known
+    gap_interval: Sequence[float]  # of `launch_gap`
+    stream_interval: Sequence[float]  # of what an API server streams a sequence's token in
     hidden: bool  # behind the kernels: a step takes the longer of the two
     launch_gap: float | None  # that a step waits for besides; None: nobody knows
 

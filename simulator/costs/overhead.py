@@ -4,7 +4,11 @@ A step keeps the GPU waiting for `step` seconds and `per_sequence` for each sequ
 happens: the launch of its graph, sampled tokens on their way back. The host's own work, `host` and
 its terms per sequence, per prompt in the step and per token of prompts, is waited for too, unless
 the engine schedules asynchronously: then it is hidden behind the kernels, and only what is longer
-than these shows. A scenario's block `host` puts a server's own in their place. A step with prompts
+than these shows. An engine on several GPUs talks to a process for each of them: `host_ranks` more.
+The API server, a process of its own, streams a token of each sequence in `stream_per_sequence`, and
+as many servers as `api_server_count` share that; no step is delivered faster. Machines
+differ in `step`, `host` and `stream_per_sequence`: their intervals hold 95 %.
+A scenario's block `host` puts a server's own in their place. A step with prompts
 runs without the CUDA graph of a whole decode step, and its layers are launched one after the
 other: `prompt_per_layer`. On B200 FlashInfer's own attention is planned on the host besides, to
 0.11.0 and beside an fp8 cache, and no such step is faster than its launches, `launch_per_layer`.
@@ -45,7 +49,7 @@ from typing import Any
 from simulator.core.engine_config import VLLM
 from simulator.costs.linear import Fitted, check_terms
 from simulator.costs.piecewise import HOST_TERMS
-from simulator.costs.tables import MAX_TABLE_TOKENS, check_interval
+from simulator.costs.tables import MAX_TABLE_TOKENS, check_intervals
 from simulator.models.gpus import CPU, Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.from_mapping import raise_if
@@ -56,6 +60,7 @@ TERMS = (
     "step",
     "per_sequence",
     *HOST_TERMS,
+    "host_ranks",
     "prompt_per_layer",
     "launch_per_layer",
     "ranks_per_layer",
@@ -97,6 +102,8 @@ class Overhead:
     host_per_sequence: float = 0.0
     host_per_prefill: float = 0.0
     host_per_prefill_token: float = 0.0
+    host_ranks: float = 0.0  # more of `host` where there are several ranks
+    stream_per_sequence: float = 0.0  # of an API server
     prompt_per_layer: float = 0.0
     launch_per_layer: float = 0.0  # least, of a step with prompts
     captured: int = 0  # the largest batch that has a CUDA graph; 0: none has
@@ -107,6 +114,8 @@ class Overhead:
     sampling_per_logit: float = 0.0
     sampling_bytes: float = 0.0  # bytes moved for each logit
     host_interval: Sequence[float] = ()  # 95 % interval of `host`; (): none is known
+    step_interval: Sequence[float] = ()  # likewise of `step`
+    stream_interval: Sequence[float] = ()  # and of `stream_per_sequence`
     key_per_layer: float = 0.0  # per key of the longest sequence; 0: nobody waits for it
     multiprocessors: int = 1  # of the GPU
 
@@ -114,7 +123,7 @@ class Overhead:
         """Raise ValueError, a line for each term that cannot be."""
         raise_if(
             *check_terms(self, TERMS),
-            *check_interval(self.host_interval),
+            *check_intervals(self),
             (self.captured < 0, f"captured: must be at least 0, not {self.captured}"),
             (self.captured > MAX_TABLE_TOKENS, f"captured: must be at most {MAX_TABLE_TOKENS:,}"),
             (self.multiprocessors < 1, "multiprocessors: must be at least 1"),
@@ -134,6 +143,15 @@ class Overhead:
         """Take `step` and `per_sequence` for the host's work, as of a synchronous engine."""
         work = self.step + self.host, self.per_sequence + self.host_per_sequence
         return replace(self, step=0.0, per_sequence=0.0, host=work[0], host_per_sequence=work[1])
+
+    def of_server(self, *, ranks: int, api_servers: float) -> "Overhead":
+        """Return it for a server of so many GPUs and API servers for each engine core."""
+        more = self.host_ranks if ranks > 1 else 0.0
+        stream = self.stream_per_sequence / api_servers
+        low_high = tuple(end + more for end in self.host_interval)
+        return replace(
+            self, host=self.host + more, stream_per_sequence=stream, host_interval=low_high
+        )
 
     def add_to(
         self,
@@ -164,7 +182,10 @@ class Overhead:
             host_per_sequence=self.host_per_sequence,
             host_per_prefill=self.host_per_prefill,
             host_per_prefill_token=self.host_per_prefill_token,
+            stream_per_sequence=self.stream_per_sequence,
             host_interval=self.host_interval,
+            step_interval=self.step_interval,
+            stream_interval=self.stream_interval,
             overlapped=overlapped,
             cudagraph_capture_sizes=self.capture_sizes,
         )

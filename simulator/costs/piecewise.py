@@ -35,6 +35,8 @@ read S cached tokens. The chunks of prompts have T_p tokens and P (query, key) p
   pure decodes; beside prompts it is part of e';
 - the host's work, h + h_n n + h_p n_p + h_t T_p, comes on top; where it is `overlapped` (an engine
   that schedules asynchronously) a step takes the longer of the two, and `overhead` besides;
+- the API server streams a token of each sequence in another process, and no step is delivered
+  sooner: the host's work takes `stream_per_sequence` n at least;
 - layers with a sliding window of w tokens read min(S, w N) of the cache, as if all sequences were
   of the mean length; with terms of their own, added to c S, c' S and d P (of the pairs within);
 - decodes that verify drafts (speculative decoding) have several queries each: dense(T) and head are
@@ -62,7 +64,7 @@ from simulator.costs.tables import (
     MAX_TABLE_TOKENS,
     Table,
     check_graphs,
-    check_interval,
+    check_intervals,
     check_sizes,
     check_table,
 )
@@ -93,7 +95,13 @@ MIXED_TERMS = (
 """Those of every step with prompts, beside the tables, in the order of `execute`."""
 CHUNK_TERMS = ("prefill_per_key", "prefill_per_sequence")
 WINDOW_TERMS = ("decode_per_window", "mixed_per_window", "prefill_per_window_pair")
-HOST_TERMS = ("host", "host_per_sequence", "host_per_prefill", "host_per_prefill_token")
+HOST_TERMS = (
+    "host",
+    "host_per_sequence",
+    "host_per_prefill",
+    "host_per_prefill_token",
+    "stream_per_sequence",
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,10 @@ class PiecewiseCost(Fitted):
     host_per_sequence: float = 0.0  # h_n
     host_per_prefill: float = 0.0  # h_p, per chunk
     host_per_prefill_token: float = 0.0  # h_t
+    stream_per_sequence: float = 0.0  # of the API server, beside the host's other work
     host_interval: Sequence[float] = ()  # 95 % interval of `host`; (): none is known
+    step_interval: Sequence[float] = ()  # likewise of `step`
+    stream_interval: Sequence[float] = ()  # and of `stream_per_sequence`
     overlapped: bool = False  # the host's work is hidden behind the kernels
     engine_overhead: float | None = None  # of `overhead`, what the engine adds; None: not known
     engine_prefill: float = 0.0  # of `prefill`
@@ -169,7 +180,7 @@ class PiecewiseCost(Fitted):
             *(check_graphs(self.graph_mixed) if self.graph_mixed else ()),
             *check_terms(self, (*terms, "launch", "decode_least", "mixed_least")),
             *check_sizes(self.cudagraph_capture_sizes),
-            *check_interval(self.host_interval),
+            *check_intervals(self),
         )
         tokens, seconds = np.array(self.dense, float).T
         middle = max(tokens[-1] / 2, tokens[0])
@@ -200,7 +211,7 @@ class PiecewiseCost(Fitted):
         """
         counts = np.arange(min(len(heads), MAX_TABLE_SEQUENCES + 1))
         waits = self.overhead + self.overhead_per_sequence * counts
-        hidden = waits + (self.host + self.host_per_sequence * counts)
+        hidden = waits + self._host_of_decodes(counts)
         if not self.has_host_work:
             hidden[:] = 0.0
         elif not self.overlapped:
@@ -391,12 +402,17 @@ class PiecewiseCost(Fitted):
         return (kernels, 0.0) if kernels >= least else (least, least - kernels)
 
     def _host_seconds(self, sequences: int, prompts: int, new: int) -> float:
-        return (
+        work = (
             self.host
             + self.host_per_sequence * sequences
             + self.host_per_prefill * prompts
             + self.host_per_prefill_token * new
         )
+        return max(work, self.stream_per_sequence * sequences)
+
+    def _host_of_decodes(self, counts: Counts) -> Seconds:
+        work = self.host + self.host_per_sequence * counts
+        return np.asarray(np.maximum(work, self.stream_per_sequence * counts))
 
     def host_seconds(self, prompts: Counts, sequences: Counts, new: Counts) -> Seconds | None:
         """Return the seconds in which the GPU waits for the engine; None: nobody can tell.
@@ -452,7 +468,7 @@ class PiecewiseCost(Fitted):
         if self.launch:
             launched = np.maximum(seconds, self.overhead + waits + self.launch)
             seconds = np.where(counts > self._largest_graph, launched, seconds)
-        host = self.host + self.host_per_sequence * counts
+        host = self._host_of_decodes(counts)
         least = self.overhead + waits + host
         shown = np.maximum(seconds, least) if self.overlapped else seconds + host
         return np.asarray(shown)
@@ -462,11 +478,13 @@ class PiecewiseCost(Fitted):
         if not (self.has_host_work or self.host_interval):
             return None
         return HostWork(
-            self.host,
-            self.host_per_sequence,
-            self.host_interval,
-            self.overlapped,
-            self.engine_overhead,
+            per_step=self.host,
+            per_sequence=self.host_per_sequence,
+            interval=self.host_interval,
+            gap_interval=self.step_interval,
+            stream_interval=self.stream_interval,
+            hidden=self.overlapped,
+            launch_gap=self.engine_overhead,
         )
 
     def with_host(self, **terms: Any) -> Self:

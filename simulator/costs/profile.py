@@ -8,10 +8,10 @@ from numbers import Real
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from simulator.core.engine_config import UNIFORM, EngineConfig
+from simulator.core.engine_config import AUTO, UNIFORM, EngineConfig
 from simulator.costs.linear import QUANTITIES, Fitted, Limits
 from simulator.costs.noise import check_residuals
-from simulator.costs.overhead import unknown_overhead
+from simulator.costs.overhead import NEWEST, read_version, unknown_overhead
 from simulator.costs.tables import Table, check_table
 from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.gpus import GPUS, Gpu
@@ -42,6 +42,16 @@ GPU_KEYS = {
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """What the words in a shipped profile's name stand for: MODEL.GPU[-tpN].WEIGHTS[-kvCACHE]."""
 
+FINE_EXPERTS = 32
+"""Experts of a layer, fewer than which count as few."""
+POWER_LAWS = ("power_law_1.01", "power_law_1.2")
+MARLIN = "marlin"
+EXPERT_KERNELS = (MARLIN, "triton")
+TRITON_SINCE = (0, 12, 0)
+"""vLLM that carries OpenAI's Triton kernels in its wheel (pull request 28788): before, and beside
+LoRA or with VLLM_MXFP4_USE_MARLIN, gpt-oss runs Marlin's on Hopper. GPUStack's performance lab
+shows it: under 0.10.2 and 0.11.0 a step of 8,192 tokens of gpt-oss-120b takes 350 ms on one H100
+and 210 on two, of gpt-oss-20b 226."""
 FP8_DTYPES = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 FORMS: Imported[type[Fitted]] = Imported(
@@ -59,6 +69,7 @@ PROFILE_KEYS = (
     "cost",
     "experts",
     "expert_parallel",
+    "experts_marlin",
     "range",
     "residuals",
     "fit",
@@ -84,14 +95,24 @@ class Profile(NamedTuple):
     bare: Fitted | None  # without experts, where these have tables; `cost` has even ones
     experts: Mapping[str, Table]  # by routing, slices on each GPU
     expert_parallel: Mapping[str, Table]  # whole ones
+    marlin: Mapping[str, Table]  # slices, by the kernel of vLLM before TRITON_SINCE
 
-    def routed(self, engine: EngineConfig) -> Fitted:
-        """Return the cost with experts as an engine has and chooses them; ValueError by key."""
-        routing, whole = engine.expert_routing, engine.enable_expert_parallel
-        whole = whole and engine.tensor_parallel_size > 1
-        if routing == UNIFORM and not whole:
+    def routed(self, engine: EngineConfig, model: ModelSpec, kernel: str = "") -> Fitted:
+        """Return the cost with experts as an engine has and chooses them; ValueError by key.
+
+        Their `kernel` is one of EXPERT_KERNELS; "": that of the engine's version.
+        """
+        whole = engine.enable_expert_parallel and engine.tensor_parallel_size > 1
+        old = engine.follows_vllm and (read_version(engine.version or "") or NEWEST) < TRITON_SINCE
+        marlin = kernel == MARLIN or (not kernel and (old or engine.enable_lora))
+        tables = (marlin and self.marlin) or self.experts
+        tables = self.expert_parallel if whole else tables
+        routing: str = engine.expert_routing
+        if routing == AUTO:
+            routing = published_routing(model)
+            routing = routing if routing in tables else UNIFORM
+        if routing == UNIFORM and tables is self.experts:
             return self.cost
-        tables = self.expert_parallel if whole else self.experts
         if routing not in tables:
             key = "enable_expert_parallel" if whole and not tables else "expert_routing"
             raise ValueError(f"engine.{key}: {self.cost.name} has no times of such experts")
@@ -109,6 +130,18 @@ class Profile(NamedTuple):
         if self.model is not None and not _same_shape(self.model, model):
             found.insert(0, f"{self.model}, not {model.name}")
         return found
+
+
+def published_routing(model: ModelSpec) -> str:
+    """Return how tokens choose a model's experts where nobody says.
+
+    AIConfigurator (NVIDIA, Apache-2.0) gives the loads of experts by family of models: a power law
+    of 1.01 for DeepSeek's, 1.2 for others. Models of few experts meet all of them in nearly every
+    step and were trained to balance them: even.
+    """
+    if model.num_experts < FINE_EXPERTS or model.num_experts_per_tok < 2:
+        return UNIFORM
+    return POWER_LAWS[0] if model.latent is not None else POWER_LAWS[1]
 
 
 def settings_of(model: ModelSpec, engine: EngineConfig) -> dict[str, object]:
@@ -247,13 +280,15 @@ def _parse_profile(path: Path, text: str) -> Profile:
     cost = section("cost", lambda spec: make_form(spec, _name(path, raw)))
     experts = section("experts", _expert_tables, {})
     whole = section("expert_parallel", _expert_tables, {})
+    marlin = section("experts_marlin", _expert_tables, {})
     bare = even = None if cost is None else replace(cost, limits=limits, residuals=residuals)
     if bare is not None and experts:
         even = section("experts", lambda _: bare.with_experts(experts[UNIFORM]))
     if wrong or even is None:
         raise HeadwayError(map(source_map.message, wrong))
     named = raw.get("model"), raw.get("hardware", {}), raw.get("overhead")
-    return Profile(even, *named, bare, experts or {}, whole or {})
+    tables = experts or {}, whole or {}, marlin or {}
+    return Profile(even, *named, bare, *tables)
 
 
 def _expert_tables(raw: object) -> Mapping[str, Table]:

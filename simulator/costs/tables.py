@@ -9,6 +9,7 @@ from simulator.costs.linear import LONGEST_TERM
 Table = Sequence[Sequence[float]]
 """Rows of (tokens, seconds), tokens ascending."""
 
+INTERVALS = ("host_interval", "step_interval", "stream_interval")
 MAX_TOKENS = 1 << 31
 MAX_TABLE_TOKENS = 1 << 16
 """Tokens up to which a table is looked up by index; beyond, by search."""
@@ -42,12 +43,17 @@ def check_graphs(table: object) -> list[tuple[bool, str]]:
     return [(not good, f"graph_mixed: tokens must be whole, at most {MAX_TABLE_TOKENS:,}")]
 
 
-def check_interval(ends: object) -> list[tuple[bool, str]]:
-    """Check that `host_interval` is one, or empty; for `raise_if`."""
+def check_interval(ends: object, name: str) -> list[tuple[bool, str]]:
+    """Check that an interval is one, or empty; for `raise_if`."""
     numbers: list[Any] = list(ends) if isinstance(ends, list | tuple) else [None]
     good = all(isinstance(x, Real) and 0 <= float(x) <= LONGEST_TERM for x in numbers)
     good = good and (not numbers or (len(numbers) == 2 and numbers[0] <= numbers[1]))
-    return [(not good, "host_interval: must be [lowest, highest], seconds")]
+    return [(not good, f"{name}: must be [lowest, highest], seconds")]
+
+
+def check_intervals(cost: object) -> list[tuple[bool, str]]:
+    """Check the intervals of the engine's terms; for `raise_if`."""
+    return [found for name in INTERVALS for found in check_interval(getattr(cost, name), name)]
 
 
 def check_sizes(sizes: object) -> list[tuple[bool, str]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simulator.core.engine_config import UNIFORM, EngineConfig, HostConfig
+from simulator.core.engine_config import AUTO, UNIFORM, EngineConfig, HostConfig
 from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.linear import Fitted
 from simulator.costs.noise import check_residuals
@@ -25,6 +25,7 @@ from simulator.costs.overhead import (
 )
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.costs.profile import (
+    EXPERT_KERNELS,
     FORMS,
     find_profile,
     make_form,
@@ -74,7 +75,7 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
             "engine.pipeline_parallel_size: must be 1 where data-parallel ranks share experts"
         )
     shipped = None if parallel or own.cost else nearest_profile(model, gpu, engine)
-    if engine.expert_routing != UNIFORM and own.cost is None and shipped is None:
+    if engine.expert_routing not in (AUTO, UNIFORM) and own.cost is None and shipped is None:
         raise ValueError(_why_uniform(model, gpu, engine, parallel=parallel))
     spec = own.cost or ({"profile": shipped} if shipped else {"kind": "roofline"})
     cost = load_cost(spec, own.folder, model=model, gpu=gpu, engine=engine, host=own.host)
@@ -182,6 +183,9 @@ class _Target(NamedTuple):
         if self.host:
             known = overhead if engine.async_scheduling else overhead.as_host_work()
             overhead = replace(known, **self.host)
+        servers = (engine.api_server_count or engine.data_parallel_size) / engine.data_parallel_size
+        ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
+        overhead = overhead.of_server(ranks=ranks, api_servers=servers)
         sampled = samples_truncated(self.model, engine.generation_config)
         return overhead.add_to(
             part,
@@ -208,14 +212,16 @@ def version_overhead(engine: EngineConfig, gpu: Gpu) -> Overhead:
 def _host_terms(host: HostConfig | None) -> dict[str, Any]:
     """Return the terms of an overhead that a scenario's `host` sets."""
     terms = {HOST_KEYS[key]: value for key, value in host or () if value is not None}
-    return {"host_interval": ()} | terms if "host" in terms else terms
+    known: dict[str, Any] = {"host_interval": (), "host_ranks": 0.0} if "host" in terms else {}
+    return known | ({"step_interval": ()} if "step" in terms else {}) | terms
 
 
 def _with_host(cost: Fitted, host: Mapping[str, Any]) -> Fitted:
     """Put a server's own host into a cost that has its engine's overhead within."""
     if not host:
         return cost
-    changed = cost.with_host(**{key: value for key, value in host.items() if key != "step"})
+    within = ("step", "host_ranks")  # of its terms, and of its host
+    changed = cost.with_host(**{key: value for key, value in host.items() if key not in within})
     if "step" in host:
         raise ValueError(f"host.launch_gap: {cost.name} has it within its terms")
     return changed
@@ -266,6 +272,8 @@ def _read_overhead(given: object, target: _Target) -> tuple[Overhead, Overhead |
         if term in given and term in target.host:
             raise ValueError(f"host.{key}: cost.overhead.{term} says it, too")
     terms = {key: getattr(read, key) for key in given}
+    if "host" in terms:  # the whole of it
+        terms = {"host_ranks": 0.0} | terms
     return replace(standard, **terms), replace(Overhead(), **terms)
 
 
@@ -273,14 +281,18 @@ def _load_profile(
     spec: Mapping[str, Any], base: Path | None, target: _Target
 ) -> tuple[Fitted, Overhead | None]:
     """Load what `{profile: name or path}` names, and warn where it is of something else."""
-    if extra := [key for key in spec if key not in {"profile", "overhead"}]:
+    if extra := [key for key in spec if key not in {"profile", "overhead", "experts"}]:
         raise ValueError("\n".join(f"{key}: cannot be given beside `profile`" for key in extra))
     named = spec["profile"]
     if not isinstance(named, str):
         raise ValueError(f"profile: must be a name or a path, not {short_repr(named)}")
     profile = read_profile(find_profile(named, base))
     alone, within = _read_overhead(spec.get("overhead"), target)
-    cost, gpu = profile.routed(target.engine), target.gpu
+    kernel = spec.get("experts", "")
+    if kernel and (kernel not in EXPERT_KERNELS or not profile.marlin):
+        known = " or ".join(EXPERT_KERNELS) if profile.marlin else "no choice of kernels"
+        raise ValueError(f"experts: must be {known}, not {short_repr(kernel)}")
+    cost, gpu = profile.routed(target.engine, target.model, kernel), target.gpu
     measured = GPUS.get(str(profile.hardware.get("gpu")), gpu)
     if profile.overhead and measured is not gpu and isinstance(cost, PiecewiseCost):
         from simulator.costs.data_sheet import scale_cost
@@ -306,7 +318,7 @@ def _make_roofline(spec: Mapping[str, Any], target: _Target) -> tuple[Fitted, Ov
         raise ValueError("\n".join(f"{key}: roofline takes no terms" for key in extra))
     overhead, _ = _read_overhead(spec.get("overhead"), target)
     engine = target.engine
-    if engine.expert_routing != UNIFORM:
+    if engine.expert_routing not in (AUTO, UNIFORM):
         raise ValueError("engine.expert_routing: a roofline knows uniform routing alone")
     kernels = roofline(
         target.model,

@@ -164,7 +164,7 @@ def test_a_run_with_marlins_kernel_is_priced_with_it():
     step = Step([Chunk(Request(0, 0.0, 4096, 1), 0, 4096)])
     words = {"gpu": "H200", "model": "openai/gpt-oss-120b", "engine_version": "0.22"}
     usual, marlin = (
-        assemble_run(run_of(**words, **more))[1].cost.execute(step)
+        assemble_run(run_of(**words, **more))[1].cost.execute(step).seconds
         for more in ({}, {"notes": "VLLM_MXFP4_USE_MARLIN=1"})
     )
     assert 1.4 < marlin / usual < 2.2

@@ -9,7 +9,12 @@ import pytest
 from simulator.core.engine_config import EngineConfig
 from simulator.core.request import Step
 from simulator.costs.piecewise import PiecewiseCost, add_tables
-from simulator.costs.profile import PROFILES, read_profile, shipped_profiles
+from simulator.costs.profile import (
+    PROFILES,
+    published_routing,
+    read_profile,
+    shipped_profiles,
+)
 from simulator.models.gpus import GPUS
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
@@ -28,6 +33,14 @@ experts:
 expert_parallel:
   "uniform": [[1, 0.05]]
 """
+OSS = (
+    PROFILE.replace("mixtral-8x7b", "gpt-oss-120b")
+    + """\
+experts_marlin:
+  "uniform": [[1, 0.07]]
+  "power_law_1.2": [[1, 0.09]]
+"""
+)
 H100, MIXTRAL = GPUS["H100-80GB"], load_model("mixtral-8x7b")
 
 
@@ -60,6 +73,76 @@ def test_experts_as_an_engine_has_and_chooses_them(tmp_path: Path, keys, seconds
     cost = load_cost(str(write(tmp_path)), model=MIXTRAL, gpu=H100, engine=engine(**keys))
     counts = np.array([1])
     assert cost.decode_seconds(counts, counts)[0] == pytest.approx(seconds)
+
+
+def oss_seconds(folder: Path, more: dict[str, str] | None = None, **keys: object) -> float:
+    """What one decode of gpt-oss-120b takes by a profile that has the times of both kernels."""
+    spec = {"profile": str(write(folder, OSS)), **(more or {})}
+    model = load_model("gpt-oss-120b")
+    cost = load_cost(spec, model=model, gpu=H100, engine=engine(**keys))
+    return float(cost.decode_seconds(np.array([1]), np.array([1]))[0])
+
+
+def test_models_of_many_experts_choose_unevenly_where_nobody_says(tmp_path: Path) -> None:
+    """By 1.2 of a power law, where the profile has that; models of few, or of one a token, evenly;
+    DeepSeek's by 1.01."""
+    assert oss_seconds(tmp_path) == pytest.approx(0.031)
+    assert oss_seconds(tmp_path, expert_routing="uniform") == pytest.approx(0.011)
+    named = ("mixtral-8x7b", "llama-4-maverick", "qwen3-30b-a3b", "kimi-k2")
+    found = [published_routing(load_model(name)) for name in named]
+    assert found == ["uniform", "uniform", "power_law_1.2", "power_law_1.01"]
+
+
+@pytest.mark.parametrize(
+    ("more", "keys", "seconds"),
+    [
+        ({}, {"version": "0.11.0"}, 0.091),
+        ({}, {"version": "0.12"}, 0.031),
+        ({}, {"version": "0.11.0", "enable_expert_parallel": True}, 0.051),
+        ({"experts": "marlin"}, {"version": "0.22", "expert_routing": "uniform"}, 0.071),
+        ({"experts": "triton"}, {"version": "0.11.0", "expert_routing": "uniform"}, 0.011),
+    ],
+)
+def test_experts_run_the_kernel_of_their_version_or_the_one_told(
+    tmp_path: Path, more: dict[str, str], keys: dict[str, object], seconds: float
+) -> None:
+    assert oss_seconds(tmp_path, more, async_scheduling=False, **keys) == pytest.approx(seconds)
+
+
+def test_a_kernel_that_no_table_times_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^cost\.experts: must be marlin or triton, not 'cutlass'"
+    ):
+        oss_seconds(tmp_path, {"experts": "cutlass"})
+    spec = {"profile": str(write(tmp_path)), "experts": "marlin"}
+    with pytest.raises(
+        ValueError, match=r"^cost\.experts: must be no choice of kernels, not 'marl"
+    ):
+        load_cost(spec, model=MIXTRAL, gpu=H100, engine=engine())
+
+
+STEPS = (  # profile, GPUs, prompts, decodes of 300 tokens, measured ms
+    ("gpt-oss-120b", 1, (128,) * 64, 0, 350.0),
+    ("gpt-oss-120b", 1, (), 4, 7.99),
+    ("gpt-oss-120b", 2, (4096, 4096), 0, 210.0),
+    ("gpt-oss-20b", 1, (4096, 4096), 0, 226.0),
+)
+"""Median gaps of gpt-oss on H100 under vLLM 0.10.2 and 0.11.0 (GPUStack's performance lab, Apache-
+2.0): of requests that come all at once, steps full of prompts; of four clients, decodes."""
+
+
+@pytest.mark.parametrize(("model", "gpus", "prompts", "decodes", "measured"), STEPS)
+def test_steps_of_gpt_oss_with_marlins_kernel(
+    model: str, gpus: int, prompts: tuple[int, ...], decodes: int, measured: float
+) -> None:
+    """Nothing was fitted to them: with Triton's kernel those of prompts take half as long."""
+    on = "h100" if gpus == 1 else f"h100-tp{gpus}"
+    keys = {"tensor_parallel_size": gpus, "version": "0.11.0", "generation_config": "vllm"}
+    cost = cost_of({"profile": f"{model}.{on}.mxfp4"}, model, "H100-80GB", **keys)
+    step = (
+        mixed(*((0, tokens) for tokens in prompts)) if prompts else Step([], decodes, 300 * decodes)
+    )
+    assert 1e3 * cost.execute(step).seconds == pytest.approx(measured, rel=0.12)
 
 
 @pytest.mark.parametrize(

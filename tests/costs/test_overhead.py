@@ -85,8 +85,8 @@ def test_the_gpu_waits_for_each_sequence_and_launches_the_layers_of_prompts() ->
         ("v0.10.2", True, 0.5e-3),
         ("0.13.9", True, 0.5e-3),
         ("0.14.0", True, 0.1e-3),
-        ("0.99", True, 0.5e-3),
-        (None, True, 0.5e-3),
+        ("0.99", True, 0.1e-3),
+        (None, True, 0.1e-3),
         ("0.2", False, 0.75e-3),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_version_takes_the_newest_model_that_is_not_newer(
 
 def test_on_rtx_gpus_the_profile_has_what_else_a_step_waits_for() -> None:
     terms = overhead_of("0.19", asynchronous=True, gpu="RTX-PRO-6000")
-    assert (terms.step, terms.per_sequence, terms.host) == (0.1e-3, 0.0, 4e-3)
+    assert (terms.step, terms.per_sequence, terms.host) == (0.1e-3, 0.0, 2e-3)
     assert overhead_of("0.19", gpu="RTX-PRO-6000") == overhead_of("0.19", gpu="L40S")
     scaled = resolve(engine_of(gpu="A6000", version="0.19")).cost
     assert isinstance(scaled, SplitCost)
@@ -302,7 +302,9 @@ def test_a_scenario_names_its_host() -> None:
         0.5 - 0.75e-3
     )
     assert waits.host_per_sequence == 25e-6  # the version's
-    assert host_of({}).host_interval == (3e-3, 6e-3)
+    assert host_of({}).host_interval == (1e-3, 4e-3)
+    assert hidden.step_interval == ()
+    assert host_of({}).step_interval
     told = host_of({"per_step": 0.5, "per_step_interval": [0.25, 1]})
     assert told.host_interval == (0.25, 1.0)
 

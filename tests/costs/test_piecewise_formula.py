@@ -96,8 +96,10 @@ def wait_for_longest(cost: PiecewiseCost, step: Step) -> float:
 
 def host_work(cost: PiecewiseCost, step: Step) -> float:
     prompts, new = len(step.prefills), sum(chunk.tokens for chunk in step.prefills)
-    work = cost.host + cost.host_per_sequence * (step.decodes + prompts)
-    return work + cost.host_per_prefill * prompts + cost.host_per_prefill_token * new
+    sequences = step.decodes + prompts
+    work = cost.host + cost.host_per_sequence * sequences
+    work += cost.host_per_prefill * prompts + cost.host_per_prefill_token * new
+    return max(work, cost.stream_per_sequence * sequences)
 
 
 def formula(cost: PiecewiseCost, step: Step) -> float:

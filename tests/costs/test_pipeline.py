@@ -63,7 +63,8 @@ def test_the_kernels_of_all_stages_are_those_of_the_model(tmp_path: Path, step: 
     waits = overhead.step + overhead.per_sequence * sequences
     assert sum(stages) == pytest.approx(whole + waits, rel=1e-9)
     assert stages[1] > stages[0]  # it has the lm_head and the sampler
-    assert host == overhead.host + overhead.host_per_sequence * sequences
+    work = overhead.host + overhead.host_ranks + overhead.host_per_sequence * sequences
+    assert host == pytest.approx(work)
     assert cost.execute(step).seconds == pytest.approx(host + stages[0] + send + stages[1])
 
 

@@ -15,11 +15,13 @@ from headway.planning.sensitivity import (
     changed_costs,
     changed_runs,
     measure_sensitivity,
+    other_experts,
     sensitivities,
     unexplained,
 )
 from simulator.core.request import Step
 from simulator.costs.piecewise import PiecewiseCost
+from simulator.costs.profile import EXPERT_KERNELS
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve
 from simulator.simulation.run import run
@@ -136,6 +138,30 @@ gpu: {name: H100-80GB}
 engine: {version: "0.15", max_num_seqs: 32}
 workload: {num_prompts: 60, request_rate: 4, input_len: 200, output_len: 60}
 """
+
+
+EXPERTS = """
+name: experts
+model: gpt-oss-120b
+gpu: {name: H200}
+workload: {num_prompts: 20, request_rate: 1, input_len: 2000, output_len: 20}
+"""
+
+
+def test_experts_are_as_unsure_as_their_tables_differ(write):
+    """Prompts take longest with Marlin's kernel: the interval reaches it until a kernel is told."""
+    path = write(EXPERTS)
+    scenario = load_scenario(path)
+    costs = other_experts(scenario)
+    assert {*costs} == {f"experts {word}" for word in ("uniform", "power_law_1.2", *EXPERT_KERNELS)}
+    changes = changed_runs(scenario)
+    _, ttft, *_ = measure_sensitivity(run(scenario), changes)
+    slow = run(scenario, cost=costs["experts marlin"]).summary()["mean_ttft_ms"]
+    assert ttft.value * 1.4 < slow < ttft.interval[1]
+    assert max(ttft.shares, key=ttft.shares.get) == "experts"
+    profile = "cost.profile=gpt-oss-120b.h200.mxfp4"
+    assert other_experts(load_scenario(path, [profile, "cost.experts=marlin"])) == {}
+    assert other_experts(load_scenario(path, ["engine.expert_routing=uniform"])) == {}
 
 
 def test_what_a_prediction_does_not_know_has_a_name_and_a_share(write):

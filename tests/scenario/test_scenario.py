@@ -62,7 +62,7 @@ def test_defaults_are_those_documented(write):
         "pipeline_parallel_size": 1,
         "pipeline_parallel_bandwidth": None,
         "enable_expert_parallel": False,
-        "expert_routing": "uniform",
+        "expert_routing": "auto",
         "data_parallel_size": 1,
         "api_server_count": None,
         "long_prefill_token_threshold": 0,

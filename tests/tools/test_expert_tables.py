@@ -109,6 +109,33 @@ def test_hopper_takes_block_scaled_times_for_fp8(tmp_path: Path) -> None:
         assert times["uniform"][1][0] * 1e3 == pytest.approx(factor)
 
 
+def test_marlins_times_are_scaled_by_the_weights_at_as_many_tokens_an_expert(
+    tmp_path: Path,
+) -> None:
+    """Kimi's 384 experts, 8 a token, take a ms each. 1.5 times the tokens meet as many of gpt-oss'
+    128, 4 a token; these are padded to 3,072 x 2,944, and 30 us are launches."""
+    kimi = expert_rows((7168, 2048, 8, 384), "int4_wo")
+    own = expert_rows((2880, 2880, 4, 128), "w4a16_mxfp4", 5.0)
+    for rows, kernel in ((kimi, "vllm_marlin_experts"), (own, "vllm_triton_experts")):
+        for row in rows:
+            row["kernel_source"] = kernel
+    data = moe(tmp_path, kimi, own)
+    oss = load_model("gpt-oss-120b")
+    times = Experts(data, H100, oss, "mxfp4").marlin(1)
+    assert times is not None
+    tokens, seconds = times["power_law_1.2"]
+    met = dict(zip(tokens.tolist(), seconds.tolist(), strict=True))
+    share = (128 * 3072 * 2944) / (384 * 7168 * 2048)
+    for count in (2, 8):
+        alike = 0.5 * 8 * 1.5 * count  # ms of Kimi's
+        assert 1e3 * met[count] == pytest.approx(0.03 + share * (alike - 0.03))
+    assert met[1024] == pytest.approx(30e-6 + share * (1.5 * 192e-3 - 30e-6))
+    assert Experts(data, H100, MIXTRAL, "bfloat16").marlin(1) is None
+    for row in kimi:
+        row["kernel_source"] = "other"
+    assert Experts(moe(tmp_path / "none", kimi, own), H100, oss, "mxfp4").marlin(1) is None
+
+
 def test_what_was_not_timed(tmp_path: Path) -> None:
     data = moe(tmp_path, expert_rows((4096, 14336, 2, 8)))
     assert not Experts(data, H100, MIXTRAL, "nvfp4").measured
