@@ -9,11 +9,62 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientResponse, ClientSession
 
+from headway.twin.api.bodies import ChatBody
+from headway.twin.api.messages import KEPT
+from headway.twin.api.openai import NOT_SIMULATED, USUAL
 from headway.twin.api.tokenizers import BpeTokens, train
 from headway.twin.server import Server
 from tests.support.twins import served_by
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+VLLM_FIELDS = {
+    "/v1/completions": "model prompt echo frequency_penalty logit_bias logprobs max_tokens n "
+    "presence_penalty seed stop stream stream_options suffix temperature top_p user "
+    "use_beam_search top_k min_p repetition_penalty watermarking length_penalty stop_token_ids "
+    "include_stop_str_in_output ignore_eos min_tokens skip_special_tokens "
+    "spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids "
+    "prompt_logprobs logprob_token_ids bad_words prompt_embeds add_special_tokens response_format "
+    "structured_outputs priority request_id session_id return_tokens_as_token_ids return_token_ids "
+    "return_weight_versions routed_experts_prompt_start return_token_offsets mm_payload "
+    "return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params vllm_xargs "
+    "repetition_detection thinking_token_budget stream_interval",
+    "/v1/chat/completions": "messages model frequency_penalty logit_bias logprobs top_logprobs "
+    "max_tokens max_completion_tokens n presence_penalty response_format seed stop stream "
+    "stream_options temperature top_p tools tool_choice reasoning_effort thinking_token_budget "
+    "include_reasoning parallel_tool_calls user use_beam_search top_k min_p repetition_penalty "
+    "watermarking length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens "
+    "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side "
+    "prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo add_generation_prompt "
+    "continue_final_message add_special_tokens documents chat_template chat_template_kwargs "
+    "media_io_kwargs mm_processor_kwargs structured_outputs priority request_id session_id "
+    "return_tokens_as_token_ids return_token_ids return_weight_versions "
+    "routed_experts_prompt_start return_token_offsets return_prompt_text mm_payload "
+    "return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params vllm_xargs "
+    "repetition_detection stream_interval",
+    "/v1/messages": "model messages max_tokens metadata output_config thinking stop_sequences "
+    "stream system temperature tool_choice tools top_k top_p mm_payload return_mm_kwargs "
+    "cache_salt watermarking kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs",
+    "/v1/messages/count_tokens": "model messages output_config system thinking tool_choice tools "
+    "chat_template_kwargs",
+    "/tokenize": "model prompt messages add_generation_prompt return_token_strs tools "
+    "continue_final_message add_special_tokens chat_template chat_template_kwargs media_io_kwargs "
+    "mm_processor_kwargs",
+    "/detokenize": "model tokens",
+}
+"""The fields of bodies in vLLM 0.33, read from its classes; `tools` of /v1/messages are typed."""
+UNCHANGED = {
+    *[
+        "watermarking",
+        "length_penalty",
+        "truncation_side",
+        "session_id",
+        "mm_payload",
+        "return_mm_kwargs",
+    ],
+    *["add_special_tokens", "reasoning_effort", "include_reasoning", "parallel_tool_calls"],
+    *["media_io_kwargs", "mm_processor_kwargs", "routed_experts_prompt_start", "output_config"],
+}
+"""Fields by which no answer of a simulation changes, since its words mean nothing."""
 LONG = {"vllm_xargs": {"output_tokens": 20}}
 
 
@@ -157,5 +208,25 @@ def test_words_cannot_be_read_back_from_their_tokens() -> None:
         assert told["token_strs"] == ["one", " two"]
         response = await client.post("/detokenize", json={"tokens": told["tokens"]})
         assert response.status == 501
+
+    served_by(play)
+
+
+def test_bodies_have_the_fields_of_vllms() -> None:
+    """A field of vLLM's is read, named as ignored where a request has it, or changes nothing."""
+
+    async def play(client: ClientSession, _: Server) -> None:
+        document = await (await client.get("/openapi.json")).json()
+        for path, fields in VLLM_FIELDS.items():
+            body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+            name = body["schema"]["$ref"].rpartition("/")[2]
+            own = {*document["components"]["schemas"][name]["properties"]}
+            vllm = {*fields.split()}
+            assert own - vllm <= {"max_completion_tokens"}, path
+            passed = {*KEPT.split()} if "messages" in path else set()
+            passed |= {*ChatBody.model_fields} if path == "/tokenize" else set()
+            passed |= {"echo"} if path == "/v1/chat/completions" else set()  # named as ignored
+            unread = vllm - own - {*NOT_SIMULATED} - {*USUAL} - UNCHANGED - passed
+            assert unread == set(), path
 
     served_by(play)

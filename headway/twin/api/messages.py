@@ -14,8 +14,8 @@ ERROR_KINDS |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloa
 STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 KEPT = "model temperature top_p top_k stream cache_salt vllm_xargs chat_template_kwargs request_id "
-KEPT += "ignore_eos min_tokens priority seed"
-"""Keys that are a chat's, too; vLLM has those from `request_id` on elsewhere only."""
+KEPT += "ignore_eos min_tokens priority seed thinking kv_transfer_params ec_transfer_params"
+"""Keys that are a chat's, too; vLLM has those from `request_id` to `seed` elsewhere only."""
 
 
 class Block(BaseModel):

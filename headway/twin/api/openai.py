@@ -31,7 +31,9 @@ MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 NOT_SIMULATED = (
     *("stop_token_ids", "prompt_logprobs", "suffix", "use_beam_search", "truncate_prompt_tokens"),
     *("bad_words", "logit_bias", "allowed_token_ids", "return_token_ids", "prompt_embeds"),
-    *("chat_template", "continue_final_message"),
+    *("chat_template", "continue_final_message", "logprob_token_ids", "return_token_offsets"),
+    *("return_tokens_as_token_ids", "return_weight_versions", "return_prompt_text", "thinking"),
+    *("thinking_token_budget", "repetition_detection", "kv_transfer_params", "ec_transfer_params"),
 )
 """Keys that would change vLLM's answer, and are ignored here, with a note."""
 USUAL = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "best_of": 1}
