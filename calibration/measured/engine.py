@@ -13,7 +13,12 @@ from calibration.measured.runs import BLANK, Run
 from simulator.costs.overhead import NEWEST
 from simulator.models.gpus import GIB, GPUS, find_gpu
 from simulator.models.load import load_model, same_shape
-from simulator.scenario.engine_defaults import ASYNC_SINCE, version_defaults, with_defaults
+from simulator.scenario.engine_defaults import (
+    ASYNC_DRAFTS_SINCE,
+    ASYNC_SINCE,
+    version_defaults,
+    with_defaults,
+)
 from simulator.schedulers.vllm import rules
 from simulator.util.errors import HeadwayWarning
 
@@ -75,14 +80,18 @@ DEFAULTED_COLUMNS = (
     "kv_dtype",
 )
 """Columns that change a prediction and whose empty cells vLLM's defaults fill in."""
-UNSUPPORTED = (
-    (
-        r"(?<!no )speculative(?! decod\w+ (off|disabled))|\beagle|\bmedusa|\bmtp\b|draft model",
-        "speculative decoding",
-    ),
-    (r"disaggregat|\bp/d\b|\bpd[- ]disagg", "prompts and decodes on different servers"),
+SPECULATIVE = (
+    r"(?<!no )speculative(?! decod\w+ (off|disabled))|\beagle|\bmedusa|\bmtp\b|draft model"
 )
-"""What a run's notes may tell that no simulation here does: patterns and words."""
+METHODS = (
+    (r"eagle-?3", "eagle3"),
+    (r"eagle", "eagle"),
+    (r"\bmtp\b", "mtp"),
+    (r"draft model", "draft_model"),
+)
+"""How drafts are made, by words of a run's notes, the first that is there taken; else ngram."""
+SPLIT = r"disaggregat|\bp/d\b|\bpd[- ]disagg"
+"""Words of a run whose prompts and decodes were on different servers."""
 STAGES = r"pipeline[- _]parallel|\bpp ?= ?[2-9]"
 NOT_SIMULATED = (
     (r"\blora\b", "LoRA adapters"),
@@ -93,12 +102,16 @@ NOT_SIMULATED = (
 def check_supported(run: Run) -> None:
     """Raise ValueError where a run's engine is another one, or did what is not simulated."""
     engine = run.word("engine").lower()
-    if engine not in BLANK and "vllm" not in engine:
-        raise ValueError(f"engine: {run.word('engine')!r}: overheads are known of vLLM alone")
+    if engine not in BLANK and "vllm" not in engine and not is_sglang(run):
+        raise ValueError(f"engine: {run.word('engine')!r}: must be vLLM or SGLang")
     notes = run.word("notes").lower()
-    for pattern, words in UNSUPPORTED:
-        if re.search(pattern, notes):
-            raise ValueError(f"notes: {words} cannot be replayed")
+    drafts, share = run.count("num_speculative_tokens"), run.number("acceptance")
+    if (drafts is None) != (share is None) or (drafts is None and re.search(SPECULATIVE, notes)):
+        raise ValueError("num_speculative_tokens, acceptance: speculative decoding needs both")
+    if drafts is not None and is_sglang(run):
+        raise ValueError("num_speculative_tokens: SGLang's drafts are not simulated")
+    if re.search(SPLIT, notes):
+        raise ValueError("notes: prompts and decodes on different servers cannot be replayed")
     if re.search(STAGES, notes) and run.count("pp") is None:
         raise ValueError("pp: empty, though the notes tell of pipeline parallelism")
     gpus = run.count("n_gpus")
@@ -112,7 +125,12 @@ def assumptions(run: Run) -> list[str]:
     written = [name for name in _generated_sizes(run) if run.word(name).lower() in BLANK]
     empty = [name for name in DEFAULTED_COLUMNS if run.word(name).lower() in BLANK]
     empty = [name for name in empty if name not in written]
-    found = [f"not recorded, so vLLM's defaults: {', '.join(empty)}"] if empty else []
+    whose = "SGLang" if is_sglang(run) else "vLLM"
+    found = [f"not recorded, so {whose}'s defaults: {', '.join(empty)}"] if empty else []
+    if is_sglang(run):
+        found.append("SGLang's overheads were not measured, vLLM's are taken")
+    if _method(run) != "ngram" and run.count("num_speculative_tokens"):
+        found.append("what drafting itself takes is not recorded: nothing is taken for it")
     if written:
         found.append(f"not recorded, so by AIConfigurator's rules: {', '.join(written)}")
     told = run.word("engine_version")
@@ -140,11 +158,24 @@ def assumptions(run: Run) -> list[str]:
 
 def _is_v0(run: Run) -> bool:
     """Return whether the run's engine was vLLM's first one."""
+    if is_sglang(run):
+        return False
     words = " ".join(run.word(name).lower() for name in ("engine", "engine_version", "notes"))
     told = re.search(r"\bv([01])\b(?![.\d])|vllm_use_v1 ?= ?([01])", words)
     if told:
         return (told[1] or told[2]) == "0"
     return version(run.word("engine_version")) < V1_SINCE
+
+
+def is_sglang(run: Run) -> bool:
+    """Return whether the run's engine was SGLang."""
+    return "sglang" in run.word("engine").lower()
+
+
+def _method(run: Run) -> str:
+    """Return how a run's drafts were made."""
+    notes = run.word("notes").lower()
+    return next((name for pattern, name in METHODS if re.search(pattern, notes)), "ngram")
 
 
 def version(text: str) -> rules.Release:
@@ -162,7 +193,10 @@ def schedules_asynchronously(run: Run) -> bool:
     if re.search(r"no[- ]async|async[-_ ]scheduling[ =:]*(off|false|disabled)", notes):
         return False
     told = re.search(r"async[-_ ]scheduling|inferencemax", notes) is not None
-    return told or version(run.word("engine_version")) >= ASYNC_SINCE
+    since = ASYNC_SINCE
+    if run.count("num_speculative_tokens"):
+        since = ASYNC_DRAFTS_SINCE.get(_method(run), ASYNC_SINCE)
+    return told or version(run.word("engine_version")) >= since
 
 
 def expert_kernel(run: Run) -> str:
@@ -179,6 +213,8 @@ def gpus_per_replica(run: Run) -> int:
 
 def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     """Return the keys of a scenario's `engine` that say how a run was configured."""
+    if is_sglang(run):
+        return _configured(run, {"name": "sglang"} | _sizes(run, gpu, {"name": "sglang"}))
     released = version(run.word("engine_version"))
     v0 = _is_v0(run) and not run.flag("chunked_prefill")
     block: dict[str, Any] = {"name": "vllm-v0" if v0 else "vllm"}
@@ -190,6 +226,19 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     if not v0:
         block |= version_defaults(released)
     block["async_scheduling"] = schedules_asynchronously(run) and not v0
+    if drafts := run.count("num_speculative_tokens"):
+        method = _method(run)
+        block["speculative_config"] = {
+            "method": method,
+            "num_speculative_tokens": drafts,
+            "acceptance": run.number("acceptance"),
+            "draft": None if method == "ngram" else {},
+        }
+    return _configured(run, block)
+
+
+def _configured(run: Run, block: dict[str, Any]) -> dict[str, Any]:
+    """Add the flags of a run that engines have alike."""
     if re.search(GREEDY, run.word("notes").lower()):
         block["generation_config"] = "vllm"
     if share := run.number("gpu_mem_util"):
@@ -210,7 +259,7 @@ def engine_block(run: Run, gpu: str) -> dict[str, Any]:
     if told := re.search(OFFLOAD_SIZE, run.word("notes").lower()):
         block["kv_offloading_size"] = float(told[2]) * (1.0 if told[3] == "gib" else 1e9 / GIB)
     if tokens := run.count("kv_capacity_tokens"):
-        block["num_gpu_blocks_override"] = tokens // (run.count("block_size") or 16)
+        block["num_gpu_blocks_override"] = tokens // block["block_size"]
     return block
 
 
@@ -228,7 +277,7 @@ def _sizes(run: Run, gpu: str, engine: dict[str, Any]) -> dict[str, Any]:
     Without chunked prefill a batch holds at least one prompt of any length.
     """
     longest = run.count("max_model_len")
-    whole = run.flag("chunked_prefill") is False or engine["name"] != "vllm"
+    whole = run.flag("chunked_prefill") is False or engine["name"] == "vllm-v0"
     model = model_name(run.word("model")) if whole else None
     if model and longest is None:
         longest = load_model(model).max_position_embeddings
@@ -241,7 +290,9 @@ def _sizes(run: Run, gpu: str, engine: dict[str, Any]) -> dict[str, Any]:
         key: run.count(key) or defaults[key]
         for key in ("max_num_seqs", "max_num_batched_tokens", "block_size")
     }
-    sizes["max_num_batched_tokens"] = max(sizes["max_num_batched_tokens"], sizes["max_num_seqs"])
+    if engine["name"] != "sglang":
+        least = sizes["max_num_seqs"]
+        sizes["max_num_batched_tokens"] = max(sizes["max_num_batched_tokens"], least)
     if longest := run.count("max_model_len"):
         sizes["max_model_len"] = longest
     return sizes

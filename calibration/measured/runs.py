@@ -31,6 +31,7 @@ COUNTS = (
     "prompt_pool",
     "replicas",
     "output_cap",
+    "num_speculative_tokens",
 )
 POSITIVE = (
     "gpu_mem_util",
@@ -40,8 +41,12 @@ POSITIVE = (
     "burstiness",
     "timeout_s",
 )
-NUMBERS = (*POSITIVE, "duration_s", "prefix_hit_frac", "n_failed", "input_cv", "output_cv")
-SHARES = ("gpu_mem_util", "prefix_hit_frac")
+NUMBERS = (
+    *POSITIVE,
+    *("duration_s", "prefix_hit_frac", "n_failed", "input_cv", "output_cv"),
+    "acceptance",
+)
+SHARES = ("gpu_mem_util", "prefix_hit_frac", "acceptance")
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 """Our word for a latency, and that of the columns."""
 STATISTICS = ("mean", "p50", "p90", "p99")

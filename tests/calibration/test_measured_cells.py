@@ -13,7 +13,7 @@ from calibration.measured.engine import (
     engine_block,
     version,
 )
-from calibration.measured.predict import validate_measured
+from calibration.measured.predict import assemble_run, validate_measured
 from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from calibration.measured.workload import draw_from_pool, generate
@@ -100,8 +100,17 @@ def test_arrivals_as_dates(put):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"engine": "sglang"}, "engine: 'sglang': overheads are known of vLLM alone"),
-        ({"notes": "EAGLE speculative decoding, 3 tokens"}, "notes: speculative decoding cannot"),
+        ({"engine": "lmdeploy"}, "engine: 'lmdeploy': must be vLLM or SGLang"),
+        (
+            {"notes": "EAGLE speculative decoding, 3 tokens"},
+            "acceptance: speculative decoding",
+        ),
+        ({"num_speculative_tokens": "3"}, "acceptance: speculative decoding needs both"),
+        (
+            {"engine": "SGLang", "num_speculative_tokens": "3", "acceptance": "0.7"},
+            "num_speculative_tokens: SGLang's drafts are not simulated",
+        ),
+        ({"notes": "P/D disaggregated"}, "prompts and decodes on different servers"),
         ({"notes": "pipeline parallel 2"}, "pp: empty, though the notes tell of pipeline"),
         ({"tp": "4", "n_gpus": "2"}, "n_gpus: 2 are fewer than tp x pp x dp x replicas, 4"),
         ({"pp": "2", "n_gpus": "1"}, "n_gpus: 1 are fewer than tp x pp x dp x replicas, 2"),
@@ -123,6 +132,39 @@ def test_assumptions_are_told():
     assert "offload" not in " ".join(assumptions(run_of(notes="KV offload off")))
     block = engine_block(run_of(model="llama-3.1-8b", notes="KV offloading 100 GB"), "H100-80GB")
     assert block["kv_offloading_size"] == pytest.approx(93.13, abs=0.01)
+
+
+def test_drafts_are_replayed_by_two_columns_and_a_word():
+    """EAGLE-3 is asynchronous from 0.14 on, n-grams from 0.33 on; drafting itself has no time."""
+    cells = {"num_speculative_tokens": "3", "acceptance": "0.7"}
+    cells |= {"model": "llama-3.1-8b", "gpu": "H100"}
+    run = run_of(engine_version="0.30.0", notes="EAGLE-3", **cells)
+    check_supported(run)
+    block = engine_block(run, "H100-80GB")
+    assert block["speculative_config"] == {
+        "method": "eagle3",
+        "num_speculative_tokens": 3,
+        "acceptance": 0.7,
+        "draft": {},
+    }
+    assert block["async_scheduling"]
+    assert "what drafting itself takes is not recorded: nothing is taken for it" in assumptions(run)
+    ngram = run_of(engine_version="0.30.0", **cells)
+    assert not engine_block(ngram, "H100-80GB")["async_scheduling"]
+    assert engine_block(ngram, "H100-80GB")["speculative_config"]["draft"] is None
+    assert assemble_run(run)[0].engine.speculative_config is not None
+
+
+def test_sglang_has_its_own_defaults():
+    cells = {"model": "llama-3.1-8b", "gpu": "H100", "kv_capacity_tokens": "50000"}
+    run = run_of(engine="SGLang", engine_version="0.5.23", **cells)
+    check_supported(run)
+    engine = assemble_run(run)[0].engine
+    assert (engine.name, engine.block_size, engine.prefix_cache) == ("sglang", 1, "radix")
+    assert engine.num_gpu_blocks_override == 50_000
+    told = assumptions(run)
+    assert told[0].startswith("not recorded, so SGLang's defaults: ")
+    assert "SGLang's overheads were not measured, vLLM's are taken" in told
 
 
 @pytest.mark.parametrize("version", ["0.6.3", "0.8.5 (V0)"])
