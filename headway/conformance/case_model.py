@@ -81,6 +81,7 @@ class Speculation(_Model):
 
     method: Literal["ngram", "eagle", "mtp", "draft_model"]
     num_speculative_tokens: Positive
+    num_speculative_tokens_per_batch_size: list[list[int]] | None = None
     acceptance: Annotated[float, _checked(lambda v: _is_number(v, 0, 1), "a number from 0 to 1")]
 
     def settings(self) -> SpeculativeConfig:

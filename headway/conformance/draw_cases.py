@@ -31,6 +31,7 @@ def draw_case(
     retention: bool = False,
     stops: bool = False,
     drafts: bool = False,
+    draft_sizes: bool = False,
 ) -> Values:
     """Get a case of a seed, as a case file has it.
 
@@ -38,12 +39,12 @@ def draw_case(
     prompts branch off inside earlier ones; with loras requests have adapters; with images
     prompts have some, with a connector some of these encoded elsewhere; with offloading there is
     host memory for the prefix cache; with stops answers end by a stop token; with drafts decoding
-    is speculative.
+    is speculative, with draft sizes by as many drafts as the batch size says.
     """
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
-    if drafts:
-        _add_drafts(rng, config)
+    if drafts or draft_sizes:
+        _add_drafts(rng, config, sizes=draft_sizes)
     if windows or retention:
         _add_windows(rng, config)
     gap = rng.choice([0, 200_000, 2_000_000, 20_000_000, 100_000_000])
@@ -108,7 +109,7 @@ def _config(rng: Random) -> Values:
     }
 
 
-def _add_drafts(rng: Random, config: Values) -> None:
+def _add_drafts(rng: Random, config: Values, *, sizes: bool) -> None:
     """Draw speculative decoding."""
     drafts = rng.choice([1, 2, 3, 5])
     config["long_prefill_token_threshold"] = rng.choice([0, 0, drafts + 1, 20])
@@ -117,6 +118,13 @@ def _add_drafts(rng: Random, config: Values) -> None:
         "num_speculative_tokens": drafts,
         "acceptance": rng.choice([0, 0.5, 0.8, 1]),
     }
+    if sizes:
+        first = rng.randint(1, 3)
+        ranges = [
+            [1, first, rng.randint(0, drafts)],
+            [first + rng.randint(1, 2), 9, rng.randint(0, 6)],
+        ]
+        config["speculative_config"]["num_speculative_tokens_per_batch_size"] = ranges
 
 
 def _add_windows(rng: Random, config: Values) -> None:
@@ -233,6 +241,9 @@ def main(arguments: list[str]) -> int:
         "--retention", action="store_true", help="draw windows of which a part is cached"
     )
     parser.add_argument("--drafts", action="store_true", help="draw speculative decoding, too")
+    parser.add_argument(
+        "--draft-sizes", action="store_true", help="draw drafts, as many as the batch size says"
+    )
     parser.add_argument("--stops", action="store_true", help="let answers end by a stop token")
     asked = parser.parse_args(arguments)
     kind = {name: on for name, on in vars(asked).items() if name not in ("out", "count", "seed")}

@@ -283,7 +283,9 @@ class RecordedVllm:
         from vllm.v1.outputs import DraftTokenIds
 
         names = list(self._last.output.num_scheduled_tokens)
-        drafts = [[0] * self._drafts.num_speculative_tokens for _ in names]
+        most = self._drafts.num_speculative_tokens
+        count = getattr(self._last.output, "num_spec_tokens_to_schedule", most)
+        drafts = [[0] * count for _ in names]
         self.vllm.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def _token(self, name: Hashable, place: int) -> int:

@@ -390,7 +390,8 @@ class Replay:
         if drafts is None:
             plain = RecordedManager(*size, prefix_caching=True)
             return plain if caching else RecordedCounter(*size), kinds
-        if caching or config.async_scheduling:
+        varies = drafts.num_speculative_tokens_per_batch_size is not None
+        if caching or config.async_scheduling or varies:
             return RecordedDrafts(*size, prefix_caching=caching), kinds
         ahead, longest = drafts.lookahead, config.max_model_len
         slots = RecordedSlots(*size, lookahead=ahead, max_model_len=longest)

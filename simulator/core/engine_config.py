@@ -436,9 +436,12 @@ class EngineConfig(Config):
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether drafts are verified a step ahead, or beside a prefix cache."""
-        return self.speculative_config is not None and (
-            self.async_scheduling or self.enable_prefix_caching
+        """Whether drafts are verified a step ahead, beside a prefix cache, or vary in number."""
+        drafts = self.speculative_config
+        return drafts is not None and (
+            self.async_scheduling
+            or self.enable_prefix_caching
+            or drafts.num_speculative_tokens_per_batch_size is not None
         )
 
     @property

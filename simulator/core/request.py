@@ -225,7 +225,7 @@ class Step:
 
     __slots__ = (
         *("prefills", "decodes", "context", "padding", "ghosts", "singles", "copies"),
-        *("drafts", "longest", "adapters", "encoder"),
+        *("drafts", "drafting", "longest", "adapters", "encoder"),
     )
 
     def __init__(
@@ -245,6 +245,7 @@ class Step:
         self.singles: list[Chunk] | None = None  # of the decodes, those scheduled one by one
         self.copies = copies  # KV blocks that move between GPU and host
         self.drafts = drafts  # draft tokens that the decodes verify, beside a token each
+        self.drafting = -1  # draft tokens for each sequence made after it; -1: the usual number
         self.longest = 0  # KV entries that one decode reads at most, where the executor asks
         self.adapters: AdapterWork | None = None  # None: the engine serves no adapters
         self.encoder: EncoderWork | None = None  # None: nobody has to do with an encoder

@@ -34,6 +34,20 @@ class DraftConfig(Config):
     )
 
 
+def _by_batch_size(value: object) -> object:
+    """Let through ranges of batch sizes from 1 on, none of them within another, and drafts."""
+    end = 0
+    for one in value if isinstance(value, list) else []:
+        good = isinstance(one, list) and len(one) == 3 and all(type(each) is int for each in one)
+        if not good or not end < one[0] <= one[1] or (not end and one[0] != 1) or one[2] < 0:
+            raise ValueError(
+                ": must be a list of [first, last, drafts], whole numbers, in order from batch "
+                f"size 1 on, not {short_repr(value)}"
+            )
+        end = one[1]
+    return value
+
+
 def _acceptance(value: object) -> object:
     """Let through a probability, or a list of them, or `typical`."""
     each = value if isinstance(value, list) else [] if value == "typical" else [value]
@@ -61,6 +75,13 @@ class SpeculativeConfig(Config):
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
         description="draft tokens that a step verifies for each sequence that decodes"
+    )
+    num_speculative_tokens_per_batch_size: Annotated[list[list[int]] | None, _by_batch_size] = (
+        Field(
+            None,
+            description="[first, last, drafts] by the requests of a step, the first from 1 on: "
+            "drafts made after it; num_speculative_tokens at most",
+        )
     )
     acceptance: Annotated[Share | list[Share] | Literal["typical"], _acceptance] = Field(
         description="probability that a draft token is accepted if those before it were: one "
@@ -110,6 +131,14 @@ class SpeculativeConfig(Config):
         As vLLM 0.33's SpeculativeConfig.max_num_new_slots_for_drafting, without parallel drafting.
         """
         return int(self.method == "draft_model" or (self.method is None and bool(self.draft)))
+
+    def drafts_after(self, requests: int) -> int:
+        """Count the drafts that are made for each sequence after a step of so many requests."""
+        most, found = self.num_speculative_tokens, self.num_speculative_tokens
+        for first, _, drafts in self.num_speculative_tokens_per_batch_size or ():
+            if first <= requests:
+                found = drafts
+        return min(found, most)
 
     @cached_property
     def _survival(self) -> npt.NDArray[np.float64]:

@@ -212,14 +212,14 @@ class DraftedCost(CostDecorator):
 
     def _drafting(self, step: Step, verified: float) -> float:
         """Return the seconds of all draft steps after a step that took `verified` seconds."""
-        draft = self.draft
+        draft, count = self.draft, self.drafts if step.drafting < 0 else step.drafting
         sequences = step.decodes + len(step.prefills)
-        seconds = self.drafts * (draft.seconds + draft.seconds_per_sequence * sequences)
-        if draft.fraction:
+        seconds = count * (draft.seconds + draft.seconds_per_sequence * sequences)
+        if draft.fraction and count:
             context = step.context + sum(chunk.start + chunk.tokens for chunk in step.prefills)
             one = Step([], sequences, context)
-            later = self.inner.execute(one).seconds if self.drafts > 1 else 0.0
-            seconds += draft.fraction * (verified + (self.drafts - 1) * later)
+            later = self.inner.execute(one).seconds if count > 1 else 0.0
+            seconds += draft.fraction * (verified + (count - 1) * later)
         return seconds
 
     def leap(self, step: Step, repeats: int) -> Leap:

@@ -182,6 +182,8 @@ def _speculative(launch: Launch, option: Option) -> None:
         "num_speculative_tokens": given["num_speculative_tokens"],
         "acceptance": ACCEPTANCE if rates is None else rates,
     }
+    if sizes := given.get("num_speculative_tokens_per_batch_size"):
+        block["num_speculative_tokens_per_batch_size"] = sizes
     supposed = [] if rates is not None else [f"acceptance: {ACCEPTANCE}"]
     if method == "draft_model":
         block["model"] = given.get("model")

@@ -28,6 +28,7 @@ KINDS = [
     ("stops", 24, 1000, "--stops"),  # a stop token ends answers
     ("host-adapters", 24, 2200, "--offloading --loras --stops"),
     ("drafts", 60, 2800, "--drafts"),  # speculative decoding, four methods, in step or ahead
+    ("draft-sizes", 24, 1200, "--draft-sizes"),  # as many drafts as the batch size says
     ("draft-windows", 36, 2000, "--drafts --retention --stops"),
     ("combos", 36, 2700, "--loras --images --retention --stops"),
 ]
@@ -40,7 +41,7 @@ KINDS = [
         (kind, count, steps, release)
         for kind, count, steps, _ in KINDS
         for release in ("0.33", "0.32")
-        if release == "0.33" or kind not in ("drawn", "windows", "draft-windows")
+        if release == "0.33" or kind not in ("drawn", "windows", "draft-windows", "draft-sizes")
     ],
 )
 def test_all_drawn_cases_agree_in_every_field(

@@ -5,6 +5,10 @@ from math import isclose
 import numpy as np
 import pytest
 
+from simulator.core.request import Step
+from simulator.core.speculative_config import DraftConfig
+from simulator.costs.cost_model import DraftedCost
+from simulator.costs.linear import LinearCost
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from tests.schedulers.test_speculative import SCENARIO
@@ -63,3 +67,35 @@ def test_drafts_with_a_prefix_cache_say_as_much_and_sooner(write, ahead: str) ->
     assert isclose(found["spec_decode_acceptance_length"], 2.533, rel_tol=0.02)
     table = shared.requests
     assert np.allclose(table["queue_time"] + sum(shared.time_parts().values()), table["e2el"])
+
+
+def test_as_many_drafts_are_made_as_the_batch_size_says(write) -> None:
+    """Alone a request has 3 drafts a step, beside others none: 2.533 tokens a step, and 1."""
+    sizes = "num_speculative_tokens_per_batch_size: [[1, 1, 3], [2, 300, 0]]"
+    text = SCENARIO.replace("{num_speculative_tokens: 3", f"{{num_speculative_tokens: 3, {sizes}")
+    drafts = run(load_scenario(write(text))).logs[0].drafts
+    assert not drafts["drafts"][drafts["decodes"] > 2].any()
+    alone = run(
+        load_scenario(write(text), ["workload.max_concurrency=1", "workload.num_prompts=20"])
+    )
+    assert isclose(alone.summary()["spec_decode_acceptance_length"], 2.533, rel_tol=0.05)
+
+
+def test_drafts_that_are_not_made_take_no_time() -> None:
+    step = Step([], 2, 30, drafts=6)
+    cost = DraftedCost(
+        LinearCost(base=1.0, per_token=0.1), 3, DraftConfig(seconds=0.01, fraction=0.1)
+    )
+    assert isclose(cost.execute(step).seconds, 1.8 + 0.03 + 0.1 * (1.8 + 2 * 1.2))
+    step.drafting = 1
+    assert isclose(cost.execute(step).seconds, 1.8 + 0.01 + 0.1 * 1.8)
+    step.drafting = 0
+    assert isclose(cost.execute(step).seconds, 1.8)
+
+
+@pytest.mark.parametrize("sizes", ["[[2, 9, 1]]", "[[1, 9, 1], [9, 12, 0]]", "[[1, 4]]", "[3]"])
+def test_ranges_of_batch_sizes_are_in_order_from_1_on(write, sizes: str) -> None:
+    drafts = f"acceptance: 0.5, num_speculative_tokens_per_batch_size: {sizes}"
+    text = f"engine: {{speculative_config: {{num_speculative_tokens: 3, {drafts}}}}}\n"
+    (told,) = errors(write(text))
+    assert "num_speculative_tokens_per_batch_size" in told

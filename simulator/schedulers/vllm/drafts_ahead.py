@@ -21,9 +21,10 @@ from simulator.schedulers.vllm.speculative import DECODES, Speculative
 class Drafted:
     """How far a request is that has been admitted."""
 
-    __slots__ = ("places", "said")
+    __slots__ = ("drafts", "places", "said")
 
     def __init__(self) -> None:
+        self.drafts = 0  # made for its next step
         self.said = 0  # tokens of its answer when all steps in flight are over
         self.places = -1  # in steps in flight, of tokens and drafts; -1: it has no drafts yet
 
@@ -75,12 +76,17 @@ class DraftWalk(Speculative):
         step = super().schedule(now)
         chunks = [*(step.singles or ()), *step.prefills]
         if chunks:
+            step.drafting = self.speculation.drafts_after(len(chunks))
             chunks.sort(key=lambda chunk: chunk.request.admission)
-            self.in_flight.append(DraftBatch(now, list(map(self._send, chunks))))
+            outcomes = [self._send(chunk, step.drafting) for chunk in chunks]
+            self.in_flight.append(DraftBatch(now, outcomes))
         return step
 
-    def _send(self, chunk: Chunk) -> Outcome:
-        """Count what a chunk just scheduled will bring, all of its drafts as accepted."""
+    def _send(self, chunk: Chunk, drafting: int) -> Outcome:
+        """Count what a chunk just scheduled will bring, all of its drafts as accepted.
+
+        After it so many drafts are made for the next step.
+        """
         request = chunk.request
         one, drafted = Outcome(request, chunk.tokens), self._drafted[request]
         request.unknown += chunk.tokens
@@ -97,21 +103,22 @@ class DraftWalk(Speculative):
                 one.right = right if right < drafts else drafts
             one.out = out = 1 + one.right if one.right < left else left
             drafted.said += out
-        drafted.places = places + 1 + drafts
+        drafted.places, drafted.drafts = places + 1 + drafts, drafting
         return one
 
     def plan(self, cap: int) -> list[tuple[Request, int]] | None:
         return None if self.running else []
 
     def tokens_wanted(self, request: Request) -> int:
-        places, computed = self._drafted[request].places, request.computed
+        drafted, computed = self._drafted[request], request.computed
+        places = drafted.places
         if places < 0:
             return request.pending
         allowed = request.max_tokens or request.output_limit
         if places and computed + 2 - places >= request.prompt_tokens + allowed:
             return 0  # its last token is on its way, even if all drafts are rejected
         room = self.max_model_len - 1 - computed
-        return min(request.known + self.most_drafts + places - computed, room)
+        return min(request.known + drafted.drafts + places - computed, room)
 
     def schedule_tokens(self, step: Step, request: Request, tokens: int) -> None:
         if self._drafted[request].places >= 0:
@@ -123,7 +130,8 @@ class DraftWalk(Speculative):
             self.prefill_interval.scheduled(request, request.mid_prefill)
 
     def admit(self, step: Step, budget: int, cap: int) -> None:
-        self._pads = self.rules.pads_new_decodes and not step.prefills
+        alike = self.speculation.num_speculative_tokens_per_batch_size is None
+        self._pads = self.rules.pads_new_decodes and alike and not step.prefills
         self._beside = step.decodes > 0
         Scheduler.admit(self, step, budget, cap)
 

@@ -370,7 +370,7 @@ def start_vllm(
     return scheduler, _request_maker(release, hashed)
 
 
-def _drafts(model: Any, method: str, num_speculative_tokens: int) -> Any:
+def _drafts(model: Any, method: str, num_speculative_tokens: int, **more: Any) -> Any:
     """Make vLLM's settings of drafts: with any method but ngram, of a model that is not there."""
     from vllm.config import ParallelConfig, SpeculativeConfig
 
@@ -380,6 +380,7 @@ def _drafts(model: Any, method: str, num_speculative_tokens: int) -> Any:
         prompt_lookup_max=2,
         target_model_config=model,
         target_parallel_config=ParallelConfig(),
+        **{name: value for name, value in more.items() if value is not None},
     )
     made.method = method
     return made
