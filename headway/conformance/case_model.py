@@ -82,6 +82,8 @@ class Speculation(_Model):
     method: Literal["ngram", "eagle", "mtp", "draft_model"]
     num_speculative_tokens: Positive
     num_speculative_tokens_per_batch_size: list[list[int]] | None = None
+    disable_eagle_block_drop: Flag = False
+    disable_lookahead_block_hashes: Flag = False
     acceptance: Annotated[float, _checked(lambda v: _is_number(v, 0, 1), "a number from 0 to 1")]
 
     def settings(self) -> SpeculativeConfig:

@@ -83,6 +83,14 @@ class SpeculativeConfig(Config):
             "drafts made after it; num_speculative_tokens at most",
         )
     )
+    disable_eagle_block_drop: bool = Field(
+        False, description="vLLM's: EAGLE and MTP find blocks of a prompt as other methods do"
+    )
+    disable_lookahead_block_hashes: bool = Field(
+        False,
+        description="vLLM's, from 0.33 on: EAGLE and MTP do not use the last block that they find, "
+        "as before",
+    )
     acceptance: Annotated[Share | list[Share] | Literal["typical"], _acceptance] = Field(
         description="probability that a draft token is accepted if those before it were: one "
         "number, or one for each position; typical: as published for eagle, eagle3 and mtp"
@@ -121,8 +129,9 @@ class SpeculativeConfig(Config):
 
     @property
     def reads_next(self) -> bool:
-        """Say whether drafting at a token computes KV of its own from the token behind it."""
-        return self.method in ("eagle", "eagle3", "mtp")
+        """Say whether a block found is of use only if the token behind it is the same, too."""
+        own = self.method in ("eagle", "eagle3", "mtp")
+        return own and not self.disable_eagle_block_drop
 
     @property
     def draft_slots(self) -> int:

@@ -167,6 +167,13 @@ def _compilation(launch: Launch, option: Option) -> None:
             launch.without_effect.append(f"{row.options or option.text.split()[0]} ({row.field})")
 
 
+DRAFT_KEYS = (
+    *("num_speculative_tokens_per_batch_size", "disable_eagle_block_drop"),
+    "disable_lookahead_block_hashes",
+)
+"""Fields of vLLM's SpeculativeConfig that a scenario has by the same name."""
+
+
 def _speculative(launch: Launch, option: Option) -> None:
     """Write drafts as the scenario has them; a command does not say what they are worth."""
     given = {name: value for name, (_, value) in _check_block(option, "SpeculativeConfig").items()}
@@ -182,8 +189,7 @@ def _speculative(launch: Launch, option: Option) -> None:
         "num_speculative_tokens": given["num_speculative_tokens"],
         "acceptance": ACCEPTANCE if rates is None else rates,
     }
-    if sizes := given.get("num_speculative_tokens_per_batch_size"):
-        block["num_speculative_tokens_per_batch_size"] = sizes
+    block |= {name: given[name] for name in DRAFT_KEYS if given.get(name)}
     supposed = [] if rates is not None else [f"acceptance: {ACCEPTANCE}"]
     if method == "draft_model":
         block["model"] = given.get("model")

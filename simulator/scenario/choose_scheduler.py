@@ -140,7 +140,8 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
 def _with_drafts(spec: EngineSpec, drafts: SpeculativeConfig) -> type[SchedulerBase]:
     """Return what verifies drafts: as sums, or with a prefix cache or a step ahead one by one."""
     engine = spec.engine
-    unhashed = drafts.reads_next and not spec.rules.hashes_beyond
+    hashed = spec.rules.hashes_beyond and not drafts.disable_lookahead_block_hashes
+    unhashed = drafts.reads_next and not hashed
     if spec.keeps_window and unhashed and engine.enable_prefix_caching:
         what = f"{drafts.method} with a window has a prefix cache from vLLM 0.33 on"
         raise ValueError(f"engine.enable_prefix_caching: must be false: {what}")

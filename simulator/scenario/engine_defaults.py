@@ -18,6 +18,7 @@ from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.rules import (
     NEWEST,
     NEWEST_RELEASE,
+    RULES_SINCE,
     Release,
     options_without_effect,
     read_release,
@@ -181,10 +182,23 @@ def _overlaps(name: str, engine: Defaults, release: Release) -> bool:
 
 def _async_drafts_since(drafts: object) -> Release:
     """Return the release from which on drafts, as a block has them, are verified a step ahead."""
-    if not isinstance(drafts, dict):
-        return ASYNC_SINCE  # told elsewhere
-    method = drafts.get("method") or ("draft_model" if drafts.get("draft") else "ngram")
-    return ASYNC_DRAFTS_SINCE.get(method, ASYNC_SINCE) if isinstance(method, str) else ASYNC_SINCE
+    return ASYNC_DRAFTS_SINCE.get(_draft_method(drafts), ASYNC_SINCE)
+
+
+def _drops_last(drafts: object, release: Release) -> bool:
+    """Say whether a prompt does not use the last block that it finds, for drafts as a block has."""
+    block = drafts if isinstance(drafts, dict) else {}
+    hashed = release >= RULES_SINCE["hashes_beyond"]
+    if not block or (hashed and not block.get("disable_lookahead_block_hashes")):
+        return False
+    own = _draft_method(drafts) not in ("ngram", "draft_model")
+    return own and not block.get("disable_eagle_block_drop")
+
+
+def _draft_method(drafts: object) -> str:
+    """Return how a block's drafts are made; what is wrong with it is told elsewhere."""
+    block = drafts if isinstance(drafts, dict) else {}
+    return str(block.get("method") or ("draft_model" if block.get("draft") else "ngram"))
 
 
 def offline_defaults(gpu: object) -> Defaults:
@@ -202,8 +216,9 @@ def _give_windows_back(block: Defaults, release: Release) -> None:
     known = POLICIES[str(policy)] if policy in POLICIES else None
     if policy is not None and (known is None or of_policy(known) is not Scheduler):
         return
-    without_drafts = REQUIRED_FOR_WINDOW | {"speculative_config": None}
-    if any(block.get(key, value) != value for key, value in without_drafts.items()):
+    if any(block.get(key, value) != value for key, value in REQUIRED_FOR_WINDOW.items()):
+        return
+    if _drops_last(block.get("speculative_config"), release):
         return
     if release >= HYBRID_SINCE:
         block.setdefault("disable_hybrid_kv_cache_manager", False)

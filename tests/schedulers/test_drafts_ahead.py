@@ -1,10 +1,13 @@
 """Speculative decoding with a prefix cache or a step ahead; vLLM's own decisions: `conformance`."""
 
+import json
 from math import isclose
 
 import numpy as np
 import pytest
 
+from headway.conformance.case_model import Case
+from headway.conformance.replay import Replay
 from simulator.core.request import Step
 from simulator.core.speculative_config import DraftConfig
 from simulator.costs.cost_model import DraftedCost
@@ -99,3 +102,43 @@ def test_ranges_of_batch_sizes_are_in_order_from_1_on(write, sizes: str) -> None
     text = f"engine: {{speculative_config: {{num_speculative_tokens: 3, {drafts}}}}}\n"
     (told,) = errors(write(text))
     assert "num_speculative_tokens_per_batch_size" in told
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "found"),
+    [
+        ("ngram", {}, [64, 64]),
+        ("eagle", {}, [48, 64]),
+        ("eagle", {"disable_lookahead_block_hashes": True}, [48, 48]),
+        ("eagle", {"disable_eagle_block_drop": True}, [64, 64]),
+    ],
+)
+def test_what_a_prompt_finds_of_blocks_that_drafts_read_beyond(method, more, found) -> None:
+    """Two prompts begin as the first does, with 64 and with 65 tokens, in blocks of 16."""
+    drafts = {"method": method, "num_speculative_tokens": 2, "acceptance": 0.5, **more}
+    begin = [(0, [["a", 90]]), (10**9, [["a", 64], ["b", 26]]), (2 * 10**9, [["a", 65], ["c", 25]])]
+    requests = [
+        {"id": n, "arrival_ns": at, "prompt_len": 90, "output_len": 3, "segments": segments}
+        for n, (at, segments) in enumerate(begin)
+    ]
+    case = {
+        "schema": 1,
+        "name": "c",
+        "requests": requests,
+        "config": {"speculative_config": drafts},
+    }
+    rows = [json.loads(row) for row in Replay(Case.model_validate(case)).rows()]
+    assert [row["cached"] for row in rows if row["type"] == "request"] == [0, *found]
+
+
+def test_windows_give_blocks_back_beside_drafts_where_vllm_caches_both(write) -> None:
+    text = """model: gpt-oss-20b
+engine:
+  name: vllm
+  speculative_config: {method: eagle3, num_speculative_tokens: 3, acceptance: 0.5, draft: {}}
+"""
+    path = write(text)
+    assert not load_scenario(path).engine.disable_hybrid_kv_cache_manager
+    assert load_scenario(path, ["engine.version=0.32"]).engine.disable_hybrid_kv_cache_manager
+    ngram = ["engine.version=0.32", "engine.speculative_config.method=ngram"]
+    assert not load_scenario(path, ngram).engine.disable_hybrid_kv_cache_manager

@@ -62,7 +62,8 @@ class DraftWalk(Speculative):
     def __init__(self, blocks: DraftBlocks, **options: Any) -> None:
         super().__init__(blocks, **options)  # type: ignore[arg-type]
         blocks.lookahead, blocks.max_model_len = self.speculation.lookahead, self.max_model_len
-        reads_next, beyond = self.speculation.reads_next, self.rules.hashes_beyond
+        reads_next = self.speculation.reads_next
+        beyond = self.rules.hashes_beyond and not self.speculation.disable_lookahead_block_hashes
         blocks.hashes_beyond, blocks.drops_last = reads_next and beyond, reads_next > beyond
         self.in_flight: deque[DraftBatch] = deque()
         self._drafted: dict[Request, Drafted] = {}

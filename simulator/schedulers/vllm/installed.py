@@ -380,7 +380,7 @@ def _drafts(model: Any, method: str, num_speculative_tokens: int, **more: Any) -
         prompt_lookup_max=2,
         target_model_config=model,
         target_parallel_config=ParallelConfig(),
-        **{name: value for name, value in more.items() if value is not None},
+        **{name: value for name, value in more.items() if value},
     )
     made.method = method
     return made
