@@ -117,7 +117,7 @@ def judge(problem: Problem, keys: dict[str, str]) -> str:
         broken |= {slo.metric for slo in slos if not slo.met(run[slo.metric])}
         broken |= {why for why in (run["broken"], run["growing"]) if why}
     ttft, tpot = (sum(column) / len(SEEDS) for column in zip(*told, strict=True))
-    verdict = "breaks " + ", ".join(sorted(broken)) if broken else "holds"
+    verdict = "breaks " + ", ".join(sorted(broken)) if broken else "keeps"
     gpus = int(keys["cluster.replicas"]) * int(size)
     return f"{gpus} GPUs {keys}: TTFT {ttft:.0f} ms, TPOT {tpot:.1f} ms: {verdict}"
 
