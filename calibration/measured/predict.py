@@ -16,6 +16,7 @@ from calibration.measured.engine import (
     check_supported,
     cluster_block,
     engine_block,
+    expert_kernel,
     gpu_name,
     model_name,
 )
@@ -316,7 +317,12 @@ def assemble_run(
     if profile is not None:
         raw["cost"] = {"profile": profile}
     scenario = check_scenario(raw, SourceMap(run.run_id, {}))
-    return scenario, resolve(scenario)
+    spec = resolve(scenario)
+    if profile is None and (kernel := expert_kernel(run)) and spec.model.num_experts:
+        cost = {"profile": spec.cost.name.partition(" ")[0], "experts": kernel}
+        scenario = scenario.model_copy(update={"cost": cost})
+        spec = resolve(scenario)
+    return scenario, spec
 
 
 def _fitted_frontend(profile: str | None) -> Frontend | None:
