@@ -66,8 +66,9 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
 
         return FEATURE.cost(NothingElse(), engine, model, gpu)
     if not model.num_experts:
-        for key in ("expert_routing", "enable_expert_parallel"):
-            if getattr(engine, key) != EngineConfig.model_fields[key].default:
+        given = engine.expert_routing not in (AUTO, UNIFORM), engine.enable_expert_parallel
+        for key, wrong in zip(("expert_routing", "enable_expert_parallel"), given, strict=True):
+            if wrong:
                 raise ValueError(f"engine.{key}: {model.name} has no experts")
     parallel = engine.data_parallel_size > 1 and model.num_experts > 0
     if parallel and engine.pipeline_parallel_size > 1:

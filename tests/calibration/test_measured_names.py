@@ -136,7 +136,6 @@ def test_model_names(given, known):
         "zai-org/GLM-4.5V",
         "google/gemma-3n-E4B-it",
         "google/gemma-3-270m",
-        "Qwen/Qwen2-57B-A14B",
         "Qwen/Qwen3-VL-7B",
         "acme/Secret-9B",
     ],

@@ -19,6 +19,7 @@ from simulator.kv_cache.tiers import HostTier
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
 from simulator.results.engine_metrics import StepSums
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, POLICIES
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.static import Static
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.dynamic import AsyncDynamicScheduler, DynamicScheduler
@@ -34,7 +35,7 @@ from tests.support.single_steps import expand_steps
 POLICY_TRIALS: dict[str, Callable[[], object]] = {
     f"{name} {arguments}": partial(cls, **arguments)
     for name, cls in POLICIES.items()
-    if not issubclass(cls, Scheduler)
+    if not issubclass(cls, SchedulerBase)
     for arguments in ({}, *getattr(cls, "trials", ()))
 }
 """Every policy, with its defaults and with the arguments that it names."""

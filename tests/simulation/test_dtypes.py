@@ -42,5 +42,5 @@ def test_dtypes_change_capacity_and_time(
     assert isclose(two - one, 1000 * token / (gpu.bandwidth * share.cache))
     plain = resolve(load_scenario(write(text.replace(engine, "{dtype: bf16}"))))
     saved = plain.cost.execute(Step([], 1, 0)).seconds - parts.cost.execute(Step([], 1, 0)).seconds
-    moved = (2.0 - weights) * WEIGHTS / (gpu.bandwidth * share.weights)
+    moved = (2.0 - weights - scales) * WEIGHTS / (gpu.bandwidth * share.weights)
     assert isclose(saved, moved, rel_tol=1e-9, abs_tol=1e-12)

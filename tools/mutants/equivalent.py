@@ -33,8 +33,8 @@ KV_CACHE = {
     ): "to follow a chain for no blocks does nothing",
     (
         "block_manager.py",
-        "return known_hashes(request, count + 1, self.block_size)[count]",
-        "return known_hashes(request, count + 2, self.block_size)[count]",
+        "return self.names(request, count + 1)[count]",
+        "return self.names(request, count + 2)[count]",
     ): "the hashes before the last are the same, however many are asked for",
 }
 OTHERS = {
