@@ -11,7 +11,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES, HierarchicalCache
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES, RadixCache
 from simulator.kv_cache.unshared_prefix_cache import UnsharedPrefixCache
-from simulator.schedulers.continuous_batching import Orca, Sarathi
+from simulator.schedulers.continuous_batching import ContinuousBatching, Orca, Sarathi
 from simulator.schedulers.fastgen import FastGen
 from simulator.schedulers.sglang.overlap import OverlappedSgLang
 from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
@@ -166,7 +166,7 @@ def rejections(load: Workload, scheduler: Scheduler) -> npt.NDArray[np.bool_]:
         return np.array([not scheduler.fits(request) for request in _requests(load, scheduler)])
     usable = scheduler.blocks.usable
     longest = answers(load, scheduler)
-    if scheduler.reserves:
+    if isinstance(scheduler, ContinuousBatching) and scheduler.reserves:
         room, most = LONGEST - load.prompt_tokens, scheduler.max_new_tokens
         said = allowed(load, 0) if most == "exact" else allowed(load, most or LONGEST)
         longest = np.where(said > 0, np.minimum(room, said), longest)

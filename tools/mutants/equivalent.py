@@ -104,7 +104,7 @@ OTHERS = {
         "self._arrivals = 1",
     ): "only whether the number has changed counts",
     (
-        "planning/theory.py",
+        "headway/planning/theory.py",
         "return sorted({*np.geomspace(1, most, count).astype(int).tolist()})",
         "return sorted({*np.geomspace(most, 1, count).astype(int).tolist()})",
     ): "the same numbers from either end, of 24 and of 30 points, up to 20,000",
@@ -147,7 +147,7 @@ OTHERS = {
     ): "a table may have a row that nobody reads",
 }
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    (f"simulator/{folder}{file}", old, new): reason
+    (file if file.startswith("headway/") else f"simulator/{folder}{file}", old, new): reason
     for folder, table in (("kv_cache/", KV_CACHE), ("", OTHERS))
     for (file, old, new), reason in table.items()
 }
