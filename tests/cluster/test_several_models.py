@@ -145,8 +145,8 @@ def test_a_plan_keeps_the_levels_of_each_model(tmp_path: Path) -> None:
     ("slo", "message"),
     [
         ("gpt:p99_ttft_ms<=5", "no model 'gpt'; the groups serve llama-3-8b, qwen3-32b"),
-        ("each:p99_itl_ms<=5", "p99_itl_ms is of all models together"),
-        ("each:output_throughput>=5", "output_throughput is of all models together"),
+        ("each:p99_itl_ms<=5", "p99_itl_ms is of all requests together"),
+        ("each:output_throughput>=5", "output_throughput is of all requests together"),
     ],
 )
 def test_levels_of_no_model_are_refused(tmp_path: Path, slo: str, message: str) -> None:
