@@ -165,4 +165,4 @@ def test_a_plan_spends_no_run_on_what_never_fits(write, tmp_path: Path, capsys) 
 
 def test_the_studio_says_it_first(write) -> None:
     (view,) = answers(Job(1, str(write(LARGE)), ()), lambda: False)
-    assert view["advice"][0].startswith("50 of 60 requests never fit")
+    assert view["advice"][0]["text"].startswith("50 of 60 requests never fit")
