@@ -46,7 +46,7 @@ def csv(path: Path, header: str) -> Path:
         ('{"a": 1, "n": {"b": 5, "c": 4}}\n' * 2, ["a", "b", "c"], "prompt=a,output=b"),
         ('"a,b",c,d=\n1,2,3\n', [], ""),  # `columns` could not say these
         ("nonsense\n", [], ""),
-        ("a;b;c\n1;2;3\n", [], ""),
+        ("a;b;c\n1;2;3\n", ["a", "b", "c"], "prompt=a,output=b"),
         ("who,said\nme,that\n", [], ""),
         ("arrival,prompt_tokens,output_tokens\n0,7,2\n", [], ""),  # known: there is no choice
         ("", [], ""),
