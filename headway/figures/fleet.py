@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FINE = 10  # times as many bins for the states of replicas, which change at once
 BINS = 150  # of each chart: wide enough for rates of requests
 MOST_CELLS = 6_000_000  # bins x replicas
-NOTHING = 1e-6  # requests: less is rounding
+NOTHING = 1e-6  # requests, replicas: less is rounding
 MOST_RUNS = 3  # side by side
 MOST_LINES = 5  # replicas with a line each; of more, a band
 MOST_SHADED = 30  # outages that are shaded; more are marked alone
@@ -136,7 +136,7 @@ def _imbalance(present: Floats, serving: Floats, names: Any) -> Floats:
         level, share = present[names == name], serving[names == name]
         there = np.nansum(share, axis=0)
         mean = np.nansum(level * share, axis=0) / np.where(there > 0, there, np.nan)
-        several = (there > 1.0) & (mean > NOTHING)
+        several = (there > 1.0 + NOTHING) & (mean > NOTHING)
         most = np.nanmax(np.where(np.isnan(level), -inf, level), axis=0)
         found = np.fmax(found, np.where(several, most / np.where(several, mean, 1.0), np.nan))
     return found
