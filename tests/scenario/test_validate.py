@@ -60,8 +60,8 @@ BAD = [
         "s.yaml:2: engine.max_num_seqs: must be a whole number, not true",
     ),
     (
-        "engine:\n  max_num_seqs:\n",
-        "s.yaml:2: engine.max_num_seqs: must be a whole number, not null",
+        "engine:\n  block_size:\n",
+        "s.yaml:2: engine.block_size: must be a whole number, not null",
     ),
     ("engine:\n  max_num_seqs: 0\n", "s.yaml:2: engine.max_num_seqs: must be at least 1, not 0"),
     (
