@@ -42,7 +42,9 @@ def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
     status, lines = ask(port, {"trace": answer["trace"], "knobs": {"rate_scale": 2}})
     assert lines[-1]["requests"] == 40
     # What is copied names the file, not where the studio keeps it.
-    assert lines[-1]["settings"][1] == 'workload={"trace": {"path": "azure.csv"}}'
+    engine, _, workload, *_ = lines[-1]["settings"]
+    assert engine == 'engine={"name": "vllm"}'  # a log is of a server
+    assert workload == 'workload={"trace": {"path": "azure.csv"}}'
     scenario = yaml.safe_load(lines[-1]["yaml"])
     assert scenario["workload"]["trace"]["path"] == "azure.csv"
     assert "{" not in lines[-1]["yaml"].replace("{}", "")  # in block style
