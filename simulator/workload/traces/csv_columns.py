@@ -123,7 +123,8 @@ class _Split:
 
     def line_by_line(self, first: int, text: str) -> tuple[list[int], list[list[str]]]:
         """Do so for lines with quotes, and tell which are wrong."""
-        reader = csv.reader((f"{line}\n" for line in text.split("\n")), delimiter=self.mark)
+        ended = (f"{line}\n" for line in text.split("\n"))
+        reader = csv.reader(ended, delimiter=self.mark, strict=True)  # no quote is left open
         numbers: list[int] = []
         columns: list[list[str]] = [[] for _ in range(self.width)]
         at = first
