@@ -243,12 +243,21 @@ def test_fcfs_is_fair_to_those_who_ask_for_as_much(diagnose) -> None:
     assert "unfair" not in diagnose("workload.clients=3", text=HEAVY)
 
 
-@pytest.mark.parametrize("clients", ["[1, 1, 1]", "[8, 1, 1]"])
-def test_unfair_by_priority(diagnose, clients: str) -> None:
+@pytest.mark.parametrize(("clients", "rate"), [("[1, 1, 1]", 9), ("[8, 1, 1]", 10)])
+def test_unfair_by_priority(diagnose, clients: str, rate: int) -> None:
     """Who goes last gets nothing while the others' requests come."""
-    sets = (f"workload.clients={clients}", "workload.priorities=[0, 0, 1]")
+    sets = [f"workload.clients={clients}", "workload.priorities=[0, 0, 1]"]
+    sets.append(f"workload.request_rate={rate}")
     found = diagnose("engine.scheduling_policy=priority", *sets, text=HEAVY)["unfair"]
     assert found["figures"]["worst_client"] == "client-2"
+
+
+def test_one_policy_is_advised_where_the_urgent_wait_more(diagnose) -> None:
+    """Preemption for those who go first contradicts a fair policy for who goes last."""
+    sets = ("workload.clients=[1, 1, 1]", "workload.priorities=[0, 0, 1]")
+    found = diagnose("engine.scheduling_policy=priority", *sets, text=HEAVY)
+    assert found["urgent"]["advice"][0]["to"] == "preemptive"
+    assert "unfair" not in found
 
 
 def test_unfair_by_weights(diagnose, tmp_path: Path, monkeypatch) -> None:
