@@ -176,7 +176,7 @@ class ReferenceScheduler:
             job = self.waiting[0]
             hits = self._hits(job)
             start = len(hits) * self.size
-            if self.held and start < len(job.known) - 1:
+            if self.held and (start < len(job.known) - 1 or not self.rules.admits_cached):
                 break
             tokens = min(len(job.known) - start, cap)
             if not self.chunked and tokens > budget:

@@ -130,7 +130,10 @@ def test_langfuse(put):
     ("text", "wrong"),
     [
         (otlp(span("a", "")), ":1: gen_ai.usage.input_tokens: no span tells its tokens"),
-        (otlp(span("a", "", ("x", 1))), ":1: gen_ai.usage.input_tokens: 'x' is not a whole number"),
+        (
+            otlp(span("a", "", ("x", 1))),
+            ":1: gen_ai.usage.prompt_tokens: 'x' is not a whole number",
+        ),
         ('{"context": {}, "attributes": {}}\n{"context"', ":2: line: bad JSON"),
     ],
 )

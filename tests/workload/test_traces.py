@@ -213,7 +213,7 @@ def test_custom_needs_lengths_or_an_explicit_estimate(put):
         f"{path}:1: prompt: counting its tokens needs a tokenizer: add their number as prompt_len, "
         "or estimate it by --chars-per-token 4, in a scenario trace: {chars_per_token: 4}",
         f"{path}:3: prompt: neither a text nor, as prompt_len, its length in tokens",
-        f"{path}:3: output_tokens: missing",
+        f"{path}:3: output_tokens or output_len: missing",
     ]
     path = put("".join(path.read_text().splitlines(keepends=True)[:2]))
     workload = read_trace(path, chars_per_token=4)

@@ -212,7 +212,7 @@ class Records:
         for field, words in self.strange.items():
             named = ", ".join(map(repr, list(words)[:LARGEST_SHOWN]))
             ledger.notes.append(
-                f"{self.sources[field].names[0]}: {named}{', ..' * (len(words) > LARGEST_SHOWN)}: "
+                f"{self._name(field)}: {named}{', ..' * (len(words) > LARGEST_SHOWN)}: "
                 f"not understood, and taken as answered by the engine: requests: {words.total()}"
             )
         place, failed = columns.pop("line"), columns.pop("failed")
@@ -225,7 +225,7 @@ class Records:
         if arrival is not None and arrival.per_second is None and len(table.time) > 1:
             gap = np.ptp(table.time) / (len(table.time) - 1)
             if table.per_second == 1.0 and gap > SLOW and not (table.time % 1).any():
-                name = arrival.names[0]
+                name = self._name("arrival")
                 told = f"one request in {gap:,.0f} s, if its times are seconds"
                 ledger.notes.append(f"{name}: {told}; arrival={name}:ms says that they are not")
         return table
@@ -234,8 +234,7 @@ class Records:
         """Refuse times that no request can have come or ended at."""
         for field in CLOCKS.keys() & columns.keys():
             if wrong := wrong_century(np.asarray(columns[field]), self.units[field]):
-                source, (k, why) = self.sources[field], wrong
-                name = source.names[0]
+                name, (k, why) = self._name(field), wrong
                 why = why.replace("arrival=NAME", f"{field}={name}")
                 why = why.partition(", say")[0] if self.idle or self.used else why
                 raise HeadwayError(f"{self.problems.path}:{place[k]}: {name}: {why}")
@@ -245,7 +244,7 @@ class Records:
         count = np.asarray(columns.get("requests", [0]))
         k = int(count.argmax()) if len(count) else -1
         if k >= 0 and count[k] > 1:
-            name = self.sources["requests"].names[0]
+            name = self._name("requests")
             why = f"{count[k]} requests in a row: these are totals, not requests"
             raise HeadwayError(f"{self.problems.path}:{place[k]}: {name}: {why}")
 
@@ -258,12 +257,17 @@ class Records:
                 values[k] = 0 if whole else None
         return "arrival" in self.values and self.values["arrival"][k] is not None
 
+    def _name(self, field: str) -> str:
+        """Name a field's columns that the file has; where it has none, the first that it may."""
+        names = self.sources[field].names
+        return " or ".join(name for name in names if name in self.names) or names[0]
+
     def _column(self, field: str) -> Numbers | list[str] | None:
         """Convert the values of a field; None: it only says which requests are left out."""
-        values, source = self.values[field], self.sources[field]
+        values, source, name = self.values[field], self.sources[field], self._name(field)
 
         def tell(k: int, why: str) -> None:
-            self.problems.add(self.lines[k], f"{self.labels[k]}{source.names[0]}", why)
+            self.problems.add(self.lines[k], f"{self.labels[k]}{name}", why)
 
         if field in CLOCKS:
             unit = source.per_second or self.units.get(field)
