@@ -10,68 +10,45 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Annotated, Any, Literal
 
 from simulator.core.request import Request
 from simulator.engine.core import EngineCore
 from simulator.kv_cache.block_manager import BlockManager
 from simulator.kv_cache.hybrid_manager import HybridManager
+from simulator.util.config import INT32, Config
 from simulator.util.environment import need_package
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, field_errors
+from simulator.util.from_mapping import Field
 
 END = (-1).to_bytes(8, "big", signed=True)
 """In the place of a number: all that is remembered has been sent again."""
 BITS = 2**64 - 1
 Tokens = Callable[[Request, int, int], list[int] | None]
+Address = Annotated[str, Field(pattern=r"(tcp|ipc)://.+")]
 
 
-class KvEventsConfig(BaseModel):
+class KvEventsConfig(Config):
     """vLLM's `--kv-events-config`; all addresses are listened at, ranks have a port each."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     enable_kv_cache_events: bool = True
-    publisher: str = Field("zmq", pattern="^zmq$")
-    endpoint: str = Field("tcp://127.0.0.1:5557", pattern=r"^(tcp|ipc)://.")
-    replay_endpoint: str | None = Field(None, pattern=r"^(tcp|ipc)://.")
+    publisher: Literal["zmq"] = "zmq"
+    endpoint: Address = "tcp://127.0.0.1:5557"
+    replay_endpoint: Address | None = None
     buffer_steps: int = Field(10_000, ge=1, le=1_000_000)
-    hwm: int = Field(100_000, ge=1)
+    hwm: int = Field(100_000, ge=1, le=INT32)
     topic: str = ""
-
-
-WANTED = {
-    "config": "an object in JSON",
-    "enable_kv_cache_events": "true or false",
-    "publisher": '"zmq"',
-    "endpoint": "an address that begins with tcp:// or ipc://",
-    "replay_endpoint": "an address that begins with tcp:// or ipc://",
-    "buffer_steps": "a whole number from 1 to 1,000,000",
-    "hwm": "a whole number, 1 or more",
-    "topic": "text",
-}
-"""What each key holds."""
 
 
 def read_config(text: str) -> KvEventsConfig:
     """Read the JSON of the option; raise HeadwayError where it is wrong."""
     try:
-        return KvEventsConfig.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "config"
-        if first["type"] == "json_invalid":
-            raise HeadwayError(f"--kv-events-config: no JSON: {text[:60]!r}") from None
-        if first["type"] == "extra_forbidden":
-            keys = ", ".join(KvEventsConfig.model_fields)
-            raise HeadwayError(
-                f"--kv-events-config: {place}: unknown key; there is {keys}"
-            ) from None
-        raise HeadwayError(
-            f"--kv-events-config: {place}: must be {WANTED[place]}, not "
-            f"{json.dumps(first['input'])[:60]}"
-        ) from None
+        return KvEventsConfig.model_validate(json.loads(text))
+    except json.JSONDecodeError:
+        raise HeadwayError(f"--kv-events-config: no JSON: {text[:60]!r}") from None
+    except ValueError as error:
+        wrong = field_errors(("--kv-events-config",), error)
+        raise HeadwayError(": ".join((*key, what)) for key, what in wrong) from None
 
 
 def address_of(endpoint: str | None, number: int) -> str | None:
