@@ -49,6 +49,7 @@ class Answer:
     no_token_ids = "prompt_token_ids token_ids"
     no_choice = "token_ids prompt_logprobs prompt_token_ids routed_experts"
     no_answer = NO_ANSWER
+    no_usage = ""  # of a chunk that is not the last
 
     def __init__(self, wanted: Wanted, model: str, serial: int, choices: Sequence[Choice]) -> None:
         """Begin an answer."""
@@ -174,13 +175,12 @@ class Answer:
 
     def _usage(self, choices: Sequence[Choice], count: int | None = None) -> dict[str, Any]:
         """Count tokens, each prompt once."""
-        asked = len(choices[0].prompt.tokens)
+        asked, more = len(choices[0].prompt.tokens), self.no_usage
         if count is None:
-            count = sum(choice.generated for choice in choices)
+            count, more = sum(choice.generated for choice in choices), ""
             asked = sum(len(prompt.tokens) for prompt in self.wanted.prompts)
         found = {"prompt_tokens": asked, "total_tokens": asked + count, "completion_tokens": count}
-        chunk = self.wanted.continuous_usage and self.key == "delta"
-        return found | (_null("completion_tokens_details") if chunk else {})
+        return found | _null(more)
 
     def _details(self) -> dict[str, Any]:
         request = self.choices[0].request
@@ -213,6 +213,7 @@ class ChatAnswer(Answer):
     nothing: ClassVar[Any] = {}
     no_token_ids, no_choice = "token_ids", "token_ids routed_experts"
     no_answer = f"prompt_logprobs prompt_token_ids prompt_text {NO_ANSWER}"
+    no_usage = "completion_tokens_details"
 
     def open(self, choice: Choice) -> bytes:
         """Return the chunk that says whose words follow."""
