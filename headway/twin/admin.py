@@ -1,6 +1,6 @@
 """The addresses under /admin: faults of servers, brought about on purpose. Off unless asked for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -52,18 +52,18 @@ class Admin:
         self.faults: FaultInjector = engine.faults
 
     def routes(self) -> list[Route]:
-        """Return the addresses."""
-        acts: dict[type[BaseModel], Callable[[Any], None]] = {
-            Slow: self.slow,
-            Hang: self.hang,
-            Kill: self.kill,
-            Restart: self.restart,
-            Rates: self.failures.set,
+        """Return the addresses: what each does, and to replicas in which states."""
+        engine, faults = self.engine, self.faults
+        acts: dict[str, tuple[type[Kill], tuple[str, ...], Callable[..., None]]] = {
+            "slow": (Slow, ALIVE, faults.slow),
+            "hang": (Hang, ALIVE, faults.hang),
+            "kill": (Kill, RUNNING, engine.kill),
+            "restart": (Restart, ("up", "down"), engine.restart),
         }
-        names = ("slow", "hang", "kill", "restart", "failures")
-        return [Route("GET", "/admin", self.tell)] + [
-            Route("POST", f"/admin/{name}", partial(self.act, kind, act), kind)
-            for name, (kind, act) in zip(names, acts.items(), strict=True)
+        rates = self._route("/admin/failures", Rates, self.failures.set)
+        return [Route("GET", "/admin", self.tell), rates] + [
+            self._route(f"/admin/{name}", kind, partial(self._to_replicas, act, states))
+            for name, (kind, states, act) in acts.items()
         ]
 
     async def tell(self, _: web.Request) -> web.Response:
@@ -72,7 +72,10 @@ class Admin:
         found = {"replicas": self.faults.states(), "failures": self.failures.rates}
         return web.json_response(found)
 
-    async def act(
+    def _route(self, path: str, kind: type[BaseModel], act: Callable[[Any], None]) -> Route:
+        return Route("POST", path, partial(self._act, kind, act), kind)
+
+    async def _act(
         self, kind: type[BaseModel], act: Callable[[Any], None], request: web.Request
     ) -> web.Response:
         """Read a body, act on it, and tell how all is then."""
@@ -85,34 +88,16 @@ class Admin:
             raise BadRequestError(str(error)) from None
         return await self.tell(request)
 
-    def _replicas(self, body: Kill, states: Sequence[str]) -> list[int]:
-        """Get the numbers of the replicas that are meant: one, or all that are in such a state."""
+    def _to_replicas(self, act: Callable[..., None], states: tuple[str, ...], body: Kill) -> None:
+        """Do something to the replica that is meant, or to all that are in such a state."""
         now, chosen, allowed = self.faults.life.states, body.replica, " or ".join(states)
-        if chosen is None:
-            if not (found := [k for k in range(len(now)) if now[k] in states]):
-                raise FaultError(f"replica: none is {allowed}")
-            return found
-        self.faults.check(chosen)
-        if now[chosen] not in states:
-            raise FaultError(f"replica: {chosen} is not {allowed}: it is {now[chosen]}")
-        return [chosen]
-
-    def slow(self, body: Slow) -> None:
-        """Let steps take longer."""
-        for replica in self._replicas(body, ALIVE):
-            self.faults.slow(replica, body.factor)
-
-    def hang(self, body: Hang) -> None:
-        """Let the next step take longer."""
-        for replica in self._replicas(body, ALIVE):
-            self.faults.hang(replica, body.seconds)
-
-    def kill(self, body: Kill) -> None:
-        """Let replicas fail."""
-        for replica in self._replicas(body, RUNNING):
-            self.engine.kill(replica)
-
-    def restart(self, body: Restart) -> None:
-        """Let replicas come back."""
-        for replica in self._replicas(body, ("up", "down")):
-            self.engine.restart(replica, body.delay)
+        found = [number for number in range(len(now)) if now[number] in states]
+        if chosen is not None:
+            self.faults.check(chosen)
+            if chosen not in found:
+                raise FaultError(f"replica: {chosen} is not {allowed}: it is {now[chosen]}")
+            found = [chosen]
+        if not found:
+            raise FaultError(f"replica: none is {allowed}")
+        for number in found:
+            act(number, **body.model_dump(exclude={"replica"}))
