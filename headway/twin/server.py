@@ -99,6 +99,8 @@ class Server:
                 Route("POST", path, partial(api.generate, *kinds), kinds[0])
                 for path, kinds in ANSWERS.items()
             ),
+            Route("GET", "/v1/responses/{id}", api.response),
+            Route("POST", "/v1/responses/{id}/cancel", api.cancel_response),
             Route("POST", "/v1/messages/count_tokens", api.count_tokens, CountTokensBody),
             Route("POST", "/tokenize", api.tokenize, TokenizeBody),
             Route("POST", "/detokenize", api.detokenize, DetokenizeBody),

@@ -76,6 +76,16 @@ async def events(response: aiohttp.ClientResponse) -> list[Any]:
     return [json.loads(part) for part in parts]
 
 
+async def named_events(response: aiohttp.ClientResponse) -> list[dict[str, Any]]:
+    """Read a stream whose events have names, each that of its data."""
+    found = []
+    for part in (await response.text()).strip().split("\n\n"):
+        name, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
 @contextmanager
 def twin(*arguments: str, ports: int = 1) -> Iterator[tuple[Sequence[str], subprocess.Popen[str]]]:
     """Run `headway serve` with these arguments; give its addresses. It ends with the block."""

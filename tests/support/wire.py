@@ -3,12 +3,15 @@
 import json
 import re
 import urllib.request
+from itertools import groupby
 from typing import Any
 from urllib.error import HTTPError
 
-COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETION, CHAT, RESPONSE = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGE = "/v1/messages"
 PROMPT = [7, 8, 9, 10]
 SAID = [{"role": "user", "content": "abc abd abe"}]
+LOGPROBS = ["message.output_text.logprobs"]
 USAGE = {"include_usage": True}
 COUNTED = {"include_usage": True, "continuous_usage_stats": True}
 RIGHT: dict[str, tuple[str, dict[str, Any] | None]] = {
@@ -30,9 +33,26 @@ RIGHT: dict[str, tuple[str, dict[str, Any] | None]] = {
         CHAT,
         {"messages": SAID, "stream": True, "stream_options": COUNTED},
     ),
+    "response": (RESPONSE, {"input": "abc abd abe"}),
+    "response, stream": (RESPONSE, {"input": SAID, "stream": True}),
+    "response, logprobs": (RESPONSE, {"input": SAID, "include": LOGPROBS, "top_logprobs": 2}),
+    "response, stream, logprobs": (
+        RESPONSE,
+        {"input": SAID, "stream": True, "include": LOGPROBS, "top_logprobs": 2},
+    ),
+    "response of several turns": (
+        RESPONSE,
+        {"instructions": "abc", "input": [*SAID, {"role": "assistant", "content": "abd"}, *SAID]},
+    ),
+    "message": (MESSAGE, {"messages": SAID}),
+    "message, stream": (MESSAGE, {"messages": SAID, "stream": True}),
+    "tokens of a message": (f"{MESSAGE}/count_tokens", {"messages": SAID}),
     "models": ("/v1/models", None),
     "version": ("/version", None),
     "tokenize": ("/tokenize", {"prompt": "abc abd abe"}),
+    "tokenize to texts": ("/tokenize", {"prompt": "abc abd abe", "return_token_strs": True}),
+    "detokenize": ("/detokenize", {"tokens": PROMPT}),
+    "load": ("/load", None),
     "health": ("/health", None),
     "ping": ("/ping", None),
 }
@@ -50,7 +70,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "max_tokens zero": (COMPLETION, {"prompt": PROMPT, "max_tokens": 0}),
     "max_tokens a word": (COMPLETION, {"prompt": PROMPT, "max_tokens": "many"}),
     "max_tokens a fraction": (COMPLETION, {"prompt": PROMPT, "max_tokens": 2.5}),
-    "min_tokens above max_tokens": (COMPLETION, {"prompt": PROMPT, "min_tokens": 9}),
+    "min_tokens above max_tokens": (COMPLETION, {"prompt": PROMPT, "min_tokens": 99}),
     "min_tokens negative": (COMPLETION, {"prompt": PROMPT, "min_tokens": -1}),
     "temperature negative": (COMPLETION, {"prompt": PROMPT, "temperature": -1}),
     "temperature a word": (COMPLETION, {"prompt": PROMPT, "temperature": "hot"}),
@@ -78,6 +98,32 @@ WRONG: dict[str, tuple[str, Any]] = {
     "message without a role": (CHAT, {"messages": [{"content": "abc"}]}),
     "content a number": (CHAT, {"messages": [{"role": "user", "content": 7}]}),
     "top_logprobs without logprobs": (CHAT, {"messages": SAID, "top_logprobs": 3}),
+    "no input": (RESPONSE, {}),
+    "input a number": (RESPONSE, {"input": 7}),
+    "input empty": (RESPONSE, {"input": ""}),
+    "input an empty list": (RESPONSE, {"input": []}),
+    "unknown model of a response": (RESPONSE, {"input": "abc", "model": "other"}),
+    "max_output_tokens beyond the context": (
+        RESPONSE,
+        {"input": "abc", "max_output_tokens": 5000},
+    ),
+    "max_output_tokens zero": (RESPONSE, {"input": "abc", "max_output_tokens": 0}),
+    "max_output_tokens a word": (RESPONSE, {"input": "abc", "max_output_tokens": "many"}),
+    "unknown response": (RESPONSE, {"input": "abc", "previous_response_id": "other"}),
+    "GET of an unknown response": (f"{RESPONSE}/other", None),
+    "background without store": (
+        RESPONSE,
+        {"input": "abc", "background": True, "store": False},
+    ),
+    "tool_choice of a response without tools": (
+        RESPONSE,
+        {"input": "abc", "tool_choice": "required"},
+    ),
+    "temperature of a response": (RESPONSE, {"input": "abc", "temperature": 3}),
+    "cache_salt of a response": (RESPONSE, {"input": "abc", "cache_salt": ""}),
+    "prompt template": (RESPONSE, {"input": "abc", "prompt": {"id": "a"}}),
+    "service_tier": (RESPONSE, {"input": "abc", "service_tier": "other"}),
+    "embeddings": ("/v1/embeddings", {"input": "abc"}),
     "no JSON": (COMPLETION, b"{prompt"),
     "a list": (COMPLETION, [1, 2]),
     "not said to be JSON": (COMPLETION, "text/plain"),
@@ -95,8 +141,10 @@ def ask(url: str, model: str, where: str, what: Any) -> tuple[int, str, bytes]:
         kind, what = what, {"prompt": PROMPT}
     if isinstance(what, dict):
         own = {"model": model, "temperature": 0.0}
-        if where in {COMPLETION, CHAT}:
-            own |= {"max_tokens": 3, "ignore_eos": True}
+        if where in {COMPLETION, CHAT, MESSAGE}:
+            own |= {"max_tokens": 12, "ignore_eos": True}
+        elif where == RESPONSE:
+            own |= {"max_output_tokens": 12, "ignore_eos": True}
         what = own | what
     data = what if what is None or isinstance(what, bytes) else json.dumps(what).encode()
     request = urllib.request.Request(url + where, data, {"Content-Type": kind} if data else {})
@@ -109,9 +157,9 @@ def ask(url: str, model: str, where: str, what: Any) -> tuple[int, str, bytes]:
 
 def chunks(body: bytes) -> list[Any]:
     """Return the events of a stream, or the one object of an answer; none of an empty one."""
-    if not body.startswith(b"data: "):
+    if not body.startswith((b"data: ", b"event: ")):
         return [json.loads(body)] if body.strip() else []
-    parts = [part.removeprefix("data: ") for part in body.decode().split("\n\n") if part]
+    parts = re.findall(r"(?m)^data: (.*)$", body.decode())
     return ["[DONE]" if part == "[DONE]" else json.loads(part) for part in parts]
 
 
@@ -122,6 +170,11 @@ def shape(value: Any) -> Any:
     if isinstance(value, list):
         return [shape(one) for one in value[:1]]
     return value if value is None or value == "[DONE]" else type(value).__name__
+
+
+def without_repeats(shapes: list[Any]) -> list[Any]:
+    """Return shapes, one of those that follow each other: a busy vLLM joins tokens in a chunk."""
+    return [one for one, _ in groupby(shapes)]
 
 
 def families(metrics: str) -> dict[str, tuple[str, frozenset[str]]]:

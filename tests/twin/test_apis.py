@@ -7,14 +7,14 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from aiohttp import ClientResponse, ClientSession
+from aiohttp import ClientSession
 
 from headway.twin.api.bodies import ChatBody
 from headway.twin.api.messages import KEPT
 from headway.twin.api.openai import NOT_SIMULATED, USUAL
 from headway.twin.api.tokenizers import BpeTokens, train
 from headway.twin.server import Server
-from tests.support.twins import served_by
+from tests.support.twins import named_events, served_by
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
 VLLM_FIELDS = {
@@ -41,6 +41,15 @@ VLLM_FIELDS = {
     "routed_experts_prompt_start return_token_offsets return_prompt_text mm_payload "
     "return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params vllm_xargs "
     "repetition_detection stream_interval",
+    "/v1/responses": "background include input instructions max_output_tokens max_tool_calls "
+    "metadata model logit_bias parallel_tool_calls previous_response_id prompt reasoning "
+    "include_reasoning service_tier store stream temperature text tool_choice tools top_logprobs "
+    "top_p top_k min_p truncation user skip_special_tokens include_stop_str_in_output "
+    "presence_penalty frequency_penalty prompt_cache_key watermarking request_id session_id "
+    "media_io_kwargs mm_processor_kwargs priority mm_payload return_mm_kwargs cache_salt "
+    "enable_response_messages previous_input_messages structured_outputs repetition_penalty seed "
+    "stop stop_token_ids ignore_eos vllm_xargs kv_transfer_params ec_transfer_params "
+    "chat_template_kwargs",
     "/v1/messages": "model messages max_tokens metadata output_config thinking stop_sequences "
     "stream system temperature tool_choice tools top_k top_p mm_payload return_mm_kwargs "
     "cache_salt watermarking kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs",
@@ -62,20 +71,16 @@ UNCHANGED = {
         "return_mm_kwargs",
     ],
     *["add_special_tokens", "reasoning_effort", "include_reasoning", "parallel_tool_calls"],
-    *["media_io_kwargs", "mm_processor_kwargs", "routed_experts_prompt_start", "output_config"],
+    *[
+        "prompt_cache_key",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "routed_experts_prompt_start",
+        "output_config",
+    ],
 }
 """Fields by which no answer of a simulation changes, since its words mean nothing."""
 LONG = {"vllm_xargs": {"output_tokens": 20}}
-
-
-async def named_events(response: ClientResponse) -> list[dict[str, Any]]:
-    """Read a stream whose events have names, each that of its data."""
-    found = []
-    for part in (await response.text()).strip().split("\n\n"):
-        name, data = part.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 def message(**more: Any) -> dict[str, Any]:

@@ -75,6 +75,10 @@ class Answer:
             self._around[choice.index] = self.frame(choice).rsplit(b"@@", 1)
         return self._around[choice.index]
 
+    def start(self) -> bytes:
+        """Return what comes before all tokens, at once."""
+        return b""
+
     def open(self, choice: Choice) -> bytes:
         """Return what comes before a choice's first token."""
         return b""

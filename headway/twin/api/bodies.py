@@ -74,22 +74,17 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = False
 
 
-class Body(BaseModel):
-    """What completions and chats have in common; other keys are kept."""
+class Sampling(BaseModel):
+    """What all bodies that ask for an answer have in common; other keys are kept."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     frequency_penalty: float | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = 1
     presence_penalty: float | None = None
-    response_format: ResponseFormat | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = []
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
     user: str | None = None
@@ -98,14 +93,24 @@ class Body(BaseModel):
     repetition_penalty: float | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = 0
     structured_outputs: StructuredOutputs | None = None
-    prompt_logprobs: int | None = None
     priority: Seed = 0
     request_id: str | None = None
     cache_salt: str | None = None
-    stream_interval: int | None = None
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+
+
+class Body(Sampling):
+    """What completions and chats have in common."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = 1
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
+    min_tokens: int = 0
+    prompt_logprobs: int | None = None
+    stream_interval: int | None = None
 
     @property
     def stops(self) -> list[str]:

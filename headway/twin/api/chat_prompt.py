@@ -44,7 +44,7 @@ def chat_tokens(
     else:
         tokens = _estimated_tokens(chat, messages, counter)
     if not tokens:
-        raise BadRequestError("messages: no text", param="messages")
+        raise BadRequestError("The decoder prompt cannot be empty")
     return tokens, [*ignored]
 
 

@@ -22,6 +22,7 @@ from headway.twin.api.openai import (
     output_tokens,
 )
 from headway.twin.api.refusals import web
+from headway.twin.api.responses import ResponseAnswer, ResponseChat, ResponsesBody, Stored
 from headway.twin.api.said import Said
 from headway.twin.fault_injection import FailureRates
 from headway.twin.live_engine import LOST, LiveEngine, Stream
@@ -43,6 +44,7 @@ ANSWERS: dict[str, tuple[type[BaseModel], type[Answer]]] = {
     "/v1/completions": (CompletionBody, Answer),
     "/v1/chat/completions": (ChatBody, ChatAnswer),
     "/v1/messages": (MessagesBody, MessageAnswer),
+    "/v1/responses": (ResponsesBody, ResponseAnswer),
 }
 """What is read and what is answered at each address where a vLLM generates."""
 
@@ -55,6 +57,7 @@ class ApiServer:
     ) -> None:
         self.engine, self.reader, self.fingerprint = engine, reader, fingerprint
         self.failures = FailureRates(scenario.seed)
+        self.responses = Stored()
         self.open = 0  # requests that are being answered
         self.said: dict[int, tuple[Sequence[int], int]] = {}  # by id: prompt, first word
         self._caches = scenario.engine.enable_prefix_caching
@@ -96,6 +99,8 @@ class ApiServer:
         except web.HTTPRequestEntityTooLarge:
             raise BadRequestError(f"the body has more than {MOST_BYTES:,} bytes", 413) from None
         body = read_types(bodies.parse_json(data), kind)
+        if isinstance(body, ResponsesBody):
+            return read_types(body.chat(self.responses.before(body)), ResponseChat)
         return read_types(body.chat(), ChatBody) if isinstance(body, CountTokensBody) else body
 
     def _said(self, wanted: Wanted, tokens: Sequence[int], index: int) -> tuple[Said, int]:
@@ -155,7 +160,10 @@ class ApiServer:
             answer.due = await self._pass_frontend(came, len(wanted.tokens))
             if self._frontend is not None:
                 self._check_room()
-            return await (self._stream if wanted.asked.stream else self._whole)(request, answer)
+            found = await (self._stream if wanted.asked.stream else self._whole)(request, answer)
+            if isinstance(answer, ResponseAnswer):
+                self.responses.keep(answer)
+            return found
         finally:
             self.open -= 1
 
@@ -231,7 +239,7 @@ class ApiServer:
             raise BadRequestError(REFUSED)
 
     async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
-        early: list[bytes] = []  # what came before the head of the answer was out
+        early = [answer.start()]  # what came before the head of the answer was out
         transport: asyncio.Transport | None = None  # where the rest goes
 
         def tokens(choice: Choice, new: int, count: int) -> None:
@@ -257,7 +265,8 @@ class ApiServer:
             while early:
                 data = b"".join(early)
                 early.clear()
-                await response.write(data)
+                if data:
+                    await response.write(data)
             if chunked:
                 transport = request.transport
             try:
@@ -272,6 +281,16 @@ class ApiServer:
         return response
 
     # What needs no engine.
+
+    async def response(self, request: web.Request) -> web.Response:
+        """Return a response that is kept."""
+        return web.json_response(self.responses.get(request.match_info["id"])[0])
+
+    async def cancel_response(self, request: web.Request) -> web.Response:
+        """Refuse to cancel a response: there is none in the background."""
+        self.responses.get(request.match_info["id"])
+        why = "Cannot cancel a synchronous response."
+        raise BadRequestError(why, kind="invalid_request_error", param="response_id")
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Tell the tokens of a prompt or a chat."""

@@ -167,7 +167,9 @@ class MessageAnswer(ChatAnswer):
     def open(self, choice: Choice) -> bytes:
         """Return what comes before the first token."""
         stop = {"stop_reason": None, "stop_sequence": None}
-        out = event("message_start", message=self._message([], stop))
+        message = self._message([], stop)
+        message["usage"] = {key: message["usage"][key] for key in ("input_tokens", "output_tokens")}
+        out = event("message_start", message=message)
         return out + event("content_block_start", index=0, content_block=self._block("", {}))
 
     def piece(self, choice: Choice, first: int, count: int, reason: str | None) -> bytes:

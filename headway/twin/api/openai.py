@@ -34,6 +34,7 @@ NOT_SIMULATED = (
     *("chat_template", "continue_final_message", "logprob_token_ids", "return_token_offsets"),
     *("return_tokens_as_token_ids", "return_weight_versions", "return_prompt_text", "thinking"),
     *("thinking_token_budget", "repetition_detection", "kv_transfer_params", "ec_transfer_params"),
+    *("enable_response_messages", "previous_input_messages"),
 )
 """Keys that would change vLLM's answer, and are ignored here, with a note."""
 USUAL = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "best_of": 1}
@@ -147,9 +148,11 @@ class Reader:
     def _limit(self, asked: Body) -> int | None:
         """Return the most tokens of an answer that are asked for; refuse what no prompt allows."""
         limit, key = asked.max_tokens, "max_tokens"
-        if isinstance(asked, ChatBody) and asked.max_completion_tokens is not None:
-            limit, key = asked.max_completion_tokens, "max_completion_tokens"
-        elif not isinstance(asked, ChatBody) and limit is None:
+        if isinstance(asked, ChatBody):
+            for name in ("max_completion_tokens", "max_output_tokens"):  # a chat's, a response's
+                if (value := asked.__dict__.get(name)) is not None:
+                    limit, key = value, name
+        elif limit is None:
             limit = DEFAULT_MAX_TOKENS
         if (limit or 0) > self.max_model_len:
             why = f"{key}={limit} cannot be greater than max_model_len={self.max_model_len}. "

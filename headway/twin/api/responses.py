@@ -1,0 +1,324 @@
+"""OpenAI's Responses, as vLLM's server has them (0.33): /v1/responses."""
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from headway.twin.api.answers import ChatAnswer, Choice, event
+from headway.twin.api.bodies import BadRequestError, ChatBody, Sampling
+from headway.twin.api.openai import NOT_SIMULATED, compact
+
+TOLD = "instructions metadata parallel_tool_calls tool_choice tools background max_tool_calls "
+TOLD += "previous_response_id prompt reasoning service_tier text truncation user"
+"""Keys that the answer repeats."""
+KEPT = 1000  # responses that a later one may go on from
+LOGPROBS = "message.output_text.logprobs"
+USUAL = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+NOT_THERE = "kv_transfer_params ec_transfer_params input_messages output_messages"
+NOT_STORED = "background can only be used when `store` is true"
+NO_TOOLS = "Tool choice 'required' must be specified with 'tools' parameter."
+NO_SUCH_TOOL = "Tool choice 'function' not found in 'tools' parameter."
+NO_BACKGROUND = (
+    "This vLLM engine does not support `store=True` and therefore does not support the background "
+    "mode. To enable these features, set the environment variable "
+    "`VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server."
+)
+
+
+class Item(BaseModel):
+    """A part of the conversation: a message, a call, or what a call has brought."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: str | list[dict[str, Any]] = ""
+
+
+class ResponseTool(BaseModel):
+    """A tool that the model may use: a function, or one of the server's own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class TextFormat(BaseModel):
+    """What an answer must be."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class ResponseText(BaseModel):
+    """The same, beside how much it says."""
+
+    model_config = ConfigDict(extra="allow")
+
+    format: TextFormat | None = None
+
+
+PASSED = {*Sampling.model_fields, "chat_template_kwargs"}
+"""Keys that are a chat's, too."""
+
+
+class ResponsesBody(Sampling):
+    """Of a response."""
+
+    background: bool | None = False
+    include: list[str] | None = None
+    input: str | list[Item]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = True
+    previous_response_id: str | None = None
+    prompt: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
+    store: bool | None = True
+    text: ResponseText | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseTool = "auto"
+    tools: tuple[ResponseTool, ...] = ()
+    top_logprobs: int | None = 0
+    truncation: Literal["auto", "disabled"] | None = "disabled"
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat(self, before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the same as the body of a chat, behind the messages `before` it."""
+        self._check()
+        extra = self.model_extra or {}
+        found: dict[str, Any] = self.model_dump(
+            include={*Sampling.model_fields}, exclude_unset=True
+        )
+        found |= {name: value for name, value in extra.items() if name in NOT_SIMULATED}
+        found |= {"response": self, "max_output_tokens": self.max_output_tokens}
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        found["messages"] = [*system, *before, *self.messages()]
+        if self.tools:
+            functions = (one.model_dump() for one in self.tools if one.type == "function")
+            found["tools"] = [{"type": "function", "function": one} for one in functions]
+            found["tool_choice"] = self.tool_choice
+            if isinstance(self.tool_choice, ResponseTool):
+                name = {"name": self.tool_choice.name or ""}
+                found["tool_choice"] = {"type": "function", "function": name}
+        if self.text is not None and self.text.format is not None:
+            form = self.text.format.model_dump()
+            found["response_format"] = {**form, "json_schema": form}
+        if LOGPROBS in (self.include or ()):
+            found |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        return found
+
+    def _check(self) -> None:
+        """Refuse what contradicts itself."""
+        choice, names = self.tool_choice, {tool.name for tool in self.tools}
+        unknown = isinstance(choice, ResponseTool) and choice.name not in names
+        for wrong, why, key in (
+            (self.background and not self.store, NOT_STORED, "background"),
+            (self.prompt is not None, "prompt template is not supported", "prompt"),
+            (choice == "required" and not names, NO_TOOLS, "tool_choice"),
+            (unknown, NO_SUCH_TOOL, "tool_choice"),
+        ):
+            if wrong:
+                raise BadRequestError(why, parameter=key)
+        if self.background:
+            raise BadRequestError(NO_BACKGROUND, kind="invalid_request_error", param="background")
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the input as messages of a chat: one is of the calls and texts of one turn."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        found: list[dict[str, Any]] = []
+        for item in self.input:
+            if item.type.endswith("_call_output"):
+                told: dict[str, Any] = {
+                    "role": "tool",
+                    "content": item.output,
+                    "tool_call_id": item.call_id,
+                }
+            elif item.type == "function_call":
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                told = {"role": "assistant", "tool_calls": [call]}
+                if found and found[-1]["role"] == "assistant":
+                    found[-1].setdefault("tool_calls", []).append(call)
+                    continue
+            elif item.type == "reasoning":
+                continue
+            else:
+                told = {"role": item.role or "user", "content": item.content}
+            found.append(told)
+        return found
+
+
+class ResponseChat(ChatBody):
+    """The chat that is asked for by a response."""
+
+    max_output_tokens: int | None = None
+    response: ResponsesBody
+
+
+class ResponseAnswer(ChatAnswer):
+    """What goes back to a client that asked for a response."""
+
+    kind, prefix = "response", ""
+
+    def __init__(self, *given: Any) -> None:
+        """Begin an answer."""
+        super().__init__(*given)
+        assert isinstance(self.wanted.asked, ResponseChat)
+        self.chat, self.body = self.wanted.asked, self.wanted.asked.response
+        self.numbers = count()
+        self._is_plain = False  # each event has a number
+        self.head["id"] = self.wanted.request_id or f"resp_{self.head['id']}"
+        self.item = {"item_id": self._item("", "in_progress")["id"], "output_index": 0}
+
+    def _event(self, kind: str, **data: Any) -> bytes:
+        return event(f"response.{kind}", **data, sequence_number=next(self.numbers))
+
+    def start(self) -> bytes:
+        """Return what comes before all tokens."""
+        return b"".join(
+            self._event(kind, response=self.response("in_progress", []))
+            for kind in ("created", "in_progress")
+        )
+
+    def _item(self, text: str, status: str) -> dict[str, Any]:
+        """Return what is in the response: a message, or a call."""
+        choice = self.choices[0]
+        if choice.said.call:
+            call = {"id": f"fc_{self.head['id']}", "call_id": self.call_id(choice)}
+            call |= {"type": "function_call", "name": choice.said.call, "arguments": text}
+            return call | {"status": status, "namespace": None}
+        content = [self._part(choice, text)] if text else []
+        message = {"id": f"msg_{self.head['id']}", "type": "message", "role": "assistant"}
+        return message | {"content": content, "status": status, "phase": None}
+
+    def _part(self, choice: Choice, text: str) -> dict[str, Any]:
+        logprobs = self._logprobs(choice, 0, choice.generated)
+        part = {"type": "output_text", "text": text, "annotations": []}
+        return part | {"logprobs": logprobs and logprobs["content"]}
+
+    def open(self, choice: Choice) -> bytes:
+        """Return what comes before the first token."""
+        added = self._event("output_item.added", output_index=0, item=self._item("", "in_progress"))
+        if choice.said.call:
+            return added
+        part = self._part(choice, "") | {"logprobs": []}
+        return added + self._event("content_part.added", **self.item, content_index=0, part=part)
+
+    def piece(self, choice: Choice, first: int, count: int, reason: str | None) -> bytes:
+        """Return the event of some tokens."""
+        if not (text := choice.said.text(first, count)):
+            return b""
+        if choice.said.call:
+            return self._event("function_call_arguments.delta", **self.item, delta=text)
+        logprobs = self._logprobs(choice, first, count)
+        told = [] if logprobs is None else [_short(one) for one in logprobs["content"]]
+        more = {**self.item, "content_index": 0, "delta": text, "logprobs": told}
+        return self._event("output_text.delta", **more)
+
+    def end(self) -> bytes:
+        """Return what comes after the last token."""
+        choice = self.choices[0]
+        text = choice.said.text(0, choice.generated)
+        if name := choice.said.call:
+            kind, more = "function_call_arguments.done", {"arguments": text, "name": name}
+            out = self._event(kind, **self.item, **more)
+        else:
+            place = {**self.item, "content_index": 0}
+            out = self._event("output_text.done", **place, text=text, logprobs=[])
+            out += self._event("content_part.done", **place, part=self._part(choice, text))
+        item = self._item(text, "completed")
+        out += self._event("output_item.done", output_index=0, item=item)
+        return out + self._event("completed", response=self.final())
+
+    def whole(self) -> bytes:
+        """Return the whole answer at once."""
+        return compact(self.final())
+
+    def final(self) -> dict[str, Any]:
+        """Return the response as it is when all tokens are there."""
+        choice = self.choices[0]
+        item = self._item(choice.said.text(0, choice.generated), "completed")
+        status = "completed" if choice.reason == "stop" else "incomplete"
+        return self.response(status, [item])
+
+    def response(self, status: str, output: list[Any]) -> dict[str, Any]:
+        """Return the response with what is there of it."""
+        head, body, given = self.head, self.body, self.chat.__dict__
+        found = {"id": head["id"], "created_at": head["created"], "object": "response"}
+        found |= {"model": head["model"], "status": status, "output": output, "usage": None}
+        found |= body.model_dump(include={*TOLD.split()})
+        found |= {key: usual if given[key] is None else given[key] for key, usual in USUAL.items()}
+        if not body.tools:
+            found["tool_choice"] = "none"
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        found |= {"incomplete_details": cut, "max_output_tokens": self.wanted.max_tokens}
+        found |= {"top_logprobs": self.wanted.logprobs, **dict.fromkeys(NOT_THERE.split())}
+        if output:
+            found["usage"] = self._response_usage()
+        return found
+
+    def _response_usage(self) -> dict[str, Any]:
+        read, made = self._details().values()
+        usage = {"input_tokens": len(self.wanted.tokens)}
+        usage["output_tokens"] = self.choices[0].generated
+        found: dict[str, Any] = usage | {"total_tokens": sum(usage.values())}
+        details: dict[str, Any] = {"cached_tokens": read, "cache_write_tokens": made}
+        details |= {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
+        found["input_tokens_details"] = details
+        details = {"reasoning_tokens": 0, "tool_output_tokens": 0}
+        details |= {"output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
+        return found | {"output_tokens_details": details}
+
+
+class Stored:
+    """The last responses, as of a vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1, which keeps all."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+
+    def get(self, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return a response and the messages up to its end.
+
+        Raises BadRequestError where there is none of that name.
+        """
+        if (found := self._kept.get(name)) is None:
+            why = f"Response with id '{name}' not found."
+            raise BadRequestError(why, 404, "invalid_request_error", "response_id")
+        return found
+
+    def before(self, body: ResponsesBody) -> list[dict[str, Any]]:
+        """Return the messages of all that a body goes on from, without their instructions."""
+        return self.get(body.previous_response_id)[1] if body.previous_response_id else []
+
+    def keep(self, answer: ResponseAnswer) -> None:
+        """Keep a response, unless its client does not want it kept."""
+        if not answer.body.store:
+            return
+        told = [one for one in answer.chat.messages if one.get("role") != "system"]
+        choice = answer.choices[0]
+        if not choice.said.call:  # vLLM leaves calls out, too
+            text = choice.said.text(0, choice.generated)
+            told.append({"role": "assistant", "content": text})
+        self._kept[answer.head["id"]] = answer.final(), told
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+
+
+def _short(told: dict[str, Any]) -> dict[str, Any]:
+    """Return how likely a token was as events have it: without its bytes."""
+    top = [{"token": one["token"], "logprob": one["logprob"]} for one in told["top_logprobs"]]
+    return {"token": told["token"], "logprob": told["logprob"], "top_logprobs": top}
