@@ -28,6 +28,11 @@ from simulator.workload.generate import Generator
 from simulator.workload.multimodal import Multimodal
 from simulator.workload.sessions import PrefixGroups, Sessions
 
+GOODPUT_TAIL = """
+`goodput: {ttft: 1000, client batch: {e2el: 600000}}`: a key `client NAME`, `priority N` or `model
+NAME` has the bounds of these requests, in place of `ttft`, `tpot` and `e2el` above. A request of
+several has the bounds of the first. Without `slo`, 99 % of each must keep them.
+"""
 PAGE_HEAD = """# Scenario reference
 
 This page lists every key of a scenario file with its default, type and meaning.
@@ -128,7 +133,8 @@ def page() -> str:
         _blocks("engine.multimodal_config", "host"),
         _list(POLICIES_HEAD, _policies()),
         _list(PREDICTORS_HEAD, _kinds(PREDICTORS)),
-        _blocks("goodput", "workload.trace"),
+        _blocks("goodput") + GOODPUT_TAIL,
+        _blocks("workload.trace"),
         _section("workload", _dataclass_keys(Generator, GENERATOR_KEYS), GENERATOR_HEAD),
         _blocks("workload.frontend"),
         _section("workload.prefix_groups", _dataclass_keys(PrefixGroups, PREFIX_GROUP_KEYS)),

@@ -54,7 +54,7 @@ def _alone(problem: PlanProblem, scenario: Scenario) -> list[TooSlow]:
     if engine.enable_prefix_caching:
         known = known_share(traffic.workload, engine.block_size)
     replica = Replica(engine, parts.model, parts.gpu, parts.cost)
-    return too_slow(replica, traffic, problem.criteria.slos, known, scenario.goodput.bounds)
+    return too_slow(replica, traffic, problem.criteria.slos, known, scenario.goodput)
 
 
 def _changes(scenario: Scenario) -> Iterator[tuple[dict[str, str], str]]:

@@ -237,7 +237,7 @@ class Market:
         parts = resolve(offer.scenario)
         replica = Replica(offer.scenario.engine, parts.model, parts.gpu, parts.cost)
         known = self.known if replica.engine.enable_prefix_caching else 0.0
-        slow = too_slow(replica, self.traffic, slos, known, self.base.goodput.bounds)
+        slow = too_slow(replica, self.traffic, slos, known, self.base.goodput)
         offer.never = never or str(next(iter(slow), ""))
         if offer.never:
             return offer

@@ -20,7 +20,7 @@ from simulator.results.request_table import (
     gather_requests,
     run_span,
 )
-from simulator.results.service_levels import SHARES, Slo, keep_bounds, request_bounds
+from simulator.results.service_levels import SHARES, Slo, goodput_of, keep_bounds, request_bounds
 from simulator.results.steady_state import find_growth, find_warmup
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
@@ -124,10 +124,10 @@ def _worst_windows(
 
     `worst_window_METRIC` is the time at which it begins, s.
     """
-    goodput = scenario.goodput.bounds
+    goodput = goodput_of(scenario.goodput, table.workload)
     windows = [*_windows(table, window)]
     found: dict[str, Any] = {"batches": {}, "quantiles": {}, "measured": len(table.sent)}
-    for slo in slos:
+    for slo in (one for one in slos if one.of_requests):
         cost = slo.cost(table, goodput)
         told = ~np.isnan(cost)
         values = cost if slo.name in SHARES else 1000.0 * getattr(table, slo.latency)
@@ -155,7 +155,7 @@ def _batches(result: Result, slos: Sequence[Slo]) -> dict[str, Any]:
     The attainment, where there are bounds on single requests, is that of `request_bounds`.
     """
     table = result.request_table()
-    goodput = result.scenario.goodput.bounds
+    goodput = goodput_of(result.scenario.goodput, table.workload)
     since = float(np.nanmin(result.sent)) + result.warmup
     kept = table.sent >= since
     batches, counts, quantiles = {}, {}, {}
@@ -221,7 +221,7 @@ def broken_bound(
     By themselves in each of the sets `among`, if these are given. What requests add to a bound is
     never less than 0: those to come cannot take it back.
     """
-    goodput = scenario.goodput.bounds
+    goodput = goodput_of(scenario.goodput, table.workload)
     over = _over(table)
     worst, found = 1.0, ""
     for slo in slos:

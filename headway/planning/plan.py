@@ -30,7 +30,7 @@ from headway.planning.search import PlannedRun, Search
 from headway.planning.verdict import Trial
 from simulator.diagnosis.feasibility import never_holds
 from simulator.models.gpus import find_gpu
-from simulator.results.service_levels import Slo, need_parts
+from simulator.results.service_levels import Slo, default_levels, need_parts
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.util.environment import need_package
@@ -152,7 +152,7 @@ def rule_out(problem: PlanProblem, candidates: Sequence[Candidate]) -> None:
             continue  # its run will tell
         steady = problem.is_steady(most) and not problem.searches_rate
         load = requests_of(most)
-        need_parts(problem.criteria.slos, load)
+        need_parts(problem.criteria.slos, most, load)
         candidate.never = never_holds(most, load, lost=lost, steady=steady)
         candidate.never = candidate.never or broken_alone(
             problem, most, dict(keys or candidate.varied)
@@ -257,7 +257,7 @@ def scale_sooner(
     for metric, values in [(block.metric, own), *others.items()]:
         if metric == "queue_depth" and why.endswith(("tpot_ms", "itl_ms")):
             continue
-        if metric == "slo_attainment" and not scenario.goodput.bounds:
+        if metric == "slo_attainment" and not default_levels(scenario.goodput):
             continue
         for target in values:
             keys = {f"{AUTOSCALING}.metric": metric, f"{AUTOSCALING}.target": f"{target:g}"}

@@ -20,7 +20,7 @@ from headway.planning.pods import one_pod
 from headway.planning.runs import MetricValues
 from headway.planning.search import PlannedRun, Search, as_configured, fewest, largest_rate
 from headway.planning.verdict import Criteria, Trial
-from simulator.results.service_levels import Slo, parse_slos
+from simulator.results.service_levels import FINISH, Slo, default_levels, parse_slos
 from simulator.scenario.load import Source, load_scenario, source_name
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
@@ -126,13 +126,14 @@ class PlanProblem:
     def is_steady(self, scenario: Scenario) -> bool:
         """Say whether the load stays the same for as long as requests come, so that runs can grow.
 
-        Not of a trace, of requests that come all at once, or whose rate changes with time; nor
-        where windows of the load are asked for as it is given.
+        Not of a trace, of requests that come all at once, are to end by a time, or whose rate
+        changes with time; nor where windows of the load are asked for as it is given.
         """
         generator = scenario.workload.generator
         asked = {self.key, *(key for key, _ in self.axes)}
         return (
             scenario.workload.trace is None
+            and all(slo.name != FINISH for slo in self.criteria.slos)
             and self.criteria.window is None
             and generator.ramp_up_strategy is None
             and generator.diurnal is None
@@ -227,11 +228,11 @@ def make_problem(
     if options.vary is None:
         axes = [(key, [as_yaml(v) for v in values]) for key, values in block.vary.items()]
     texts = options.slo if options.slo is not None else block.slo or base.slo
-    bounded = bool(base.goodput.bounds)
-    if not texts and not bounded:
+    usual = default_levels(base.goodput)
+    if not texts and not usual:
         raise HeadwayError(f"{source_name(path)}: no service level; give --slo 'p99_ttft_ms<=1000'")
-    slos = parse_slos(texts or ["goodput>=0.99"], base.models)
-    if any(s.name == "goodput" for s in slos) and not bounded:
+    slos = parse_slos(texts or usual, base.models)
+    if any(s.name == "goodput" for s in slos) and not usual:
         raise HeadwayError(
             f"{source_name(path)}: --slo goodput: needs bounds in the scenario's `goodput`"
         )
@@ -300,14 +301,19 @@ def _check_price(base: Scenario, axes: Axes) -> None:
 
 
 def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool) -> None:
-    """Refuse a window that has no meaning."""
+    """Refuse a window, or an end, that has no meaning."""
+    if ends := [slo.text for slo in slos if slo.name == FINISH and not at_a_load]:
+        raise HeadwayError(
+            f"--slo {ends[0]}: goes with --fewest or --cheapest, at the scenario's own load: runs "
+            "in search of a load are as long as the plan likes"
+        )
     if window is None:
         return
     if not 0 < window < inf:
         raise HeadwayError(f"--window {window:g}: must be more than 0 s, and finite")
     if not at_a_load:
         raise HeadwayError("--window: goes with --fewest or --cheapest, at the scenario's own load")
-    if whole := [slo.text for slo in slos if not slo.of_requests]:
+    if whole := [slo.text for slo in slos if not (slo.of_requests or slo.name == FINISH)]:
         raise HeadwayError(f"--window: goes without {', '.join(whole)}: it is of a whole run")
 
 

@@ -16,7 +16,7 @@ from headway.report.text import cost_lines
 from simulator.diagnosis.feasibility import warn_of_obstacles
 from simulator.results.metrics import PERCENTILES, summarize_record
 from simulator.results.record import Record
-from simulator.results.service_levels import Slo
+from simulator.results.service_levels import Slo, goodput_of
 from simulator.scenario.resolve import describe_costs
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
@@ -157,10 +157,11 @@ def read_metric_values(result: Record, slos: Sequence[Slo]) -> MetricValues:
     total = len(result.workload) or 1
     good = (found.get("request_goodput") or 0.0) * found["duration"]
     found |= {"goodput": good / total, "completion": found["completed"] / total}
-    if of_models := [slo for slo in slos if slo.part]:
-        table, goodput = result.request_table(), result.scenario.goodput.bounds
+    if apart := [slo for slo in slos if slo.counted_apart]:
+        table = result.request_table()
+        goodput = goodput_of(result.scenario.goodput, table.workload)
         warm = table.sent >= float(np.nanmin(table.sent)) + result.warmup
-        found |= {slo.metric: slo.value(table, warm, goodput) for slo in of_models}
+        found |= {slo.metric: slo.value(table, warm, goodput) for slo in apart}
     return found
 
 

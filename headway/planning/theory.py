@@ -9,7 +9,7 @@ prefix caches know is left out of the prompts. A candidate is dropped only if th
 more, is too little.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -21,8 +21,9 @@ from simulator.costs.cost_model import CostModel
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
-from simulator.results.service_levels import Slo
+from simulator.results.service_levels import FINISH, REQUEST_BOUNDS, Slo, asks
 from simulator.scenario.kv_room import kv_blocks
+from simulator.scenario.scenario import GoodputConfig
 
 MARGIN = (
     1.1  # times the most that theory says: so much may a replica do, for all that it leaves out
@@ -155,14 +156,23 @@ def best_sizes(replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: f
     return best if best.rate > GAIN * own.rate else own
 
 
-def per_request(slos: Sequence[Slo], goodput: Mapping[str, float]) -> list[Slo]:
-    """Return the bounds with those of each request that a share of them must keep, `goodput`."""
-    shares = [slo for slo in slos if slo.metric == "goodput"]
-    return [slo for slo in slos if slo not in shares] + [
-        Slo(f"goodput.{name}", True, bound, 100.0 * slo.bound, name)
-        for slo in shares
-        for name, bound in goodput.items()
-    ]
+def per_request(slos: Sequence[Slo], goodput: GoodputConfig) -> list[Slo]:
+    """Return the bounds with those of each request that a share of them must keep, `goodput`.
+
+    Of requests of several classes they are those that all have, the loosest.
+    """
+    shares = [slo for slo in slos if slo.name == "goodput"]
+    found = [slo for slo in slos if slo not in shares]
+    for slo in shares:
+        own = goodput.classes.get(slo.part)
+        blocks = [own] if own is not None else [goodput, *goodput.classes.values()]
+        key = "goodput." if own is None else f"goodput.{slo.part}."
+        found += [
+            Slo(f"{key}{name}", True, max(bounds), 100.0 * slo.bound, name, slo.part)
+            for name in REQUEST_BOUNDS
+            if len(bounds := [b for one in blocks if (b := one.bounds.get(name))]) == len(blocks)
+        ]
+    return found
 
 
 class TooSlow(NamedTuple):
@@ -183,7 +193,7 @@ def too_slow(
     traffic: Traffic,
     slos: Sequence[Slo],
     known: float,
-    goodput: Mapping[str, float] | None = None,
+    goodput: GoodputConfig | None = None,
 ) -> list[TooSlow]:
     """Return the bounds that a request alone on a replica breaks already.
 
@@ -191,15 +201,16 @@ def too_slow(
     """
     found = []
     load, cost, tokens = traffic.workload, replica.cost, replica.engine.most_tokens
-    for slo in per_request(slos, goodput or {}):
+    for slo in per_request(slos, goodput or GoodputConfig()):
         name = slo.latency or slo.metric.partition("_")[2].removesuffix("_ms")
-        if not slo.at_most or slo.part:
+        asked = asks(load, slo.part)
+        if not slo.at_most or slo.name == FINISH or not asked.any():
             continue
         share = slo.percentile if slo.percentile is not None else 0.0
-        prompt = int(np.percentile(load.prompt_tokens, share, method="lower"))
+        prompt = int(np.percentile(load.prompt_tokens[asked], share, method="lower"))
         reads = round(traffic.answer_context) if slo.percentile is None else prompt
         token = 1e3 * float(cost.decode_seconds(np.array([1]), np.array([reads]))[0])
-        answer = int(np.percentile(load.output_tokens, share, method="lower")) - 1
+        answer = int(np.percentile(load.output_tokens[asked], share, method="lower")) - 1
         if name in ("tpot", "itl") and answer > 0 and token > slo.bound:
             found.append(TooSlow(slo, token, "a token"))
         if name == "e2el" and (whole := answer * token) > slo.bound:

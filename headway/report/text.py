@@ -230,12 +230,15 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     found = []
     for one in gauges.get("slo") or ():
         judged = Judged.of(one)
-        value = three_digits(one["value"]) if judged.served else "n/a,"
+        told = judged.slo.words(one["value"], three_digits)
+        value = told if judged.served else "n/a,"
         found.append((one["bound"], f"{value} {judged}{served_of(summary, judged.slo)}"))
     names = [name for name in ("ttft", "tpot", "e2el") if f"slo_{name}_ms" in gauges]
     for name in names:
         if (kept := gauges.get(f"slo_attainment_{name}")) is not None:
-            label = f"Requests of {name.upper()}<={gauges[f'slo_{name}_ms']:g} ms (%)"
+            bound = gauges[f"slo_{name}_ms"]  # None: of each class
+            told = " in its bounds" if bound is None else f"<={bound:g} ms"
+            label = f"Requests of {name.upper()}{told} (%)"
             found.append((label, f"{100 * kept:.2f}"))
     if len(names) > 1 and gauges.get("slo_attainment") is not None:
         found.append(("Requests that keep all (%)", f"{100 * gauges['slo_attainment']:.2f}"))

@@ -124,7 +124,7 @@ def part_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> Iterator[
     for label, summary in zip(labels, summaries, strict=True):
         for one in map(Judged.of, metric_value(summary, "slo") or ()):
             if one.slo.part:
-                told = f"{printable(label)} {short(one.value)}, {one}"
+                told = f"{printable(label)} {one.slo.words(one.value, short)}, {one}"
                 found.setdefault(one.slo.text, []).append(told)
     for bound, texts in found.items():
         yield f"{bound}: {'; '.join(texts)}."

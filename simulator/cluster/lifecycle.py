@@ -204,7 +204,7 @@ class Autoscaler:
         targets: Sequence[Target],
         *,
         sent: Sequence[float] | SentTimes = (),
-        bounds: Mapping[str, float] | None = None,
+        bounds: Callable[[Request], Mapping[str, float]] = lambda request: {},
         budget: "GpuBudget | None" = None,
     ) -> None:
         self.life, self.block, self.targets = life, block, targets
@@ -212,7 +212,7 @@ class Autoscaler:
         self._budget = budget
         if budget is not None:
             budget.scalers.append(self)
-        self._sent, self._bounds = sent, bounds or {}
+        self._sent, self._bounds = sent, bounds
         self._changed = self._grown = -inf
         self._ended = self._kept = 0  # requests since the last look
         self._alarm = Alarm(life.env, self._look)
@@ -230,7 +230,8 @@ class Autoscaler:
             "tpot": (request.finish - request.first_token) / gaps,
             "e2el": request.finish - sent,
         }
-        self._kept += all(times[name] * 1000.0 <= bound for name, bound in self._bounds.items())
+        bounds = self._bounds(request)
+        self._kept += all(times[name] * 1000.0 <= bound for name, bound in bounds.items())
 
     def _look(self, _: simpy.Event) -> None:
         if self.life.done():

@@ -1,6 +1,6 @@
 """What the rules of the diagnosis look at: where time went, and why requests were not admitted."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -13,8 +13,8 @@ from simulator.core.log import Log
 from simulator.costs.cost_model import CostModel
 from simulator.results.breakdown import prompt_stalls
 from simulator.results.record import ClusterRecord, Record, replicas_in
-from simulator.results.request_table import Floats, Ints, Rows
-from simulator.results.service_levels import Judged
+from simulator.results.request_table import Flags, Floats, Ints, Rows
+from simulator.results.service_levels import Judged, goodput_of
 from simulator.results.time_series import SLICE, Leaps, arrivals, decisions
 from simulator.workload.workload import Workload
 
@@ -163,9 +163,23 @@ class Evidence:
         """Say whether a bound on TPOT or ITL that is kept breaks where it is so many times it."""
         judged = [Judged.of(one) for one in self.gauges.get("slo") or ()]
         bounds = [(one.slo.bound, one.value) for one in judged if f"_{latency}_" in one.slo.metric]
-        if latency in (goodput := self.record.scenario.goodput.bounds):
-            bounds.append((goodput[latency], self.ms(f"mean_{latency}")))
+        for bound, here in self.bounds(latency):
+            bounds.append((bound, 1e3 * float(getattr(self.table, latency)[here].mean())))
         return any(value <= bound < times * value for bound, value in bounds)
+
+    def bounds(self, latency: str, among: Flags | None = None) -> Iterator[tuple[float, Flags]]:
+        """Yield the bounds of goodput on a latency, ms, and which served requests have each.
+
+        Of a TPOT those of several tokens. `among` are those that count.
+        """
+        done = self.done if among is None else self.done & among
+        if latency == "tpot":
+            done = done & (self.table.generated > 1)
+        bound = goodput_of(self.record.scenario.goodput, self.table.workload).get(latency, inf)
+        for one in np.unique(bound):
+            here = done & (bound == one)
+            if one < inf and here.any():
+                yield float(one), here
 
     def ms(self, key: str) -> float:
         """Return a statistic of the summary in ms."""

@@ -51,6 +51,8 @@ COLUMNS = (
     *("queue_time", "ttft", "tpot", "e2el", *PARTS),
     *("preemptions", "cached_tokens", "replica", "finish_reason"),
 )
+KINDS = ("client", "priority", "model")
+"""Of requests, that may have bounds of their own."""
 SEAT_COLUMNS = ("seat_idle_time", "seat_idle_steps", "batch_steps")
 OPTIONAL_COLUMNS = (
     *ENCODER_PARTS,
@@ -59,11 +61,12 @@ OPTIONAL_COLUMNS = (
     "prefill_replica",
     DELIVERY,
     *SEAT_COLUMNS,
+    *KINDS[1:],
 )
 """Columns that are there only in clusters that try again, or prefill and decode apart, and where
 requests keep their seats beyond their end."""
 TIMES = ("ttft", "tpot", "e2el")
-TEXTS = ("client", "finish_reason")
+TEXTS = (*KINDS, "finish_reason")
 MEDIAN = "median_e2el_ms"
 STEPS = ("start", "duration", "steps", "prefill_tokens", "running", "waiting")
 
@@ -94,7 +97,7 @@ def explain(folder: Path, request: int) -> str:
     row = _find(folder, request, summary)
     scenario = load_mapping(folder / "scenario.yaml", read_yaml)
     check_numbers(folder / "summary.json", {MEDIAN: summary.get(MEDIAN)})
-    check_numbers(folder / "scenario.yaml", _goodput(scenario))
+    check_numbers(folder / "scenario.yaml", _goodput(scenario, row))
     activity = None if row["queue_time"] is None else _engine_activity(folder, row, summary)
     lines = [_head(row), "", *_events(row, scenario, activity)]
     if row["e2el"] is not None:
@@ -297,8 +300,8 @@ def _remarks(row: Row, summary: Mapping[str, Any], activity: EngineActivity | No
 def _goodput_remarks(row: Row, scenario: Mapping[str, Any]) -> list[str]:
     """Say which bounds of the goodput it meets; a single token meets any TPOT."""
     lines = []
-    for key, bound in _goodput(scenario).items():
-        time = row[key.partition(".")[2]]
+    for key, bound in _goodput(scenario, row).items():
+        time = row[key.rpartition(".")[2]]
         if bound is None or time is None:
             continue
         meets = "meets" if time * 1e3 <= bound else "misses"
@@ -306,8 +309,11 @@ def _goodput_remarks(row: Row, scenario: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _goodput(scenario: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the bounds on a request's times, by the scenario's keys."""
-    bounds = scenario.get("goodput")
-    items = bounds.items() if isinstance(bounds, Mapping) else ()
-    return {f"goodput.{name}": bound for name, bound in items if name in TIMES}
+def _goodput(scenario: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    """Return the bounds on a request's times, by the scenario's keys; of its class, if it has."""
+    block, key = scenario.get("goodput"), "goodput"
+    of = {f"{kind} {row.get(kind)}" for kind in KINDS}
+    items = {**block} if isinstance(block, Mapping) else {}
+    if (own := next((name for name in items if name in of), "")) and isinstance(items[own], dict):
+        items, key = items[own], f"goodput.{own}"
+    return {f"{key}.{name}": bound for name, bound in items.items() if name in TIMES}

@@ -11,7 +11,7 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.advice import Advice, AdvisedEvidence, Finding, turn
 from simulator.diagnosis.evidence import CAUSES
 from simulator.models.gpus import GPUS
-from simulator.results.service_levels import RATES, REQUEST_BOUNDS, Judged, short
+from simulator.results.service_levels import FINISH, RATES, REQUEST_BOUNDS, Judged, short
 from simulator.scenario.kv_room import kv_blocks
 
 BROKEN = "Service level missed: "
@@ -37,7 +37,7 @@ class Broken(NamedTuple):
     def __str__(self) -> str:
         """Say it: `P99 TPOT is 1.89 times its bound (22.7 of 12 ms)`."""
         name = f"P{self.percentile:g} {self.latency.upper()}"
-        told = f"{short(self.value)} of {self.bound:,g} ms"
+        told = f"{short(self.value)} of {short(self.bound)} ms"
         return f"{name} is {self.times:.3g} times its bound ({told})"
 
 
@@ -63,7 +63,7 @@ def levels(run: AdvisedEvidence) -> Finding | None:
                 said += f"; alone on a replica a request has {short(alone)} ms"
         texts.append(said)
     if (
-        any(level.slo.name in RATES for level in judged)
+        any(level.slo.name in (*RATES, FINISH) for level in judged)
         and sum(run.wait_shares.values()) >= WAITING
     ):
         advice += run.advisor.replicas()
@@ -88,12 +88,11 @@ def _latencies(run: AdvisedEvidence, level: Judged) -> Iterator[Broken]:
             share = 50.0 if slo.percentile is None else slo.percentile
             yield Broken(latency, slo.bound, level.value, share)
     elif slo.name == "goodput":
-        done = run.done & slo.asked(table)
-        for latency, bound in run.record.scenario.goodput.bounds.items():
-            counted = done & (table.generated > 1) if latency == "tpot" else done
-            values = 1e3 * getattr(table, latency)[counted]
-            if len(values) and (value := float(np.quantile(values, slo.bound))) > bound:
-                yield Broken(latency, bound, value, 100.0 * slo.bound)
+        for latency in REQUEST_BOUNDS:
+            for bound, here in run.bounds(latency, slo.asked(table)):
+                values = 1e3 * getattr(table, latency)[here]
+                if (value := float(np.quantile(values, slo.bound))) > bound:
+                    yield Broken(latency, bound, value, 100.0 * slo.bound)
 
 
 def _alone(run: AdvisedEvidence, one: Broken) -> float:

@@ -39,7 +39,7 @@ from simulator.diagnosis.wake_ups import wake_ups
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
-from simulator.results.service_levels import Judged
+from simulator.results.service_levels import REQUEST_BOUNDS, Judged
 
 SHOWN = 4  # findings that a report prints
 NOTHING = "Nothing stands out: nothing needs turning."
@@ -289,18 +289,19 @@ def preemption(run: AdvisedEvidence) -> Finding | None:
 
 def slo(run: AdvisedEvidence) -> Finding | None:
     """Requests wait in the queue longer than the goodput's bound on TTFT, or E2EL, allows."""
-    bounds = run.record.scenario.goodput.bounds
-    name = next((name for name in ("ttft", "e2el") if name in bounds), None)
+    queued = run.table.queue_time
+    bounds = {name: [*run.bounds(name)] for name in REQUEST_BOUNDS}
+    name = next((name for name in ("ttft", "e2el") if bounds[name]), None)
     if name is None:
         return None
-    bound = float(bounds[name])
-    late = float((run.table.queue_time[run.done] > bound / 1000).mean())
+    missed = [(float((queued[here] > bound / 1000).sum()), bound) for bound, here in bounds[name]]
+    late, bound = sum(count for count, _ in missed) / int(run.done.sum()), max(missed)[1]
     if late < MISSED:
         return None
     p99 = run.ms("p99_queue_time")
     cause = max(CAUSES, key=lambda cause: run.wait_shares[cause])
     # Fuller steps take longer: where that counts, replicas come first, unless prompts are held.
-    crowded = cause in (MAX_NUM_SEQS, TOKEN_BUDGET) and bounds.keys() != {"ttft"}
+    crowded = cause in (MAX_NUM_SEQS, TOKEN_BUDGET) and bool(bounds["tpot"] or bounds["e2el"])
     crowded &= not (cause == TOKEN_BUDGET and run.advisor.interval())
     return Finding(
         late,

@@ -23,7 +23,7 @@ from simulator.results.request_table import (
     numbered,
     run_span,
 )
-from simulator.results.service_levels import keep_bounds
+from simulator.results.service_levels import Bound, keep_bounds
 from simulator.util.csv_text import Column, Words
 from simulator.workload.workload import Workload
 
@@ -256,7 +256,7 @@ def priority_column(workload: Workload) -> Words:
 
 
 def summarize_parts(
-    table: RequestTable, counted: Flags, words: Words, bounds: Mapping[str, float]
+    table: RequestTable, counted: Flags, words: Words, bounds: Mapping[str, Bound]
 ) -> dict[str, dict[str, object]]:
     """Return what the requests of each client, or of each priority, felt, by its name.
 

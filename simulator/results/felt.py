@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.results.fairness import PART_LATENCIES, PARTS
 from simulator.results.request_table import Flags, RequestTable
-from simulator.results.service_levels import keep_bounds
+from simulator.results.service_levels import Bound, keep_bounds
 from simulator.util.csv_text import Words
 from simulator.util.quantile_sketch import QuantileSketch
 
@@ -43,7 +43,7 @@ class FeltByName:
         """Whether there is anybody to tell apart."""
         return len(self.felt) > 1
 
-    def add(self, table: RequestTable, words: Words, bounds: Mapping[str, float]) -> None:
+    def add(self, table: RequestTable, words: Words, bounds: Mapping[str, Bound]) -> None:
         """Add the requests of a part; codes of -1 have no name. `bounds` in ms."""
         kept = keep_bounds(table, table.completed, bounds)
         for code in np.unique(words.codes[words.codes >= 0]).tolist():

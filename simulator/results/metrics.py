@@ -47,6 +47,7 @@ from simulator.results.sample import Sample
 from simulator.results.service_levels import (
     Slo,
     by_clock,
+    goodput_of,
     keep_bounds,
     request_bounds,
     service_levels,
@@ -147,12 +148,13 @@ class RunMetrics:
         self._costs = [each.cost for each in cores]
         price = find_gpu(cores[0].gpu.name, scenario.gpu.dollars_per_hour).dollars_per_hour
         self._price = None if price is None else price * scenario.gpu.count
-        self._goodput = scenario.goodput.bounds
+        self._goodput = scenario.goodput
+        self._bounded = bool(scenario.goodput.bounds or scenario.goodput.classes)
         self._slos = service_levels(scenario)
-        self._bounds = request_bounds(self._goodput, self._slos)
+        self._bounds = request_bounds(goodput_of(self._goodput, workload), self._slos)
         self._kept = dict.fromkeys(self._bounds, 0)  # requests that keep each bound
         self._kept_all = 0
-        self._of_models: dict[str, float] = {}  # numbers that bounds of one model alone are on
+        self._counted_apart: dict[str, float] = {}  # by the metric of a level
         self._span = step_span(self._costs)
         self._good_at = [0, 0]  # requests that keep `goodput` at both ends of the step times
         self.retries = scenario.cluster is not None and scenario.cluster.may_retry
@@ -206,8 +208,9 @@ class RunMetrics:
             self._later = stays[~over]
             self.add_stays(stays[over])
         self._add_completed(part, table)
+        bounds = request_bounds(goodput_of(self._goodput, table.workload), self._slos)
         for key, sums in self._felt.items():
-            sums.add(table, FELT[key](table.workload), self._bounds)
+            sums.add(table, FELT[key](table.workload), bounds)
         self._peak_rate.forget(before)
 
     def add_stays(self, stays: Rows) -> None:
@@ -232,20 +235,22 @@ class RunMetrics:
         self._failed += int(failed.sum())
         self._input += int(table.workload.prompt_tokens[ended].sum())
         self._output += int(table.generated[ended].sum())
-        self._good += int(keep_bounds(table, ended, self._goodput).sum()) if self._goodput else 0
+        goodput = goodput_of(self._goodput, table.workload)
+        bounds = request_bounds(goodput, self._slos)
+        self._good += int(keep_bounds(table, ended, goodput).sum()) if goodput else 0
         for k, factor in enumerate(self._span or ()):
-            within = {name: bound / factor for name, bound in self._goodput.items()}
+            within = {name: bound / factor for name, bound in goodput.items()}
             self._good_at[k] += int(keep_bounds(table, ended, within).sum())
-        for name, bound in self._bounds.items():
+        for name, bound in bounds.items():
             self._kept[name] += int(keep_bounds(table, ended, {name: bound}).sum())
-        self._kept_all += int(keep_bounds(table, ended, self._bounds).sum()) if self._bounds else 0
-        for slo in (one for one in self._slos if one.part):
-            self._of_models[slo.metric] = slo.value(table, in_time, self._goodput)
+        self._kept_all += int(keep_bounds(table, ended, bounds).sum()) if bounds else 0
+        for slo in (one for one in self._slos if one.counted_apart):
+            self._counted_apart[slo.metric] = slo.value(table, in_time, goodput)
         found = latencies(table, measured)
         if self.retries:
             found[RETRY] = table.retry_time[measured]
-        if self._goodput and self._span is not None:
-            found[STRAIN] = strain(table, ended, self._goodput)
+        if goodput and self._span is not None:
+            found[STRAIN] = strain(table, ended, goodput)
         for name, values in part.latencies.items():
             known = ~np.isnan(values)
             if self.within is not None:
@@ -346,7 +351,7 @@ class RunMetrics:
             "total_input_tokens": self._input,
             "total_output_tokens": self._output,
             "request_throughput": share(self._completed, duration),
-            "request_goodput": share(self._good, duration) if self._goodput else None,
+            "request_goodput": share(self._good, duration) if self._bounded else None,
             "output_throughput": share(self._output, duration),
             "total_token_throughput": share(self._input + self._output, duration),
             "max_output_tokens_per_s": float(self._peak_rate.most),
@@ -374,12 +379,13 @@ class RunMetrics:
     def attainment(self) -> Summary:
         """Say how far the service levels are kept: shares are of all that ended, or failed."""
         ended = self._completed + self._failed
-        own: Summary = {f"slo_{name}_ms": bound for name, bound in self._bounds.items()}
+        each = {k: None if np.ndim(bound) else bound for k, bound in self._bounds.items()}
+        own: Summary = {f"slo_{name}_ms": bound for name, bound in each.items()}
         own |= {f"slo_attainment_{name}": share(count, ended) for name, count in self._kept.items()}
         if self._bounds:
             own["slo_attainment"] = share(self._kept_all, ended)
         if self._slos:
-            found = self._of_models | {"goodput": share(self._good, ended)}
+            found = self._counted_apart | {"goodput": share(self._good, ended)}
             found["completion"] = share(self._completed, ended)
             found |= {k: v for k, v in self.throughput().items() if isinstance(v, float)}
             for slo in self._slos:
@@ -455,7 +461,7 @@ def _parts(record: Record, within: Window | None) -> Summary:
     words = {key: column for key, column in words.items() if len(column.names) > 1}
     if not words and workload.prompt is None:
         return {}
-    table, goodput = record.request_table(), record.scenario.goodput.bounds
+    table, goodput = record.request_table(), goodput_of(record.scenario.goodput, workload)
     counted = ~np.isnan(table.sent) if within is None else _inside(table.sent, within)
     bounds = request_bounds(goodput, service_levels(record.scenario))
     found = {

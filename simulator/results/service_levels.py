@@ -1,7 +1,7 @@
 """Service levels: bounds on the numbers of a run, as `p99_ttft_ms<=1000` or `goodput>=0.95`."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, exp, floor, inf, log, log10
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import QUANTILE
 from simulator.results.request_table import Flags, Floats, RequestTable
-from simulator.scenario.scenario import Scenario
+from simulator.scenario.scenario import GoodputConfig, Scenario
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
 
@@ -22,14 +22,43 @@ REQUEST_BOUNDS = ("ttft", "tpot", "e2el")
 QUEUED = ("ttft", "e2el", "queue_time")
 """Latencies with the time in the queue."""
 RATES = ("output_throughput", "total_token_throughput", "request_throughput")
+FINISH = "finish"
+"""When the last of the requests ended, s from the beginning of the run; written h:mm[:ss]."""
 
 NAMED = 8  # clients that a message names
 EACH = "each"
 """In place of a model: every model, by itself."""
 _TEXT = re.compile(
-    r"\s*(?:((?:(?:client|priority) +)?[^\s:<>=]+):\s*)?([\w.]+)\s*(<=|>=)\s*([-+.\deE]+)\s*"
+    r"\s*(?:((?:(?:client|priority|model) +)?[^\s:<>=]+):\s*)?([\w.]+)\s*(<=|>=)\s*([-+.:\deE]+)\s*"
 )
 _STATISTIC = re.compile(r"(?:mean|median|std|p(?P<p>\d+(?:\.\d+)?))_(?P<name>\w+)_ms")
+
+
+Bound = float | Floats
+"""Of all requests, or of each; in ms."""
+
+
+def asks(workload: Workload, part: str) -> Flags:
+    """Return which requests are of `client NAME`, `priority N` or a model; of "" all are."""
+    kind, _, name = part.rpartition(" ")
+    values = getattr(workload, kind or "model") if part else None
+    if values is None:
+        return np.full(len(workload), not part)
+    return np.array([str(value) == name for value in values])
+
+
+def goodput_of(goodput: GoodputConfig, workload: Workload) -> dict[str, Bound]:
+    """Return the bounds of requests by latency, ms: of each, where they differ; inf: it has none.
+
+    A request of several classes has the bounds of the first.
+    """
+    if not goodput.classes:
+        return {**goodput.bounds}
+    each = np.full((3, len(workload)), inf)
+    for part, block in [*goodput.classes.items(), ("", goodput)][::-1]:
+        own = np.array([block.bounds.get(name, inf) for name in REQUEST_BOUNDS])
+        each[:, asks(workload, part)] = own[:, None]
+    return dict(zip(REQUEST_BOUNDS, each, strict=True))
 
 
 class Slo(NamedTuple):
@@ -50,7 +79,14 @@ class Slo(NamedTuple):
     @property
     def text(self) -> str:
         """Write it as the user does."""
-        return f"{self.metric}{'<=' if self.at_most else '>='}{self.bound:g}"
+        return f"{self.metric}{'<=' if self.at_most else '>='}{self.words(self.bound)}"
+
+    def words(self, value: float, number: Callable[[float], str] = "{:g}".format) -> str:
+        """Write a value of it as a `number`, or the time of an end as `6:00`."""
+        if self.name != FINISH:
+            return number(value)
+        minutes, seconds = divmod(ceil(round(value, 6)), 60)
+        return f"{minutes // 60}:{minutes % 60:02}{f':{seconds:02}' if seconds else ''}"
 
     @property
     def duration(self) -> float:
@@ -69,6 +105,11 @@ class Slo(NamedTuple):
         return value <= self.bound if self.at_most else value >= self.bound
 
     @property
+    def counted_apart(self) -> bool:
+        """Whether its number is not one of the summary, but takes the table of all requests."""
+        return bool(self.part) or self.name == FINISH
+
+    @property
     def of_requests(self) -> bool:
         """Whether it bounds a mean over requests, that of `cost`, which `limit` must not exceed."""
         return bool(self.latency) or self.name in SHARES
@@ -85,7 +126,7 @@ class Slo(NamedTuple):
             return round(1.0 - self.bound, 12)
         return self.bound if self.percentile is None else round(1.0 - self.percentile / 100.0, 12)
 
-    def cost(self, table: RequestTable, goodput: Mapping[str, float]) -> Floats:
+    def cost(self, table: RequestTable, goodput: Mapping[str, Bound]) -> Floats:
         """Get what each request adds: its latency in ms for a mean, else 1 if it misses the bound.
 
         NaN: it does not count. A percentile keeps its bound where the share of requests above the
@@ -106,18 +147,12 @@ class Slo(NamedTuple):
 
     def asked(self, table: RequestTable) -> Flags:
         """Return which requests it is of."""
-        return self.asked_of(table.workload)
+        return asks(table.workload, self.part)
 
-    def asked_of(self, workload: Workload) -> Flags:
-        """Do so before they are run."""
-        kind, _, name = self.part.rpartition(" ")
-        values = getattr(workload, kind or "model") if self.part else None
-        if values is None:
-            return np.full(len(workload), not self.part)
-        return np.array([str(value) == name for value in values])
-
-    def value(self, table: RequestTable, counted: Flags, goodput: Mapping[str, float]) -> float:
+    def value(self, table: RequestTable, counted: Flags, goodput: Mapping[str, Bound]) -> float:
         """Return the number of some requests' run; as in vLLM a latency of none is 0."""
+        if self.name == FINISH:  # whatever is left out of a steady state
+            return float(np.nanmax(table.finish[table.completed & self.asked(table)], initial=0.0))
         cost = self.cost(table, goodput)[counted & (table.reason >= 0)]
         if self.name in SHARES:
             return 1.0 - float(np.nanmean(cost)) if (~np.isnan(cost)).any() else 1.0
@@ -159,7 +194,7 @@ def by_clock(slo: Slo, value: float, span: Span) -> Span:
     Latencies with it, rates against it; a share of requests must be counted, and is as it is.
     """
     low, high = span
-    if slo.name in SHARES:
+    if slo.name in (*SHARES, FINISH):
         return value, value
     return (value * low, value * high) if slo.at_most else (value / high, value / low)
 
@@ -246,23 +281,24 @@ def parse_slo(text: str) -> Slo:
     match = _TEXT.fullmatch(text)
     try:
         part, metric, sign, number = match.groups() if match else (None, "", "", "")
-        bound = float(number)
+        bound = _seconds(number) if metric == FINISH else float(number)
     except ValueError:
         raise HeadwayError(
-            f"--slo {text}: must be METRIC<=NUMBER or METRIC>=NUMBER, as p99_ttft_ms<=1000"
+            f"--slo {text}: must be METRIC<=NUMBER or METRIC>=NUMBER, as p99_ttft_ms<=1000, or "
+            "finish<=6:00 (hours and minutes of the run)"
         ) from None
     percentile, latency = None, ""
-    if metric in SHARES or metric in RATES:
+    if metric in (*SHARES, *RATES, FINISH):
         if metric in SHARES and not 0 <= bound <= 1:
             raise HeadwayError(f"--slo {text}: a share is from 0 to 1")
-        useful = ">="
+        useful = "<=" if metric == FINISH else ">="
     else:
         named = _STATISTIC.fullmatch(metric)
         if named is None or named["name"] not in LATENCIES:
             raise HeadwayError(
                 f"--slo {text}: no metric {metric!r}; there are mean, median, std and any "
                 f"percentile (p99, p99.9) of {', '.join(LATENCIES)}, as p99_ttft_ms, and "
-                f"{', '.join((*SHARES, *RATES))}"
+                f"{', '.join((*SHARES, *RATES, FINISH))}"
             )
         if named["p"] is not None:
             percentile = float(named["p"])
@@ -280,16 +316,26 @@ def parse_slo(text: str) -> Slo:
         raise HeadwayError(f"--slo {text}: {metric} is to be {useful} something")
     if part is None:
         return Slo(metric, sign == "<=", bound, percentile, latency)
-    if not latency and metric not in SHARES:
+    if not latency and metric not in (*SHARES, FINISH):
         raise HeadwayError(f"--slo {text}: {metric} is of all requests together")
     part = " ".join(part.split())
     return Slo(f"{part}:{metric}", sign == "<=", bound, percentile, latency, part)
 
 
+def _seconds(text: str) -> float:
+    """Read h:mm or h:mm:ss; ValueError where it is neither."""
+    hours, *rest = map(int, text.split(":"))
+    minutes, seconds = [*rest, 0][:2]
+    found = 3600.0 * hours + 60.0 * minutes + seconds
+    if len(rest) > 2 or min(hours, *rest) < 0 or max(rest) > 59 or not found:
+        raise ValueError
+    return found
+
+
 def parse_slos(texts: Iterable[str], models: Sequence[str]) -> list[Slo]:
     """Read bounds; one of a model by itself, `MODEL:` before it, or of `each`, names who is served.
 
-    `client NAME:` and `priority N:` are of requests, which `need_parts` knows.
+    `client NAME:`, `priority N:` and `model NAME:` are of requests, which `need_parts` knows.
 
     Beside them all requests must be completed, unless it says otherwise, since latencies are of
     those that were.
@@ -313,32 +359,38 @@ def parse_slos(texts: Iterable[str], models: Sequence[str]) -> list[Slo]:
 
 
 def service_levels(scenario: Scenario) -> list[Slo]:
-    """Return what runs of a scenario are judged by: its `slo`, else 99 % of its `goodput`.
+    """Return what runs of a scenario are judged by: its `slo`, else `default_levels`.
 
     Nothing where there are no bounds. Raises HeadwayError for a wrong one.
     """
-    goodput = scenario.goodput.bounds
-    texts = scenario.slo or (["goodput>=0.99"] if goodput else [])
-    found = parse_slos(texts, scenario.models)
-    if not goodput and any(slo.name == "goodput" for slo in found):
+    found = parse_slos(scenario.slo or default_levels(scenario.goodput), scenario.models)
+    goodput = scenario.goodput
+    if not (goodput.bounds or goodput.classes) and any(slo.name == "goodput" for slo in found):
         raise HeadwayError("--slo goodput: needs bounds in the scenario's `goodput`")
     return found
 
 
-def need_parts(slos: Iterable[Slo], workload: Workload) -> None:
-    """Refuse a level of requests of which there are none: nobody would break it."""
-    for slo in slos:
-        kind, _, _ = slo.part.rpartition(" ")
-        if kind and not slo.asked_of(workload).any():
+def default_levels(goodput: GoodputConfig) -> list[str]:
+    """Say that 99 % of all requests, and of each class, keep the bounds that there are."""
+    levels = ["goodput>=0.99"] if goodput.bounds else []
+    return levels + [f"{part}: goodput>=0.99" for part in goodput.classes]
+
+
+def need_parts(slos: Iterable[Slo], scenario: Scenario, workload: Workload) -> None:
+    """Refuse a level, or bounds, of requests of which there are none: nobody would break them."""
+    named = {slo.part: f"--slo {slo.text}" for slo in slos}
+    for part, what in (named | {it: f"goodput.{it}" for it in scenario.goodput.classes}).items():
+        kind, _, _ = part.rpartition(" ")
+        if kind and not asks(workload, part).any():
             values = getattr(workload, kind)
             there = sorted({*map(str, values)} if values is not None else ())[:NAMED]
             raise HeadwayError(
-                f"--slo {slo.text}: no request is of {slo.part}; "
+                f"{what}: no request is of {part}; "
                 f"{'there are ' + ', '.join(there) if there else f'none names a {kind}'}"
             )
 
 
-def request_bounds(goodput: Mapping[str, float], slos: Sequence[Slo]) -> dict[str, float]:
+def request_bounds(goodput: Mapping[str, Bound], slos: Sequence[Slo]) -> dict[str, Bound]:
     """Return the bounds (ms) that each request is held against, for the SLO attainment.
 
     They are those of the percentiles that `slos` bound: that the P99 TTFT is at most 1000 ms says
@@ -346,16 +398,16 @@ def request_bounds(goodput: Mapping[str, float], slos: Sequence[Slo]) -> dict[st
     Those of `goodput` count where `slos` bound no percentile, or name `goodput`; where it bounds
     the same latency, its bound then stands.
     """
-    found: dict[str, float] = {}
-    for slo in slos:
+    found: dict[str, Bound] = {}
+    for slo in sorted(slos, key=lambda slo: slo.bound):
         if slo.percentile is not None and slo.latency in REQUEST_BOUNDS and not slo.part:
-            found[slo.latency] = max(slo.bound, found.get(slo.latency, 0.0))
-    if not found or any(slo.metric == "goodput" for slo in slos):
+            found[slo.latency] = slo.bound
+    if not found or any(slo.name == "goodput" for slo in slos):
         found |= goodput
-    return {name: found[name] for name in REQUEST_BOUNDS if name in found}
+    return {k: found[k] for k in REQUEST_BOUNDS if np.isfinite(found.get(k, inf)).any()}
 
 
-def keep_bounds(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> Flags:
+def keep_bounds(table: RequestTable, completed: Flags, goodput: Mapping[str, Bound]) -> Flags:
     """Return which of the completed requests keep every bound (ms, inclusive)."""
     keep = completed.copy()
     for name, bound in goodput.items():
@@ -366,10 +418,10 @@ def keep_bounds(table: RequestTable, completed: Flags, goodput: Mapping[str, flo
     return keep
 
 
-def strain(table: RequestTable, completed: Flags, goodput: Mapping[str, float]) -> Floats:
+def strain(table: RequestTable, completed: Flags, goodput: Mapping[str, Bound]) -> Floats:
     """Return how many times its bound, of several the worst, each completed request takes."""
     found: Floats = np.zeros(int(completed.sum()))
     for name, bound in goodput.items():
-        values = 1000.0 * getattr(table, name)[completed] / bound
+        values = (1000.0 * getattr(table, name) / bound)[completed]
         found = np.fmax(found, values)  # NaN: a single token has no TPOT
     return found

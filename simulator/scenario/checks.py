@@ -407,7 +407,7 @@ def _check_resilience(
 ) -> Iterator[Conflict]:
     """See whether scaling, failures and timeouts go with the rest."""
     failures, client = cluster.failures, cluster.client
-    bounds = scenario.goodput.bounds
+    bounds = scenario.goodput.bounds or scenario.goodput.classes
     for name, scaling in cluster.scalers.items():
         if scaling.metric == "slo_attainment" and not bounds:
             key = f"{cluster.scaler_key(name)}.metric"

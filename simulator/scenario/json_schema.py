@@ -6,7 +6,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from simulator.core.engine_config import DTYPES
-from simulator.scenario.scenario import Scenario
+from simulator.scenario.scenario import CLASS, Scenario
 from simulator.util.config import Config, Named
 from simulator.util.from_mapping import FieldInfo, as_plain
 from simulator.workload.generate import Generator
@@ -80,6 +80,7 @@ def json_schema() -> dict[str, Any]:
     workload = blocks["WorkloadConfig"]
     for field in dataclasses.fields(Generator):
         workload["properties"].setdefault(field.name, {"description": GENERATOR_KEYS[field.name]})
+    blocks["GoodputConfig"]["patternProperties"] = {f"^{CLASS}$": {"type": "object"}}
     workload["properties"]["frontend"]["anyOf"].append({"enum": [*FRONTENDS]})
     for key, what in (("engine", "a named engine, such as vllm"), ("gpu", "a GPU, such as L4")):
         for block in ("Scenario", "GroupConfig"):

@@ -4,6 +4,7 @@ vLLM's spelling for every knob it has. What the file leaves out has the default 
 it says wrongly is refused, all mistakes at once, each with its line.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 else:
     PredictorSpec = Any  # to be imported where a scenario has one
 
+CLASS = r"(client|priority|model) +\S.*"
+"""Some of the requests, by name."""
 TRACE_OPTION = "--set workload.columns="  # by which columns of a trace are given
 
 
@@ -59,8 +62,8 @@ def _predictor(value: object) -> object:
     return parse_predictor({"kind": value} if isinstance(value, str) else value)
 
 
-class GoodputConfig(Config):
-    """The service level that a request must meet to count as goodput; null: not asked."""
+class Bounds(Config):
+    """Bounds on the times of a request; null: not asked."""
 
     ttft: PositiveFloat | None = Field(None, description="longest time to first token, ms")
     tpot: PositiveFloat | None = Field(None, description="longest time per output token, ms")
@@ -69,7 +72,47 @@ class GoodputConfig(Config):
     @property
     def bounds(self) -> dict[str, float]:
         """The bounds that are set, ms."""
-        return {name: bound for name, bound in self if bound is not None}
+        found = ((name, getattr(self, name)) for name in Bounds.model_fields)
+        return {name: bound for name, bound in found if bound is not None}
+
+
+class GoodputConfig(Bounds):
+    """The service level that a request must meet to count as goodput; null: not asked.
+
+    A key `client NAME`, `priority N` or `model NAME` has the bounds of these requests, in place of
+    those of all; a request of several has those of the first.
+    """
+
+    _classes: Mapping[str, Bounds]
+
+    @property
+    def classes(self) -> Mapping[str, Bounds]:
+        """The bounds of some requests alone, by the name of their class."""
+        return self._classes
+
+    def _read_others(self, values: dict[str, Any]) -> list[FieldError]:
+        faults, found = list[FieldError](), dict[str, Bounds]()
+        for key, value in values.items():
+            try:
+                if not re.fullmatch(CLASS, key):
+                    faults += super()._read_others({key: value})
+                elif not (own := Bounds.model_validate(value)).bounds:
+                    faults.append(((key,), "has no bound: give ttft, tpot or e2el, ms"))
+                else:
+                    found[key] = own
+            except ValueError as error:
+                faults += field_errors((key,), error)
+        self._classes = found
+        return faults
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        yield from super().__iter__()
+        yield from self.classes.items()
+
+    def of(self, client: str, priority: object, model: str) -> dict[str, float]:
+        """Return the bounds of a request, ms."""
+        own = {f"client {client}", f"priority {priority}", f"model {model}"}
+        return next((it.bounds for name, it in self.classes.items() if name in own), self.bounds)
 
 
 class Scenario(Config):

@@ -156,7 +156,7 @@ def spread_cluster(
     The result is that of `run_cluster`. Raises HeadwayError where the replicas are tied together.
     """
     workload = scenario.make_workload() if workload is None else workload
-    need_parts(service_levels(scenario), workload)
+    need_parts(service_levels(scenario), scenario, workload)
     if (why := find_coupling(scenario, workload)) is not None:
         raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
     specs = resolve_groups(scenario)
@@ -271,7 +271,7 @@ def connect_client(
                 block,
                 [target for target in fleet.targets if target.group == name],
                 sent=client.sent,
-                bounds=scenario.goodput.bounds,
+                bounds=lambda one: scenario.goodput.of(one.client, one.priority, one.model),
                 budget=budget,
             )
             for name, block in cluster.scalers.items()

@@ -54,7 +54,7 @@ def run(
         workload = scenario.make_workload()
     else:
         workload.check()
-    need_parts(service_levels(scenario), workload)
+    need_parts(service_levels(scenario), scenario, workload)
     if scenario.cluster is not None:
         from simulator.simulation.cluster import run_cluster
 

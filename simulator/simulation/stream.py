@@ -198,8 +198,8 @@ def refuse(scenario: Scenario) -> None:
         for why, holds in {
             "workload.n: must be 1": load.n > 1,
             "workload.adapters, models: what each felt needs all requests": _serves(scenario),
-            "slo: a level of some requests needs all of them": any(
-                slo.part for slo in service_levels(scenario)
+            "slo: a level of some requests, or of the last one, needs all of them": any(
+                slo.counted_apart for slo in service_levels(scenario)
             ),
             "predictor: its errors are drawn for all requests together": scenario.predictor,
             "cluster.groups: with kv_role or ec_role a request is at several replicas": (

@@ -193,3 +193,12 @@ def test_any_cell_may_be_spoilt(folder: Path, name: str, value: str) -> None:
     assert all(message.startswith(f"{path}:{at + 2}: ") for message in told.values())
     if value in ("", "six"):
         assert told.keys() >= ({*CELLS} if name == "requests" else {"start", "steps", "waiting"})
+
+
+def test_a_request_of_a_class_is_told_by_its_bounds(write, tmp_path: Path) -> None:
+    scenario = load_scenario(write(PAIR), ["goodput={ttft: 500, client paid: {e2el: 5000}}"])
+    load = scenario.make_workload()
+    load.client = ["paid", "paid"]
+    write_run(run(scenario, workload=load), tmp_path / "out")
+    story = explain(tmp_path / "out", 1).splitlines()
+    assert story[-1] == "It misses goodput.client paid.e2el (5000 ms): 6,000.0 ms."

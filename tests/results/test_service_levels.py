@@ -5,6 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from headway.report.text import slo_lines
 from simulator.costs.noise import ScaledCost
 from simulator.costs.piecewise import PiecewiseCost
 from simulator.results.service_levels import (
@@ -101,7 +102,13 @@ def test_the_loosest_percentile_bounds_requests_and_goodput_where_it_is_asked_fo
 
 @pytest.mark.parametrize(
     ("slo", "message"),
-    [("p99_tft_ms<=1", "no metric 'p99_tft_ms'"), ("goodput>=0.9", "needs bounds")],
+    [
+        ("p99_tft_ms<=1", "no metric 'p99_tft_ms'"),
+        ("goodput>=0.9", "needs bounds"),
+        ("finish<=6", "or finish<=6:00"),
+        ("finish<=6:70", "or finish<=6:00"),
+        ("finish>=6:00", "finish is to be <= something"),
+    ],
 )
 def test_wrong_levels_are_refused(slo: str, message: str) -> None:
     with pytest.raises(HeadwayError, match=message):
@@ -177,6 +184,54 @@ def test_levels_of_a_client_and_of_a_priority_are_of_its_requests_alone() -> Non
     assert told["priority 5:p100_ttft_ms<=9000"] == (10000.0, False)
     assert told["client b:goodput>=0.5"] == (0.5, True)
     assert own["per_client"]["b"]["mean_ttft_ms"] == 7000.0
+
+
+CLASSES = {"ttft": 4000.0, "client a": {"e2el": 9000.0}, "priority 5": {"tpot": 1000.0}}
+
+
+def test_a_class_has_bounds_of_its_own_and_its_share_is_a_level() -> None:
+    """TTFTs of 1, 4, 7, 10 s, E2ELs 2 s later: a's 3 and 9 are kept, 4 of all's, and any TPOT."""
+    found = scenario(goodput=CLASSES)
+    load = found.make_workload()
+    load.client, load.priority = ["a", "b", "a", "b"], np.array([0, 0, 5, 5])
+    own = run(found, workload=load).summary()["headway"]
+    levels = ["goodput>=0.99", "client a:goodput>=0.99", "priority 5:goodput>=0.99"]
+    assert [one["bound"] for one in own["slo"]] == [*levels, "completion>=1"]
+    assert all(one["value"] == 1.0 for one in own["slo"])
+    assert (own["slo_ttft_ms"], own["slo_attainment"]) == (None, 1.0)
+    tight = scenario(goodput={**CLASSES, "client a": {"e2el": 8000.0}}, slo=["goodput>=0.9"])
+    own = run(tight, workload=load).summary()["headway"]
+    assert own["slo"][0]["value"] == 0.75
+    assert own["per_client"]["a"]["slo_attainment"] == 0.5
+    (text,) = (one["text"] for one in own["diagnosis"] if one["rule"] == "levels")
+    assert "P90 E2EL is 1.05 times its bound (8400 of 8000 ms)" in text
+
+
+def test_bounds_of_a_class_are_read_written_and_refused() -> None:
+    found = scenario(goodput=CLASSES)
+    assert found.goodput.model_dump(exclude_unset=True) == CLASSES
+    assert found.goodput.of("b", 5, "") == {"tpot": 1000.0}
+    assert found.goodput.of("b", 0, "") == {"ttft": 4000.0}
+    with pytest.raises(ValueError, match=r"goodput\.client a\.ttfs: unknown key"):
+        scenario(goodput={"client a": {"ttfs": 1.0}})
+    with pytest.raises(ValueError, match=r"goodput\.client a: has no bound"):
+        scenario(goodput={"client a": {}})
+    with pytest.raises(HeadwayError, match=r"goodput\.client a: no request is of client a"):
+        run(found)
+
+
+def test_the_last_request_of_a_client_ends_by_a_time() -> None:
+    """The four end after 3, 6, 9 and 12 s."""
+    slo = ["client a: finish<=0:00:09", "finish<=0:00:10"]
+    found = scenario(slo=slo)
+    load = found.make_workload()
+    load.client = ["a", "b", "a", "b"]
+    result = run(found, workload=load)
+    told = [(one["bound"], one["value"], one["met"]) for one in result.summary()["headway"]["slo"]]
+    assert told[:2] == [("client a:finish<=0:00:09", 9.0, True), ("finish<=0:00:10", 12.0, False)]
+    assert ("finish<=0:00:10", "0:00:12 broken by 20 %") in slo_lines(result.summary())
+    with pytest.raises(HeadwayError, match="or of the last one, needs all of them"):
+        run_streamed(scenario(slo=slo[1:]))
 
 
 def test_a_level_of_requests_that_nobody_sends_is_refused() -> None:

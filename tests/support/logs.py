@@ -107,7 +107,7 @@ def summarize(
         engine=EngineConfig(**{"max_num_seqs": 20, "block_size": 4, **engine}),
         gpu=GpuConfig(power=power or {}),
         slo=[],
-        goodput=SimpleNamespace(bounds=goodput or {}),
+        goodput=SimpleNamespace(bounds=goodput or {}, classes={}),
         cluster=None,
     )
     gpu, given = find_gpu("A100-80GB"), scenario.gpu.power
