@@ -32,8 +32,8 @@ TEXTS = "hidden_act hybrid_override_pattern"
 NAMES = """modules_to_not_convert ignored_layers ignore exclude_modules llm_int8_skip_modules
     targets layer_types architectures exclude"""
 BLOCKS = """text_config llm_config vision_config audio_config rope_scaling rope_parameters
-    quantization_config kv_cache_scheme global_quant_config"""
-OF_BLOCKS = "config_groups quantized_layers extra_config"
+    quantization_config kv_cache_scheme global_quant_config export weights weight"""
+OF_BLOCKS = "config_groups quantized_layers extra_config layer_quant_config"
 PAIRS = "weight_block_size block_structure"
 
 
@@ -53,6 +53,10 @@ def _block(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
+def _blocks(value: object) -> bool:
+    return isinstance(value, Mapping) and all(map(_block, value.values()))
+
+
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     key: (fits, what)
     for keys, fits, what in (
@@ -66,11 +70,8 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         (NAMES, lambda names: _list(names, _text), "a list of names"),
         ("fullatt_block_indexes mlp_only_layers", lambda n: _list(n, _whole), "a list of numbers"),
         (BLOCKS, _block, "a mapping"),
-        (
-            OF_BLOCKS,
-            lambda all: _block(all) and _list([*all.values()], _block),
-            "a mapping of mappings",
-        ),
+        (OF_BLOCKS, _blocks, "a mapping of mappings"),
+        ("dynamic", lambda one: isinstance(one, bool) or _blocks(one), "a mapping of mappings"),
         (
             PAIRS,
             lambda pair: _list(pair, lambda n: _whole(n, MOST, 1)) and len(pair) == 2,

@@ -1,13 +1,13 @@
 """How a checkpoint's numbers lie in memory, module by module: `quantization_config`.
 
 Also what `hf_quant_config.json` of ModelOpt says. The first of `Quantization.rules` that a module's
-name matches decides; modules in `ignored`, and what no rule matches, stay in 16 bits. Names are
-compared without the parts that wrap a language model (`model.`, `language_model.`), by whole parts
-between dots: `gate` is the router, not `gate_proj`.
+name matches decides; what no rule matches stays in 16 bits, and `lm_head` where none names it.
+Names are compared without the parts that wrap a language model (`model.`, `language_model.`), by
+whole parts between dots: `gate` is the router, not `gate_proj`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import translate
 from functools import cache
 from math import ceil
@@ -27,6 +27,11 @@ SPELLINGS = (
     (r"\bshared_experts\b", "shared_expert"),
 )
 """What some files call a module of ours: kinds that they name together, or another family's."""
+IGNORED = (
+    *("modules_to_not_convert", "ignored_layers", "ignore"),
+    *("exclude_modules", "llm_int8_skip_modules", "exclude"),
+)
+"""Keys of the modules left in 16 bits, by method; the first that has some counts."""
 
 
 class Format(NamedTuple):
@@ -55,33 +60,40 @@ FORMATS = {
 with a scale in 16 bits and a zero point in 4; blocks of 16 and 32 with a scale in 8 bits."""
 
 
+EXPERTS = ("experts",)  # what alone is in mxfp4
+
+
 class Rule(NamedTuple):
-    """What modules of some names lie in; no names: all. `format` None: in 16 bits."""
+    """What modules of some names lie in; no names: all others. `format` None: in 16 bits."""
 
     names: tuple[str, ...]
     format: Format | None
 
 
 class Quantization(NamedTuple):
-    """A checkpoint's formats."""
+    """A checkpoint's formats; the last rule is that of most matrices, or of the experts (mxfp4)."""
 
-    word: str  # what most of its matrices are, or its experts alone (mxfp4)
-    rules: tuple[Rule, ...] = ()
-    ignored: tuple[str, ...] = ()
+    rules: tuple[Rule, ...]
     cache: str = ""  # dtype of the KV cache where --kv-cache-dtype is auto; "": that of the rest
-    unsaid: str = ""  # what the file does not tell
 
-    def of(self, name: str, expert: bool = False) -> Format | None:
+    @property
+    def word(self) -> str:
+        """What most of its matrices are; "": the file does not say which modules are quantized."""
+        most = self.rules[-1].format if self.rules else None
+        return most.word if most else ""
+
+    def of(self, name: str) -> Format | None:
         """Find the format of the module of a checkpoint's name; None: 16 bits."""
-        if _matches(self.ignored, name):
-            return None
-        if not self.rules:
-            alone = self.word == "mxfp4" and not expert
-            return None if alone or name == "lm_head" else FORMATS[self.word]
         for names, found in self.rules:
-            if not names or _matches(names, name):
-                return found if names or name != "lm_head" else None
+            if _matches(names, name) or (not names and name != "lm_head"):
+                return found
         return None
+
+
+@cache
+def in_one_format(word: str) -> Quantization:
+    """Return the formats of a checkpoint that is wholly in one of `FORMATS`; mxfp4: the experts."""
+    return Quantization((Rule(EXPERTS if word == "mxfp4" else (), FORMATS[word]),))
 
 
 @cache
@@ -104,12 +116,10 @@ def _matches(names: tuple[str, ...], name: str) -> bool:
     """Whether one of the names in a file means the module: all of it or what it is part of."""
     plain, pattern = _patterns(names)
     spellings = [name, *(re.sub(ours, theirs, name) for ours, theirs in SPELLINGS)]
-    for one in dict.fromkeys(spellings):
+    for one in dict.fromkeys(spellings) if names else ():
         parts = one.split(".")
-        runs = (
-            ".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 1, len(parts) + 1)
-        )
-        if plain and not plain.isdisjoint(runs):
+        ends = range(1, len(parts) + 1)
+        if plain and any(".".join(parts[a:b]) in plain for b in ends for a in range(b)):
             return True
         if pattern and any(pattern.match(head + one) for head in HEADS):
             return True
@@ -133,20 +143,28 @@ def read_quantization(config: object) -> Quantization | None:
             f"quantization_config: quant_method {method!r} is not known; there are "
             f"{', '.join(READERS)}. Without this key, engine.quantization says what the weights are"
         )
-    found = reader(config)
+    rules = tuple(reader(config))
+    if rules and (ignored := next((config[key] for key in IGNORED if config.get(key)), ())):
+        rules = (Rule(tuple(ignored), None), *rules)
     try:
-        for names in (found.ignored, *(rule.names for rule in found.rules)):
-            _patterns(names)
+        for rule in rules:
+            _patterns(rule.names)
     except re.error as error:
         raise ValueError(
             f"quantization_config: {short_repr(error.pattern)} is no regular expression: {error}"
         ) from None
-    return found
+    return Quantization(rules, _cache(config))
 
 
-def _names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    """Return the names at the first of these keys that has some."""
-    return tuple(next((config[key] for key in keys if config.get(key)), ()))
+def _cache(config: Mapping[str, Any]) -> str:
+    """Return the dtype that a checkpoint has scales of its KV cache for; "": none."""
+    exported = config.get("export") or {}  # Quark's
+    found = exported.get("kv_cache_group") or config.get("kv_cache_quant_algo")
+    scheme = config.get("kv_cache_scheme") or {}
+    floats = scheme.get("type", "float") == "float"
+    if "FP4" in str(found):
+        return "nvfp4"
+    return "fp8" if found or (scheme and floats) else ""
 
 
 def _fp8_of(block: Sequence[int] | None) -> Format:
@@ -154,42 +172,31 @@ def _fp8_of(block: Sequence[int] | None) -> Format:
     return Format("fp8", 8, 4, block[1], block[0]) if block else FORMATS["fp8"]
 
 
-def _fp8(config: Mapping[str, Any]) -> Quantization:
-    found = _fp8_of(config.get("weight_block_size"))
-    ignored = _names(config, "modules_to_not_convert", "ignored_layers")
-    return Quantization("fp8", (Rule((), found),), ignored)
+def _fp8(config: Mapping[str, Any]) -> Iterator[Rule]:
+    yield Rule((), _fp8_of(config.get("weight_block_size")))
 
 
-def _grouped(config: Mapping[str, Any]) -> Quantization:
+def _grouped(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read AWQ's, GPTQ's and AutoRound's: scales in 16 bits, zero points as wide as the weights.
 
     `dynamic` and `extra_config` have other formats for modules of some names, or none.
     """
-    usual = {"bits": config.get("w_bit"), "group_size": 128} | _given(config)
+    keys = ("bits", "group_size")
+    usual = {"bits": config.get("w_bit"), "group_size": 128}
+    usual |= {key: config[key] for key in keys if config.get(key) is not None}
     found = _integers(usual["bits"], usual["group_size"], True)
-    rules: list[Rule] = []
     for key in ("dynamic", "extra_config"):
-        changes = config.get(key) or {}
-        if not isinstance(changes, Mapping) or not all(map(_is_mapping, changes.values())):
-            raise ValueError(f"{key}: must be a mapping of mappings, not {short_repr(changes)}")
-        for name, change in changes.items():
-            own = usual | _given(change)
+        changes = config.get(key)
+        for name, change in changes.items() if isinstance(changes, Mapping) else ():
+            own = usual | {one: change[one] for one in keys if change.get(one) is not None}
             whole = name.startswith("-:") or own["bits"] == 16
             plain = name[2:] if name[:2] in ("-:", "+:") else name
             pattern = f"re:{plain}" if key == "dynamic" or "*" in name else plain
             own_format = None if whole else _integers(own["bits"], own["group_size"], True)
-            rules.append(Rule((pattern,), own_format))
-    head = (Rule(("lm_head",), found),) if config.get("lm_head") is True else ()
-    ignored = _names(config, "modules_to_not_convert")
-    return Quantization(found.word, (*rules, *head, Rule((), found)), ignored)
-
-
-def _given(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: config[key] for key in ("bits", "group_size") if config.get(key) is not None}
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping)
+            yield Rule((pattern,), own_format)
+    if config.get("lm_head") is True:
+        yield Rule(("lm_head",), found)
+    yield Rule((), found)
 
 
 def _integers(bits: object, group: int | None, zeros: bool) -> Format:
@@ -199,39 +206,29 @@ def _integers(bits: object, group: int | None, zeros: bool) -> Format:
     return Format(f"int{bits}", bits, 2 + zeros * bits / 8, max(group or 0, 0))
 
 
-def _mxfp4(config: Mapping[str, Any]) -> Quantization:
-    return Quantization("mxfp4", (), _names(config, "modules_to_not_convert"))
+def _mxfp4(_: Mapping[str, Any]) -> Iterator[Rule]:
+    yield Rule(EXPERTS, FORMATS["mxfp4"])
 
 
-def _bitsandbytes(config: Mapping[str, Any]) -> Quantization:
+def _bitsandbytes(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read bitsandbytes': 4 bits with a scale of 32 bits for 64, which vLLM keeps unpacked."""
     eight = config.get("load_in_8bit") and not config.get("load_in_4bit")
-    found = FORMATS["int8"] if eight else Format("int4", 4, 4, 64)
-    return Quantization(found.word, (Rule((), found),), _names(config, "llm_int8_skip_modules"))
+    yield Rule((), FORMATS["int8"] if eight else Format("int4", 4, 4, 64))
 
 
-def _modelopt(config: Mapping[str, Any]) -> Quantization:
+def _modelopt(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read ModelOpt's, as config.json or hf_quant_config.json has it."""
-    ignored = _names(config, "exclude_modules", "ignore")
-    cached = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
-    dtype = "nvfp4" if "FP4" in str(cached) else "fp8" if cached else ""
-    algorithm = str(config.get("quant_algo") or "")
+    algorithm = config.get("quant_algo")
     if algorithm == "MIXED_PRECISION":
-        layers = config.get("quantized_layers") or {}
-        formats = {name: _algorithm(layer) for name, layer in layers.items()}
-        rules = tuple(
-            Rule(tuple(name for name, own in formats.items() if own == found), found)
-            for found in dict.fromkeys(formats.values())
-        )
-        most = max(rules, key=lambda rule: len(rule.names), default=None)
-        if most is None or most.format is None:
-            unsaid = "quantized_layers is empty: which of its modules are quantized is not said"
-            return Quantization("", (), (), dtype, unsaid)
-        return Quantization(most.format.word, rules, ignored, dtype)
-    if not algorithm and config.get("config_groups"):
-        return _compressed(config)._replace(cache=dtype)
-    found = _algorithm(config)
-    return Quantization(found.word, (Rule((), found),), ignored, dtype)
+        names: dict[Format, list[str]] = {}
+        for name, layer in (config.get("quantized_layers") or {}).items():
+            names.setdefault(_algorithm(layer), []).append(name)
+        for found in sorted(names, key=lambda one: len(names[one])):
+            yield Rule(tuple(names[found]), found)
+    elif not algorithm and config.get("config_groups"):
+        yield from _compressed(config)
+    else:
+        yield Rule((), _algorithm(config))
 
 
 ALGORITHMS = {
@@ -253,22 +250,20 @@ def _algorithm(config: Mapping[str, Any]) -> Format:
     return found._replace(group=group) if group and found.bits == 4 else found
 
 
-def _compressed(config: Mapping[str, Any]) -> Quantization:
-    """Read compressed-tensors': groups of modules by class, name or pattern."""
+def _compressed(config: Mapping[str, Any]) -> Iterator[Rule]:
+    """Read compressed-tensors': groups of modules by name or pattern, then those by class."""
     rules = []
     for group in (config.get("config_groups") or {}).values():
-        if not isinstance(weights := group.get("weights"), Mapping):
-            continue
-        targets = _names(group, "targets")
-        named = tuple(name for name in targets if name not in ("Linear", "RowParallelLinear"))
-        rules.append(Rule(named if len(named) == len(targets) else (), _weights(weights)))
+        targets = group.get("targets") or ()
+        names = () if CLASSES.intersection(targets) else tuple(targets)
+        if weights := group.get("weights"):
+            rules.append(Rule(names, _weights(weights)))
     if not rules:
         raise ValueError("quantization_config: weights of None bits are not supported")
-    rules.sort(key=lambda rule: not rule.names)
-    dtype = "fp8" if (config.get("kv_cache_scheme") or {}).get("type") == "float" else ""
-    widest = rules[-1].format
-    assert widest is not None
-    return Quantization(widest.word, tuple(rules), _names(config, "ignore"), dtype)
+    yield from sorted(rules, key=lambda rule: not rule.names)
+
+
+CLASSES = {"Linear", "RowParallelLinear"}
 
 
 def _weights(weights: Mapping[str, Any]) -> Format:
@@ -287,21 +282,14 @@ QUARK = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int8": "int8", "int4": "int4", "uin
 """Of AMD Quark, the `dtype` of weights."""
 
 
-def _quark(config: Mapping[str, Any]) -> Quantization:
+def _quark(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read Quark's: one format, and others for modules of some names."""
-
-    def format_of(block: Any) -> Format:
-        weight = block.get("weight") if isinstance(block, Mapping) else None
-        dtype = str(weight.get("dtype")) if isinstance(weight, Mapping) else "null"
+    named = [((name,), one) for name, one in (config.get("layer_quant_config") or {}).items()]
+    for names, block in [*named, ((), config.get("global_quant_config") or {})]:
+        dtype = str((block.get("weight") or {}).get("dtype", "null"))
         if dtype not in QUARK:
             raise ValueError(f"quantization_config: weights of Quark's {dtype!r} are not supported")
-        return FORMATS[QUARK[dtype]]
-
-    found = format_of(config.get("global_quant_config"))
-    named = (config.get("layer_quant_config") or {}).items()
-    rules = (*(Rule((name,), format_of(one)) for name, one in named), Rule((), found))
-    cached = (config.get("export") or {}).get("kv_cache_group")
-    return Quantization(found.word, rules, _names(config, "exclude"), "fp8" if cached else "")
+        yield Rule(names, FORMATS[QUARK[dtype]])
 
 
 READERS = {
@@ -313,4 +301,4 @@ READERS = {
     "bitsandbytes": _bitsandbytes,
     "quark": _quark,
 }
-"""Readers of each `quant_method`."""
+"""Readers of the rules of each `quant_method`, the one of most modules last."""

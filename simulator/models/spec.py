@@ -15,7 +15,7 @@ from typing import NamedTuple
 from simulator.models.attention import LatentAttention, LinearAttention
 from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.modules import ATTENTION, Module
-from simulator.models.quantization import FORMATS, Quantization
+from simulator.models.quantization import FORMATS, Quantization, in_one_format
 from simulator.models.vision import VisionEncoder
 
 REQUIRED = (
@@ -35,7 +35,7 @@ def module_bytes(
     outputs, inputs = module.share(gpus, kv_heads)
     found = None
     if formats is not None and module.quantizes:
-        found = formats.of(module.name, module.is_expert)
+        found = formats.of(module.name)
     if found is None:
         return width * module.number * outputs * inputs
     return module.number * found.bytes_of(outputs, inputs)
@@ -222,10 +222,11 @@ class ModelSpec:
         word = self.weight_dtype(dtype)
         if word in FORMATS:
             own = self.checkpoint
-            return own if own and own.word == word else Quantization(word)
-        if self.checkpoint and self.checkpoint.unsaid:
+            return own if own and own.word == word else in_one_format(word)
+        if self.checkpoint and not self.checkpoint.rules:
             raise ValueError(
-                f"model: {self.name}: {self.checkpoint.unsaid}; engine.quantization says it"
+                f"model: {self.name}: quantized_layers is empty: which of its modules are quantized "
+                "is not said; engine.quantization says it"
             )
         return None
 

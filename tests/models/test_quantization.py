@@ -64,7 +64,7 @@ def test_groups_of_compressed_tensors_have_formats_of_their_own() -> None:
         ignore=["re:.*self_attn.*"],
         kv_cache_scheme=cache,
     )
-    assert found.of(EXPERT, expert=True) == Format("int4", 4, 2, 32)
+    assert found.of(EXPERT) == Format("int4", 4, 2, 32)
     assert found.of(DOWN) == Format("fp8", 8, 4)
     assert found.of(Q) is None
     assert found.cache == "fp8"
@@ -74,7 +74,7 @@ def test_gptq_says_of_some_modules_something_else() -> None:
     dynamic = {"-:.*layers.7.*": {}, "+:.*experts.*": {"bits": 8, "group_size": 64}}
     found = read(quant_method="gptq", bits=4, group_size=128, dynamic=dynamic)
     assert found.of(DOWN) is None
-    assert found.of(EXPERT, expert=True) == Format("int8", 8, 3, 64)
+    assert found.of(EXPERT) == Format("int8", 8, 3, 64)
     assert found.of(Q) == Format("int4", 4, 2.5, 128)
 
 
