@@ -82,7 +82,6 @@ class LinearAttention(NamedTuple):
     and a matrix for each value head.
     """
 
-    layers: int
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int

@@ -221,17 +221,19 @@ def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
             raise ValueError(f"hidden_size: {sizes['hidden_size']} is no multiple of {heads} heads")
     _set_experts(raw, sizes)
     kinds = read_kinds(raw, layers)
+    window = read_window(raw, kinds)
     rope_theta, rope_scaling = read_rope(raw)
     shares = raw.get("attention_k_eq_v") and "num_global_key_value_heads" in raw
     return ModelSpec(
         name,
         **sizes,  # type: ignore[arg-type]
         **{name: raw.get(key, False) for name, key in FLAGS.items()},
-        **read_window(raw, layers, kinds)._asdict(),
+        sliding_window=window,
+        chunked=window > 0 and "attention_chunk_size" in raw,
         gated_mlp=raw.get("gated_mlp", True),
         norms_per_layer=raw.get("norms_per_layer", 2),
         latent=read_latent(raw),
-        linear=read_linear(raw, layers, kinds),
+        linear=read_linear(raw, kinds),
         kinds=kinds,
         single_blocks=raw["model_type"] == "nemotron_h",
         full_kv_heads=size_of(raw, "num_global_key_value_heads") if shares else 0,

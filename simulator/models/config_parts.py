@@ -4,16 +4,17 @@ ValueError, `key: what is wrong`, where a part is not what it must be.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from simulator.models.attention import LatentAttention, LinearAttention
 from simulator.models.config_keys import size_of
 from simulator.models.dtypes import BYTES
+from simulator.models.modules import FULL, WINDOW
 from simulator.models.spec import RopeScaling
 
 KINDS = {word: word for word in ("mamba", "moe", "mlp", "linear_attention")} | {
-    **dict.fromkeys(("full_attention", "attention", "*"), "full_attention"),
-    **dict.fromkeys(("sliding_attention", "chunked_attention"), "sliding_attention"),
+    **dict.fromkeys(("full_attention", "attention", "*"), FULL),
+    **dict.fromkeys(("sliding_attention", "chunked_attention"), WINDOW),
     "M": "mamba",
     "E": "moe",
     "-": "mlp",
@@ -32,12 +33,12 @@ MAMBA = (
 
 
 def read_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """Read what each layer is; () where the file does not list them."""
+    """Read what each layer is: from the list of them, else by the keys that stand for one."""
     key = next((key for key in LISTED if raw.get(key)), None)
     if key is None:
         if raw["model_type"] in HYBRIDS:
             raise ValueError(f"{HYBRIDS[raw['model_type']]}: is missing")
-        return ()
+        return _unlisted(raw, layers)
     if not isinstance(raw[key], list | str):
         raise ValueError(f"{key}: must be a list of names")
     if unknown := {str(word) for word in raw[key]} - {*KINDS}:
@@ -47,26 +48,39 @@ def read_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     return tuple(KINDS[word] for word in raw[key])
 
 
-def read_linear(
-    raw: Mapping[str, Any], layers: int, kinds: tuple[str, ...]
-) -> LinearAttention | None:
+def _unlisted(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """Tell what each layer is: every n-th has full attention, where all have a window none.
+
+    In Qwen's families layers from `max_window_layers` on have one.
+    """
+    special, every = WINDOW, raw.get("sliding_window_pattern")
+    if "full_attention_interval" in raw:
+        special, every = "linear_attention", size_of(raw, "full_attention_interval")
+    elif not has_window(raw):
+        return (FULL,) * layers
+    elif "use_sliding_window" in raw and "max_window_layers" in raw:
+        first = min(raw["max_window_layers"], layers)
+        return (FULL,) * first + (WINDOW,) * (layers - first)
+    elif not isinstance(every, int) or every < 2:
+        return (WINDOW,) * layers
+    return tuple(special if (at + 1) % every else FULL for at in range(layers))
+
+
+def read_linear(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> LinearAttention | None:
     """Read the sizes of the layers that keep states; None where there are none."""
-    names = LinearAttention._fields[1:6]
-    if "mamba" in kinds:
+    names, is_mamba = LinearAttention._fields[:5], "mamba" in kinds
+    if is_mamba:
         keys = [next((key for key in one if key in raw), one[0]) for one in MAMBA]
-        count, key = kinds.count("mamba"), "mamba_ssm_cache_dtype"
-    elif "full_attention_interval" in raw:
-        keys = [f"linear_{name}" for name in names]
-        count = layers - layers // size_of(raw, "full_attention_interval")
-        count = kinds.count("linear_attention") if kinds else count
-        key = "mamba_ssm_dtype"
+        key = "mamba_ssm_cache_dtype"
+    elif "linear_attention" in kinds:
+        keys, key = [f"linear_{name}" for name in names], "mamba_ssm_dtype"
     else:
         return None
     dtype = str(raw.get(key, ""))
     if dtype and dtype not in BYTES:
         raise ValueError(f"{key}: {dtype!r} is none of {', '.join(BYTES)}")
     sizes: dict[str, Any] = {name: size_of(raw, key) for name, key in zip(names, keys, strict=True)}
-    return LinearAttention(count, state_dtype=dtype, is_mamba="mamba" in kinds, **sizes)
+    return LinearAttention(**sizes, state_dtype=dtype, is_mamba=is_mamba)
 
 
 def read_latent(raw: Mapping[str, Any]) -> LatentAttention | None:
@@ -78,41 +92,24 @@ def read_latent(raw: Mapping[str, Any]) -> LatentAttention | None:
     return LatentAttention(**{key: size_of(raw, key) for key in keys})
 
 
-class Window(NamedTuple):
-    """A sliding window, under the names of ModelSpec."""
-
-    sliding_window: int = 0  # tokens
-    windowed_layers: int = 0
-    full_first: bool = False  # the first layer has none
-    chunked: bool = False
+def has_window(raw: Mapping[str, Any]) -> bool:
+    """Whether layers may see a window, or a chunk (Llama 4), of the text alone."""
+    return "attention_chunk_size" in raw or (
+        "sliding_window" in raw and raw.get("use_sliding_window", True)
+    )
 
 
-def read_window(raw: Mapping[str, Any], layers: int, kinds: tuple[str, ...]) -> Window:
-    """Get the sliding window, of no tokens where there is none.
+def read_window(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> int:
+    """Get the tokens of the sliding window, 0 where no layer has one.
 
-    `layer_types` names each layer's kind (gpt-oss and new files of other families); without it all
-    layers have the window (Mistral-7B-v0.1), in Qwen's families those from `max_window_layers` on,
-    in Gemma's all but each `sliding_window_pattern`-th.
     Llama 4's chunks are taken for windows: at most so far back each of its queries sees.
     A window as long as the model's longest request is none.
     """
-    chunked = "attention_chunk_size" in raw
-    key = "attention_chunk_size" if chunked else "sliding_window"
-    if key not in raw or not (chunked or raw.get("use_sliding_window", True)):
-        return Window()
-    window, every = size_of(raw, key), raw.get("sliding_window_pattern")
-    full_first = False
-    if kinds and not chunked:
-        windowed = kinds.count("sliding_attention")
-        full_first = kinds[0] != "sliding_attention"
-    elif "use_sliding_window" in raw and "max_window_layers" in raw:
-        windowed = max(layers - raw["max_window_layers"], 0)
-        full_first = windowed < layers
-    else:
-        windowed = layers - (layers // every if type(every) is int and every > 1 else 0)
-    if not windowed or window >= raw["max_position_embeddings"]:
-        return Window()
-    return Window(window, windowed, full_first, chunked)
+    if WINDOW not in kinds or not has_window(raw):
+        return 0
+    key = "attention_chunk_size" if "attention_chunk_size" in raw else "sliding_window"
+    window = size_of(raw, key)
+    return window if window < raw["max_position_embeddings"] else 0
 
 
 def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:

@@ -19,17 +19,16 @@ them with more logs.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simulator.core.engine_config import EngineConfig
 from simulator.models.dtypes import HALF
+from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GIB, NVLINK, Gpu
-from simulator.models.kv_layout import KvLayout, kv_layout, model_groups, pooled_layout
-from simulator.models.loaded import Loaded, Sharing, loaded
+from simulator.models.kv_layout import KvLayout, kv_layout, model_groups
+from simulator.models.loaded import Loaded, loaded
 from simulator.models.sliding_window import LayerGroups
 from simulator.models.spec import ModelSpec
-
-Release = tuple[int, int, int]
 
 SORTED_LOGIT_BYTES = 40
 """Peak bytes per logit in vLLM's sampler before 0.17: float32 copies, 64-bit sort indices,
@@ -44,7 +43,6 @@ UNSORTED_SINCE = (0, 17, 0)
 GRAPHS_SINCE = (0, 20, 2)
 """The first vLLM known to subtract the CUDA graphs that it estimates (envs.py; its own message says
 0.21)."""
-FLASHINFER_SINCE = (0, 11, 0)  # experts of mxfp4 on Blackwell
 GRAPH_BYTES, EXPERT_GRAPH_BYTES = 18 << 20, 30 << 20
 """Of CUDA graphs for each layer, dense or with experts. Chosen in view of logs: 0.56 GiB for
 Llama-3-8B, 1.04 for gpt-oss-120b."""
@@ -62,12 +60,6 @@ CUDA_CONTEXT, SGLANG_NVLINK = GIB // 2, int(1.4 * GIB)
 TRTLLM_BYTES = int(1.55 * GIB)
 """What TensorRT-LLM's process takes more than vLLM's. Chosen in view of a log (Qwen3-8B)."""
 
-FractionOf = Literal["all", "static", "free"]
-"""What `gpu_memory_utilization` is a share of. `all`: of the GPU's memory, of which weights,
-activations and libraries leave the rest to the cache (vLLM). `static`: of what is free before
-loading, but activations and libraries lie outside (SGLang's `mem_fraction_static`). `free`: of what
-weights, activations and libraries leave (TensorRT-LLM's `free_gpu_memory_fraction`; TGI)."""
-
 TOKENS_BY_CONCURRENCY = (0, 20, 0)
 """From here on vLLM's `GPU KV cache size` is its maximum concurrency times max_model_len; before,
 its blocks by tables (0.20.2 and 0.11.0, kv_cache_utils.py)."""
@@ -75,44 +67,6 @@ DRAFT_MODEL = (
     "the draft model, with weights and cache of its own: speculative_config.model names it"
 )
 LEFT_OVER = "left over"
-NEWEST: Release = (0, 33, 0)
-
-
-class EngineSizes(NamedTuple):
-    """Keys of an engine on which its memory depends, with vLLM's names and defaults."""
-
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.92
-    dtype: str = "auto"
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
-    block_size: int = 16
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    max_model_len: int | None = None  # None: the model's
-    enable_prefix_caching: bool = True
-    enable_expert_parallel: bool = False
-    enforce_eager: bool = False
-    tower: bool = True  # encoders are loaded
-    fraction_of: FractionOf = "all"
-    hybrid: bool = False  # vLLM's hybrid KV cache manager
-    release: Release = NEWEST  # of vLLM
-    drafts: str | None = None  # eagle, eagle3, mtp: who drafts
-    ahead: int = 0  # tokens that they draft
-    draft: ModelSpec | None = None  # of a draft model
-    adapters: int = 0  # bytes set aside for adapters (LoRA)
-    encoder_cache: int | None = None  # tokens; None: by the other keys
-    trtllm: bool = False
-
-    def more_layers(self, model: ModelSpec, cache: str) -> float:
-        """Layers with a KV cache that draft, as many as one of the model's takes."""
-        if self.draft is None:
-            return float(self.drafts in ("eagle", "eagle3", "mtp"))
-        gpus, kind = self.tensor_parallel_size, max(model.cached_layers)
-        own = self.draft.kv_bytes_per_token(cache) * self.draft.kv_share(gpus)
-        return own / (model.layer_bytes(kind, cache) * model.kv_share(gpus))
 
 
 class MemoryBudget(NamedTuple):
@@ -332,18 +286,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
             f"engine.gpu_memory_utilization: must be above 0 and at most 1, "
             f"not {sizes.gpu_memory_utilization}"
         )
-    weights, gpus = sizes.quantization or sizes.dtype, sizes.tensor_parallel_size
-    parts = loaded(
-        model,
-        weights,
-        Sharing(gpus, sizes.data_parallel_size, sizes.enable_expert_parallel, _padding(gpu, sizes)),
-        drafts=sizes.drafts,
-        draft=sizes.draft,
-        tower=sizes.tower,
-    )
-    cache = sizes.dtype if sizes.kv_cache_dtype == "auto" else sizes.kv_cache_dtype
-    if cache == "auto":
-        cache = model.cache_dtype()
+    parts, cache = loaded(model, gpu, sizes), sizes.cache(model)
     peak, outputs = _encoder_bytes(model, sizes)
     graphs = GRAPH_BYTES if not model.num_experts else EXPERT_GRAPH_BYTES
     subtracts = sizes.fraction_of == "all" and sizes.release >= GRAPHS_SINCE
@@ -351,14 +294,15 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
         model=model,
         gpu=gpu,
         sizes=sizes,
-        weight_dtype=model.weight_dtype(weights),
+        weight_dtype=model.weight_dtype(sizes.weights),
         kv_cache_dtype=cache,
         weights=parts.total(1 if model.tie_word_embeddings else 2),
         activations=max(peak, activation_bytes(model, sizes)) + outputs,
         context=_context(gpu, sizes),
         graphs=graphs * model.num_hidden_layers * (subtracts and not sizes.enforce_eager),
-        kv_bytes_per_token=model.kv_bytes_per_token(cache) * model.kv_share(gpus),
-        layout=_layout(model, cache, sizes),
+        kv_bytes_per_token=model.kv_bytes_per_token(cache)
+        * model.kv_share(sizes.tensor_parallel_size),
+        layout=kv_layout(model, sizes),
         tower=int(parts.tower),
         drafts=int(parts.drafts),
     )
@@ -377,39 +321,6 @@ def _context(gpu: Gpu, sizes: EngineSizes) -> int:
     if sizes.fraction_of == "static":
         return CUDA_CONTEXT + linked * SGLANG_NVLINK
     return CONTEXT_BYTES + linked * NVLINK_BYTES + sizes.trtllm * TRTLLM_BYTES
-
-
-def _padding(gpu: Gpu, sizes: EngineSizes) -> tuple[int, int]:
-    """Return the multiples to which experts of mxfp4 are padded: hidden size, part of an expert.
-
-    As vLLM's mxfp4_round_up_hidden_size_and_intermediate_size: FlashInfer's on B200 and AMD's,
-    Triton's on a B200 before 0.11, Marlin's elsewhere; and as SGLang's Mxfp4MoEMethod.
-    """
-    blackwell, amd = gpu.compute_capability in (10.0, 10.3), gpu.compute_capability in (9.4, 9.5)
-    if sizes.fraction_of == "static":
-        return (256, 256) if blackwell else (1, 32)
-    if blackwell and sizes.release < FLASHINFER_SINCE:
-        return 1, 64
-    return (256, 256) if blackwell or amd else (256, 128)
-
-
-def _layout(model: ModelSpec, cache: str, sizes: EngineSizes) -> KvLayout:
-    """Cut the cache into blocks; with a prefix cache a request has two states of each layer."""
-    gpus, block_size = sizes.tensor_parallel_size, sizes.block_size
-    more = sizes.more_layers(model, cache)
-    if sizes.fraction_of == "static":
-        return pooled_layout(model, cache, gpus, block_size, more)
-    ahead = sizes.ahead if sizes.drafts else 0
-    return kv_layout(
-        model,
-        cache,
-        gpus,
-        block_size,
-        hybrid=sizes.hybrid,
-        more_layers=more,
-        ahead=ahead,
-        states=1 + sizes.enable_prefix_caching + ahead,
-    )
 
 
 def _stage_budget(

@@ -7,12 +7,12 @@ from math import ceil
 from typing import NamedTuple
 
 from simulator.models.dtypes import HALF
-from simulator.models.modules import ATTENTION
+from simulator.models.engine_sizes import EngineSizes
+from simulator.models.modules import FULL, WINDOW
 from simulator.models.sliding_window import group_size, layer_groups
 from simulator.models.spec import ModelSpec
 
-FULL, WINDOW = ATTENTION
-WINDOW_POOL, STATES = 0.8, 0.9
+WINDOW_POOL, STATE_POOL = 0.8, 0.9
 """Of SGLang, swa_full_tokens_ratio and mamba_full_memory_ratio: tokens of layers with a window for
 one of the others; bytes of states for one of the cache."""
 
@@ -67,47 +67,44 @@ def model_groups(model: ModelSpec) -> tuple[int, int]:
     return layer_groups(sum(counts.values()), counts.get(WINDOW, 0))[:2]
 
 
-def kv_layout(
-    model: ModelSpec,
-    dtype: str,
-    gpus: int,
-    block_size: int,
-    *,
-    hybrid: bool,
-    more_layers: float = 0,
-    ahead: int = 0,
-    states: int = 1,
-) -> KvLayout:
-    """Cut the cache of a model on each of so many GPUs into blocks.
+def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
+    """Cut the cache of a model on each GPU into blocks.
 
-    `hybrid`: layers with a window have tables of their own, else all keep all tokens.
-    `more_layers` more keep all tokens. A request has so many `states` in layers of linear
-    attention, each lengthened by `ahead` tokens.
+    Layers with a window have tables of their own under the hybrid manager, else all keep all
+    tokens, as layers that draft do. A request has a state in each layer of linear attention, with a
+    prefix cache two, and one for each token drafted, by which all are lengthened.
     """
+    gpus, block_size, dtype = sizes.tensor_parallel_size, sizes.block_size, sizes.cache(model)
+    more_layers, ahead = sizes.more_layers(model), sizes.ahead if sizes.drafts else 0
+    if sizes.fraction_of == "static":
+        return _pooled(model, sizes, dtype, more_layers)
     share = model.kv_share(gpus)
-    sizes = {kind: share * model.layer_bytes(kind, dtype) for kind in model.cached_layers}
+    bytes_of = {kind: share * model.layer_bytes(kind, dtype) for kind in model.cached_layers}
     counts = dict(model.cached_layers)
     most = FULL if FULL in counts else WINDOW
-    total = sum(counts[kind] * size for kind, size in sizes.items()) + more_layers * sizes[most]
+    total = (
+        sum(counts[kind] * size for kind, size in bytes_of.items()) + more_layers * bytes_of[most]
+    )
     counts[most] += ceil(more_layers)
-    windowed = hybrid and model.keeps_window and WINDOW in counts
+    windowed = sizes.hybrid and model.keeps_window and WINDOW in counts
     if model.linear is not None:
         state = model.linear.state_bytes(HALF, ahead) / gpus
         # Blocks so long that one of a layer with a cache is as large as a layer's state.
-        long = max(block_size, ceil(state / sizes[most] / 16) * 16)
-        held = group_size([counts[most], model.linear.layers])
+        long = max(block_size, ceil(state / bytes_of[most] / 16) * 16)
+        held = group_size([counts[most], model.state_layers])
         own = Tables(ceil(counts[most] / held), long)
-        others = Tables(ceil(model.linear.layers / held), 0, 0, states)
-        return KvLayout(long * sizes[most] * held, (own, others), even=False)
+        states = 1 + sizes.enable_prefix_caching + ahead
+        others = Tables(ceil(model.state_layers / held), 0, 0, states)
+        return KvLayout(long * bytes_of[most] * held, (own, others), even=False)
     if not windowed or len(counts) == 1:
         window = model.sliding_window if windowed else 0
         return KvLayout(block_size * total, (Tables(1, block_size, window),))
-    page = block_size * max(sizes.values())
+    page = block_size * max(bytes_of.values())
     held = group_size(list(counts.values()))
     tables = tuple(
         Tables(
             ceil(counts[kind] / held),
-            int(page / sizes[kind]),
+            int(page / bytes_of[kind]),
             model.sliding_window if kind == WINDOW else 0,
         )
         for kind in counts
@@ -116,9 +113,7 @@ def kv_layout(
     return KvLayout(page * held, tables, even)
 
 
-def pooled_layout(
-    model: ModelSpec, dtype: str, gpus: int, page_size: int, more_layers: float = 0
-) -> KvLayout:
+def _pooled(model: ModelSpec, sizes: EngineSizes, dtype: str, more_layers: float) -> KvLayout:
     """Cut the cache as SGLang does: a pool of tokens, and others of windows and of states.
 
     As set_num_token_hybrid and handle_max_mamba_cache (0.5); windows have a pool in the models of
@@ -126,9 +121,10 @@ def pooled_layout(
     """
     apart = model.expert_bias or model.chunked or model.full_head_dim
     each = {FULL: 1.0, WINDOW: WINDOW_POOL if apart else 1.0}
-    sizes = {kind: model.layer_bytes(kind, dtype) for kind in model.cached_layers}
-    total = sum(each[kind] * n * sizes[kind] for kind, n in model.cached_layers.items())
-    total += more_layers * max(sizes.values())
+    bytes_of = {kind: model.layer_bytes(kind, dtype) for kind in model.cached_layers}
+    total = sum(each[kind] * n * bytes_of[kind] for kind, n in model.cached_layers.items())
+    total += more_layers * max(bytes_of.values())
     if model.linear is not None:
-        total *= 1 + STATES
-    return KvLayout(page_size * total * model.kv_share(gpus), (Tables(1, page_size),))
+        total *= 1 + STATE_POOL
+    page_bytes = sizes.block_size * total * model.kv_share(sizes.tensor_parallel_size)
+    return KvLayout(page_bytes, (Tables(1, sizes.block_size),))

@@ -11,23 +11,15 @@ from typing import NamedTuple
 
 from simulator.models.attention import LatentAttention
 from simulator.models.dtypes import HALF
+from simulator.models.engine_sizes import EngineSizes
+from simulator.models.gpus import Gpu
 from simulator.models.modules import Module
-from simulator.models.quantization import Quantization
 from simulator.models.spec import ModelSpec, module_bytes
 
 VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGLang)
+FLASHINFER_SINCE = (0, 11, 0)  # experts of mxfp4 on Blackwell
 SECTIONS = 4  # times as many angles where pictures have positions of their own (MRotaryEmbedding)
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
-
-
-class Sharing(NamedTuple):
-    """How many GPUs share what."""
-
-    tensor: int = 1
-    data: int = 1
-    whole_experts: bool = False  # each GPU has whole ones (expert parallelism)
-    padding: tuple[int, int] = (256, 128)
-    """Multiples to which kernels pad the hidden size and a GPU's part of an expert of mxfp4."""
 
 
 class Loaded(NamedTuple):
@@ -44,62 +36,38 @@ class Loaded(NamedTuple):
         return int(sum(self) + (tables - 1) * self.table)
 
 
-def loaded(
-    model: ModelSpec,
-    weights: str,
-    sharing: Sharing,
-    *,
-    drafts: str | None = None,
-    draft: ModelSpec | None = None,
-    tower: bool = True,
-) -> Loaded:
-    """Work out what each GPU has; `weights` is the dtype, `auto` as published.
-
-    `drafts` is the method of what drafts, `draft` its model. Raises ValueError where a checkpoint
-    does not say its formats.
-    """
-    width = model.wide(weights)
-    layers = _modules_bytes(model, weights, sharing, model.modules)
+def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
+    """Work out what each GPU has; ValueError where a checkpoint does not say its formats."""
+    gpus, width = sizes.tensor_parallel_size, model.wide(sizes.weights)
+    layers = _modules_bytes(model, gpu, sizes, model.modules)
     if model.latent is not None:
         heads = model.num_attention_heads
-        layers += HALF * model.num_hidden_layers * model.latent.unpacked(heads) / sharing.tensor
-    rows = ceil(model.vocab_size / VOCABULARY / sharing.tensor) * VOCABULARY
+        layers += HALF * model.num_hidden_layers * model.latent.unpacked(heads) / gpus
+    rows = ceil(model.vocab_size / VOCABULARY / gpus) * VOCABULARY
     table = width * rows * model.hidden_size
-    own = model.own_tables / sharing.tensor + model.hidden_size
-    vision = HALF * model.vision.parameters / sharing.tensor if model.vision and tower else 0.0
-    return Loaded(
-        layers,
-        table,
-        width * own + _angles(model),
-        vision,
-        _drafting(model, weights, sharing, drafts, draft),
-    )
+    own = model.own_tables / gpus + model.hidden_size
+    vision = HALF * model.vision.parameters / gpus if model.vision and sizes.tower else 0.0
+    drafts = _drafting(model, gpu, sizes)
+    return Loaded(layers, table, width * own + _angles(model), vision, drafts)
 
 
 def _modules_bytes(
-    model: ModelSpec, weights: str, sharing: Sharing, modules: Iterable[Module]
+    model: ModelSpec, gpu: Gpu, sizes: EngineSizes, modules: Iterable[Module]
 ) -> float:
-    formats, width = model.formats(weights), model.wide(weights)
-    return sum(_of_module(one, model, formats, width, sharing) for one in modules)
-
-
-def _of_module(
-    module: Module,
-    model: ModelSpec,
-    formats: Quantization | None,
-    width: float,
-    sharing: Sharing,
-) -> float:
-    """Bytes of a module on each GPU."""
-    gpus, kv_heads = sharing.tensor, model.num_key_value_heads
-    if not module.is_expert:
-        return module_bytes(module, formats, width, gpus, kv_heads)
-    spread = sharing.data * (gpus if sharing.whole_experts or sharing.data > 1 else 1)
-    within = 1 if spread > sharing.data or sharing.data > 1 else gpus
-    if formats is not None and formats.word == "mxfp4":
-        module = _padded(module, within, sharing.padding)
-    share = min(spread, model.num_experts)
-    return module_bytes(module, formats, width, within) / share
+    """Bytes of modules on each GPU."""
+    formats, width = model.formats(sizes.weights), model.wide(sizes.weights)
+    gpus, ranks = sizes.tensor_parallel_size, sizes.data_parallel_size
+    whole = sizes.enable_expert_parallel or ranks > 1  # experts, of which each GPU has some
+    within, spread = (1, gpus * ranks) if whole else (gpus, 1)
+    total = 0.0
+    for one in modules:
+        if not one.is_expert:
+            total += module_bytes(one, formats, width, gpus, model.num_key_value_heads)
+            continue
+        pads = formats is not None and formats.word == "mxfp4"
+        expert = _padded(one, within, _padding(gpu, sizes)) if pads else one
+        total += module_bytes(expert, formats, width, within) / min(spread, model.num_experts)
+    return total
 
 
 def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:
@@ -111,6 +79,20 @@ def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:
     return module._replace(
         outputs=ceil(module.outputs / rows) * rows, inputs=ceil(module.inputs / columns) * columns
     )
+
+
+def _padding(gpu: Gpu, sizes: EngineSizes) -> tuple[int, int]:
+    """Return the multiples to which experts of mxfp4 are padded: hidden size, part of an expert.
+
+    As vLLM's mxfp4_round_up_hidden_size_and_intermediate_size: FlashInfer's on B200 and AMD's,
+    Triton's on a B200 before 0.11, Marlin's elsewhere; and as SGLang's Mxfp4MoEMethod.
+    """
+    blackwell, amd = gpu.compute_capability in (10.0, 10.3), gpu.compute_capability in (9.4, 9.5)
+    if sizes.fraction_of == "static":
+        return (256, 256) if blackwell else (1, 32)
+    if blackwell and sizes.release < FLASHINFER_SINCE:
+        return 1, 64
+    return (256, 256) if blackwell or amd else (256, 128)
 
 
 def _angles(model: ModelSpec) -> float:
@@ -126,19 +108,18 @@ def _angles(model: ModelSpec) -> float:
     return HALF * times * model.max_position_embeddings * sum(sizes)
 
 
-def _drafting(
-    model: ModelSpec, weights: str, sharing: Sharing, method: str | None, draft: ModelSpec | None
-) -> float:
+def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
     """Bytes of what drafts: a layer of MTP, EAGLE's layer and `fc`, EAGLE-3's, or a model."""
-    hidden, gpus = model.hidden_size, sharing.tensor
+    hidden, gpus = model.hidden_size, sizes.tensor_parallel_size
+    method, draft = sizes.drafts, sizes.draft
     if draft is not None:
-        own = loaded(draft, "auto", Sharing(gpus), tower=False)
+        own = loaded(draft, gpu, EngineSizes(tensor_parallel_size=gpus, tower=False))
         return own.total(1 if draft.tie_word_embeddings else 2)
     if method == "mtp":
         head = f"layers.{model.num_hidden_layers - 1}."
         last = (one for one in model.modules if one.name.startswith(head))
         named = (one._replace(name="mtp." + one.name) for one in last)
-        return _modules_bytes(model, weights, sharing, named) + HALF * 2 * hidden * hidden
+        return _modules_bytes(model, gpu, sizes, named) + HALF * 2 * hidden * hidden
     if method not in ("eagle", "eagle3"):
         return 0.0
     query = model.num_attention_heads * model.head_dim

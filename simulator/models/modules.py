@@ -8,8 +8,10 @@ and each GPU's share.
 from math import ceil
 from typing import Literal, NamedTuple
 
-ATTENTION = ("full_attention", "sliding_attention")
+ATTENTION = FULL, WINDOW = ("full_attention", "sliding_attention")
 """Kinds of layers that have a KV cache."""
+STATES = ("linear_attention", "mamba")
+"""Kinds that keep a state of fixed size for each request."""
 
 Split = Literal["outputs", "heads", "inputs", "whole"]
 """How GPUs of a tensor-parallel group share a matrix: its rows; those of KV heads, of which one is

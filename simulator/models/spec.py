@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simulator.models.attention import LatentAttention, LinearAttention
 from simulator.models.dtypes import HALF, bytes_of
-from simulator.models.modules import ATTENTION, Module
+from simulator.models.modules import ATTENTION, FULL, STATES, WINDOW, Module
 from simulator.models.quantization import FORMATS, Quantization, in_one_format
 from simulator.models.vision import VisionEncoder
 
@@ -80,8 +80,6 @@ class ModelSpec:
     latent: LatentAttention | None = None
     linear: LinearAttention | None = None
     sliding_window: int = 0  # tokens; 0: none
-    windowed_layers: int = 0
-    full_first: bool = False  # the first layer has no window
     chunked: bool = False  # the window is a chunk of the text, as Llama 4's attention_chunk_size
     norms_per_layer: int = 2  # of the hidden size
     gated_mlp: bool = True  # with three matrices, not two
@@ -93,8 +91,8 @@ class ModelSpec:
     kv_shared_layers: int = 0  # the last layers, which read the cache of others
     wide_shared_mlp: bool = False  # their MLPs are twice as wide
     per_layer_input: int = 0  # numbers that each layer has of a token in a table of its own
+    kinds: tuple[str, ...] = ()  # of each layer; (): all have full attention
     max_position_embeddings: int = 4096
-    kinds: tuple[str, ...] = ()  # of each layer; (): evenly spread, by the numbers above
     dtype: str = "bfloat16"  # of the published weights, or of what is not quantized
     checkpoint: Quantization | None = None  # formats of the published weights; None: `dtype`
     unread: str = ""  # what of the config.json is not counted
@@ -126,22 +124,15 @@ class ModelSpec:
     @cached_property
     def layer_kinds(self) -> tuple[str, ...]:
         """What each layer is: full_attention, sliding_attention, linear_attention, ..."""
-        layers, other = self.num_hidden_layers, self.linear.layers if self.linear else 0
-        if self.kinds:
-            return self.kinds
-        special = "linear_attention" if other else "sliding_attention"
-        count = other or self.windowed_layers
-        every = layers / max(layers - count, 1)  # of `every` layers the last has full attention
-        full = {round((n + 1) * every) - 1 for n in range(layers - count)}
-        return tuple("full_attention" if at in full else special for at in range(layers))
+        return self.kinds or (FULL,) * self.num_hidden_layers
 
     def head_size(self, kind: str) -> int:
         """Numbers of a head in layers of a kind."""
-        return self.full_head_dim if self.full_head_dim and kind == ATTENTION[0] else self.head_dim
+        return self.full_head_dim if self.full_head_dim and kind == FULL else self.head_dim
 
     def kv_heads(self, kind: str) -> int:
         """Heads of keys and values in layers of a kind."""
-        own = self.full_kv_heads and kind == ATTENTION[0]
+        own = self.full_kv_heads and kind == FULL
         return self.full_kv_heads if own else self.num_key_value_heads
 
     @property
@@ -157,9 +148,12 @@ class ModelSpec:
     @property
     def attention_layers(self) -> int:
         """Layers with a KV cache."""
-        if self.single_blocks:
-            return sum(kind in ATTENTION for kind in self.kinds)
-        return self.num_hidden_layers - (self.linear.layers if self.linear else 0)
+        return sum(kind in ATTENTION for kind in self.layer_kinds)
+
+    @property
+    def state_layers(self) -> int:
+        """Layers with linear attention, which keep states."""
+        return sum(kind in STATES for kind in self.layer_kinds)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -225,8 +219,8 @@ class ModelSpec:
             return own if own and own.word == word else in_one_format(word)
         if self.checkpoint and not self.checkpoint.rules:
             raise ValueError(
-                f"model: {self.name}: quantized_layers is empty: which of its modules are quantized "
-                "is not said; engine.quantization says it"
+                f"model: {self.name}: quantized_layers is empty: which of its modules are "
+                "quantized is not said; engine.quantization says it"
             )
         return None
 
@@ -256,7 +250,7 @@ class ModelSpec:
         if self.linear is None:
             return 0.0
         width = max(bytes_of(self.resolve_dtype(dtype)), HALF)  # states are not those of the cache
-        return self.linear.layers * self.linear.state_bytes(width)
+        return self.state_layers * self.linear.state_bytes(width)
 
     def cache_dtype(self, dtype: str = "auto") -> str:
         """Return the dtype of the KV cache; `auto` is as the checkpoint says, else as the rest."""
@@ -325,7 +319,7 @@ class ModelSpec:
     def flops_per_token(self) -> int:
         """FLOPs that a token needs in the layers' matrices and lm_head; attention comes on top."""
         matrices = int(self.linear_parameters(self.num_experts_per_tok))
-        states = self.linear.layers * self.linear.flops if self.linear else 0
+        states = self.state_layers * self.linear.flops if self.linear else 0
         return 2 * (matrices + self.head_parameters) + states
 
     @cached_property
@@ -333,6 +327,11 @@ class ModelSpec:
         """FLOPs of each (query, key) pair of tokens: scores and weighted sum, all layers."""
         each = 4 * self.head_dim if self.latent is None else self.latent.prompt_flops
         return self.attention_layers * self.num_attention_heads * each
+
+    @property
+    def windowed_layers(self) -> int:
+        """Layers that see no further than the sliding window."""
+        return self.layer_kinds.count(WINDOW) if self.sliding_window else 0
 
     @property
     def windowed(self) -> float:
@@ -371,7 +370,7 @@ def modules_of(model: ModelSpec) -> Iterator[Module]:
     """Yield the modules of all layers, embedding and lm_head apart."""
     for at, kind in enumerate(model.layer_kinds):
         head = f"layers.{at}"
-        if kind in ("linear_attention", "mamba"):
+        if kind in STATES:
             assert model.linear is not None
             yield from model.linear.modules(head, model.hidden_size)
         elif kind in ATTENTION:

@@ -7,6 +7,7 @@ from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.tiers import HostTier, SecondaryTier
 from simulator.models.gpus import GIB
 from simulator.models.kv_layout import model_groups
+from simulator.models.modules import FULL
 from simulator.models.sliding_window import LayerGroups
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.util.imported import Imported
@@ -111,7 +112,7 @@ def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:
     engine, model = spec.engine, spec.model
     full, sliding = model_groups(model)
     kinds = [[0] * full, [model.sliding_window] * sliding]
-    first, second = kinds if model.full_first else reversed(kinds)
+    first, second = kinds if model.layer_kinds[0] == FULL else reversed(kinds)
     return BLOCKS["hybrid drafts" if engine.drafts_ahead else "hybrid"](
         spec.num_gpu_blocks,
         engine.block_size,

@@ -5,8 +5,9 @@ from typing import Any
 
 from simulator.core.engine_config import EngineConfig
 from simulator.features import features_of
+from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import Gpu
-from simulator.models.kv_budget import EngineSizes, MemoryBudget, estimate, fitting
+from simulator.models.kv_budget import MemoryBudget, estimate, fitting
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from simulator.models.config_json import read_config
+from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import EngineSizes, estimate
+from simulator.models.kv_budget import estimate
 from simulator.models.load import MODELS
 from simulator.util.errors import HeadwayError
 

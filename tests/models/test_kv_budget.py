@@ -5,14 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.report.memory_report import memory_table
+from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GIB, GPUS, find_gpu
-from simulator.models.kv_budget import (
-    EngineSizes,
-    MemoryBudget,
-    activation_bytes,
-    estimate,
-    kv_budget,
-)
+from simulator.models.kv_budget import MemoryBudget, activation_bytes, estimate, kv_budget
 from simulator.models.load import load_model
 
 H100 = find_gpu("H100-80GB")

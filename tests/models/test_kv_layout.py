@@ -2,11 +2,12 @@
 
 import pytest
 
+from simulator.models.engine_sizes import EngineSizes, Release
 from simulator.models.gpus import find_gpu
-from simulator.models.kv_budget import EngineSizes, Release, estimate, kv_budget
-from simulator.models.kv_layout import Tables, kv_layout, model_groups, pooled_layout
+from simulator.models.kv_budget import estimate, kv_budget
+from simulator.models.kv_layout import Tables, kv_layout, model_groups
 from simulator.models.load import load_model
-from simulator.models.loaded import Sharing, loaded
+from simulator.models.loaded import loaded
 from simulator.models.spec import module_bytes
 
 H200 = find_gpu("H200")
@@ -15,7 +16,7 @@ H200 = find_gpu("H200")
 def test_gpt_oss_as_a_server_logged() -> None:
     """104,202 blocks of 18 layers; 2,068 tokens take 130 and 131 of them."""
     model = load_model("gpt-oss-120b")
-    layout = kv_layout(model, "auto", 1, 16, hybrid=True)
+    layout = kv_layout(model, EngineSizes(hybrid=True))
     assert layout.block_bytes == 16 * 18 * 2 * 8 * 64 * 2
     assert layout.needed(2068, 8192) == 130 + 131
     assert int(57.24 * 2**30 // layout.block_bytes) == 104_202
@@ -39,19 +40,22 @@ def test_pages_of_gemma_4_are_of_one_size() -> None:
     model = load_model("gemma-4-e2b")
     assert model.cached_layers == {"full_attention": 3, "sliding_attention": 12}
     assert model_groups(model) == (1, 4)
-    layout = kv_layout(model, "auto", 1, 16, hybrid=True)
+    layout = kv_layout(model, EngineSizes(hybrid=True))
     assert layout.tables == (Tables(1, 16), Tables(4, 32, 512))
     assert layout.block_bytes == 3 * 16 * 2 * 512 * 2
     assert layout.needed(8192, 2048) == 512 + 4 * (80 + 1)
 
 
-@pytest.mark.parametrize(("states", "ahead", "blocks"), [(1, 0, 1), (2, 0, 2), (3, 1, 3)])
-def test_states_take_blocks_of_the_pool(states: int, ahead: int, blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("caching", "ahead", "blocks"), [(False, 0, 1), (True, 0, 2), (True, 1, 3)]
+)
+def test_states_take_blocks_of_the_pool(caching: bool, ahead: int, blocks: int) -> None:
     """Qwen3.5-35B-A3B in fp8: 2,146,304 bytes a state, 2,096 tokens of 1,024 bytes a block."""
     model = load_model("qwen3.5-35b-a3b")
     assert model.linear is not None
     assert model.linear.state_bytes(2) == 3 * 8192 * 2 + 32 * 128 * 128 * 4 == 2_146_304
-    layout = kv_layout(model, "fp8", 1, 16, hybrid=True, ahead=ahead, states=states)
+    keys = {"kv_cache_dtype": "fp8", "enable_prefix_caching": caching, "ahead": ahead}
+    layout = kv_layout(model, EngineSizes(**keys, drafts="mtp" if ahead else None))
     assert layout.needed(131_072, 8192) == -(-131_072 // layout.least_block) + 3 * blocks
     assert layout.least_block == (2096 if not ahead else 2112)
 
@@ -81,9 +85,11 @@ def test_pools_of_sglang_by_hand() -> None:
     """
     oss, delta, gemma = map(load_model, ("gpt-oss-20b", "qwen3-next-80b-a3b", "gemma-3-27b"))
     each = 2 * 8 * 64 * 2
-    assert pooled_layout(oss, "auto", 1, 1).block_bytes == pytest.approx((12 + 0.8 * 12) * each)
-    assert pooled_layout(delta, "auto", 2, 1).block_bytes == pytest.approx(12 * 2 * 256 * 2 * 1.9)
-    assert pooled_layout(gemma, "auto", 1, 1).block_bytes == gemma.kv_bytes_per_token()
+    sizes = EngineSizes(fraction_of="static", block_size=1)
+    assert kv_layout(oss, sizes).block_bytes == pytest.approx((12 + 0.8 * 12) * each)
+    two = sizes._replace(tensor_parallel_size=2)
+    assert kv_layout(delta, two).block_bytes == pytest.approx(12 * 2 * 256 * 2 * 1.9)
+    assert kv_layout(gemma, sizes).block_bytes == gemma.kv_bytes_per_token()
 
 
 def test_a_draft_model_has_a_cache_of_its_own() -> None:
@@ -120,5 +126,5 @@ def test_drafts_by_mtp_are_a_layer_of_the_last_kind() -> None:
     model = load_model("deepseek-v3")
     last = [one for one in model.modules if one.name.startswith("layers.60.")]
     own = sum(module_bytes(one, model.formats(), 2.0) for one in last)
-    found = loaded(model, "auto", Sharing(), drafts="mtp").drafts
+    found = loaded(model, H200, EngineSizes(drafts="mtp")).drafts
     assert found == pytest.approx(own + 2 * 2 * 7168**2)

@@ -225,7 +225,7 @@ def compose_products(data: Path, target: Target, notes: list[str]) -> tuple[Floa
     if model.latent is None:
         seconds = model.attention_layers * table.of_attention(model, gpus)
     if model.linear is not None:
-        seconds = seconds + model.linear.layers * table.of_linear(model, gpus)
+        seconds = seconds + model.state_layers * table.of_linear(model, gpus)
     hidden, dense = model.hidden_size, model.dense_layers
     if model.num_experts:
         routed = model.num_hidden_layers - dense

@@ -1,0 +1,61 @@
+"""What of an engine its memory depends on."""
+
+from typing import Literal, NamedTuple
+
+from simulator.models.spec import ModelSpec
+
+Release = tuple[int, int, int]
+NEWEST: Release = (0, 33, 0)
+
+FractionOf = Literal["all", "static", "free"]
+"""What `gpu_memory_utilization` is a share of. `all`: of the GPU's memory, of which weights,
+activations and libraries leave the rest to the cache (vLLM). `static`: of what is free before
+loading, but activations and libraries lie outside (SGLang's `mem_fraction_static`). `free`: of what
+weights, activations and libraries leave (TensorRT-LLM's `free_gpu_memory_fraction`; TGI)."""
+
+
+class EngineSizes(NamedTuple):
+    """Keys of an engine on which its memory depends, with vLLM's names and defaults."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.92
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    max_model_len: int | None = None  # None: the model's
+    enable_prefix_caching: bool = True
+    enable_expert_parallel: bool = False
+    enforce_eager: bool = False
+    tower: bool = True  # encoders are loaded
+    fraction_of: FractionOf = "all"
+    hybrid: bool = False  # vLLM's hybrid KV cache manager
+    release: Release = NEWEST  # of vLLM
+    drafts: str | None = None  # eagle, eagle3, mtp: who drafts
+    ahead: int = 0  # tokens that they draft
+    draft: ModelSpec | None = None  # of a draft model
+    adapters: int = 0  # bytes set aside for adapters (LoRA)
+    encoder_cache: int | None = None  # tokens; None: by the other keys
+    trtllm: bool = False
+
+    @property
+    def weights(self) -> str:
+        """Dtype that the weights are asked to have; auto: as published."""
+        return self.quantization or self.dtype
+
+    def cache(self, model: ModelSpec) -> str:
+        """Dtype of the KV cache."""
+        asked = self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+        return model.cache_dtype() if asked == "auto" else asked
+
+    def more_layers(self, model: ModelSpec) -> float:
+        """Layers with a KV cache that draft, as many as one of the model's takes."""
+        if self.draft is None:
+            return float(self.drafts in ("eagle", "eagle3", "mtp"))
+        gpus, kind, cache = self.tensor_parallel_size, max(model.cached_layers), self.cache(model)
+        own = self.draft.kv_bytes_per_token(cache) * self.draft.kv_share(gpus)
+        return own / (model.layer_bytes(kind, cache) * model.kv_share(gpus))
