@@ -1,6 +1,6 @@
 """Read a Hugging Face config.json.
 
-`config_keys.py` tells what kind of value each key has, `WHOLE_NUMBERS` which key means what,
+`config_keys.csv` tells what kind of value each key has, and which field of ModelSpec it is,
 `FAMILIES` what the files of a `model_type` leave unsaid because its code in transformers says it.
 Files of models that read images, too, hold the language model in a block of their own; of the rest
 `vision.py` reads the encoder's sizes. What is wrong in a file is told by line and key.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulator.models.config_keys import size_of, wrong_kinds
+from simulator.models.config_keys import keys_of, size_of, wrong_kinds
 from simulator.models.config_parts import (
     read_kinds,
     read_latent,
@@ -29,34 +29,7 @@ from simulator.util.from_mapping import short_repr
 from simulator.util.json_text import parse_json
 from simulator.util.yaml_lines import read_text
 
-WHOLE_NUMBERS = {
-    **{name: (name,) for name in (*REQUIRED, "num_key_value_heads", "head_dim", "rotary_dim")},
-    "num_experts_per_tok": ("num_experts_per_tok", "top_k_experts"),
-    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "expert_intermediate_size": ("moe_intermediate_size",),
-    "num_shared_experts": ("n_shared_experts", "num_shared_experts"),
-    "dense_layers": ("first_k_dense_replace",),
-    "dense_intermediate_size": ("intermediate_size_mlp",),
-    "moe_latent_size": ("moe_latent_size",),
-    "full_head_dim": ("global_head_dim",),
-    "kv_shared_layers": ("num_kv_shared_layers",),
-    "per_layer_input": ("hidden_size_per_layer_input",),
-}
-"""Keys of each size, of which the first that is there counts."""
-
-FLAGS = {"qk_norm": "use_qk_norm", "wide_shared_mlp": "use_double_wide_mlp"} | {
-    name: name
-    for name in (
-        "tie_word_embeddings",
-        "attention_bias",
-        "qk_norm_whole",
-        "shared_expert_gate",
-        "attention_gate",
-        "expert_bias",
-    )
-}
-"""Keys of what a model has or has not."""
-
+SIZES, FLAGS = keys_of("whole", "layers"), keys_of("flag")
 SHARED = (
     "shared_expert_intermediate_size",
     "moe_shared_expert_intermediate_size",
@@ -188,7 +161,7 @@ def _wrong(raw: Mapping[str, Any]) -> list[str]:
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
         wrong.append(f"model_type: {short_repr(kind)} is not supported; there are {known}")
-    experts = any(map(raw.get, WHOLE_NUMBERS["num_experts"]))
+    experts = any(map(raw.get, SIZES["num_experts"]))
     if not experts and ("moe_intermediate_size" in raw or kind in MIXTURES):
         wrong.append("num_experts: is missing")
     own = "n_routed_experts" in raw or kind.startswith(("qwen", "gemma"))
@@ -209,8 +182,7 @@ def _dtype(raw: Mapping[str, Any]) -> str:
 def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
     """Make the ModelSpec of a config whose keys have values of the right kind."""
     sizes: dict[str, int] = {
-        size: next((raw[key] for key in keys if key in raw), 0)
-        for size, keys in WHOLE_NUMBERS.items()
+        size: next((raw[key] for key in keys if key in raw), 0) for size, keys in SIZES.items()
     }
     sizes["intermediate_size"] = sizes["intermediate_size"] or sizes["expert_intermediate_size"]
     heads, layers = sizes["num_attention_heads"], sizes["num_hidden_layers"]
@@ -227,7 +199,7 @@ def _spec(name: str, raw: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(
         name,
         **sizes,  # type: ignore[arg-type]
-        **{name: raw.get(key, False) for name, key in FLAGS.items()},
+        **{name: raw.get(keys[0], False) for name, keys in FLAGS.items()},
         sliding_window=window,
         chunked=window > 0 and "attention_chunk_size" in raw,
         gated_mlp=raw.get("gated_mlp", True),
