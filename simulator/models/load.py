@@ -1,11 +1,12 @@
 """Find a model: a shipped one by its own name or a listed one of the hub, or a config.json."""
 
+import csv
+import json
 import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from simulator.models.config_json import read_config
 from simulator.models.quantization import read_quantization
@@ -48,8 +49,8 @@ def shipped_models() -> list[str]:
 @cache
 def _hub_names() -> dict[str, str]:
     """Return the shipped model of each listed name of the hub, in lower case."""
-    listed = yaml.safe_load((MODELS.parent / "hub_names.yaml").read_text("utf-8"))
-    return {hub.lower(): name for name, hubs in listed.items() for hub in hubs}
+    rows = csv.DictReader((MODELS.parent / "hub_names.csv").read_text("utf-8").splitlines())
+    return {row["hub"].lower(): row["model"] for row in rows}
 
 
 def load_model(name_or_path: str | Path, base: Path | None = None) -> ModelSpec:
@@ -103,58 +104,53 @@ def _shipped_model(name: str) -> ModelSpec:
 
 
 def shipped_name(name: str) -> str | None:
-    """Return the shipped model of this name, its own or one of `hub_names.yaml`; None: no such."""
+    """Return the shipped model of this name, its own or one of `hub_names.csv`; None: no such."""
     return name if name in shipped_models() else _hub_names().get(name.lower())
 
 
-FORMATS_BY_WORD: tuple[tuple[str, dict[str, object]], ...] = (
-    (r"awq(-int4|-4bit)?", {"quant_method": "awq", "bits": 4, "group_size": 128}),
-    (r"gptq-int8", {"quant_method": "gptq", "bits": 8, "group_size": 128}),
-    (r"(int4-)?autoround", {"quant_method": "auto-round", "bits": 4, "group_size": 128}),
-    (r"gptq(-int4)?", {"quant_method": "gptq", "bits": 4, "group_size": 128}),
-    (r"(unsloth-)?(bnb|bnb-4bit)", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
-    (r"nvfp4|fp4", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
-    (r"fp8", {"quant_method": "fp8", "weight_block_size": [128, 128]}),
-    (r"fp8(-dynamic|-kv|-block)*", {"quant_method": "fp8"}),
-    (r"(quantized[.-])?w8a8|int8", {"quant_method": "modelopt", "quant_algo": "INT8"}),
-    (r"(quantized[.-])?w4a16|int4", {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}),
-)
-"""Formats that words of a checkpoint's name tell of, the likeliest; of its config.json better."""
+@cache
+def _formats_of_words(told: str) -> dict[str, Any] | None:
+    """Return the formats that words of a checkpoint's name tell of, the likeliest."""
+    named = json.loads((MODELS.parent / "named_formats.json").read_text("utf-8"))
+    return next((config for words, config in named.items() if re.fullmatch(words, told)), None)
 
 
-META_405B = ["self_attn", "layers.0", "layers.125"]  # what Meta's own FP8 leaves in 16 bits
-EXPERTS_ALONE = ("self_attn", "linear_attn", "shared_experts")  # what is left in 16 bits
+META_405B = {
+    "quant_method": "fbgemm_fp8",
+    "ignore": ["self_attn", "layers.0", "layers.125"],
+}
+"""Of Meta's own FP8."""
 
 
 def _of_precision(name: str) -> ModelSpec | None:
     """Return the shipped model of the name without the words of a precision, in that precision.
 
     None where the name has no such words, or no shipped model has its shape; its `unread` says
-    that the formats are those of the name. Names of vision towers and attention are left in 16
-    bits.
+    that the formats are those of the name. Some makers leave attention, or all but the experts, in
+    16 bits.
     """
     shape = same_shape(name)
     told = "-".join(word for word in _words(name) if PRECISION.fullmatch(word))
-    config = next((one for words, one in FORMATS_BY_WORD if re.fullmatch(words, told)), None)
+    config = _formats_of_words(told)
     if shape is None or config is None:
         return None
-    own = _shipped_model(shape)
-    maker, method = name.lower().partition("/")[0], config["quant_method"]
-    nvfp4 = config.get("quant_algo") == "NVFP4"
-    if (nvfp4 and (own.latent or own.linear or own.full_head_dim)) or (
-        method == "gptq" and own.linear and maker == "qwen"
-    ):
-        key = "exclude_modules" if nvfp4 else "modules_to_not_convert"
-        config = config | {key: [*EXPERTS_ALONE]}
-    elif shape == "llama-3.1-405b" and told == "fp8" and maker == "meta-llama":
-        config = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": META_405B}
+    own, maker = _shipped_model(shape), name.lower().partition("/")[0]
+    method, nvfp4 = config["quant_method"], config.get("quant_algo") == "NVFP4"
+    if (shape, told, maker) == ("llama-3.1-405b", "fp8", "meta-llama"):
+        config = META_405B
+    elif nvfp4 and (own.latent or own.linear or own.full_head_dim):
+        config = config | {"ignore": EXPERTS_ALONE}
     elif own.linear and method in ("awq", "gptq", "modelopt"):
-        config = config | {"modules_to_not_convert": ["linear_attn"]}
+        alone = method == "gptq" and maker == "qwen"
+        config = config | {"ignore": EXPERTS_ALONE if alone else ["linear_attn"]}
     return replace(
         own,
         checkpoint=read_quantization(config),
         unread=f"formats of the weights, taken for {told} by the name; its config.json has them",
     )
+
+
+EXPERTS_ALONE = ["self_attn", "linear_attn", "shared_experts"]  # what is left in 16 bits
 
 
 def _unknown(name: str) -> ValueError:

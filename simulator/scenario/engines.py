@@ -11,8 +11,8 @@ from math import inf
 from typing import Any, NamedTuple
 
 from simulator.core.engine_config import TEXTBOOK, EngineConfig
-from simulator.models.gpus import GIB, Gpu
 from simulator.models.engine_sizes import FractionOf
+from simulator.models.gpus import GIB, Gpu
 from simulator.schedulers.vllm.rules import NEWEST_RELEASE, Release, read_release
 
 Defaults = dict[str, Any]
