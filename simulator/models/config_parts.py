@@ -59,7 +59,7 @@ def _unlisted(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     elif not has_window(raw):
         return (FULL,) * layers
     elif "use_sliding_window" in raw and "max_window_layers" in raw:
-        first = min(raw["max_window_layers"], layers)
+        first: int = min(raw["max_window_layers"], layers)
         return (FULL,) * first + (WINDOW,) * (layers - first)
     elif not isinstance(every, int) or every < 2:
         return (WINDOW,) * layers

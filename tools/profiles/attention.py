@@ -267,7 +267,7 @@ def read_linear(data: Path, tables: GpuTables, model: ModelSpec, gpus: int) -> L
         """Fit a constant and a slope to relative errors."""
         at, seconds = rows[name].to_numpy(float), rows["latency"].to_numpy(float) / 1e3
         start = (seconds.min(), seconds[-1] / at[-1])
-        return linear.layers * fit_positive(lambda p: p[0] + p[1] * at, seconds, start, 1e-12)
+        return model.state_layers * fit_positive(lambda p: p[0] + p[1] * at, seconds, start, 1e-12)
 
     return LinearKernels(
         *line(_pick(total, {"phase": "generation"}), "batch_size"),
