@@ -28,9 +28,8 @@ SPELLINGS = (
 )
 """What some files call a module of ours: kinds that they name together, or another family's."""
 IGNORED = (
-    *("modules_to_not_convert", "ignored_layers", "ignore"),
-    *("exclude_modules", "llm_int8_skip_modules", "exclude"),
-)
+    "modules_to_not_convert ignored_layers ignore exclude_modules llm_int8_skip_modules exclude"
+).split()
 """Keys of the modules left in 16 bits, by method; the first that has some counts."""
 
 
