@@ -79,6 +79,8 @@ def measure_run(
         growing = WARMING_UP if found is None else find_growth(result)
     table = result.request_table()
     start, end = run_span(table, result.logs)
+    if not broken and not table.completed.any():  # none was served: no latency is kept
+        broken = next((slo.metric for slo in slos if slo.latency), "")
     values = {**read_metric_values(result, slos), "broken": broken, "growing": growing}
     values |= {"run_duration": end - start, **more}  # s, with the warm-up
     if broken:

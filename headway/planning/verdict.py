@@ -155,7 +155,7 @@ class Criteria:
         """Return the seconds of load that a run should have, whatever is allowed."""
         assert self.min_seconds is not None
         assert trial.seconds is not None
-        longest = max(float(run["p99_e2el_ms"]) for run in trial.runs) if trial.ok else 0.0
+        longest = max(float(run.get("p99_e2el_ms", 0)) for run in trial.runs) if trial.ok else 0.0
         shares = [slo.limit for slo in self.slos if slo.is_share and slo.limit]
         requests = BEYOND / min(shares, default=1.0)
         for_share = trial.seconds * requests / trial.runs[0]["num_prompts"]
@@ -185,8 +185,11 @@ class Criteria:
 
 
 def interval(runs: Sequence[MetricValues], metric: str, confidence: float = CONFIDENCE) -> Estimate:
-    """Estimate a metric over independent runs; of a single one the interval is infinite."""
-    return estimate([float(run[metric]) for run in runs], confidence)
+    """Estimate a metric over independent runs; of a single one the interval is infinite.
+
+    Runs that served no request have no latency, and do not count; if none did, it is 0.
+    """
+    return estimate([float(run[metric]) for run in runs if metric in run] or [0.0], confidence)
 
 
 class Verdict(NamedTuple):

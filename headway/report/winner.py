@@ -25,6 +25,8 @@ def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
     keeps no level for long, and latencies of such runs decide nothing.
     """
     done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
+    if not done:
+        return None, "no run completed a request"
     judged = [k for k in done if metric_value(summaries[k], "slo_met") is not None]
     usual = ["output_throughput", "mean_e2el_ms"]
     if not judged:
@@ -143,10 +145,11 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
         if place is None and most is not None and not kept:
             lines.append(f"Nearest: {labels[most[1]]}, {most[0]:.1%} of its requests keep them.")
     else:
-        lines = ["No winner: no service level is given (--slo, or goodput in the scenario)."]
-        if place is not None and prices_differ([s for s in summaries if s.get("completed")]):
-            lines = [f"Winner by price: {labels[place]}: {why}; no service level is given (--slo)."]
         done = [k for k, summary in enumerate(summaries) if summary.get("completed")]
+        no_level = "no service level is given (--slo, or goodput in the scenario)"
+        lines = [f"No winner: {no_level if done else why}."]
+        if place is not None and prices_differ([summaries[k] for k in done]):
+            lines = [f"Winner by price: {labels[place]}: {why}; no service level is given (--slo)."]
         grow = any(overloaded(summaries[k]) for k in done)
         for key in LEADS[: 1 if grow else None] if len(done) > 1 else ():
             leader, what = _first(summaries, done, (key,))

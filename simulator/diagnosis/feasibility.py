@@ -163,7 +163,7 @@ def never_holds(
     `steady` says that requests come for as long as one likes: else a queue may grow and be served.
     """
     for one in obstacles(scenario, workload):
-        if one.share > lost if one.memory else steady:
+        if min(lost, 1.0 - 1e-9) < one.share if one.memory else steady:  # all are too many
             return str(one)
     return ""
 

@@ -16,7 +16,6 @@ from simulator.diagnosis.advice import MOST, Advice, AdvisedEvidence, Finding, t
 from simulator.diagnosis.encoder import encoder
 from simulator.diagnosis.evidence import (
     ADAPTERS,
-    CAUSES,
     KV_BLOCKS,
     MAX_NUM_SEQS,
     POLICY,
@@ -28,7 +27,6 @@ from simulator.diagnosis.fleet_rules import (
     failures,
     kv_transfer,
     pools,
-    reroute,
     routing,
     scattered_prefixes,
 )
@@ -39,7 +37,7 @@ from simulator.diagnosis.wake_ups import wake_ups
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
-from simulator.results.service_levels import REQUEST_BOUNDS, Judged
+from simulator.results.service_levels import Judged
 
 SHOWN = 4  # findings that a report prints
 NOTHING = "Nothing stands out: nothing needs turning."
@@ -51,7 +49,6 @@ TTFT, E2EL = "p99_ttft_ms", "p99_e2el_ms"
 
 WAITING = 0.05  # share of the requests' time that one cause of waiting must take
 PREEMPTED = 0.01  # preemptions per request
-MISSED = 0.01  # share of the requests that wait longer than the SLO allows
 STALLED = 0.2  # share of the decoding time that prompts add
 WASTED = 0.1  # share of the token slots that nobody needs
 UNFAIR = 0.25  # share of a client's waiting in which another gets more than a fair policy gives
@@ -287,36 +284,6 @@ def preemption(run: AdvisedEvidence) -> Finding | None:
     )
 
 
-def slo(run: AdvisedEvidence) -> Finding | None:
-    """Requests wait in the queue longer than the goodput's bound on TTFT, or E2EL, allows."""
-    queued = run.table.queue_time
-    bounds = {name: [*run.bounds(name)] for name in REQUEST_BOUNDS}
-    name = next((name for name in ("ttft", "e2el") if bounds[name]), None)
-    if name is None:
-        return None
-    missed = [(float((queued[here] > bound / 1000).sum()), bound) for bound, here in bounds[name]]
-    late, bound = sum(count for count, _ in missed) / int(run.done.sum()), max(missed)[1]
-    if late < MISSED:
-        return None
-    p99 = run.ms("p99_queue_time")
-    cause = max(CAUSES, key=lambda cause: run.wait_shares[cause])
-    # Fuller steps take longer: where that counts, replicas come first, unless prompts are held.
-    crowded = cause in (MAX_NUM_SEQS, TOKEN_BUDGET) and bool(bounds["tpot"] or bounds["e2el"])
-    crowded &= not (cause == TOKEN_BUDGET and run.advisor.interval())
-    return Finding(
-        late,
-        f"{late:.1%} of the requests wait longer in the queue alone than goodput.{name} allows "
-        f"({bound:g} ms): P99 {p99:,.0f} ms.",
-        f"p99_{name}_ms",
-        [
-            *(reroute(run) if run.misrouted > 0.5 else ()),
-            *(run.advisor.replicas() if crowded else ()),
-            *run.advisor.cure(cause),
-        ],
-        {"bound": name, "bound_ms": bound, "share": late, "p99_queue_time_ms": p99},
-    )
-
-
 def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
     """Prompts in the same steps make decodes wait."""
     slowed, alone = run.time["decode_slowed_time"], run.time["decode_alone_time"]
@@ -405,7 +372,7 @@ def unused_seats(run: AdvisedEvidence) -> Finding | None:
 
 def unfair(run: AdvisedEvidence) -> Finding | None:
     """A client waits while another gets clearly more service than it."""
-    if not several_clients(run.record.workload):
+    if not several_clients(run.record.workload) or not (better := run.advisor.policy("fair")):
         return None
     from simulator.diagnosis.unfairness import most_underserved
 
@@ -422,7 +389,7 @@ def unfair(run: AdvisedEvidence) -> Finding | None:
         f"gets {_short(found.service)} tokens and {best} {_short(found.best_service)} (answers "
         f"count twice{weighed}), more than a fair policy would give.",
         "service_difference_max",
-        run.advisor.policy("fair"),
+        better,
         {
             "worst_client": worst,
             "worst_service": found.service,
@@ -459,7 +426,7 @@ def low_load(run: AdvisedEvidence) -> Finding | None:
 
 
 LOST = ("rejected", "tries")
-SAID = (*LOST, "levels", "host")  # whether or not a key helps
+SAID = (*LOST, "levels", "host", "unfair")  # whether or not a key helps, or another goes first
 FLEET = ("failures", "autoscaling", "wake_ups")
 RULES = (
     *(
@@ -476,7 +443,6 @@ RULES = (
         adapters,
         encoder,
         preemption,
-        slo,
         kv_transfer,
         pools,
         prefill_stalls,

@@ -274,7 +274,7 @@ class RunMetrics:
         """Return the keys of vLLM bench's result file and our own under `headway`.
 
         `info` (version, seed, scenario, ...) opens our block. Latencies are those of completed
-        requests; where there is none they are 0, as in vLLM.
+        requests; None where there is none, in place of vLLM's 0.
         """
         low, high = self.span
         own = {"schema": SCHEMA, **info}
@@ -424,7 +424,7 @@ class RunMetrics:
         for name in names:
             if name in self._latencies:
                 out |= describe(name, self._latencies[name], percentiles)
-        return out
+        return out if self._completed else dict.fromkeys(out)
 
 
 def summarize_record(record: Record, percentiles: Sequence[float] = PERCENTILES) -> Summary:

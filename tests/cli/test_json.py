@@ -42,6 +42,21 @@ def test_replications_that_complete_nothing_have_no_latencies(tmp_path: Path, ca
     assert not [key for key in found if "_ms" in key]
 
 
+def test_a_run_that_completes_nothing_has_null_latencies(tmp_path: Path, capsys) -> None:
+    words = ["run", "demo", *SMALL, "--set", "engine.num_gpu_blocks_override=2", "--json"]
+    assert main([*words, "--out", str(tmp_path)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {found[key] for key in found if key.endswith("_ms")} == {None}
+
+
+def test_a_plan_that_serves_nobody_keeps_no_latency(tmp_path: Path, capsys) -> None:
+    """Though no request need be completed."""
+    words = ["plan", "demo", *SMALL, "--set", "engine.num_gpu_blocks_override=2", "--cheapest"]
+    levels = ["--slo", "p99_ttft_ms<=1000", "--slo", "completion>=0"]
+    assert main([*words, *levels, "--out", str(tmp_path)]) == 1
+    assert "error: not one request fits" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", ["compare", "sweep"])
 def test_many_runs_print_a_row_each(tmp_path: Path, capsys, verb: str) -> None:
     vary = ["--vary", "engine.max_num_seqs=1,8"]
@@ -124,7 +139,9 @@ def test_runs_that_complete_nothing_exit_with_1_and_warn_by_name(
     assert main([verb, "demo", *SMALL, "--vary", "engine.max_num_seqs=1,8", *few]) == 1
     # A sweep tells what its points share once, of the one that ends first.
     told = "engine.max_num_seqs=[18]: not one" if verb == "sweep" else "max_num_seqs=8: all 20"
-    assert re.search(told, capsys.readouterr().err)
+    said = capsys.readouterr()
+    assert re.search(told, said.err)
+    assert ": no run completed a request." in said.out
 
 
 def test_replications_of_an_overloaded_run_say_so(tmp_path: Path, capsys) -> None:

@@ -165,16 +165,6 @@ def test_preemption_by_swap(diagnose) -> None:
     assert found["share_of_e2el"] == 0.3333  # (0.5 + 2.5 + 1) s of 4.5 + 7.5 s
 
 
-def test_slo(diagnose) -> None:
-    """Two seats: the queue alone takes more than a second; no bound, no finding."""
-    found = diagnose(NARROW)["slo"]
-    assert found["figures"]["bound_ms"] == 1000
-    assert found["figures"]["share"] > 0.5
-    assert found["metric"] == "p99_ttft_ms"
-    assert found["advice"][0]["key"] == "engine.max_num_seqs"
-    assert "slo" not in diagnose(NARROW, "goodput={tpot: 50}")
-
-
 def test_prefill_stalls(diagnose) -> None:
     """A token takes 1 ms: a prompt of 64 makes a step of some 12 ms one of some 76 ms."""
     found = diagnose("cost.per_token=1e-3", "workload.request_rate=4")["prefill_stalls"]
@@ -243,21 +233,21 @@ def test_fcfs_is_fair_to_those_who_ask_for_as_much(diagnose) -> None:
     assert "unfair" not in diagnose("workload.clients=3", text=HEAVY)
 
 
-@pytest.mark.parametrize(("clients", "rate"), [("[1, 1, 1]", 9), ("[8, 1, 1]", 10)])
-def test_unfair_by_priority(diagnose, clients: str, rate: int) -> None:
+@pytest.mark.parametrize("clients", ["[1, 1, 1]", "[8, 1, 1]"])
+def test_unfair_by_priority(diagnose, clients: str) -> None:
     """Who goes last gets nothing while the others' requests come."""
-    sets = [f"workload.clients={clients}", "workload.priorities=[0, 0, 1]"]
-    sets.append(f"workload.request_rate={rate}")
+    sets = (f"workload.clients={clients}", "workload.priorities=[0, 0, 1]")
     found = diagnose("engine.scheduling_policy=priority", *sets, text=HEAVY)["unfair"]
     assert found["figures"]["worst_client"] == "client-2"
 
 
 def test_one_policy_is_advised_where_the_urgent_wait_more(diagnose) -> None:
-    """Preemption for those who go first contradicts a fair policy for who goes last."""
+    """Preemption for the first contradicts a fair policy for the last, which is said without it."""
     sets = ("workload.clients=[1, 1, 1]", "workload.priorities=[0, 0, 1]")
     found = diagnose("engine.scheduling_policy=priority", *sets, text=HEAVY)
     assert found["urgent"]["advice"][0]["to"] == "preemptive"
-    assert "unfair" not in found
+    assert found["unfair"]["figures"]["worst_client"] == "client-2"
+    assert not found["unfair"]["advice"]
 
 
 def test_unfair_by_weights(diagnose, tmp_path: Path, monkeypatch) -> None:
