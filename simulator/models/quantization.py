@@ -111,11 +111,18 @@ def _patterns(names: tuple[str, ...]) -> tuple[frozenset[str], "re.Pattern[str] 
     return frozenset(plain), together
 
 
+@cache
+def _spellings(name: str) -> tuple[str, ...]:
+    """Return the names that checkpoints give to a module."""
+    return tuple(dict.fromkeys([name, *(re.sub(ours, to, name) for ours, to in SPELLINGS)]))
+
+
 def _matches(names: tuple[str, ...], name: str) -> bool:
     """Whether one of the names in a file means the module: all of it or what it is part of."""
+    if not names:
+        return False
     plain, pattern = _patterns(names)
-    spellings = [name, *(re.sub(ours, theirs, name) for ours, theirs in SPELLINGS)]
-    for one in dict.fromkeys(spellings) if names else ():
+    for one in _spellings(name):
         parts = one.split(".")
         ends = range(1, len(parts) + 1)
         if plain and any(".".join(parts[a:b]) in plain for b in ends for a in range(b)):
