@@ -2,6 +2,7 @@
 
 import csv
 import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,8 +132,12 @@ def find_gpu(name: str, price: float | None = None) -> Gpu:
 
     Raises ValueError, which lists the names that there are, the likeliest first.
     """
-    if price is not None:
-        return find_gpu(name)._replace(dollars_per_hour=price)
+    found = _find(name)
+    return found if price is None else found._replace(dollars_per_hour=price)
+
+
+@cache
+def _find(name: str) -> Gpu:
     if part := PART.search(name):
         raise ValueError(
             f"gpu.name: {name!r} is {part[0]}, a part of a GPU, which is not simulated"
@@ -142,7 +147,7 @@ def find_gpu(name: str, price: float | None = None) -> Gpu:
         if re.match(pattern, plain, re.IGNORECASE):
             return GPUS[chip]
     if shape := ORACLE.match(plain):
-        return find_gpu(shape[1])
+        return _find(shape[1])
     wanted = _normalised(plain)
     if found := _named(wanted, _words(plain)):
         return found
