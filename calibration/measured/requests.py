@@ -75,7 +75,7 @@ def read_requests(
     answered = len(table.time)
     kept = np.flatnonzero((np.arange(len(patience)) < answered) | ~np.isnan(patience))
     replayed = len(kept) - answered
-    warn_of_losses(replace(table, failed=table.failed - replayed), path)
+    warn_of_losses(path, table.failed - replayed, table.ledger)
     if not answered:
         raise HeadwayError(f"{path}: has no requests")
     if np.isnan(table.time).any():

@@ -17,7 +17,10 @@ from calibration.measured.runs import NEAR, Run
 from calibration.measured.workload import read_config, replay
 from calibration.server_logs.response_surface import Prior
 from calibration.text_files import read_rows
+from simulator.costs.cost_model import CostModel, DraftedCost
 from simulator.costs.linear import Fitted
+from simulator.features.images.cost import EncoderCost
+from simulator.features.lora.cost import LoraCost
 from simulator.results.request_table import gather_requests
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
@@ -32,6 +35,8 @@ FEWEST = 3 * BLOCKS  # requests
 PARALLEL_FROM = 1000  # requests: below, starting workers takes longer than they save
 LOSS_SCALE = 0.1  # of the robust loss: a relative error beyond which a request counts less
 TPOT_SCALE = 0.02  # that of TPOT, where the host is hidden: it shows there, TTFT hides it in noise
+ADDING = (DraftedCost, EncoderCost, LoraCost)
+"""Costs that add to another what no term of it says."""
 GAP_SD = 0.3e-3  # s, of launch gaps: versions and servers differ by so much
 
 
@@ -67,6 +72,7 @@ class RequestLog:
     workload: Workload
     scenario: Scenario
     cost: Fitted
+    whole_cost: CostModel  # with what drafts, adapters and encoders add
     block: npt.NDArray[np.int64]  # of each request, by time
     simulated: dict[bytes, dict[str, Floats]] = field(default_factory=dict)
 
@@ -93,7 +99,7 @@ class RequestLog:
                 self.simulated[keys[index]] = found
 
     def _simulate(self, terms: Floats) -> dict[str, Floats]:
-        cost = with_terms(self.cost, terms)
+        cost = _in_place(self.whole_cost, with_terms(self.cost, terms))
         result = run(self.scenario, workload=self.workload, cost=cost).whole()
         table = gather_requests(self.workload, result.sent, result.logs)
         return {n: np.where(table.completed, getattr(table, n), np.nan) for n in LATENCIES}
@@ -156,11 +162,14 @@ def read_log(path: Path, scenario: Scenario, **reading: Any) -> RequestLog:
     workload = replay(run, requests, read_config(sibling_file(path, "config.json")))
     workload.model = requests.asked.get("model")
     scenario.settle_models(workload)
-    cost = resolve(scenario).cost
+    whole = cost = resolve(scenario).cost
+    while isinstance(cost, ADDING):
+        cost = cost.inner
     if not isinstance(cost, Fitted) or not cost.fitted_terms:
-        raise HeadwayError(f"cost {cost.name}: has no terms to fit")
+        what = "it is of a pipeline, or of data-parallel ranks that share experts"
+        raise HeadwayError(f"cost {cost.name}: has no terms to fit: {what}")
     block = np.arange(len(requests)) * BLOCKS // len(requests)
-    return RequestLog(requests, workload, scenario, cost, block)
+    return RequestLog(requests, workload, scenario, cost, whole, block)
 
 
 def _check_misspelt(path: Path, requests: Requests) -> None:
@@ -184,6 +193,11 @@ def _check_misspelt(path: Path, requests: Requests) -> None:
                 f"{path}:1: {name}: unknown column; did you mean {near[0]}? Else say with "
                 "--columns which columns hold what"
             )
+
+
+def _in_place(whole: CostModel, cost: Fitted) -> CostModel:
+    """Put a cost in place of the one beneath what others add."""
+    return replace(whole, inner=_in_place(whole.inner, cost)) if isinstance(whole, ADDING) else cost
 
 
 def terms_of(cost: Fitted, client: float = 0.0) -> Floats:

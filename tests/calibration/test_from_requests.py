@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from calibration.server_logs.from_requests import fit_log
-from calibration.server_logs.request_log import RequestLog, read_log
+from calibration.server_logs.request_log import RequestLog, read_log, terms_of
 from headway.cli.main import main
 from simulator.costs.profile import read_profile
 from simulator.costs.split import SplitCost
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
+from simulator.simulation.write import write_run
+from simulator.util.errors import HeadwayError
 
 TRUE = (1.5e-3, 2e-5, 8e-3)  # s: per step, per sequence, from the clock to the scheduler
 KERNELS = """name: server
@@ -301,7 +303,7 @@ def test_a_runs_own_file_is_not_off(tmp_path, capsys):
     path = tmp_path / "closed.yaml"
     path.write_text(
         "model: llama-3-8b\ngpu: {name: A100-80GB}\nengine: {name: vllm}\nworkload: "
-        "{num_prompts: 120, max_concurrency: 30, input_len: 300, output_len: 40}\n"
+        "{num_prompts: 60, max_concurrency: 15, input_len: 300, output_len: 8}\n"
     )
     assert main(["run", str(path), "--out", str(tmp_path / "run"), "--quiet"]) == 0
     log = ["calibrate", "--from-requests", str(tmp_path / "run" / "requests.csv")]
@@ -309,3 +311,43 @@ def test_a_runs_own_file_is_not_off(tmp_path, capsys):
     out = capsys.readouterr().out
     for name in ("TTFT", "TPOT", "E2EL"):
         assert re.search(rf"{name}: median \|error\| 0.0% -> 0.0%, mean .0.0% -> .0.0%", out)
+
+
+DRAFTS = {"num_speculative_tokens": 3, "acceptance": 0.7, "draft": {"fraction": 0.1}}
+ENCODER = {"encoder_seconds": [[1, 0.004], [40, 0.02]]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "load"),
+    [
+        ({"speculative_config": DRAFTS}, {}),
+        ({"enable_lora": True, "max_loras": 2}, {"adapters": {"num_adapters": 4}}),
+        ({"multimodal_config": ENCODER}, {"multimodal": {"image": {"tokens": 40, "distinct": 7}}}),
+    ],
+)
+def test_what_drafts_adapters_and_encoders_add_is_simulated_beside_the_terms(
+    tmp_path, engine, load
+):
+    """A run's own file is not off; a longer step beneath what they add is seen."""
+    raw = {"model": "llama-3-8b", "gpu": {"name": "A100-80GB"}, "engine": {"name": "vllm"} | engine}
+    lengths = {"input_len": 200, "output_len": 20, "request_rate": 20.0}
+    raw["workload"] = {"num_prompts": 60} | lengths | load
+    write_run(run(load_scenario(raw)), tmp_path)
+    log = read_log(tmp_path / "requests.csv", load_scenario(raw))
+    terms, measured = terms_of(log.cost), log.measured()
+    assert all(
+        np.allclose(found, measured[name], rtol=1e-6, atol=1e-8)
+        for name, found in log.simulate(terms).items()
+    )
+    terms[0] += 0.01
+    assert (log.simulate(terms)["tpot"] > measured["tpot"] + 0.002).all()
+
+
+def test_a_pipeline_has_no_terms_to_fit(tmp_path):
+    raw = {"model": "llama-3-8b", "engine": {"name": "vllm", "pipeline_parallel_size": 2}}
+    raw |= {"gpu": {"name": "A100-80GB", "count": 2}, "workload": {"num_prompts": 60}}
+    rows = "".join(f"{k},100,9,0.1,0.01\n" for k in range(60))
+    path = tmp_path / "log.csv"
+    path.write_text(f"arrival_s,prompt_tokens,output_tokens,ttft_s,tpot_s\n{rows}")
+    with pytest.raises(HeadwayError, match="has no terms to fit: it is of a pipeline"):
+        read_log(path, load_scenario(raw))

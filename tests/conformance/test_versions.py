@@ -67,6 +67,11 @@ def test_an_unknown_version_is_told_with_the_known_ones(text: str) -> None:
         check_known(text)
 
 
+def test_a_version_before_0_8_names_the_engine_that_it_ran() -> None:
+    with pytest.raises(ValueError, match=r"not '0\.6\.6', which ran .* engine\.name=vllm-v0"):
+        check_known("0.6.6")
+
+
 @pytest.mark.parametrize("leap", [False, True])
 def test_before_0_19_the_first_chunk_alone_must_fit(tmp_path: Path, leap: bool) -> None:
     """Five blocks of four. Request 0 holds two; the prompt of 1 needs four, its first chunk one."""

@@ -108,7 +108,7 @@ def test_what_an_engine_had_cached_is_told(put):
     path = put(f"{HEAD},cached_tokens\n0,100,5,0\n1,100,5,80\n2,100,5,48\n")
     work, said = told(path)
     assert work.segments is None
-    assert said[0].startswith("cached_tokens: 42.7% of input tokens were in the engine's cache")
+    assert "input tokens that the engine's cache had when it was recorded: 128;" in said[0]
     columns = "arrival=arrival,prompt=prompt_tokens,output=output_tokens,cached=cached_tokens"
     work, said = told(path, columns=columns)
     assert [parts[0] for parts in work.segments[1:]] == [(("cached",), 80), (("cached",), 48)]
@@ -121,8 +121,8 @@ def test_requests_of_one_conversation_share_what_came_before(put):
     work, said = told(path)
     assert work.segments is None
     assert said == [
-        "conversation_id: 2 requests continue a conversation; their prompts share nothing here, "
-        "but with prefix=conversation_id"
+        "conversation_id: requests that continue a conversation: 2; their prompts share nothing "
+        "here, but with prefix=conversation_id"
     ]
     columns = "arrival=arrival,prompt=prompt_tokens,output=output_tokens,prefix=conversation_id"
     work, said = told(path, columns=columns)

@@ -11,6 +11,10 @@ from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
+from simulator.workload.describe import shared_prefix_tokens
+from simulator.workload.traces import read_trace
+from simulator.workload.traces.write import write_timed_trace
+from simulator.workload.workload import Workload
 from tests.support.random_scenarios import draw_scenario
 
 CHECKS = int(os.environ.get("HEADWAY_CHECKS", "12"))
@@ -107,6 +111,36 @@ def test_clients_that_hang_up(tmp_path):
     raw = {**BASE, "workload": {"trace": {"path": str(tmp_path / "hang.jsonl")}}}
     first = check_again(tmp_path, raw)
     assert (first["finish_reason"] == "unfinished").sum() == 8
+
+
+def test_what_was_served(tmp_path):
+    """`served.jsonl`: times to the last bit, blocks, clients, adapters, hang-ups, limits, hints."""
+    work = Workload(
+        np.array([0.0, 0.1 + 0.2, 0.7]),
+        np.array([40, 24, 16]),
+        np.array([5, 9, 3]),
+        segments=[
+            ((("a",), 16), (("b",), 16), (("c",), 8)),
+            ((("a",), 16), (("d",), 8)),
+            ((("a",), 16),),
+        ],
+        client=["x", "", "y"],
+        priority=np.array([0, -2, 3]),
+        max_tokens=np.array([0, 12, 3]),
+        cancel_after=np.array([np.nan, 0.25, np.nan]),
+        hint=np.array([4, 0, 0]),
+        model=["", "sql", ""],
+    )
+    path = tmp_path / "served.jsonl"
+    with path.open("wb") as file:
+        write_timed_trace(work, 16, file)
+    again = read_trace(path)
+    for name in ("arrival", "prompt_tokens", "output_tokens", "priority", "max_tokens", "hint"):
+        assert getattr(again, name).tolist() == getattr(work, name).tolist(), name
+    assert np.array_equal(again.cancel_after, work.cancel_after, equal_nan=True)
+    assert (again.client, again.model) == (["x", "-", "y"], work.model)
+    assert shared_prefix_tokens(again) == shared_prefix_tokens(work) == 32
+    assert [sum(count for _, count in parts) for parts in again.segments] == [40, 24, 16]
 
 
 @pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")

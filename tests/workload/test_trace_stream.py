@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import warnings
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream as simulation_stream
 from simulator.simulation.stream import chunks, run_streamed
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces import documents, stream
+from simulator.workload.traces import documents, read_trace, stream
 from simulator.workload.workload import COLUMNS, Workload
 from tests.simulation.test_partitions import assert_alike
 from tests.simulation.test_stream import assert_as_kept
@@ -174,3 +176,31 @@ def test_clients_of_a_trace_are_drawn_piece_by_piece(tmp_path: Path) -> None:
     what = scenario(tmp_path / "t.csv", "", "workload.clients=3")
     _, parts, _ = chunks(what, 64)
     assert_same([*parts], what.make_workload())
+
+
+def test_what_is_told_of_pieces_is_that_of_the_whole(tmp_path: Path) -> None:
+    """Counts add up over the pieces; what counts nothing is told once."""
+    path = tmp_path / "log.csv"
+    head = "arrival,prompt_tokens,output_tokens,cache_hit,cached_tokens,deadline_us,mood,status"
+    rows = [
+        f"{t},{90 + a},{b},{k % 5 == 0},{k % 60},{k % 2},x,{'odd' if k % 7 == 0 else 'ok'}"
+        for k, (t, (a, b)) in enumerate(zip(TIMES, LENGTHS, strict=True))
+    ]
+    path.write_text("\n".join([head, *rows, f"{TIMES[-1]},9,0,,,,,"]) + "\n")
+
+    def warnings_of(read: Callable[[], object]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            read()
+        return [str(one.message).removeprefix(f"{path}: ") for one in caught]
+
+    given = path, "requests", {}, ""
+    found = warnings_of(lambda: [*stream.read_pieces(*given)])
+    assert found == warnings_of(lambda: read_trace(path))
+    assert [text.partition(": ")[0] for text in found] == [
+        "1 request left out",
+        *("cache_hit", "status", "deadline_us", "cached_tokens"),
+        "not understood, and without effect",
+    ]
+    assert found[1] == "cache_hit: requests left out: 100, answered by a proxy's cache"
+    assert "requests: 72" in found[2]

@@ -155,9 +155,12 @@ def check_known(text: str) -> None:
     plain = re.fullmatch(r"\d+\.\d+(\.\d+)?", text) is not None or text in OTHER_RELEASES
     release = read_release(text) if plain else None
     if release is None or not OLDEST_ALIKE <= release[:2] <= NEWEST:
+        before = release is not None and release < OLDEST_ALIKE
         raise ValueError(
             f"must be a version of vLLM whose rules are known, {write_release(OLDEST)} to "
             f"{write_release(NEWEST)} (0.8 and 0.9 decide as {write_release(OLDEST)}), not {text!r}"
+            + ", which ran the V0 engine: engine.name=vllm-v0"
+            * before
         )
     if release != newest_up_to(release):
         minor = write_release(release[:2])

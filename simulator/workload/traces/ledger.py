@@ -1,6 +1,7 @@
 """What becomes of each column or key of a file: used, without effect, or not understood."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -37,20 +38,40 @@ class Ledger:
     used: dict[str, str] = field(default_factory=dict)  # column: what it is used as
     idle: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # of what changes the load
-    of_traces: list[str] = field(default_factory=list)  # likewise, but no measured run's
+    of_traces: list[str] = field(default_factory=list)  # notes of traces, not of measured runs
     facts: list[tuple[str, str]] = field(default_factory=list)  # heads and texts
+    _notes: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def note(self, text: str, count: int = 0, rest: str = "") -> None:
+        """Note what changes the load; the counts of a text add up over the pieces of a file."""
+        self._notes[text, rest] += count
+
+    @property
+    def notes(self) -> list[str]:
+        """What changes the load, with its counts."""
+        return [
+            f"{text}: {count}{rest}" if count else f"{text}{rest}"
+            for (text, rest), count in self._notes.items()
+        ]
 
     def add_left_out(self, counts: Mapping[str, int]) -> None:
         """Tell how many requests some fields leave out."""
         names = {field: name for name, field in self.used.items()}
         for name, count in counts.items():
-            self.notes.append(f"{names[name]}: requests left out: {count}, {BESIDE[name]}")
+            self.note(f"{names[name]}: requests left out", count, f", {BESIDE[name]}")
 
     def add_noted(self, name: str, field_name: str, count: int) -> None:
         """Tell of how many requests a column changes the load."""
         if count:
-            self.notes.append(f"{name}: requests that {NOTED[field_name][1]}: {count}")
+            self.note(f"{name}: requests that {NOTED[field_name][1]}", count)
+
+    def add(self, other: "Ledger") -> None:
+        """Take in the columns of another piece of the file."""
+        self.used |= other.used
+        self.idle = list(dict.fromkeys([*self.idle, *other.idle]))
+        self.unknown = list(dict.fromkeys([*self.unknown, *other.unknown]))
+        self.of_traces = list(dict.fromkeys([*self.of_traces, *other.of_traces]))
+        self._notes.update(other._notes)
 
     def warnings(self) -> list[str]:
         """Return what is to be told of a file, a sentence each."""

@@ -19,6 +19,7 @@ from simulator.workload.traces.formats import (
     formats_with,
     missing_trace,
 )
+from simulator.workload.traces.ledger import Ledger
 from simulator.workload.traces.packed import take_encoding
 from simulator.workload.workload import Workload
 
@@ -124,20 +125,25 @@ def _check_options(name: str, given: Mapping[str, Any]) -> None:
         raise HeadwayError(wrong)
 
 
-def warn_of_losses(table: Table, path: Path) -> None:
+def warn_of_losses(path: Path, failed: int, ledger: Ledger | None) -> None:
     """Say how many requests are left out, and what of the file is not simulated."""
-    if table.failed:
-        some = "1 request" if table.failed == 1 else f"{table.failed} requests"
+    if failed:
+        some = "1 request" if failed == 1 else f"{failed} requests"
         which = "failed when recorded, or without output tokens"
         text = f"{path}: {some} left out: {which}"
         warnings.warn(text, HeadwayWarning, stacklevel=4)
-    for text in table.ledger.warnings() if table.ledger else ():
+    for text in ledger.warnings() if ledger else ():
         warnings.warn(f"{path}: {text}", HeadwayWarning, stacklevel=4)
 
 
-def warn_of_run(table: Table, path: Path) -> None:
-    """Say what the requests of a run of Headway's do not tell, by its scenario beside them."""
-    if table.ledger is None or "decode_slowed_time" not in table.ledger.idle:
+def warn_of_trace(path: Path, failed: int, ledger: Ledger | None) -> None:
+    """Say that, what a measured run has beside, and what the file of a run does not tell."""
+    warn_of_losses(path, failed, ledger)
+    if ledger is None:
+        return
+    for text in ledger.of_traces:
+        warnings.warn(f"{path}: {text}", HeadwayWarning, stacklevel=4)
+    if "decode_slowed_time" not in ledger.idle:
         return
     if path.name.startswith("part-"):
         text = f"{path}: what prompts share, clients and models are not in tables of --tables-in"
@@ -151,10 +157,7 @@ def warn_of_run(table: Table, path: Path) -> None:
 
 def _workload(table: Table, path: Path, form: str) -> Workload:
     """Turn a table into a workload: seconds, from 0 on, ascending."""
-    warn_of_losses(table, path)
-    warn_of_run(table, path)
-    for text in table.ledger.of_traces if table.ledger else ():
-        warnings.warn(f"{path}: {text}", HeadwayWarning, stacklevel=4)
+    warn_of_trace(path, table.failed, table.ledger)
     if not len(table.time):
         raise HeadwayError(f"{path}: no requests in it")
     timed = ~np.isnan(table.time)

@@ -211,9 +211,10 @@ class Records:
         ledger.add_left_out(self.beside)
         for field, words in self.strange.items():
             named = ", ".join(map(repr, list(words)[:LARGEST_SHOWN]))
-            ledger.notes.append(
+            ledger.note(
                 f"{self._name(field)}: {named}{', ..' * (len(words) > LARGEST_SHOWN)}: "
-                f"not understood, and taken as answered by the engine: requests: {words.total()}"
+                "not understood, and taken as answered by the engine: requests",
+                words.total(),
             )
         place, failed = columns.pop("line"), columns.pop("failed")
         path = self.problems.path
@@ -226,8 +227,8 @@ class Records:
             gap = np.ptp(table.time) / (len(table.time) - 1)
             if table.per_second == 1.0 and gap > SLOW and not (table.time % 1).any():
                 name = self._name("arrival")
-                told = f"one request in {gap:,.0f} s, if its times are seconds"
-                ledger.notes.append(f"{name}: {told}; arrival={name}:ms says that they are not")
+                told = f"one request in more than {SLOW:g} s, if its times are seconds"
+                ledger.note(f"{name}: {told}; arrival={name}:ms says that they are not")
         return table
 
     def _check_centuries(self, columns: Columns, place: Ints) -> None:
@@ -454,26 +455,28 @@ def _add_notes(table: Table, columns: Columns) -> None:
         share = f"{cached.sum() / table.prompt.sum():.1%} of input tokens"
         table.ledger.facts.append(("cached as told", share))
         if table.segments is None:
-            table.ledger.notes.append(
-                f"{names['cached']}: {share} were in the engine's cache when it was recorded; "
-                "nothing says which prompts share them, so none do here: name prefix=, or "
-                f"cached={names['cached']} lets all begin alike"
+            table.ledger.note(
+                f"{names['cached']}: input tokens that the engine's cache had when it was recorded",
+                int(cached.sum()),
+                "; nothing says which prompts share them, so none do here: name prefix=, or "
+                f"cached={names['cached']} lets all begin alike",
             )
     for field in ("ttft", "e2el", "decode") if table.measured is not None else ():
         spent = columns.get(field)
         if spent is not None and field in names and len(spent) and np.nanmedian(spent) > LONG:
             name = names[field]
-            table.ledger.notes.append(
-                f"{name}: half of the requests take {np.nanmedian(spent):,.0f} s or more, if it "
-                f"counts seconds; {field}={name}:ms says that it does not"
+            table.ledger.note(
+                f"{name}: half of the requests take more than {LONG:g} s, if it counts seconds; "
+                f"{field}={name}:ms says that it does not"
             )
     several = columns.get("conversation")
     if table.segments is None and several and (later := len(several) - len(set(several))):
-        notes = table.ledger.notes if table.client is None else table.ledger.of_traces
-        notes.append(
-            f"{names['conversation']}: {later} requests continue a conversation; their prompts "
-            f"share nothing here, but with prefix={names['conversation']}"
-        )
+        name = names["conversation"]
+        told = f"their prompts share nothing here, but with prefix={name}"
+        if table.client is None:
+            table.ledger.note(f"{name}: requests that continue a conversation", later, f"; {told}")
+        else:
+            table.ledger.of_traces.append(f"{name}: requests continue conversations; {told}")
 
 
 def _rows(columns: Columns, units: Mapping[str, float]) -> Table:

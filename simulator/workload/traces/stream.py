@@ -4,7 +4,6 @@ Each piece is some megabytes of lines, or a batch of Parquet's rows, that the fo
 takes for the file. Requests may be out of order within two pieces that follow one another.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +24,9 @@ from simulator.workload.traces.documents import (
     pieces,
 )
 from simulator.workload.traces.format import Numbers, Table
+from simulator.workload.traces.ledger import Ledger
 from simulator.workload.traces.packed import take_encoding
-from simulator.workload.traces.read import detect, read_table
+from simulator.workload.traces.read import detect, read_table, warn_of_trace
 from simulator.workload.workload import COLUMNS, Workload
 
 LINES = ("azure", "burstgpt", "lengths", "mooncake", "timed_trace", "llmservingsim")
@@ -68,15 +68,13 @@ def read_pieces(
     name = form or ("columns" if "columns" in given else detect(path, option))
     held: tuple[Numbers, Workload] | None = None
     units, last, early, failed, origin = 0.0, -inf, 0, 0, None
-    told: dict[str, list[Any]] = {}  # notes of the ledger: text, count of requests, text
+    ledger = Ledger()
     for piece in pieces(path, header=name not in LINES[3:]):
         with piece.alone():
             table, _ = read_table(path, name, given, option)
         failed += table.failed
-        for text in table.ledger.warnings() if table.ledger else ():
-            head, count, rest = re.split(r": (\d+)(?=,|$)", f"{text}: 0", maxsplit=1)
-            rest = rest.removesuffix(": 0")
-            told.setdefault(re.sub(r"[\d.]+", "#", head), [head, 0, rest])[1] += int(count)
+        if table.ledger is not None:
+            ledger.add(table.ledger)
         if not len(table.time):
             continue
         units = units or table.per_second
@@ -106,11 +104,7 @@ def read_pieces(
     if early:
         text = f"{path}: {early} requests come earlier than one before them; sorted by arrival"
         warnings.warn(text, HeadwayWarning, 2)
-    if failed:
-        warnings.warn(f"{path}: {failed} failed requests left out", HeadwayWarning, 2)
-    for head, count, rest in told.values():
-        text = f"{path}: {head}{f': {count}' if count else ''}{rest}"
-        warnings.warn(text, HeadwayWarning, 2)
+    warn_of_trace(path, failed, ledger)
 
 
 def _check_piece(path: Path, table: Table, units: float) -> None:

@@ -54,12 +54,10 @@ def read(path: Path, lanes: int | None = None) -> Table:
     table.failed = failed
     assert table.ledger is not None
     if cancelled:
-        told_text = (
-            f"result: requests that were cancelled, and are played to their end: {cancelled}"
-        )
-        table.ledger.notes.append(told_text)
+        told = "result: requests that were cancelled, and are played to their end"
+        table.ledger.note(told, cancelled)
     if len(models) > 1:
-        table.ledger.notes.append(f"model: the calls are for {len(models)} models; one serves all")
+        table.ledger.note(f"model: the calls are for {len(models)} models; one serves all")
     return table
 
 
