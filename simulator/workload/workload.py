@@ -158,12 +158,9 @@ class Workload:
             lengths = getattr(self, name)
             if (bad := np.flatnonzero(lengths < 1)).size:
                 raise ValueError(f"{name}: request {bad[0]} has {lengths[bad[0]]}, not 1 or more")
-        if self.cancel_after is not None and (self.cancel_after < 0).any():
-            raise ValueError("cancel_after: not every time is 0 or more")
-        if self.hint is not None and (self.hint < 0).any():
-            raise ValueError("hint: not every one is 0 or more")
-        if self.max_tokens is not None and (self.max_tokens < 0).any():
-            raise ValueError("max_tokens: not every one is 0 or more")
+        for name in ("cancel_after", "hint", "max_tokens"):
+            if (column := getattr(self, name)) is not None and (column < 0).any():
+                raise ValueError(f"{name}: not every one is 0 or more")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ValueError(f"max_concurrency: {self.max_concurrency} is not 1 or more")
 

@@ -100,7 +100,7 @@ def test_a_trace_says_when_clients_hang_up(tmp_path: Path) -> None:
 def test_times_below_0_are_refused() -> None:
     load = Workload(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
     load.cancel_after = np.array([-1.0])
-    with pytest.raises(ValueError, match="cancel_after: not every time is 0 or more"):
+    with pytest.raises(ValueError, match="cancel_after: not every one is 0 or more"):
         load.check()
     load.cancel_after, load.hint = None, np.array([-1])
     with pytest.raises(ValueError, match="hint: not every one is 0 or more"):

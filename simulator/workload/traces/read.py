@@ -13,15 +13,15 @@ from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import session_starts, take
 from simulator.workload.traces.format import Table
 from simulator.workload.traces.formats import (
-    COLUMNS,
     FORMATS,
+    TOLD_COLUMNS,
     find_reader,
     formats_with,
     missing_trace,
 )
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.traces.packed import take_encoding
-from simulator.workload.workload import Workload
+from simulator.workload.workload import Floats, Workload
 
 OPTIONS = (
     *("time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes", "columns"),
@@ -33,6 +33,11 @@ BY_CLOCK = {
     "router: prefix_hash": "hashes are of other names here, so requests go to other replicas",
 }
 """What of a run its file of requests does not carry."""
+ALIKE = (
+    *("segments", "after", "delay", "client", "priority", "max_tokens", "cancel_after"),
+    *("hint", "model", "images"),
+)
+"""Columns that a table and a workload have alike."""
 WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
 
 
@@ -95,15 +100,17 @@ def read_table(
     if format is not None and format not in FORMATS:
         raise HeadwayError(f"format: {format!r} is not known; known are {', '.join(FORMATS)}")
     given = take_encoding(path, given)
-    name = format or (COLUMNS if "columns" in given else detect(path, option))
+    name = format or format_of(path, given, option)
     _check_options(name, given)
     if not path.exists():
         raise missing_trace(path)
     return find_reader(name).read(path, **given), name
 
 
-def detect(path: Path, option: str) -> str:
-    """Find the format of a file by its beginning."""
+def format_of(path: Path, given: Mapping[str, Any], option: str) -> str:
+    """Return the format of a file whose columns are told, or find it by how the file begins."""
+    if "columns" in given:
+        return TOLD_COLUMNS
     from simulator.workload.traces.detect import detect_format  # imports every format
 
     return detect_format(path, option)
@@ -155,6 +162,13 @@ def warn_of_trace(path: Path, failed: int, ledger: Ledger | None) -> None:
             warnings.warn(f"{path}: its run had {key}: {why}", HeadwayWarning, stacklevel=4)
 
 
+def workload_of(table: Table, arrival: Floats, source: str) -> Workload:
+    """Return the requests of a table, which arrive at these times, s."""
+    same = {name: getattr(table, name) for name in ALIKE}
+    prompt, output = table.prompt.astype(np.int64), table.output.astype(np.int64)
+    return Workload(arrival, prompt, output, **same, source=source)
+
+
 def _workload(table: Table, path: Path, form: str) -> Workload:
     """Turn a table into a workload: seconds, from 0 on, ascending."""
     warn_of_trace(path, table.failed, table.ledger)
@@ -162,22 +176,7 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
         raise HeadwayError(f"{path}: no requests in it")
     timed = ~np.isnan(table.time)
     arrival = (table.time - table.time[timed].min()) / table.per_second
-    workload = Workload(
-        arrival=arrival,
-        prompt_tokens=table.prompt.astype(np.int64),
-        output_tokens=table.output.astype(np.int64),
-        segments=table.segments,
-        after=table.after,
-        delay=table.delay,
-        client=table.client,
-        priority=table.priority,
-        max_tokens=table.max_tokens,
-        cancel_after=table.cancel_after,
-        hint=table.hint,
-        model=table.model,
-        images=table.images,
-        source=f"{path.name} ({form})",
-    )
+    workload = workload_of(table, arrival, f"{path.name} ({form})")
     early = int((arrival[timed] < np.maximum.accumulate(arrival[timed])).sum())
     if early:
         text = f"{path}: {early} requests come earlier than one before them; sorted by arrival"

@@ -26,7 +26,7 @@ from simulator.workload.traces.documents import (
 from simulator.workload.traces.format import Numbers, Table
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.traces.packed import take_encoding
-from simulator.workload.traces.read import detect, read_table, warn_of_trace
+from simulator.workload.traces.read import format_of, read_table, warn_of_trace, workload_of
 from simulator.workload.workload import COLUMNS, Workload
 
 LINES = ("azure", "burstgpt", "lengths", "mooncake", "timed_trace", "llmservingsim")
@@ -48,7 +48,7 @@ def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], opti
     if not path.is_file() or path.stat().st_size <= BLOCK:
         return False
     given = take_encoding(path, given)
-    name = form or ("columns" if "columns" in given else detect(path, option))
+    name = form or format_of(path, given, option)
     return name in LINES or (name in NAMED and (bool(parquet_names(path)) or _has_lines(path)))
 
 
@@ -65,7 +65,7 @@ def read_pieces(
     whole file: sessions (`SessionsError`), and units of time that differ from piece to piece.
     """
     given = take_encoding(path, given)
-    name = form or ("columns" if "columns" in given else detect(path, option))
+    name = form or format_of(path, given, option)
     held: tuple[Numbers, Workload] | None = None
     units, last, early, failed, origin = 0.0, -inf, 0, 0, None
     ledger = Ledger()
@@ -79,7 +79,10 @@ def read_pieces(
             continue
         units = units or table.per_second
         _check_piece(path, table, units)
-        time, work = table.time, _requests(table, f"{path.name} ({name})")
+        time, work = (
+            table.time,
+            workload_of(table, np.zeros(len(table.time)), f"{path.name} ({name})"),
+        )
         if time.min() < last:
             line = piece.first_line(lambda: read_table(path, name, given, option)[0].time, last)
             raise HeadwayError(
@@ -113,26 +116,6 @@ def _check_piece(path: Path, table: Table, units: float) -> None:
         raise HeadwayError(f"{path}: times seem to change their unit; say it: arrival=NAME:ms")
     if table.has_sessions:
         raise SessionsError(f"{path}: the turns of sessions may stand anywhere in it")
-
-
-def _requests(table: Table, source: str) -> Workload:
-    names = (
-        "segments",
-        "client",
-        "priority",
-        "max_tokens",
-        "cancel_after",
-        "hint",
-        "model",
-        "images",
-    )
-    return Workload(
-        np.zeros(len(table.time)),
-        table.prompt.astype(np.int64),
-        table.output.astype(np.int64),
-        source=source,
-        **{name: getattr(table, name) for name in names},
-    )
 
 
 def _timed(work: Workload, time: Numbers, origin: Any, units: float) -> Workload:
