@@ -186,10 +186,10 @@ def damaged(**changes):
                          "input_sequence_hashes": [1, 2, 3, 4]}),
          ":1: input_sequence_hashes: 4 blocks of 4 tokens are too many for 9"),
         (damaged(replay={"input_length": 9, "trace_block_size": 0, "input_sequence_hashes": [1]}),
-         ":1: replay.trace_block_size: 0 is not a whole number of 1 or more"),
+         ":1: replay.trace_block_size: 0 is not a number of tokens"),
         (json.dumps(play(call(0, 10, 1), call("x", 10, 1))), ":1: requests[1].t: 'x' is not a"),
-        (json.dumps(play(call(0, 0, 1))), ":1: in: 0 is not a whole number of 1 or more"),
-        (json.dumps(play() | {"block_size": 0}), ":1: block_size: 0 is not a whole number"),
+        (json.dumps(play(call(0, -1, 1))), ":1: requests[0].in: -1 is negative"),
+        (json.dumps(play() | {"block_size": 0}), ":1: block_size: 0 is not a number of tokens"),
         (json.dumps(play() | {"requests": 5}), ":1: requests: missing, or not a list"),
         (json.dumps(AGENTIC[0]) + "\n" + json.dumps(AGENTIC[0]), ":2: request_id: given twice"),
         (json.dumps(AGENTIC[1]), ":1: wait_for: no request 'a'"),
@@ -241,9 +241,9 @@ def test_sessions_of_copilot(put):
     assert [str(one.message).removeprefix(f"{path}: ") for one in caught] == [
         "1 request left out: failed when recorded, or without output tokens",
         "result: requests that were cancelled, and are played to their end: 1",
-        "model: the calls are for 2 models; one serves all",
     ]
     assert trace.prompt_tokens.tolist() == [1000, 700, 1200, 1400]
+    assert trace.model == ["Model A", "Model B", "Model A", "Model A"]
     assert trace.after.tolist() == [-1, -1, 0, 2]
     assert trace.delay.tolist() == pytest.approx([0, 0, 2, 44])
     first, second, third, last = trace.segments
@@ -252,7 +252,12 @@ def test_sessions_of_copilot(put):
     assert third[:2] == (first[0], (first[1][0], 390))
     assert last[: len(third)] == third
     assert len(read_trace(path, lanes=1)) == 4
-    broken = [{"turn_id": "t", "llm_calls": [copilot_call(0, 5, 5, 0, timestamp="soon")]}]
+    broken = [
+        {
+            "turn_id": "t",
+            "llm_calls": [copilot_call(0, 5, 5, 0), copilot_call(1, 5, 5, 0, timestamp="soon")],
+        }
+    ]
     text = json.dumps({"session_id": "s", "turns": broken})
     with pytest.raises(HeadwayError, match=":1: timestamp: 'soon' is not a date"):
         read_trace(put(text))

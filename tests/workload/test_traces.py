@@ -228,7 +228,7 @@ def test_llmservingsim_blocks_cover_the_prompt_then_the_output(put):
     assert workload.arrival.tolist() == [0.0, 2.0]
     assert workload.segments == [
         ((("h", 1), 16), (("h", 2), 4)),
-        ((("h", 1), 16), (("tail", 2), 4)),
+        ((("h", 1), 16), (("tail", 1), 4)),
     ]
 
 

@@ -5,10 +5,10 @@ How to add one is told in the package's `__init__`.
 
 import re
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,13 @@ class Table:
     when each failed, s after its arrival, NaN: not told."""
     has_sessions: bool = False  # then a line says little without those before it
     ledger: Ledger | None = None
-    lines: Ints | None = None  # of the requests, where the file has them
+    rows: Ints | None = None  # of these requests among all that the file has
+
+    def take(self, rows: Ints) -> "Table":
+        """Return some requests, in this order; `after` and `lost` stay as they are."""
+        found = _rows_of(self, rows)
+        found.measured = None if self.measured is None else _rows_of(self.measured, rows)
+        return found
 
 
 @dataclass(slots=True)
@@ -68,6 +74,20 @@ class Measured:
     conversation: list[str] | None = None  # whose next turn it is
     turn: Ints | None = None
     prompt_id: list[str] | None = None  # requests of one id have the same prompt
+
+
+Columns = TypeVar("Columns", Table, Measured)
+
+
+def _rows_of(table: Columns, rows: Ints) -> Columns:
+    found: dict[str, Any] = {}
+    for one in fields(table):
+        column = getattr(table, one.name)
+        if isinstance(column, list):
+            found[one.name] = [column[k] for k in rows.tolist()]
+        elif isinstance(column, np.ndarray):
+            found[one.name] = column[rows]
+    return replace(table, **found)
 
 
 def no_times(size: int) -> Measured:

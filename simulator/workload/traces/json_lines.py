@@ -47,13 +47,12 @@ class Row:
             return nan
         return value
 
-    def hash_ids(self) -> list[int | str]:
-        """Return the `hash_ids`; [] for none, or where they are wrong."""
-        ids = self.values.get("hash_ids")
+    def ids(self, ids: object, key: str = "hash_ids") -> list[int | str]:
+        """Return the ids of blocks under a key; [] for none, or where they are wrong."""
         if ids is None:
             return []
         if not isinstance(ids, list) or not all(type(i) is int or type(i) is str for i in ids):
-            self.add_problem("hash_ids", "not a list of ids")
+            self.add_problem(key, "not a list of ids")
             return []
         return ids
 
@@ -88,15 +87,14 @@ class HashBlocks:
         self.misfits = 0
         self.place = 0  # of the first misfit among the messages
 
-    def hear(self, row: Row) -> None:
-        """Take the size of the blocks from the first line, where lines say it."""
-        size = row.values.get("hash_block_size")
+    def hear(self, row: Row, size: object, key: str = "hash_block_size") -> None:
+        """Take the size of the blocks from the first line, where lines say it under a key."""
         if size is None or (type(size) is int and size == self.size):
             self.fixed = True
         elif type(size) is not int or not 0 < size < LARGEST:
-            row.add_problem("hash_block_size", f"{short_repr(size)} is not a number of tokens")
+            row.add_problem(key, f"{short_repr(size)} is not a number of tokens")
         elif self.fixed:
-            row.add_problem("hash_block_size", f"{size}, where {self.size} was said before")
+            row.add_problem(key, f"{size}, where {self.size} was said before")
         else:
             self.size, self.fixed = size, True
 
@@ -148,3 +146,16 @@ class HashBlocks:
         spelled = tuple([full[i] for i in ids[:count]])
         rest = tokens - count * size
         return (*spelled, (("h", ids[count]), rest)) if rest else spelled
+
+    def with_tail(
+        self, ids: Sequence[int | str], tokens: int, number: int, scope: str = ""
+    ) -> Segments | None:
+        """Spell out a prompt that goes on behind its blocks, with what is request `number`'s own.
+
+        `scope` goes before the ids; None: there are none.
+        """
+        if not ids:
+            return None
+        named = min(tokens, len(ids) * self.size)
+        found = self.segments([f"{scope}{one}" for one in ids] if scope else ids, named)
+        return (*found, (("tail", number), tokens - named)) if named < tokens else found

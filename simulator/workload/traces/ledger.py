@@ -119,38 +119,6 @@ def sort_columns(names: Iterable[str], used: Mapping[str, str], idle: Sequence[s
     return ledger
 
 
-class Keys:
-    """The keys that the objects of a file have, and how many have one that changes the load."""
-
-    def __init__(self, used: Mapping[str, str], idle: Sequence[str] = ()) -> None:
-        self.used, self.idle = used, idle
-        self.names: dict[str, None] = {}
-        self._noted: dict[str, tuple[str, int]] = {}  # key: its field, and requests with a value
-
-    def meet(self, values: Mapping[str, object]) -> None:
-        """Take in one object."""
-        if not values.keys() <= self.names.keys():
-            new = [
-                name
-                for name, value in values.items()
-                if name not in self.names and not isinstance(value, Mapping)
-            ]
-            self.names |= dict.fromkeys(new)
-            found = find_fields(name for name in new if name not in self.used)
-            self._noted |= {s.names[0]: (f, 0) for f, s in found.items() if f in NOTED}
-        for name, (field_name, count) in self._noted.items():
-            if is_told(field_name, str(values.get(name, ""))):
-                self._noted[name] = field_name, count + 1
-
-    def ledger(self) -> Ledger:
-        """Return what becomes of them."""
-        noted = {name: field_name for name, (field_name, _) in self._noted.items()}
-        ledger = sort_columns(self.names, {**self.used, **noted}, self.idle)
-        for name, (field_name, count) in self._noted.items():
-            ledger.add_noted(name, field_name, count)
-        return ledger
-
-
 def is_told(field_name: str, word: str) -> bool:
     """Return whether a value of one of NOTED says anything."""
     plain = word.strip().lower().removesuffix(".0")

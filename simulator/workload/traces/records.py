@@ -121,6 +121,7 @@ class Records:
         self.beside: Counter[str] = Counter()  # requests that are no load of an engine, by field
         self.strange: dict[str, Counter[str]] = {}  # words that are not understood, by field
         self.unread = 0  # failed requests of which nothing is told
+        self.added = 0  # requests that were converted
 
     def add(self, line: int, row: Mapping[str, object], label: str = "") -> None:
         """Take in one request."""
@@ -164,6 +165,8 @@ class Records:
     def _convert(self) -> None:
         """Convert what was gathered; what is told of failed requests may be anything."""
         size = len(self.lines)
+        rows = np.arange(self.added, self.added + size)
+        self.added += size
         words = {
             name: ["" if value is None else str(value) for value in self.values[name]]
             for name in (*JUDGED, *BESIDE)
@@ -182,11 +185,12 @@ class Records:
             gone &= ~failed | np.logical_or.reduce([gone & False, *beside.values()])
             kept = [k for k in np.flatnonzero(~gone).tolist() if not failed[k] or self._clear(k)]
             self.unread += int(failed[~gone].sum()) - int(failed[kept].sum())
-            failed = failed[kept]
+            failed, rows = failed[kept], rows[kept]
             self.lines, self.labels = _pick(self.lines, kept), _pick(self.labels, kept)
             self.values = {field: _pick(values, kept) for field, values in self.values.items()}
         part = {field: self._column(field) for field in self.sources}
-        self.parts.append(part | {"line": np.array(self.lines, np.int64), "failed": failed})
+        line = np.array(self.lines, np.int64)
+        self.parts.append(part | {"line": line, "row": rows, "failed": failed})
         self.lines, self.labels = [], []
         self.values = {field: [] for field in self.sources}
 
@@ -216,12 +220,13 @@ class Records:
                 "not understood, and taken as answered by the engine: requests",
                 words.total(),
             )
-        place, failed = columns.pop("line"), columns.pop("failed")
+        place, rows, failed = (columns.pop(name) for name in ("line", "row", "failed"))
         path = self.problems.path
         self._check_centuries(columns, place)
         self._check_totals(columns, place)
         gone = {"failed": failed, "unread": self.unread}
         table = make_table(path, columns, self.units, place, ledger, **gone)
+        table.rows = rows[table.rows]
         arrival = self.sources.get("arrival")
         if arrival is not None and arrival.per_second is None and len(table.time) > 1:
             gap = np.ptp(table.time) / (len(table.time) - 1)
@@ -368,7 +373,7 @@ def make_table(
     kept = np.flatnonzero((output > 0) & ~failed)
     part = _part(columns, kept)
     table = _rows(part, units)
-    table.ledger, table.lines = ledger, place[kept]
+    table.ledger, table.rows = ledger, kept
     if empty := int((table.prompt < 1).sum()):
         text = f"{path}: {empty} prompts of no tokens are taken as of one"
         warnings.warn(text, HeadwayWarning, stacklevel=4)

@@ -11,7 +11,7 @@ Dynamo's traces and Weka's are here; others that tell it in other words are besi
 import warnings
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 from pathlib import Path
@@ -21,7 +21,6 @@ import numpy as np
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.util.from_mapping import short_repr
 from simulator.workload.traces.documents import (
     flat,
     is_json_lines,
@@ -29,16 +28,17 @@ from simulator.workload.traces.documents import (
     parse_object,
     read_text,
 )
+from simulator.workload.traces.fields import Sources, name_sources, used_as
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.json_lines import HashBlocks, Row, rows
-from simulator.workload.traces.ledger import Keys
+from simulator.workload.traces.records import Records
 from simulator.workload.workload import Floats, Ints
 
+DYNAMO_SOURCES = name_sources(
+    "arrival=request_received_ms:ms, e2el=total_time_ms:ms, end=event_time_unix_ms:ms, "
+    "prompt=input_length|input_tokens, output=output_tokens, error=failed"
+)
 DYNAMO_USED = {
-    "request_received_ms": "arrival",
-    **dict.fromkeys(("total_time_ms", "event_time_unix_ms"), "end"),
-    **dict.fromkeys(("input_length", "input_tokens"), "prompt"),
-    "output_tokens": "output",
     **dict.fromkeys(("input_sequence_hashes", "trace_block_size"), "prefix"),
     **dict.fromkeys(("session_id", "trajectory_id", "program_id"), "session"),
     **dict.fromkeys(
@@ -46,40 +46,74 @@ DYNAMO_USED = {
     ),
 }
 DYNAMO_IDLE = ("*tool*", "*cached*", "event_source", "*finish_reason*")
+WEKA_SOURCES = name_sources("arrival=t:s, e2el=api_time:s, prompt=in, output=out, error=failed")
 WEKA_USED = {
-    "t": "arrival",
-    "api_time": "end",
-    "in": "prompt",
-    "out": "output",
     **dict.fromkeys(("hash_ids", "block_size", "hash_id_scope"), "prefix"),
     **dict.fromkeys(("requests", "type", "status"), "session"),
 }
 WEKA_IDLE = ("think_time", "tool_tokens", "system_tokens")
+NO_ANSWER = {"failed": "no answer"}
 
 
 @dataclass(slots=True)
 class Call:
-    """A request of an agent, times in s."""
+    """A request of an agent; what follows `name` comes from the table of all, times in s."""
 
     line: int
-    start: float
-    end: float  # of its answer; NaN: not told
-    prompt: int
-    output: int
-    segments: Segments | None
     session: Hashable
+    blocks: HashBlocks | None = None
+    ids: Sequence[int | str] = ()  # of the blocks that its prompt begins with
+    key: str = "hash_ids"  # that they are under
+    scope: str = ""  # of these ids
     waits: list[int] = field(default_factory=list)  # calls whose answers it says it waits for
     delay: float = 0.0  # after the last of them
+    cached: int = 0  # tokens of its prompt
+    name: str = ""
+    row: int = 0
+    start: float = nan  # NaN: not told
+    end: float = nan  # of its answer, likewise
+    prompt: int = 0
+    output: int = 0
+    segments: Segments | None = None
 
 
-@dataclass(slots=True)
 class Recording:
     """The calls of a file, and which session started which."""
 
-    keys: Keys
-    calls: list[Call] = field(default_factory=list)
-    parents: dict[Hashable, Hashable] = field(default_factory=dict)
-    background: set[Hashable] = field(default_factory=set)  # sessions that nobody waits for
+    def __init__(self, path: Path, sources: Sources, form: Format) -> None:
+        self.problems = Problems(path)
+        self.records = Records(self.problems, sources, form.idle, form.used)
+        self.calls: list[Call] = []
+        self.parents: dict[Hashable, Hashable] = {}
+        self.background: set[Hashable] = set()  # sessions that nobody waits for
+
+    def add(self, call: Call, values: Mapping[str, object], label: str = "") -> None:
+        """Take in a call, of which `values` tell times and lengths; `label` goes before names."""
+        self.records.add(call.line, values, label)
+        self.calls.append(call)
+
+    def settle(self) -> None:
+        """Read what all calls tell; those without an answer are left out."""
+        table = self.table = self.records.table()
+        assert table.rows is not None
+        self.calls = [self.calls[row] for row in table.rows.tolist()]
+        first = np.nanmin(table.time) if not np.isnan(table.time).all() else 0
+        times = (table.time - first) / table.per_second
+        took = np.full(len(times), nan) if table.measured is None else table.measured.e2el
+        for row, call in enumerate(self.calls):
+            call.row, call.start, call.end = row, float(times[row]), float(times[row] + took[row])
+            call.prompt, call.output = int(table.prompt[row]), int(table.output[row])
+            if call.blocks is not None:
+                self._spell_out(call, call.blocks)
+        self.problems.stop()
+
+    def _spell_out(self, call: Call, blocks: HashBlocks) -> None:
+        """Say what a call's prompt is by its blocks; what lies beyond them is nobody else's."""
+        if len(call.ids) > -(-call.prompt // blocks.size):
+            what = f"{len(call.ids)} blocks of {blocks.size} tokens are too many for {call.prompt}"
+            self.problems.add(call.line, call.key, what)
+        else:
+            call.segments = blocks.with_tail(call.ids, call.prompt, call.row, call.scope)
 
     def play(self, session: Hashable) -> Hashable:
         """Return the session with which it all began."""
@@ -90,7 +124,8 @@ class Recording:
         return session
 
     def infer_waits(self) -> None:
-        """Let each call wait for the answer that it must have had; calls are in order of start."""
+        """Let each call wait for the answer that it must have had; put them in order of start."""
+        self.calls.sort(key=lambda call: call.start)
         children = defaultdict(list)
         for child, parent in self.parents.items():
             if child not in self.background:
@@ -110,12 +145,12 @@ class Recording:
                 call.waits, call.delay = [last], call.start - end
             insort(ended[call.session], (call.start if isnan(call.end) else call.end, i))
 
-    def table(self, path: Path, lanes: int | None) -> Table:
-        """Make the table: who waits for nobody comes at its time, or in its lane."""
-        if several := sum(len(call.waits) > 1 for call in self.calls):
+    def linked(self, lanes: int | None) -> Table:
+        """Return the table: who waits for nobody comes at its time, or in its lane."""
+        calls, path = self.calls, self.problems.path
+        if several := sum(len(call.waits) > 1 for call in calls):
             text = f"{path}: {several} requests wait for several answers; the last named counts"
             warnings.warn(text, HeadwayWarning, stacklevel=4)
-        calls = self.calls
         after = np.array([call.waits[-1] if call.waits else -1 for call in calls], np.int64)
         delay = np.array([call.delay if call.waits else 0.0 for call in calls])
         time = np.array([nan if call.waits else call.start for call in calls])
@@ -125,19 +160,16 @@ class Recording:
         order = _predecessors_first(order, after, path, calls)
         place = np.empty(len(calls), np.int64)
         place[order] = np.arange(len(calls))
-        segments = [calls[i].segments for i in order.tolist()]
         after = after[order]
         after[after >= 0] = place[after[after >= 0]]
-        return Table(
-            time[order],
-            1.0,
-            np.array([calls[i].prompt for i in order.tolist()], np.int64),
-            np.array([calls[i].output for i in order.tolist()], np.int64),
-            segments if any(segments) else None,
-            after if (after >= 0).any() else None,
-            delay[order] if (after >= 0).any() else None,
-            ledger=self.keys.ledger(),
-        )
+        ordered = [calls[i] for i in order.tolist()]
+        table = self.table.take(np.array([call.row for call in ordered], np.int64))
+        table.time, table.per_second = time[order], 1.0
+        segments = [call.segments for call in ordered]
+        table.segments = segments if any(segments) else None
+        if (after >= 0).any():
+            table.after, table.delay = after, delay[order]
+        return table
 
     def _put_into_lanes(self, lanes: int, time: Floats, after: Ints, delay: Floats) -> Ints:
         """Let play k begin when play k - `lanes` has ended; give the calls play by play."""
@@ -177,124 +209,45 @@ def _predecessors_first(order: Ints, after: Ints, path: Path, calls: list[Call])
     return np.array(found, np.int64)
 
 
-def seconds(
-    row: Row, values: Mapping[str, Any], key: str, name: str = "", unit: float = 1.0
-) -> float:
-    """Return a time in s, NaN for none; what is wrong is told by `name`."""
-    value = values.get(key)
-    if value is None:
-        return nan
-    if type(value) not in (int, float) or not 0 <= value < 1e18:
-        row.add_problem(name or key, f"{short_repr(value)} is not a number of 0 or more")
-        return nan
-    return float(value) / unit
-
-
-def tokens(row: Row, values: Mapping[str, Any], *names: str) -> int:
-    """Return a number of tokens, under the first name that there is; 0 where it is wrong."""
-    name = next((name for name in names if values.get(name) is not None), names[0])
-    value = values.get(name)
-    if value is None:
-        row.add_problem(name, "missing")
-    elif type(value) is not int or value < 1:
-        row.add_problem(name, f"{short_repr(value)} is not a whole number of 1 or more")
-    else:
-        return value
-    return 0
-
-
-def contents_of(  # noqa: PLR0917
-    row: Row, blocks: HashBlocks, ids: object, prompt: int, name: str, number: int, scope: str = ""
-) -> Segments | None:
-    """Spell out call `number`'s prompt by its blocks; what lies beyond them is nobody else's."""
-    if ids is None or ids == [] or not prompt:
-        return None
-    if not isinstance(ids, list) or not all(type(one) in (int, str) for one in ids):
-        row.add_problem(name, "not a list of ids")
-        return None
-    size = blocks.size
-    if len(ids) > -(-prompt // size):
-        row.add_problem(name, f"{len(ids)} blocks of {size} tokens are too many for {prompt}")
-        return None
-    named = min(prompt, len(ids) * size)
-    found = blocks.segments([f"{scope}{one}" for one in ids] if scope else ids, named)
-    return (*found, (("tail", number), prompt - named)) if named < prompt else found
-
-
-def block_size(row: Row, value: object, known: HashBlocks | None, name: str) -> HashBlocks | None:
-    """Return the blocks of a size, all of one file alike."""
-    if type(value) is not int or value < 1:
-        row.add_problem(name, f"{short_repr(value)} is not a whole number of 1 or more")
-    elif known is not None and known.size != value:
-        row.add_problem(name, f"{value}, but {known.size} in the lines before")
-    else:
-        return known or HashBlocks(value)
-    return known
-
-
 def read_dynamo(path: Path, lanes: int | None = None) -> Table:
     """Read Dynamo's request trace: `request_end` records, bare or in their sink's envelope.
 
     Requests with an `agent_context` wait within their sessions; others come at their times. The
     times of tools lie between an answer and the next request, so their records add nothing.
     """
-    problems = Problems(path)
-    found = Recording(Keys(DYNAMO_USED, DYNAMO_IDLE))
-    blocks: HashBlocks | None = None
-    failed = 0
-    for row in rows(path, problems):
+    found, blocks = Recording(path, DYNAMO_SOURCES, DYNAMO), HashBlocks(1)
+    for row in rows(path, found.problems):
         event = row.values.get("event")
         record = event if isinstance(event, dict) else row.values
         request = record.get("request")
         if record.get("event_type") != "request_end":
             continue
-        found.keys.meet(flat(record))
         if not isinstance(request, dict):
             row.add_problem("request", "missing, or not an object")
             continue
-        if not request.get("output_tokens"):
-            failed += 1
-            continue
         replay = request.get("replay")
         replay = replay if isinstance(replay, dict) else {}
+        call = Call(row.line, ("request", row.line))
         if replay.get("input_sequence_hashes"):
-            size = replay.get("trace_block_size")
-            blocks = block_size(row, size, blocks, "replay.trace_block_size")
-        values = request | {key: replay[key] for key in ("input_length",) if key in replay}
-        prompt = tokens(row, values, "input_length", "input_tokens")
-        output = tokens(row, request, "output_tokens")
-        start = seconds(row, request, "request_received_ms", unit=1e3)
-        took = seconds(row, request, "total_time_ms", unit=1e3)
-        end = start + took
-        if isnan(took):
-            end = seconds(row, record, "event_time_unix_ms", unit=1e3)
-        if isnan(start) and not row.wrong:
-            row.add_problem("request_received_ms", "missing")
-        contents, key = None, "input_sequence_hashes"
-        if blocks:
-            contents = contents_of(row, blocks, replay.get(key), prompt, key, len(found.calls))
+            call.blocks, call.key = blocks, "input_sequence_hashes"
+            call.ids = row.ids(replay[call.key], call.key)
+            blocks.hear(row, replay.get("trace_block_size", 0), "replay.trace_block_size")
         context = record.get("agent_context")
-        session: Hashable = ("request", row.line)
         if isinstance(context, dict):
-            session = _session(context, "session_id", "trajectory_id", "program_id")
-            parent = _session(
-                context, "parent_session_id", "parent_trajectory_id", "parent_program_id"
-            )
-            if parent and parent != session:
-                found.parents[session] = parent
-        if not row.wrong:
-            found.calls.append(Call(row.line, start, end, prompt, output, contents, session))
-    problems.stop()
-    found.calls.sort(key=lambda call: call.start)
+            call.session = _session(context)
+            parent = _session(context, "parent_")
+            if parent and parent != call.session:
+                found.parents[call.session] = parent
+        found.add(call, flat(record) | ({} if request.get("output_tokens") else NO_ANSWER))
+    found.settle()
     found.infer_waits()
-    table = found.table(path, lanes)
-    table.failed = failed
-    return table
+    return found.linked(lanes)
 
 
-def _session(context: Mapping[str, Any], *names: str) -> str:
+def _session(context: Mapping[str, Any], prefix: str = "") -> str:
     """Return the name of a session, by the newest of its keys last; earlier ones are finer."""
-    return next((str(context[name]) for name in reversed(names) if context.get(name)), "")
+    names = (f"{prefix}{name}_id" for name in ("program", "trajectory", "session"))
+    return next((str(context[name]) for name in names if context.get(name)), "")
 
 
 def read_weka(path: Path, lanes: int | None = None) -> Table:
@@ -303,8 +256,8 @@ def read_weka(path: Path, lanes: int | None = None) -> Table:
     The times of a subagent's requests count from its own start, or from that of the play, as the
     published ones do: where one is before its subagent's, from its own. A play starts at 0.
     """
-    problems = Problems(path)
-    plays = list(_plays(path, problems))
+    found = Recording(path, WEKA_SOURCES, WEKA)
+    plays = list(_plays(path, found.problems))
     relative = any(
         isinstance(inner.get("t"), int | float) and inner["t"] < entry["t"]
         for _, play in plays
@@ -312,21 +265,17 @@ def read_weka(path: Path, lanes: int | None = None) -> Table:
         if isinstance(entry.get("t"), int | float)
         for inner in objects_of(entry)
     )
-    found = Recording(Keys(WEKA_USED, WEKA_IDLE))
-    blocks: dict[int, HashBlocks] = {}
+    sizes: dict[str, HashBlocks] = {}
     for number, (row, play) in enumerate(plays):
-        size = play.get("block_size")
-        if type(size) is not int or size < 1:
-            row.add_problem("block_size", f"{short_repr(size)} is not a whole number of 1 or more")
-            continue
-        ids = blocks.setdefault(size, HashBlocks(size))
+        size = play.get("block_size", 0)
+        blocks = sizes.setdefault(repr(size), HashBlocks(1))
+        blocks.hear(row, size, "block_size")
         local = play.get("hash_id_scope", "local") != "global"
         scope = f"{number}/" if local else f"{size}/"
-        _Plays(found, row, ids, scope, relative).add(play, ("play", number), 0.0)
-    problems.stop()
-    found.calls.sort(key=lambda call: call.start)
+        _Plays(found, row, blocks, scope, relative).add(play, ("play", number), 0.0)
+    found.settle()
     found.infer_waits()
-    return found.table(path, lanes)
+    return found.linked(lanes)
 
 
 def _plays(path: Path, problems: Problems) -> Iterator[tuple[Row, dict[str, Any]]]:
@@ -359,7 +308,7 @@ class _Plays:
     def add(self, play: Mapping[str, Any], session: Hashable, begun: float) -> None:
         """Add a play or a subagent that began at a time, s."""
         found, row = self.found, self.row
-        found.keys.meet(play)
+        found.records.meet(list(play))
         if not isinstance(play.get("requests"), list):
             row.add_problem("requests", "missing, or not a list")
             return
@@ -368,24 +317,20 @@ class _Plays:
             if not isinstance(one, dict):
                 row.add_problem(name[:-1], "not an object")
                 continue
-            found.keys.meet(one)
-            start = seconds(row, one, "t", f"{name}t")
-            if isnan(start):
-                row.add_problem(f"{name}t", "missing")
-            elif one.get("type") == "subagent":
+            start = one.get("t")
+            if one.get("type") != "subagent":
+                ids = row.ids(one.get("hash_ids"), f"{name}hash_ids")
+                call = Call(row.line, session, self.blocks, ids, f"{name}hash_ids", self.scope)
+                timed = {"t": begun + start} if isinstance(start, int | float) else {}
+                found.add(call, one | timed | ({} if one.get("out") else NO_ANSWER), name)
+            elif not isinstance(start, int | float):
+                row.add_problem(f"{name}t", "missing, or not a number")
+            else:
                 child = (session, k)
                 found.parents[child] = session
                 if one.get("status") == "async_launched":
                     found.background.add(child)
                 self.add(one, child, begun + start if self.relative else 0.0)
-            elif one.get("out"):  # else it was cancelled, or only asked how long its prompt is
-                prompt, output = tokens(row, one, "in"), tokens(row, one, "out")
-                end = begun + start + seconds(row, one, "api_time", f"{name}api_time")
-                place = f"{name}hash_ids", len(found.calls), self.scope
-                contents = contents_of(row, self.blocks, one.get("hash_ids"), prompt, *place)
-                found.calls.append(
-                    Call(row.line, begun + start, end, prompt, output, contents, session)
-                )
 
 
 def _is_dynamo(first: Mapping[str, Any]) -> bool:
@@ -401,7 +346,7 @@ DYNAMO = Format(
     lambda head: _is_dynamo(head.first),
     read_dynamo,
     ("lanes",),
-    used=DYNAMO_USED,
+    used=used_as(DYNAMO_SOURCES) | DYNAMO_USED,
     idle=DYNAMO_IDLE,
 )
 WEKA = Format(
@@ -410,6 +355,6 @@ WEKA = Format(
     lambda head: {"block_size", "requests"} <= head.keys,
     read_weka,
     ("lanes",),
-    used=WEKA_USED,
+    used=used_as(WEKA_SOURCES) | WEKA_USED,
     idle=WEKA_IDLE,
 )

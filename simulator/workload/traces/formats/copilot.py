@@ -5,100 +5,69 @@ answer before it and the recorded delay, in which the tools ran. Its prompt begi
 the one before it as was cached; the first prompts of all sessions begin alike for so long.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
 
 from simulator.core.request import Segments
-from simulator.util.from_mapping import short_repr
 from simulator.workload.traces.documents import flat
-from simulator.workload.traces.fields import NO_DATE, parse_date
-from simulator.workload.traces.format import Format, Problems, Table
-from simulator.workload.traces.formats.agents import Call, Recording, objects_of, seconds, tokens
+from simulator.workload.traces.fields import name_sources, used_as
+from simulator.workload.traces.format import Format, Table
+from simulator.workload.traces.formats.agents import NO_ANSWER, Call, Recording, objects_of
 from simulator.workload.traces.json_lines import Row, rows
-from simulator.workload.traces.ledger import Keys
 
+SOURCES = name_sources(
+    "arrival=timestamp, e2el=duration_ms:ms, prompt=tokens.prompt, output=tokens.completion, "
+    "error=failed"
+)
 USED = {
     **dict.fromkeys(("session_id", "turns", "llm_calls"), "session"),
-    "timestamp": "arrival",
-    "duration_ms": "end",
-    "tokens.prompt": "prompt",
-    "tokens.completion": "output",
     "tokens.cached": "prefix",
     "result": "status",
     "tool_batches": "delay",
 }
-IDLE = ("turn_id", "initiator_type", "message_metadata", "tokens.cached_pct", "status_code")
 
 
 def read(path: Path, lanes: int | None = None) -> Table:
     """Read sessions; calls without an answer are left out, cancelled ones are told."""
-    problems = Problems(path)
-    found = Recording(Keys(USED, IDLE))
-    failed, cancelled, models = 0, 0, set()
-    for row in rows(path, problems):
-        found.keys.meet(row.values)
-        session, calls = str(row.values.get("session_id")), []
-        for values in _calls(row, found.keys):
-            if not values.get("tokens.completion"):
-                failed += 1
-            elif call := _call(row, values, session):
-                calls.append((call, int(values.get("tokens.cached") or 0)))
-                cancelled += "cancel" in str(values.get("result")).lower()
-                models.add(str(values.get("model")))
-        _share(found, sorted(calls, key=lambda item: item[0].start))
-    problems.stop()
-    found.calls.sort(key=lambda call: call.start)
+    found, cancelled = Recording(path, SOURCES, FORMAT), 0
+    for row in rows(path, found.problems):
+        session = str(row.values.get("session_id"))
+        found.records.meet(list(row.values))
+        for turn in objects_of(row.values, "turns"):
+            found.records.meet(list(turn))
+            for one in objects_of(turn, "llm_calls"):
+                values, call = flat(one), Call(row.line, session)
+                if values.get("tokens.completion"):
+                    cancelled += "cancel" in str(values.get("result")).lower()
+                    counts = Row(row.line, {"tokens.cached": 0} | values, found.problems)
+                    call.cached = int(counts.number("tokens.cached"))
+                else:
+                    values |= NO_ANSWER
+                found.add(call, values)
+    found.settle()
     found.infer_waits()
-    table = found.table(path, lanes)
-    table.failed = failed
-    assert table.ledger is not None
+    _share(found.calls)
+    table = found.linked(lanes)
     if cancelled:
+        assert table.ledger is not None
         told = "result: requests that were cancelled, and are played to their end"
         table.ledger.note(told, cancelled)
-    if len(models) > 1:
-        table.ledger.note(f"model: the calls are for {len(models)} models; one serves all")
     return table
 
 
-def _calls(row: Row, keys: Keys) -> Iterator[dict[str, Any]]:
-    """Yield the calls of a session, flat."""
-    for turn in objects_of(row.values, "turns"):
-        keys.meet(turn)
-        for one in objects_of(turn, "llm_calls"):
-            values = flat(one)
-            keys.meet(values)
-            yield values
-
-
-def _call(row: Row, values: Mapping[str, Any], session: str) -> Call | None:
-    """Read one call; None, and problems, where it is wrong."""
-    prompt, output = tokens(row, values, "tokens.prompt"), tokens(row, values, "tokens.completion")
-    took = seconds(row, values, "duration_ms", unit=1e3)
-    try:
-        start = parse_date(str(values.get("timestamp"))) / 1e6
-    except ValueError:
-        row.add_problem("timestamp", f"{short_repr(values.get('timestamp'))} {NO_DATE}")
-        return None
-    if row.wrong:
-        return None
-    return Call(row.line, start, start + took, prompt, output, segments=None, session=session)
-
-
-def _share(found: Recording, calls: list[tuple[Call, int]]) -> None:
+def _share(calls: list[Call]) -> None:
     """Let each prompt of a session begin with what was cached of the one before it."""
-    before: Segments = ()
-    for call, cached in calls:
-        left = min(cached, call.prompt)
+    before: dict[Hashable, Segments] = {}
+    for call in calls:
+        left = min(call.cached, call.prompt)
         parts = []
-        for name, count in before or ((("cached",), left),):
+        for name, count in before.get(call.session) or ((("cached",), left),):
             if taken := min(count, left):
                 parts.append((name, taken))
             left -= taken
-        own = call.prompt - sum(count for _, count in parts)
-        before = (*parts, (("own", len(found.calls)), own)) if own else tuple(parts)
-        call.segments = before
-        found.calls.append(call)
+        if own := call.prompt - sum(count for _, count in parts):
+            parts.append((("own", call.row), own))
+        call.segments = before[call.session] = tuple(parts)
 
 
 FORMAT = Format(
@@ -107,6 +76,6 @@ FORMAT = Format(
     lambda head: {"session_id", "turns"} <= head.keys,
     read,
     options=("lanes",),
-    used=USED,
-    idle=IDLE,
+    used=used_as(SOURCES) | USED,
+    idle=("turn_id", "initiator_type", "message_metadata", "tokens.cached_pct", "status_code"),
 )

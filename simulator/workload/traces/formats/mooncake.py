@@ -44,6 +44,7 @@ LLMSERVINGSIM_SOURCES = name_sources(
 class _Turn:
     """One line: a request by itself, or a turn of a session."""
 
+    line: int
     delay: float  # NaN: none
     session: str | int | None
     ids: list[int | str]
@@ -79,11 +80,12 @@ def read_mooncake(
     problems = Problems(path)
     blocks = HashBlocks(hash_block_size or usual_size, fixed=hash_block_size is not None)
     records = Records(problems, TIMES["ms"], used=USED)
-    told: dict[int, _Turn] = {}
+    told: list[_Turn] = []
     fractions = False
     for row in rows(path, problems):
-        told[row.line] = _turn(row, blocks)
+        turn = _turn(row, blocks)
         if not row.wrong:
+            told.append(turn)
             records.add(row.line, row.values)
             time = row.values.get("timestamp")
             fractions |= isinstance(time, float) and time % 1 != 0
@@ -92,8 +94,8 @@ def read_mooncake(
         usual_unit = "s"
     records.sources |= TIMES[time_unit or usual_unit]
     table = records.table()
-    assert table.lines is not None
-    turns = [told[line] for line in table.lines.tolist()]
+    assert table.rows is not None
+    turns = [told[row] for row in table.rows.tolist()]
     for turn, prompt, output in zip(
         turns, table.prompt.tolist(), table.output.tolist(), strict=True
     ):
@@ -105,7 +107,7 @@ def read_mooncake(
     lost = np.flatnonzero(np.isnan(time) & ~waits)
     if not np.isnan(time).all():
         for i in lost.tolist():
-            problems.add(int(table.lines[i]), "timestamp", "missing")
+            problems.add(turns[i].line, "timestamp", "missing")
         problems.stop()
     time[lost] = 0.0
     delay = np.nan_to_num(delay)
@@ -132,11 +134,11 @@ def _turn(row: Row, blocks: HashBlocks) -> _Turn:
         row.add_problem("session_id", "neither a text nor a whole number")
     elif session is None and not isnan(delay):
         row.add_problem("delay", "needs a session_id, to say whose answer it waits for")
-    ids, prompt = row.hash_ids(), values.get("input_length")
-    blocks.hear(row)
+    ids, prompt = row.ids(values.get("hash_ids")), values.get("input_length")
+    blocks.hear(row, values.get("hash_block_size"))
     if ids and type(prompt) is int and prompt > 0:
         blocks.check(row, len(ids), prompt)
-    return _Turn(delay, session if isinstance(session, str | int) else None, ids)
+    return _Turn(row.line, delay, session if isinstance(session, str | int) else None, ids)
 
 
 def _link(turns: list[_Turn], *, whole: bool) -> list[int]:
@@ -185,25 +187,22 @@ def read_llmservingsim(path: Path, hash_block_size: int = 16) -> Table:
     """
     problems, blocks = Problems(path), HashBlocks(hash_block_size, open_end=True)
     records = Records(problems, LLMSERVINGSIM_SOURCES, used={"hash_ids": "prefix"})
-    told: dict[int, list[int | str]] = {}
+    told: list[list[int | str]] = []
     for row in rows(path, problems):
-        told[row.line] = ids = row.hash_ids()
+        ids = row.ids(row.values.get("hash_ids"))
         prompt, output = (row.values.get(key) for key in ("input_toks", "output_toks"))
         if ids and type(prompt) is int and type(output) is int:
             blocks.check(row, len(ids), prompt + output)
         if not row.wrong:
+            told.append(ids)
             records.add(row.line, row.values)
     blocks.add_summary(problems)
     table = records.table()
-    assert table.lines is not None
-    segments: list[Segments | None] = []
-    for line, prompt in zip(table.lines.tolist(), table.prompt.tolist(), strict=True):
-        ids = told[line]
-        named = min(prompt, len(ids) * hash_block_size)
-        parts: Segments = blocks.segments(ids, named) if ids else ()
-        if ids and named < prompt:
-            parts = (*parts, (("tail", line), prompt - named))
-        segments.append(parts or None)
+    assert table.rows is not None
+    segments = [
+        blocks.with_tail(told[row], prompt, row)
+        for row, prompt in zip(table.rows.tolist(), table.prompt.tolist(), strict=True)
+    ]
     table.segments = segments if any(segments) else None
     return table
 
