@@ -27,6 +27,7 @@ from simulator.scenario.scenario import Scenario
 MOST = 4  # times a number is raised at once
 SPAN = 0.25  # of the run: in a shorter time all requests come at once
 SMALLEST = 8  # th part of the tokens of a step, at least
+HOST = 0.25  # share of the steps' time that the GPU spends waiting for the host
 HEADROOM = 1.2  # replicas beyond those that the load would keep busy all the time
 WORTH = 1.1  # times as many blocks, seats or tokens a second: less is no advice
 FASTER = 1.5  # times as fast must prompts be in larger chunks, as decodes beside them get slower
@@ -191,6 +192,16 @@ class Advisor:
             return []
         to = "fp8" if self.spec.gpu.fp8_flops else "int8"
         return [turn(self.key("quantization"), None, to)]
+
+    def host(self) -> list[Advice]:
+        """Let the host work beside the GPU, and a front end of each rank stream its tokens."""
+        engine, servers = self.engine, self.engine.api_server_count
+        found = []
+        if engine.follows_vllm and not engine.async_scheduling and not self.run.custom_admission:
+            found.append(turn(self.key("async_scheduling"), False, True))
+        if servers is not None and servers < engine.data_parallel_size:
+            found.append(self.raised("api_server_count", engine.data_parallel_size))
+        return found
 
     # ---------------------------------------------------------------- seats and tokens
 

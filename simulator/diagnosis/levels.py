@@ -8,10 +8,17 @@ import numpy as np
 
 from simulator.cluster.config import MOST_REPLICAS
 from simulator.core.request import Chunk, Request, Step
-from simulator.diagnosis.advice import Advice, AdvisedEvidence, Finding, turn
+from simulator.diagnosis.advice import HOST, Advice, AdvisedEvidence, Finding, turn
 from simulator.diagnosis.evidence import CAUSES
 from simulator.models.gpus import GPUS
-from simulator.results.service_levels import FINISH, RATES, REQUEST_BOUNDS, Judged, short
+from simulator.results.service_levels import (
+    FINISH,
+    RATES,
+    REQUEST_BOUNDS,
+    Judged,
+    short,
+    three_digits,
+)
 from simulator.scenario.kv_room import kv_blocks
 
 BROKEN = "Service level missed: "
@@ -38,7 +45,7 @@ class Broken(NamedTuple):
         """Say it: `P99 TPOT is 1.89 times its bound (22.7 of 12 ms)`."""
         name = f"P{self.percentile:g} {self.latency.upper()}"
         told = f"{short(self.value)} of {short(self.bound)} ms"
-        return f"{name} is {self.times:.3g} times its bound ({told})"
+        return f"{name} is {three_digits(self.times)} times its bound ({told})"
 
 
 def levels(run: AdvisedEvidence) -> Finding | None:
@@ -118,6 +125,8 @@ def _alone(run: AdvisedEvidence, one: Broken) -> float:
 
 def _cures(run: AdvisedEvidence, one: Broken, alone: float) -> Iterator[Advice]:
     """Yield what may keep a bound: smaller steps and replicas, unless one request is too slow."""
+    if (run.gauges.get("host_share") or 0.0) >= HOST:
+        yield from run.advisor.host()
     if alone <= one.bound:
         if one.latency == "itl":
             yield from run.advisor.smaller_chunks()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.diagnosis.advice import MOST, Advice, AdvisedEvidence, Finding, turn, words
+from simulator.diagnosis.advice import HOST, MOST, Advice, AdvisedEvidence, Finding, turn, words
 from simulator.diagnosis.encoder import encoder
 from simulator.diagnosis.evidence import (
     ADAPTERS,
@@ -37,7 +37,7 @@ from simulator.diagnosis.wake_ups import wake_ups
 from simulator.results.breakdown import prompt_rows
 from simulator.results.fairness import Clients, several_clients
 from simulator.results.record import Record
-from simulator.results.service_levels import Judged
+from simulator.results.service_levels import Judged, three_digits
 
 SHOWN = 4  # findings that a report prints
 NOTHING = "Nothing stands out: nothing needs turning."
@@ -53,7 +53,6 @@ STALLED = 0.2  # share of the decoding time that prompts add
 WASTED = 0.1  # share of the token slots that nobody needs
 UNFAIR = 0.25  # share of a client's waiting in which another gets more than a fair policy gives
 LOW_LOAD = 2.0  # requests that run at once
-HOST = 0.25  # share of the steps' time that the GPU spends waiting for the host
 
 
 def diagnose(record: Record, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -114,11 +113,6 @@ def _as_dict(name: str, finding: Finding, advice: Sequence[Advice]) -> dict[str,
         "knob": ", or ".join(map(words, told)),
         "figures": figures,
     }
-
-
-def _short(value: float) -> str:
-    """Write three digits of a number, and all before the point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def told_findings(gauges: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -195,13 +189,14 @@ def waiting(run: AdvisedEvidence) -> Finding | None:
     why = {
         MAX_NUM_SEQS: f"all max_num_seqs={run.limit('max_num_seqs')} seats are taken",
         TOKEN_BUDGET: "a step computes max_num_batched_tokens="
-        f"{run.limit('max_num_batched_tokens')} at most",
+        f"{run.limit('max_num_batched_tokens')} at most, while {run.gauges['mean_running']:.1f} of "
+        f"{run.limit('max_num_seqs')} seats are taken on average",
         POLICY: f"{run.policy} admits nobody then",
     }[cause]
     return Finding(
         share * (1 - run.misrouted),
         f"For {share:.0%} of their time requests wait because {why} (in the queue "
-        f"{_short(run.ms('mean_queue_time') / 1000)} s on average, for all reasons; GPU busy "
+        f"{three_digits(run.ms('mean_queue_time') / 1000)} s on average, for all reasons; GPU busy "
         f"{run.gauges['gpu_busy_fraction']:.0%}).",
         TTFT,
         run.advisor.cure(cause),
@@ -230,7 +225,7 @@ def urgent(run: AdvisedEvidence) -> Finding | None:
     return Finding(
         waited / whole,
         f"Requests of priority {priority.min()} wait for {waited / whole:.0%} of their time, "
-        f"{_short(waited / first.sum())} s on average, while less urgent ones run: policy "
+        f"{three_digits(waited / first.sum())} s on average, while less urgent ones run: policy "
         f"{run.policy} displaces none of them.",
         TTFT,
         [better],
@@ -240,16 +235,14 @@ def urgent(run: AdvisedEvidence) -> Finding | None:
 
 def host(run: AdvisedEvidence) -> Finding | None:
     """The GPU waits for the host."""
-    share, engine = run.gauges.get("host_share") or 0.0, run.engine
+    share = run.gauges.get("host_share") or 0.0
     if share < HOST:
         return None
-    ahead = engine.follows_vllm and not engine.async_scheduling and not run.custom_admission
-    key, now = run.advisor.key("async_scheduling"), engine.async_scheduling
     return Finding(
         share * (1.0 - sum(run.wait_shares.values())),
         f"The GPU waits for the host in {share:.0%} of the steps' time.",
         "output_throughput",
-        [turn(key, now, True)] if ahead else [],
+        run.advisor.host(),
         {"host_share": share},
     )
 
@@ -264,7 +257,7 @@ def preemption(run: AdvisedEvidence) -> Finding | None:
     lost = run.share("preempted_time", "recompute_time", "swap_time")
     part = again / max(gauges["prefill_tokens"], 1)
     costs = [f"{again:,} tokens ({part:.0%} of prefill) computed again"] if again else []
-    costs += [f"{_short(copied / 1e9)} GB of KV cache copied"] if copied else []
+    costs += [f"{three_digits(copied / 1e9)} GB of KV cache copied"] if copied else []
     # Where others wait for blocks, too, smaller batches would let them wait longer.
     fewer = run.advisor.fewer_seats() if run.wait_shares[KV_BLOCKS] < WAITING else []
     return Finding(
@@ -296,8 +289,8 @@ def prefill_stalls(run: AdvisedEvidence) -> Finding | None:
     return Finding(
         run.share("decode_slowed_time"),
         f"Prompts make up {share:.0%} of the time between tokens: a step with prompts takes "
-        f"{_short(step * 1e3)} ms where its decodes alone would take {_short(less * 1e3)} ms; "
-        f"P99 ITL {_short(run.ms('p99_itl'))} ms{though}.",
+        f"{three_digits(step * 1e3)} ms where its decodes alone would take "
+        f"{three_digits(less * 1e3)} ms; P99 ITL {three_digits(run.ms('p99_itl'))} ms{though}.",
         "p99_itl_ms",
         run.advisor.smaller_chunks(),
         {
@@ -386,8 +379,8 @@ def unfair(run: AdvisedEvidence) -> Finding | None:
     return Finding(
         found.share,
         f"Clients are served unequally: for {found.share:.0%} of the time that {worst} waits, it "
-        f"gets {_short(found.service)} tokens and {best} {_short(found.best_service)} (answers "
-        f"count twice{weighed}), more than a fair policy would give.",
+        f"gets {three_digits(found.service)} tokens and {best} "
+        f"{three_digits(found.best_service)} (answers count twice{weighed}), more than a fair policy would give.",
         "service_difference_max",
         better,
         {

@@ -267,13 +267,22 @@ class Judged(NamedTuple):
             return verb if points == "0" else f"{verb} by {points} point{plural}"
         over, under = (value, slo.bound) if slo.at_most else (slo.bound, value)
         if over >= MANY * under:
-            return f"{verb}, {over / under:.3g} times the bound" if slo.at_most and under else verb
+            return (
+                f"{verb}, {three_digits(over / under)} times the bound"
+                if slo.at_most and under
+                else verb
+            )
         return f"{verb} by {100 * abs(value - slo.bound) / slo.bound:.3g} %"
 
 
 def short(value: float) -> str:
     """Write four digits, and all before the point."""
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def three_digits(value: float) -> str:
+    """Write three digits, and all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def parse_slo(text: str) -> Slo:

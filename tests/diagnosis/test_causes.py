@@ -1,5 +1,6 @@
 """Findings that name the cause: answers reserved whole, urgent requests, the host, few requests."""
 
+import re
 import warnings
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from headway.planning.knee import find_knee
+from headway.report.text import run_table
 from simulator import load_scenario, run
 from simulator.diagnosis.feasibility import obstacles, warn_of_obstacles
 from simulator.util.errors import HeadwayWarning
@@ -62,6 +64,44 @@ def test_async_scheduling_where_the_host_takes_most() -> None:
     assert found["figures"]["host_share"] > 0.25
     assert found["advice"][0]["key"] == "engine.async_scheduling"
     assert "host" not in found_in("engine.async_scheduling=true", *late[1:], **host)
+
+
+def test_a_front_end_of_each_rank_where_one_streams_for_all() -> None:
+    """One API server streams for eight ranks: each step waits until it is done."""
+    ranks = {"engine": {"data_parallel_size": 8, "api_server_count": 1}, "goodput": {"tpot": 8}}
+    ranks["gpu"] = {"name": "H100-80GB", "count": 8}
+    load = ["workload.request_rate=400", "workload.input_len=50", "workload.num_prompts=600"]
+    slow = found_in(*load, "workload.output_len=100", **ranks)
+    for rule in ("host", "levels"):
+        advice = slow[rule]["advice"][0]
+        assert (advice["key"], advice["from"], advice["to"]) == ("engine.api_server_count", 1, 8)
+    more = ["engine.api_server_count=8", "workload.output_len=100"]
+    assert not {"host", "levels"} & found_in(*load, *more, **ranks).keys()
+
+
+def test_long_prompts_leave_seats_unused() -> None:
+    keys = ["workload.input_len=6000", "workload.request_rate=2", "workload.num_prompts=60"]
+    found = found_in(*keys, "engine.max_num_batched_tokens=512")["waiting"]
+    assert re.search(r"=512 at most, while \d\.\d of 256 seats are taken", found["text"])
+
+
+def test_prompts_that_the_model_cannot_read_need_another_model() -> None:
+    with pytest.warns(HeadwayWarning, match="were rejected"):
+        found = found_in("workload.input_len=9000", "workload.num_prompts=2")["rejected"]
+    assert found["text"].endswith("no key and no GPU lets it read longer prompts.")
+    assert not found["advice"]
+
+
+def test_a_busy_gpu_with_capacity_left_is_explained() -> None:
+    result = run(load_scenario(CHAT, ["workload.request_rate=4"]))
+    summary = result.summary()
+    summary["headway"]["load"] = find_knee(result).as_summary()
+    said = run_table(summary).splitlines()[-1]
+    assert re.fullmatch(
+        r"Load: [3-7]\d% of capacity, though the GPU is busy for (9\d|100)% of the time: "
+        "fuller steps serve more.",
+        said,
+    )
 
 
 def test_three_requests_are_no_endless_stream() -> None:

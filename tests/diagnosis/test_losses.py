@@ -80,7 +80,7 @@ def test_where_no_single_key_helps_that_is_said(write: Any, tmp_path: Path) -> N
     cost = "cost={kind: linear, base: 1e-2, per_token: 1e-5}"
     _, found = findings(write, cost, "workload.input_len=120000", "engine.max_model_len=131072")
     assert found[0]["advice"] == []
-    assert found[0]["text"].endswith("take larger GPUs, or more.")
+    assert found[0]["text"].endswith("no GPU lets it read longer prompts.")
     assert diagnosis_lines({"diagnosis": found})[0] == f"- {found[0]['text']}"
 
 

@@ -1,6 +1,7 @@
 """Who wins a comparison, and why."""
 
 from headway.report.comparison import row_per_run
+from headway.report.metric_rows import parts_of
 from headway.report.winner import DOLLARS, best_run, winner_lines
 
 
@@ -156,3 +157,13 @@ def test_points_that_differ_by_less_than_a_percent_are_alike() -> None:
     )
     runs[2] = summary(100.07, 7)
     assert best_run(runs) == (2, "the lowest mean E2EL (7 ms)")
+
+
+def test_clients_that_are_priorities_are_told_once() -> None:
+    """A priority of two clients has a row of its own."""
+    fast, slow = {"mean_ttft_ms": 1.0}, {"mean_ttft_ms": 2.0}
+    clients = {"paid": fast, "free": slow}
+    same = {"headway": {"per_client": clients, "per_priority": {"0": fast, "1": slow}}}
+    assert parts_of(same) == {"per_client": clients}
+    other = {"headway": {"per_client": clients, "per_priority": {"0": {"mean_ttft_ms": 1.5}}}}
+    assert parts_of(other).keys() == {"per_client", "per_priority"}
