@@ -9,7 +9,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from simulator.core.request import Request
@@ -61,96 +60,22 @@ def address_of(endpoint: str | None, number: int) -> str | None:
     return f"{endpoint}_dp{number}"
 
 
-@dataclass(slots=True)
 class Publisher:
-    """Sends one engine core's batches of events, and those of before to who asks."""
-
-    config: KvEventsConfig
-    number: int
-    _next: int = 0
-    _sent: deque[tuple[bytes, bytes]] = field(init=False)
-    _socket: Any = None
-    _replay: Any = None
-
-    def __post_init__(self) -> None:
-        self._sent = deque(maxlen=self.config.buffer_steps)
-
-    def open(self) -> None:
-        """Listen; raise HeadwayError where an address is not to be had."""
-        import zmq
-        import zmq.asyncio
-
-        addresses = (
-            address_of(self.config.endpoint, self.number),
-            address_of(self.config.replay_endpoint, self.number),
-        )
-        self._socket = zmq.Context.instance().socket(zmq.PUB)
-        self._socket.set_hwm(self.config.hwm)
-        try:
-            address = addresses[0]
-            self._socket.bind(address)
-            if addresses[1] is not None:
-                address = addresses[1]
-                self._replay = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
-                self._replay.setsockopt(zmq.SNDHWM, 2 * (self.config.buffer_steps + 1))
-                self._replay.bind(address)
-        except zmq.ZMQError as error:
-            raise HeadwayError(f"--kv-events-config: {address}: {error}") from None
-
-    def send(self, events: list[dict[str, Any]]) -> None:
-        """Send what happened in a step."""
-        import msgpack
-
-        number = self._next.to_bytes(8, "big")
-        batch = msgpack.packb([time.time(), events, self.number])
-        self._next += 1
-        self._sent.append((number, batch))
-        self._socket.send_multipart((self.config.topic.encode(), number, batch))
-
-    async def answer(self) -> None:
-        """Send again, from a number on, to each who asks; for ever."""
-        while self._replay is not None:
-            frames = await self._replay.recv_multipart()
-            if len(frames) != 3 or len(frames[2]) != 8:
-                continue
-            topic, first = self.config.topic.encode(), frames[2]
-            for number, batch in [*self._sent]:
-                if number >= first:
-                    await self._replay.send_multipart((frames[0], b"", topic, number, batch))
-            await self._replay.send_multipart((frames[0], b"", b"", END, b""))
-
-    def close(self) -> None:
-        for socket in (self._socket, self._replay):
-            if socket is not None:
-                socket.close(linger=100)
-
-
-class KvEvents:
-    """Listens to the prefix caches of engine cores, and publishes at the end of each step.
+    """Sends the events of one engine core, step by step, and those of before to a router that asks.
 
     `tokens(request, first, last)` gives tokens of a request, prompt and answer; None where its
     client has gone, of which nothing more is told.
     """
 
-    def __init__(
-        self,
-        config: KvEventsConfig,
-        cores: Sequence[EngineCore],
-        tokens: Tokens,
-        first: int = 0,
-    ) -> None:
-        need_package("--kv-events-config", "kv-events", "msgpack", "zmq")
-        self._listeners = {
-            core: _Listener(Publisher(config, first + number), tokens)
-            for number, core in enumerate(cores)
-        }
-        self._tasks: list[asyncio.Task[None]] = []
-        for core in cores:
-            self.listen(core)
+    def __init__(self, config: KvEventsConfig, number: int, tokens: Tokens) -> None:
+        self.config, self.number, self.tokens = config, number, tokens
+        self.events: list[dict[str, Any]] = []
+        self._size = self._next = 0
+        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._sockets: list[Any] = []
 
-    def listen(self, core: EngineCore) -> None:
+    def listen(self, blocks: object) -> None:
         """Listen to a core's cache; raise HeadwayError where it has none that tells."""
-        blocks = core.scheduler.blocks
         if isinstance(blocks, HybridManager):
             raise HeadwayError(
                 "--kv-events-config: goes with engine.disable_hybrid_kv_cache_manager: true"
@@ -159,46 +84,61 @@ class KvEvents:
             raise HeadwayError(
                 "--kv-events-config: needs vLLM's prefix cache: engine.enable_prefix_caching"
             )
-        blocks.listener = listener = self._listeners[core]
-        listener.size = blocks.block_size
-
-    def restarted(self, core: EngineCore) -> None:
-        """Go on with the empty cache of an engine that has begun anew."""
-        self._listeners[core].events.append({"type": "AllBlocksCleared"})
-        self.listen(core)
-
-    def publish(self, core: EngineCore) -> None:
-        """Send what has happened since."""
-        listener = self._listeners[core]
-        if listener.events:
-            listener.publisher.send(listener.events)
-            listener.events = []
+        blocks.listener, self._size = self, blocks.block_size
 
     def open(self) -> None:
-        """Listen at the addresses."""
-        for listener in self._listeners.values():
-            listener.publisher.open()
-            self._tasks.append(asyncio.create_task(listener.publisher.answer()))
+        """Listen at the addresses; raise HeadwayError where one is not to be had."""
+        import zmq
+        import zmq.asyncio
+
+        config = self.config
+        wanted: list[Any] = [(config.endpoint, zmq.Context, zmq.PUB, config.hwm)]
+        if self.config.replay_endpoint is not None:
+            most = 2 * (self.config.buffer_steps + 1)
+            wanted.append((self.config.replay_endpoint, zmq.asyncio.Context, zmq.ROUTER, most))
+        for endpoint, context, kind, most in wanted:
+            address = address_of(endpoint, self.number)
+            socket = context.instance().socket(kind)
+            self._sockets.append(socket)
+            socket.setsockopt(zmq.SNDHWM, most)
+            try:
+                socket.bind(address)
+            except zmq.ZMQError as error:
+                raise HeadwayError(f"--kv-events-config: {address}: {error}") from None
+
+    def publish(self) -> None:
+        """Send what happened in a step."""
+        import msgpack
+
+        if not self.events:
+            return
+        number = self._next.to_bytes(8, "big")
+        batch = msgpack.packb([time.time(), self.events, self.number])
+        self.events = []
+        self._next += 1
+        self._sent.append((number, batch))
+        self._sockets[0].send_multipart((self.config.topic.encode(), number, batch))
+
+    async def answer(self) -> None:
+        """Send again, from a number on, to each who asks; for ever."""
+        topic = self.config.topic.encode()
+        for replay in self._sockets[1:]:
+            while True:
+                frames = await replay.recv_multipart()
+                if len(frames) != 3 or len(frames[2]) != 8:
+                    continue
+                for number, batch in [*self._sent]:
+                    if number >= frames[2]:
+                        await replay.send_multipart((frames[0], b"", topic, number, batch))
+                await replay.send_multipart((frames[0], b"", b"", END, b""))
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for listener in self._listeners.values():
-            listener.publisher.close()
-
-
-class _Listener:
-    """Collects the events of a step."""
-
-    size = 0
-
-    def __init__(self, publisher: Publisher, tokens: Tokens) -> None:
-        self.publisher, self.tokens = publisher, tokens
-        self.events: list[dict[str, Any]] = []
+        for socket in self._sockets:
+            socket.close(linger=100)
 
     def stored(self, request: Request, first: int, hashes: Sequence[int]) -> None:
         assert request.hashes is not None
-        size = self.size
+        size = self._size
         tokens = self.tokens(request, first * size, (first + len(hashes)) * size)
         if tokens is None:
             return
@@ -219,3 +159,43 @@ class _Listener:
         self.events.append(
             {"type": "BlockRemoved", "block_hashes": [key & BITS], "medium": "GPU", "group_idx": 0}
         )
+
+
+class KvEvents:
+    """Publishes the events of the prefix caches of engine cores, at the end of each step."""
+
+    def __init__(
+        self,
+        config: KvEventsConfig,
+        cores: Sequence[EngineCore],
+        tokens: Tokens,
+        first: int = 0,
+    ) -> None:
+        need_package("--kv-events-config", "kv-events", "msgpack", "zmq")
+        self._publishers = {
+            core: Publisher(config, first + number, tokens) for number, core in enumerate(cores)
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+        for core, publisher in self._publishers.items():
+            publisher.listen(core.scheduler.blocks)
+
+    def restarted(self, core: EngineCore) -> None:
+        """Go on with the empty cache of an engine that has begun anew."""
+        self._publishers[core].events.append({"type": "AllBlocksCleared"})
+        self._publishers[core].listen(core.scheduler.blocks)
+
+    def publish(self, core: EngineCore) -> None:
+        """Send what has happened since."""
+        self._publishers[core].publish()
+
+    def open(self) -> None:
+        """Listen at the addresses."""
+        for publisher in self._publishers.values():
+            publisher.open()
+            self._tasks.append(asyncio.create_task(publisher.answer()))
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for publisher in self._publishers.values():
+            publisher.close()
