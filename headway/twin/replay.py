@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import secrets
 import signal
 import zlib
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from headway.twin.scrape import Scrape
 from simulator.core.request import Segments
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
@@ -203,16 +203,19 @@ class _Replay:
             found.unseen = "" if response.status == 200 else f"HTTP {response.status}"
             if found.unseen:
                 return False
-            text = await read_text(response)
-        if isnan(_sum(text, GAUGES[0])):
+            scrape = Scrape(await read_text(response))
+        if isnan(scrape.total(GAUGES[0])):
             found.unseen = f"no {GAUGES[0]} in it"
             return False
         now = self.loop.time() - self.start
-        found.gauges.append((now, *(_sum(text, name) for name in GAUGES)))
-        found.kv_capacity_tokens = found.kv_capacity_tokens or _capacity(text)
-        if told := re.search(r'^headway:late_seconds\{quantile="99"\} (\S+)$', text, re.M):
-            found.server_late = float(told[1])
-        hits, queries = (_sum(text, name) for name in HITS)
+        found.gauges.append((now, *map(scrape.total, GAUGES)))
+        for labels, _ in scrape.values["vllm:cache_config_info"]:
+            with suppress(KeyError, ValueError):
+                size = int(labels["block_size"]) * int(labels["num_gpu_blocks"])
+                found.kv_capacity_tokens = found.kv_capacity_tokens or size
+        for labels, seconds in scrape.values["headway:late_seconds"]:
+            found.server_late = seconds if labels["quantile"] == "99" else found.server_late
+        hits, queries = map(scrape.total, HITS)
         self.first_hits = self.first_hits or (hits, queries)
         found.hits = hits - self.first_hits[0], queries - self.first_hits[1]
         return True
@@ -354,19 +357,3 @@ def _tokens(name: str, count: int, seed: int, last_token: int) -> list[int]:
         min(FIRST_TOKEN, last_token // 2), last_token, count
     ).tolist()
     return found
-
-
-def _sum(text: str, name: str) -> float:
-    values = re.findall(rf"^vllm:{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
-    return sum(float(value) for value in values) if values else nan
-
-
-def _capacity(text: str) -> int | None:
-    """Read the size of the KV cache, tokens, from vLLM's cache_config_info."""
-    line = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.MULTILINE)
-    if line is None:
-        return None
-    size, blocks = (
-        re.search(rf'{name}="(\d+)"', line[1]) for name in ("block_size", "num_gpu_blocks")
-    )
-    return None if size is None or blocks is None else int(size[1]) * int(blocks[1])

@@ -6,7 +6,6 @@ says. The simulation is then polled at the same times, and both are compared win
 """
 
 import asyncio
-import re
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 
 from headway.twin.polled_gauges import polled_gauges
 from headway.twin.replay import read_text
+from headway.twin.scrape import Scrape
 from simulator import run
 from simulator.core.log import Log
 from simulator.core.request import Segments
@@ -38,6 +38,14 @@ ROWS = {
     "preemptions": 3.0,
 }
 """What is compared, and what may differ at least: requests, percent, preemptions."""
+METRICS = {
+    "running": "num_requests_running",
+    "waiting": "num_requests_waiting",
+    "finished": "request_success_total",
+    "queries": "prefix_cache_queries_total",
+    "hits": "prefix_cache_hits_total",
+    "preemptions": "num_preemptions_total",
+}
 PARTED = 2  # successive windows in which the same differs the same way
 
 Histogram = tuple[Floats, Floats, float]
@@ -98,43 +106,33 @@ class Verdict:
 
 def read_poll(text: str, time: float) -> Poll:
     """Read vLLM's /metrics; raise HeadwayError where they are not vLLM's."""
-    values: dict[str, list[tuple[str, float]]] = {}
-    for name, labels, number in re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)", text, re.MULTILINE):
-        values.setdefault(name, []).append((labels, float(number)))
-    if "num_requests_running" not in values:
+    try:
+        found = Scrape(text)
+    except ValueError as error:
+        raise HeadwayError(f"--url: no metric of Prometheus: {error}") from None
+    if isnan(found.total("num_requests_running")):
         raise HeadwayError("--url: no vllm:num_requests_running: are these vLLM's /metrics?")
-
-    def total(name: str) -> float:
-        return sum(value for _, value in values.get(name, ()))
-
-    usage = [value for _, value in values.get("kv_cache_usage_perc", ())]
+    usage = [value for _, value in found.values["vllm:kv_cache_usage_perc"]]
     return Poll(
-        time,
-        total("num_requests_running"),
-        total("num_requests_waiting"),
-        100 * sum(usage) / len(usage) if usage else nan,
-        total("request_success_total"),
-        total("prefix_cache_queries_total"),
-        total("prefix_cache_hits_total"),
-        total("num_preemptions_total"),
-        _histogram(values, "request_prompt_tokens"),
-        _histogram(values, "request_generation_tokens"),
+        time=time,
+        kv_usage=100 * sum(usage) / len(usage) if usage else nan,
+        prompt=_histogram(found, "request_prompt_tokens"),
+        output=_histogram(found, "request_generation_tokens"),
+        **{name: _known(found.total(metric)) for name, metric in METRICS.items()},
     )
 
 
-def _histogram(values: Mapping[str, list[tuple[str, float]]], name: str) -> Histogram:
+def _known(value: float) -> float:
+    return 0.0 if isnan(value) else value
+
+
+def _histogram(found: Scrape, name: str) -> Histogram:
     counts: defaultdict[float, float] = defaultdict(float)
-    for labels, count in values.get(f"{name}_bucket", ()):
-        bound = re.search(r'le="([^"]+)"', labels)
-        if bound is not None:
-            counts[float(bound[1])] += count
+    for labels, count in found.values[f"vllm:{name}_bucket"]:
+        counts[float(labels.get("le", "inf"))] += count
     bounds = np.array(sorted(counts))
     upto = np.array([counts[bound] for bound in bounds.tolist()])
-    return (
-        bounds,
-        np.diff(upto, prepend=0.0),
-        sum(value for _, value in values.get(f"{name}_sum", ())),
-    )
+    return bounds, np.diff(upto, prepend=0.0), _known(found.total(f"{name}_sum"))
 
 
 def lengths(before: Histogram, after: Histogram) -> Ints:
