@@ -37,9 +37,14 @@ def serve(
         silent("folder with tokenizer.json, to count as the client does [default: words]"),
     ] = None,
     chat_template: Annotated[
-        Path | None,
-        silent("Jinja file that makes prompts of chats [default: the tokenizer's, or an estimate]"),
+        str | None,
+        silent(
+            "Jinja, or its file, that makes prompts of chats [default: the tokenizer's, or none]"
+        ),
     ] = None,
+    allowed_origins: Annotated[
+        str, Parameter(help='JSON: sites whose pages may ask, as a browser names them; or ["*"]')
+    ] = "[]",
     served_model_name: Annotated[
         str | None, silent("the model's name to clients [default: the scenario's]")
     ] = None,
@@ -63,6 +68,7 @@ def serve(
     command: LaunchOption = None,
 ) -> int:
     """Answer as the scenario's vLLM server would, without a GPU, until Ctrl-C."""
+    from headway.twin.api.cross_origin import read_origins
     from headway.twin.kv_events import read_config
     from headway.twin.live_engine import replica_scenarios
     from headway.twin.server import ServeOptions, Server, token_counter
@@ -85,6 +91,7 @@ def serve(
     served = replica_scenarios(loaded) if replica_ports else [loaded]
     if port and port + len(served) > 65536:
         raise HeadwayError(f"--port: {port} and {len(served) - 1} more go beyond 65535")
+    origins = read_origins(allowed_origins)
     events = None if kv_events_config is None else read_config(kv_events_config)
     if events is not None and not events.enable_kv_cache_events:
         events = None
@@ -92,7 +99,7 @@ def serve(
     for number, one in enumerate(served):
         cores = sum(len(server.engine.cores) for server in servers)
         place = host, port and port + number, speed, served_model_name or "", admin, startup_delay
-        servers.append(Server(one, ServeOptions(*place, events, cores), counter))
+        servers.append(Server(one, ServeOptions(*place, events, cores, origins), counter))
 
     def ready(server: "Server", address: str) -> None:
         at = "" if speed == 1 else f", {speed:g} times as fast as real time"

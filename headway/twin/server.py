@@ -19,10 +19,12 @@ from typing import Any
 from headway.twin.admin import Admin
 from headway.twin.api.bodies import BadRequestError, DetokenizeBody, TokenizeBody
 from headway.twin.api.chat_template import own_template, read_template
+from headway.twin.api.cross_origin import allow, is_preflight, preflight
 from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
 from headway.twin.api.messages import CountTokensBody
 from headway.twin.api.openai import Reader
 from headway.twin.api.openapi import Route, openapi
+from headway.twin.api.prompts import MediaLaws
 from headway.twin.api.refusals import error_response, refusals_in_json, web
 from headway.twin.api.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 from headway.twin.kv_events import KvEvents, KvEventsConfig
@@ -62,6 +64,7 @@ class ServeOptions:
     startup_delay: float = 0.0  # simulated s until replicas are up
     kv_events: KvEventsConfig | None = None  # where to tell what the prefix cache holds
     first_core: int = 0  # number of the first engine core among all that are served
+    origins: frozenset[str] = frozenset()  # of pages that may ask, beside the server's own
 
 
 class Server:
@@ -75,13 +78,13 @@ class Server:
         self.model = options.model or str(scenario.model)
         self.version = scenario.engine.version or VERSION
         self.metrics = LiveMetrics(self.engine, self.model)
-        images = scenario.engine.multimodal_config
+        media = scenario.engine.multimodal_config
         reader = Reader(
             self.model,
             counter,
             self.engine.spec.max_model_len,
             self.engine.spec.model.vocab_size,
-            {} if images is None else images.limit_mm_per_prompt,
+            None if media is None else MediaLaws(scenario, media.limit_mm_per_prompt),
         )
         self.api = ApiServer(scenario, self.engine, reader, f"vllm-{self.version}-headway")
         if options.kv_events is not None:
@@ -122,6 +125,7 @@ class Server:
         """Return what answers at the addresses."""
         middlewares = [refusals_in_json, self._guard]
         app = web.Application(client_max_size=MOST_BYTES, middlewares=middlewares)
+        app.on_response_prepare.append(self._allow)
         for route in self.routes():
             if route.method == "GET":
                 app.router.add_get(route.path, route.handler)
@@ -134,9 +138,15 @@ class Server:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Refuse pages of other sites, which a browser lets talk to this machine, too."""
-        if is_foreign(request, LOOPBACK if self.options.host in LOOPBACK else None):
+        if is_preflight(request):
+            return preflight(self.options.origins, request)
+        hosts = LOOPBACK if self.options.host in LOOPBACK else None
+        if is_foreign(request, hosts, self.options.origins):
             return error_response("pages of other sites are refused", "Forbidden", 403)
         return await handler(request)
+
+    async def _allow(self, request: web.Request, response: web.StreamResponse) -> None:
+        allow(self.options.origins, request, response)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""
@@ -279,7 +289,7 @@ class Server:
         }
 
 
-def token_counter(folder: Path | None, template: Path | None = None) -> TokenCounter:
+def token_counter(folder: Path | None, template: str | None = None) -> TokenCounter:
     """Return the tokenizer of a folder, or words between spaces.
 
     Chats become prompts by the `template`, else by the folder's own.

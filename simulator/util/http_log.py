@@ -11,16 +11,20 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """Names of this machine to itself, by which a server that listens to it alone is asked."""
 
 
-def is_foreign(request: "web.Request", hosts: Collection[str] | None) -> bool:
+def is_foreign(
+    request: "web.Request", hosts: Collection[str] | None, origins: Collection[str] = ()
+) -> bool:
     """Say whether a request may come from a page of another site, open in somebody's browser.
 
-    `hosts` are the server's own names, with or without the port; None: it may have any.
+    `hosts` are the server's own names, with or without the port; None: it may have any. Pages of
+    `origins` are not foreign; with "*" none is.
     """
     host = request.host.lower()
     name = host.rpartition(":")[0] or host
     origin = request.headers.get("Origin", "").lower()
     renamed = hosts is not None and host not in hosts and name not in hosts
-    return renamed or (bool(origin) and origin.partition("://")[2] != host)
+    allowed = not origin or "*" in origins or origin in origins
+    return renamed or not (allowed or origin.partition("://")[2] == host)
 
 
 def leave_out_bad_requests() -> None:

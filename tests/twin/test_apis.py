@@ -195,7 +195,7 @@ def test_the_smaller_addresses(tmp_path: Any) -> None:
         assert "max_num_seqs=" in (await get("/server_info"))["vllm_config"]
         body = {"prompt": "def f(x): return x", "return_token_strs": True}
         told = await (await client.post("/tokenize", json=body)).json()
-        assert "".join(told["token_strs"]) == body["prompt"]
+        assert "".join(told["token_strs"]) == body["prompt"].replace(" ", "\u0120")
         text = await (await client.post("/detokenize", json={"tokens": told["tokens"]})).json()
         assert text == {"prompt": body["prompt"]}
         assert counter.encode(body["prompt"]) == told["tokens"]
@@ -210,7 +210,7 @@ def test_words_cannot_be_read_back_from_their_tokens() -> None:
     async def play(client: ClientSession, _: Server) -> None:
         body = {"prompt": "one two", "return_token_strs": True}
         told = await (await client.post("/tokenize", json=body)).json()
-        assert told["token_strs"] == ["one", " two"]
+        assert told["token_strs"] == ["one", "two"]
         response = await client.post("/detokenize", json={"tokens": told["tokens"]})
         assert response.status == 501
 

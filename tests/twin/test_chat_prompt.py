@@ -1,6 +1,7 @@
 """What a model sees of a chat: by a template, as vLLM makes it, or by an estimate that says so."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from aiohttp import ClientSession
 
 from headway.cli.main import main
 from headway.twin.api.bodies import BadRequestError, ChatBody
-from headway.twin.api.chat_prompt import chat_tokens
+from headway.twin.api.chat_prompt import chat_prompt
 from headway.twin.api.chat_template import ChatTemplate, own_template
-from headway.twin.api.tokenizers import SplitAtSpaces, train
+from headway.twin.api.tokenizers import SplitAtSpaces, TokenCounter, train
 from headway.twin.server import Server, token_counter
 from simulator.util.errors import HeadwayError
 from tests.support.twins import served_by
@@ -64,7 +65,7 @@ TEMPLATE = """\
 
 
 def rendered(**body: Any) -> str:
-    """Render a body by TEMPLATE, as `chat_tokens` does."""
+    """Render a body by TEMPLATE, as `chat_prompt` does."""
     seen: list[str] = []
 
     class Seen(SplitAtSpaces):
@@ -74,9 +75,13 @@ def rendered(**body: Any) -> str:
             seen.append(text)
             return [1]
 
-    chat_tokens(ChatBody.model_validate({"messages": CHAT, **body}), Seen())
+    chat_prompt(ChatBody.model_validate({"messages": CHAT, **body}), Seen())
     (text,) = seen
     return text
+
+
+def tokens_of(counter: TokenCounter) -> Sequence[int]:
+    return chat_prompt(ChatBody.model_validate({"messages": CHAT}), counter)[0].tokens
 
 
 def test_a_template_sees_tools_calls_and_what_the_body_says() -> None:
@@ -101,7 +106,7 @@ def test_a_template_is_kept_in_its_sandbox(word: str) -> None:
     counter = SplitAtSpaces()
     counter.template = ChatTemplate(word, "here")
     with pytest.raises(BadRequestError, match=r"unsafe|not safely"):
-        chat_tokens(ChatBody(messages=CHAT), counter)
+        tokens_of(counter)
 
 
 def test_a_tokenizer_brings_its_template(tmp_path: Path) -> None:
@@ -116,16 +121,16 @@ def test_a_tokenizer_brings_its_template(tmp_path: Path) -> None:
     config["bos_token"] = {"content": "</s>"}
     path.write_text(json.dumps(config))
     counter = token_counter(tmp_path)
-    tokens, _ = chat_tokens(ChatBody(messages=CHAT), counter)
-    assert tokens == counter.encode("</s>look for it")
-    assert tokens[0] == 1  # as one token
+    assert tokens_of(counter) == counter.encode("</s>look for it")
+    assert tokens_of(counter)[0] == 1  # as one token
     (tmp_path / "chat_template.jinja").write_text("of the file")
     counter = token_counter(tmp_path)
-    assert chat_tokens(ChatBody(messages=CHAT), counter)[0] == counter.encode("of the file")
+    assert tokens_of(counter) == counter.encode("of the file")
     other = tmp_path / "other.jinja"
     other.write_text("of the option")
-    counter = token_counter(tmp_path, other)
-    assert chat_tokens(ChatBody(messages=CHAT), counter)[0] == counter.encode("of the option")
+    for given in (str(other), "of the {{ 'option' }}"):  # a file, or the template itself
+        counter = token_counter(tmp_path, given)
+        assert tokens_of(counter) == counter.encode("of the option")
 
 
 @pytest.mark.parametrize(
@@ -224,29 +229,3 @@ def test_what_is_no_tool_and_no_call_is_refused(wrong: dict[str, Any]) -> None:
             assert response.status == 400
 
     served_by(play)
-
-
-def test_more_images_than_the_limit_are_refused() -> None:
-    """As in vLLM: five beside a limit of four; sounds have a limit of their own, or none."""
-
-    async def play(client: ClientSession, _: Server) -> None:
-        async def asked(kind: str, count: int) -> tuple[int, str]:
-            parts = [{"type": "text", "text": "a"}, *({"type": kind, kind: {}},) * count]
-            messages = [
-                {"role": "user", "content": parts[:3]},
-                {"role": "user", "content": parts[3:]},
-            ]
-            body = {"messages": messages, "max_tokens": 1}
-            async with client.post("/v1/chat/completions", json=body) as response:
-                return response.status, await response.text()
-
-        assert (await asked("image_url", 4))[0] == 200
-        status, text = await asked("image_url", 5)
-        assert status == 400
-        assert "At most 4 image(s) may be provided in one prompt." in text
-        assert (await asked("audio_url", 5))[0] == 200
-
-    limits = (
-        "engine.multimodal_config={limit_mm_per_prompt: {image: 4}, encoder_seconds: [[1, 0.1]]}"
-    )
-    served_by(play, limits)

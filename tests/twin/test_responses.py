@@ -122,6 +122,16 @@ def test_a_response_calls_a_tool(choice: Any) -> None:
     served_by(play)
 
 
+def test_what_changes_no_answer_here_is_named() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        body = asked(chat_template_kwargs={"a": 1}, logit_bias={"7": 1}, n=3)
+        response = await client.post("/v1/responses", json=body)
+        ignored = response.headers["X-Headway-Ignored"]
+        assert ignored == "logit_bias, chat_template_kwargs"  # vLLM, too, takes no `n` here
+
+    served_by(play)
+
+
 def test_a_response_satisfies_a_schema() -> None:
     async def play(client: ClientSession, _: Server) -> None:
         one = await respond(client, text={"format": FORMAT})

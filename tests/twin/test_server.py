@@ -302,7 +302,7 @@ def test_refusals_that_are_not_ours_have_the_form_of_vllms_server() -> None:
             assert "Only 'application/json'" in (await response.json())["error"]["message"]
         body = {"messages": [{"content": "a"}]}
         response = await client.post("/v1/chat/completions", json=body)
-        assert (await response.json())["error"]["message"] == "messages: one has no role"
+        assert (await response.json())["error"]["param"] == "body.messages.0.role"
         head = {"X-Client": "a" * 257}
         response = await client.post("/v1/completions", json={"prompt": "a"}, headers=head)
         assert (await response.json())["error"]["message"].startswith("X-Client: not a name")

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from headway.twin import replay as replays
+from headway.twin.api.cross_origin import read_origins
 from headway.twin.replay import replay
 from headway.twin.server import Server
+from simulator.util.errors import HeadwayError
 from simulator.util.http_log import is_foreign
 from simulator.workload.workload import Workload
 from tests.support.twins import served_by
@@ -84,6 +86,43 @@ def test_no_page_of_another_site_is_answered() -> None:
                 assert answer.status == status
 
     served_by(play, admin=True)
+
+
+SITE = "http://app.example:3000"
+
+
+@pytest.mark.parametrize(
+    ("origins", "told"), [([], None), ([SITE], SITE), (["http://other"], None), (["*"], "*")]
+)
+def test_pages_of_allowed_origins_may_ask(origins: list[str], told: str | None) -> None:
+    """As with vLLM's `--allowed-origins`; another name of this machine is refused all the same."""
+
+    async def play(client: aiohttp.ClientSession, _: Server) -> None:
+        asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+        head = {"Origin": SITE}
+        async with client.options("/v1/completions", headers=head | asks) as answer:
+            assert answer.status == (400 if told is None else 200)
+            assert await answer.text() == ("Disallowed CORS origin" if told is None else "OK")
+            assert answer.headers.get("Access-Control-Allow-Origin") == told
+            assert answer.headers["Access-Control-Allow-Headers"] == "x-a"
+        for more in ({}, {"stream": True}):
+            body = {**COMPLETION, **more}
+            async with client.post("/v1/completions", json=body, headers=head) as answer:
+                assert answer.status == (403 if told is None else 200)
+                assert answer.headers.get("Access-Control-Allow-Origin") == told
+        renamed = head | {"Host": "app.example"}
+        async with client.get("/health", headers=renamed) as answer:
+            assert answer.status == 403
+        async with client.options("/v1/completions") as answer:  # no browser asks so
+            assert answer.status == 405
+
+    served_by(play, origins=read_origins(json.dumps(origins)))
+
+
+@pytest.mark.parametrize("text", ["*", "{}", "[1]", '"*"'])
+def test_origins_are_a_list_in_json(text: str) -> None:
+    with pytest.raises(HeadwayError, match="--allowed-origins: must be a list like"):
+        read_origins(text)
 
 
 def test_a_server_for_others_may_have_any_name() -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from headway.twin.api.openai import MOST_TOKENS, Prompt, Wanted, compact, error_body
+from headway.twin.api.openai import MOST_TOKENS, Wanted, compact, error_body
+from headway.twin.api.prompts import Prompt
 from headway.twin.api.said import Said
 from simulator.core.request import Request
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 INT64 = 2**63
 Seed = Annotated[int, Field(ge=-INT64, le=INT64 - 1)]
@@ -145,10 +145,46 @@ class Tool(BaseModel):
     function: FunctionDefinition
 
 
+def _from_json(arguments: object) -> object:
+    """Read the arguments of a past call, a text of JSON, as the object that templates look at."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments or "{}")
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+class CalledFunction(BaseModel):
+    """The function of a past call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    arguments: Annotated[dict[str, Any], BeforeValidator(_from_json)] = {}
+
+
+class ToolCall(BaseModel):
+    """A past call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """What one side has said."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[str | dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
 class ChatBody(Body):
     """Of a chat."""
 
-    messages: list[Any]
+    messages: list[ChatMessage]
     logprobs: bool | None = False
     top_logprobs: int | None = 0
     tools: list[Tool] | None = None

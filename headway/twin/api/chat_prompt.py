@@ -3,112 +3,106 @@
 A tokenizer's chat template makes it, as in vLLM; without one it is estimated.
 """
 
-import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from secrets import token_hex
 from typing import Any
 
-from headway.twin.api.bodies import BadRequestError, ChatBody
+from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage
 from headway.twin.api.chat_template import to_json
+from headway.twin.api.prompts import MediaLaws, Prompt
 from headway.twin.api.tokenizers import TokenCounter
+from simulator.core.request import Item, Media
 
-NO_LIMITS: Mapping[str, int] = {}
+MARK = f"\0{token_hex(8)}-"  # before the number of an image or a clip; no client knows it
+MARKED = re.compile(re.escape(MARK) + r"(\d+)\0")
 MEDIA_PARTS = {
     **dict.fromkeys(("image_url", "input_image", "image_pil", "image_embeds"), "image"),
     **dict.fromkeys(("audio_url", "input_audio", "audio_embeds"), "audio"),
     "video_url": "video",
     "file": "file",
 }
-"""Kinds of vLLM's parts of a message that are no text, with their modality: no token counts."""
+"""Kinds of vLLM's parts of a message that are no text, with their modality."""
+Found = list[tuple[Media, int]]
+"""Images and clips of a chat, with their tokens."""
 
 
-def chat_tokens(
-    chat: ChatBody, counter: TokenCounter, limits: Mapping[str, int] = NO_LIMITS
-) -> tuple[Sequence[int], list[str]]:
-    """Tokenize a chat; return the kinds of parts, as `image_url`, that count nothing, too.
+def chat_prompt(
+    chat: ChatBody, counter: TokenCounter, laws: MediaLaws | None = None
+) -> tuple[Prompt, list[str]]:
+    """Return a chat's prompt, and the kinds of parts, as `image_url`, that count nothing.
 
-    Raises BadRequestError for messages that are none, and for more images, clips or sounds than
-    `limits` (vLLM's `limit_mm_per_prompt`) allows.
+    Images and clips count by `laws`; None: nothing. Raises BadRequestError for a chat without a
+    message or a token, and for more images or clips than the laws allow.
     """
     if not chat.messages:
         raise BadRequestError(
             "Cannot apply chat template to an empty conversation. Provide at least one message."
         )
-    ignored: Counter[str] = Counter()
-    messages = [_read_message(message, ignored) for message in chat.messages]
-    for modality, most in limits.items():
-        if sum(n for kind, n in ignored.items() if MEDIA_PARTS[kind] == modality) > most:
-            raise BadRequestError(f"At most {most} {modality}(s) may be provided in one prompt.")
-    if counter.template is not None:
-        tokens = counter.encode(counter.template.render(chat, messages))
-    else:
-        tokens = _estimated_tokens(chat, messages, counter)
+    parts = [
+        one for said in chat.messages if isinstance(said.content, list) for one in said.content
+    ]
+    kinds = Counter(kind for part in parts if (kind := _kind(part)) in MEDIA_PARTS)
+    if laws is not None:
+        laws.check(Counter(MEDIA_PARTS[kind] for kind in kinds.elements()))
+    found: Found = []
+    template = counter.template
+    by_parts = template is not None and template.takes_parts
+    messages = [_plain(said, laws, found, by_parts=by_parts) for said in chat.messages]
+    texts = _estimated(chat, messages) if template is None else [template.render(chat, messages)]
+    tokens: list[int] = []
+    items = []
+    for number, piece in (one for text in texts for one in enumerate(re.split(MARKED, text))):
+        if number % 2 == 0:
+            tokens += counter.encode(piece)
+        else:
+            media, size = found[int(piece)]
+            items.append(Item(media, len(tokens), len(tokens) + size))
+            tokens += [0] * size
     if not tokens:
         raise BadRequestError("The decoder prompt cannot be empty")
-    return tokens, [*ignored]
+    ignored = [kind for kind in kinds if laws is None or kind == "file"]
+    return Prompt(tokens, items=items), ignored
 
 
-def _estimated_tokens(
-    chat: ChatBody, messages: Sequence[Mapping[str, Any]], counter: TokenCounter
-) -> list[int]:
-    """Count definitions and calls as JSON, without what a template has between messages.
+def _estimated(chat: ChatBody, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return definitions and calls as JSON, without what a template has between messages.
 
-    Each message by itself, so that what one turn has said is what the next repeats.
+    Each message is by itself, so that what one turn has said is what the next repeats.
     """
-    tokens: list[int] = []
-    for tool in chat.tools or ():
-        tokens += counter.encode(to_json(tool.model_dump(exclude_none=True)))
+    texts = [to_json(tool.model_dump(exclude_none=True)) for tool in chat.tools or ()]
     for message in messages:
-        tokens += counter.encode(message["content"])
-        for call in message.get("tool_calls") or ():
-            tokens += counter.encode(to_json(call))
-    return tokens
+        texts += [message["content"], *map(to_json, message.get("tool_calls", ()))]
+    return texts
 
 
-def _read_message(message: object, ignored: Counter[str]) -> dict[str, Any]:
-    """Return a message with its content as text, and the arguments of its calls as objects."""
-    if not isinstance(message, Mapping):
-        raise _wrong_message("one is not an object")
-    if not isinstance(message.get("role"), str):
-        raise _wrong_message("one has no role")
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = []
-        for part in content:
-            kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-            text = part.get("text") if isinstance(part, Mapping) else part
-            if isinstance(text, str):
-                texts.append(text)
-            elif isinstance(kind, str) and kind in MEDIA_PARTS:
-                ignored[kind] += 1
-        content = "\n".join(texts)
-    if content is not None and not isinstance(content, str):
-        raise _wrong_message("a content is neither text nor a list of parts")
-    found = {**message, "content": content or ""}
-    calls = message.get("tool_calls")
-    if calls is not None and not isinstance(calls, list):
-        raise _wrong_message("tool_calls is not a list")
-    if calls:
-        found["tool_calls"] = [_read_call(call) for call in calls]
-    else:
-        found.pop("tool_calls", None)
-    return found
+def _kind(part: str | Mapping[str, Any]) -> str:
+    return "text" if isinstance(part, str) else str(part.get("type", "text"))
 
 
-def _read_call(call: object) -> dict[str, Any]:
-    """Return a past call; its arguments, a text of JSON, become what templates iterate over."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise _wrong_message("a tool call has no function")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise _wrong_message("the arguments of a tool call are no JSON") from None
-    return {**call, "function": {**function, "arguments": arguments or {}}}
+def _plain(
+    said: ChatMessage, laws: MediaLaws | None, found: Found, *, by_parts: bool
+) -> dict[str, Any]:
+    """Return a message for a template: its content as one text, or `by_parts`.
 
-
-def _wrong_message(why: str) -> BadRequestError:
-    """Refuse a message; vLLM tells of each kind that it could have been, which is not done here."""
-    return BadRequestError(f"messages: {why}", kind="Bad Request", param="body.messages")
+    Its images and clips are `found`; marks are in their places, before the texts as in vLLM.
+    """
+    message = said.model_dump(exclude_unset=True)
+    if not message.get("tool_calls"):
+        message.pop("tool_calls", None)
+    content = said.content or ""
+    parts, marks, texts = [], [], []
+    for part in [content] if isinstance(content, str) else content:
+        kind = _kind(part)
+        text = part if isinstance(part, str) else part.get("text")
+        if isinstance(text, str):
+            texts.append(text)
+            parts.append({"type": "text", "text": text})
+        elif laws is not None and kind in MEDIA_PARTS and kind != "file":
+            assert not isinstance(part, str)
+            marks.append(f"{MARK}{len(found)}\0")
+            found.append(laws.read(MEDIA_PARTS[kind], part))
+            parts += [{"type": MEDIA_PARTS[kind]}, {"type": "text", "text": marks[-1]}]
+    message["content"] = parts if by_parts else "\n".join([*marks, *texts])
+    return message

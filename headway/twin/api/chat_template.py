@@ -46,6 +46,18 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise HeadwayError(f"{place}:{error.lineno}: chat template: {error.message}") from None
         self._special = special or {}
+        self.takes_parts = self._takes_parts()
+
+    def _takes_parts(self) -> bool:
+        """Say whether it goes through the parts of a content, vLLM's content format "openai"."""
+        parts = [{"type": "text", "text": "words"}]
+        try:
+            text = self._template.render(
+                self._special, messages=[{"role": "user", "content": parts}]
+            )
+        except Exception:  # it wants a text, or more than this
+            return False
+        return "words" in text and str(parts) not in text
 
     def render(self, chat: ChatBody, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt's text; raise BadRequestError with what the template objects to."""
@@ -68,9 +80,11 @@ def _raise(message: object) -> NoReturn:
     raise ValueError(str(message))
 
 
-def read_template(path: Path) -> ChatTemplate:
-    """Read the file of `--chat-template`."""
-    return ChatTemplate(_text(path, "--chat-template"), f"--chat-template: {path}")
+def read_template(given: str) -> ChatTemplate:
+    """Read the file of `--chat-template`, or take its text, which has braces, as the template."""
+    if {*"{}\n"} & {*given}:
+        return ChatTemplate(given, "--chat-template")
+    return ChatTemplate(_text(Path(given), "--chat-template"), f"--chat-template: {given}")
 
 
 def own_template(folder: Path) -> ChatTemplate | None:

@@ -18,7 +18,6 @@ from headway.twin.api.openai import (
     Reader,
     Wanted,
     client_name,
-    name_blocks,
     output_tokens,
 )
 from headway.twin.api.refusals import web
@@ -201,7 +200,7 @@ class ApiServer:
             on_tokens,
             end,
             max_tokens=wanted.max_tokens,
-            segments=name_blocks(tokens, self.engine.block_size, wanted.asked.cache_salt or ""),
+            segments=choice.prompt.segments(self.engine.block_size, wanted.asked.cache_salt or ""),
             client=wanted.client,
             priority=wanted.priority,
             hint=wanted.hint,
@@ -297,13 +296,11 @@ class ApiServer:
         body = await self.body(request, bodies.TokenizeBody)
         kind = CompletionBody if body.messages is None else ChatBody
         wanted = self._count(read_types(body.model_dump(exclude_unset=True), kind))
-        counter, tokens, text = self.reader.counter, wanted.tokens, wanted.prompts[0].text
-        found: dict[str, Any] = {"count": len(tokens), "max_model_len": self.reader.max_model_len}
-        found |= {"tokens": list(tokens), "token_strs": None}
-        if body.return_token_strs and text:
-            found["token_strs"] = counter.pieces(text)
-        elif body.return_token_strs:
-            found["token_strs"] = [counter.decode([token]) for token in tokens]
+        prompt = wanted.prompts[0]
+        found: dict[str, Any] = {"count": len(prompt.tokens), "tokens": [*prompt.tokens]}
+        found |= {"max_model_len": self.reader.max_model_len, "token_strs": None}
+        if body.return_token_strs:
+            found["token_strs"] = self.reader.counter.names(prompt.tokens, prompt.text)
         return web.json_response(found, headers=_notes(wanted))
 
     def _count(self, asked: Any) -> Wanted:

@@ -4,9 +4,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from headway.twin.api.bodies import (
     BadRequestError,
@@ -16,11 +16,11 @@ from headway.twin.api.bodies import (
     StreamOptions,
     Tool,
 )
-from headway.twin.api.chat_prompt import chat_tokens
+from headway.twin.api.chat_prompt import chat_prompt
+from headway.twin.api.prompts import MediaLaws, Prompt
 from headway.twin.api.said import FixedText
 from headway.twin.api.schema_text import UnmetSchemaError, schema_text
 from headway.twin.api.tokenizers import TokenCounter
-from simulator.core.request import Segments
 from simulator.workload.traces.format import name_problem
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the context
@@ -51,14 +51,6 @@ def error_body(message: str, kind: str, status: int, param: str | None = None) -
     return compact({"error": error})
 
 
-class Prompt(NamedTuple):
-    """What the engine computes, and the text that it was, if it was one."""
-
-    tokens: Sequence[int]
-    text: str | None = None
-    echo: Sequence[str] = ()  # what the answer repeats of it: the text of each token
-
-
 @dataclass(slots=True, kw_only=True)
 class Wanted:
     """What a body asks for, with its defaults settled."""
@@ -76,7 +68,7 @@ class Wanted:
     length: int | None  # tokens after which the answer ends by itself; None: as the workload says
     request_id: str  # "": a serial number
     notes: list[str]  # what is not simulated
-    estimated: bool  # its prompt: no chat template says what the model would see
+    estimated: bool  # its prompt: by no chat template, or images by a law
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -92,7 +84,7 @@ class Reader:
     counter: TokenCounter
     max_model_len: int
     vocab_size: int = MOST_TOKENS
-    limits: Mapping[str, int] = field(default_factory=dict)  # of images and the like in a chat
+    laws: MediaLaws | None = None  # of images and clips in a chat; None: they count nothing
 
     def read(self, asked: Body) -> Wanted:
         """Say what a body asks for; raise BadRequestError where it cannot be."""
@@ -104,8 +96,8 @@ class Reader:
         _check_options(asked)
         media: list[str] = []  # kinds of parts that count nothing
         if isinstance(asked, ChatBody):
-            tokens, media = chat_tokens(asked, self.counter, self.limits)
-            prompts = [Prompt(tokens)]
+            prompt, media = chat_prompt(asked, self.counter, self.laws)
+            prompts = [prompt]
         else:
             assert isinstance(asked, CompletionBody)
             prompts = _prompts(asked.prompt, self.counter, self.vocab_size)
@@ -134,7 +126,7 @@ class Reader:
             length=output_tokens(more, "output_tokens"),
             request_id=asked.request_id or "",
             notes=_ignored(asked, self.counter) + unmet + media,
-            estimated=chat and self.counter.template is None,
+            estimated=chat and (self.counter.template is None or bool(prompts[0].items)),
         )
 
     def _echoed(self, prompt: Prompt) -> Prompt:
@@ -335,18 +327,6 @@ def _prompts(prompt: Any, counter: TokenCounter, vocab_size: int) -> list[Prompt
     if (most := max(prompt)) >= vocab_size:
         raise BadRequestError(f"Token id {str(most)[:40]} is out of vocabulary")
     return [Prompt(prompt)]
-
-
-def name_blocks(tokens: Sequence[int], size: int, salt: str = "") -> Segments:
-    """Name a prompt block by block by its contents, so that equal beginnings are shared.
-
-    With a `salt` only by prompts with the same, as vLLM's cache_salt: it is in the first name.
-    """
-    pieces = [tuple(tokens[at : at + size]) for at in range(0, len(tokens), size)]
-    names = [hash(piece) for piece in pieces]
-    if salt:  # as numbers: the hash of a text is another in each process
-        names[0] = hash((*pieces[0], -1, *salt.encode(errors="surrogatepass")))
-    return tuple((name, len(piece)) for name, piece in zip(names, pieces, strict=True))
 
 
 def compact(value: object) -> bytes:

@@ -1,13 +1,13 @@
 """OpenAI's Responses, as vLLM's server has them (0.33): /v1/responses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from headway.twin.api.answers import ChatAnswer, Choice, event
-from headway.twin.api.bodies import BadRequestError, ChatBody, Sampling
+from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, Sampling
 from headway.twin.api.openai import NOT_SIMULATED, compact
 
 TOLD = "instructions metadata parallel_tool_calls tool_choice tools background max_tool_calls "
@@ -95,13 +95,11 @@ class ResponsesBody(Sampling):
     truncation: Literal["auto", "disabled"] | None = "disabled"
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def chat(self, before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def chat(self, before: Sequence[ChatMessage]) -> dict[str, Any]:
         """Return the same as the body of a chat, behind the messages `before` it."""
         self._check()
         extra = self.model_extra or {}
-        found: dict[str, Any] = self.model_dump(
-            include={*Sampling.model_fields}, exclude_unset=True
-        )
+        found: dict[str, Any] = self.model_dump(include=PASSED, exclude_unset=True)
         found |= {name: value for name, value in extra.items() if name in NOT_SIMULATED}
         found |= {"response": self, "max_output_tokens": self.max_output_tokens}
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -288,9 +286,9 @@ class Stored:
     """The last responses, as of a vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1, which keeps all."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        self._kept: dict[str, tuple[dict[str, Any], list[ChatMessage]]] = {}
 
-    def get(self, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def get(self, name: str) -> tuple[dict[str, Any], list[ChatMessage]]:
         """Return a response and the messages up to its end.
 
         Raises BadRequestError where there is none of that name.
@@ -300,7 +298,7 @@ class Stored:
             raise BadRequestError(why, 404, "invalid_request_error", "response_id")
         return found
 
-    def before(self, body: ResponsesBody) -> list[dict[str, Any]]:
+    def before(self, body: ResponsesBody) -> list[ChatMessage]:
         """Return the messages of all that a body goes on from, without their instructions."""
         return self.get(body.previous_response_id)[1] if body.previous_response_id else []
 
@@ -308,11 +306,11 @@ class Stored:
         """Keep a response, unless its client does not want it kept."""
         if not answer.body.store:
             return
-        told = [one for one in answer.chat.messages if one.get("role") != "system"]
+        told = [one for one in answer.chat.messages if one.role != "system"]
         choice = answer.choices[0]
         if not choice.said.call:  # vLLM leaves calls out, too
             text = choice.said.text(0, choice.generated)
-            told.append({"role": "assistant", "content": text})
+            told.append(ChatMessage(role="assistant", content=text))
         self._kept[answer.head["id"]] = answer.final(), told
         if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]

@@ -34,6 +34,9 @@ class TokenCounter(Protocol):
     def decode(self, tokens: Sequence[int]) -> str | None:
         """Return the text of tokens; None: they cannot be read back."""
 
+    def names(self, tokens: Sequence[int], text: str | None) -> list[str] | None:
+        """Return what the vocabulary has for tokens, those of a `text` if it was one."""
+
 
 class SplitAtSpaces:
     """Takes each word between spaces for a token: for clients that count nothing."""
@@ -51,6 +54,9 @@ class SplitAtSpaces:
 
     def decode(self, tokens: Sequence[int]) -> str | None:
         return None
+
+    def names(self, tokens: Sequence[int], text: str | None) -> list[str] | None:
+        return None if text is None else text.split()
 
 
 class BpeTokens:
@@ -84,6 +90,9 @@ class BpeTokens:
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
         return text
+
+    def names(self, tokens: Sequence[int], text: str | None) -> list[str]:
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
 
     def _single_words(self) -> Iterator[str]:
         """Yield words of letters, behind a space, that are one token."""

@@ -42,19 +42,19 @@ def write_mooncake(workload: Workload, path: Path) -> None:
 
 
 def write_timed_trace(workload: Workload, block: int, file: BinaryIO) -> None:
-    """Write a workload whose prompts are named block by block as a `timed_trace`.
+    """Write a workload as a `timed_trace`.
 
-    Times are seconds to the last bit; a prompt's segments become its `hash_ids`, so each but the
-    last must hold `block` tokens, which each line says: so the file is known by itself. Clients
-    without a name are called "-".
+    Times are seconds to the last bit; a prompt's blocks of `block` tokens become its `hash_ids`,
+    and each line says the `block`: so the file is known by itself. Clients without a name are
+    called "-"; images and clips become text.
     """
-    ids: dict[Hashable, int] = {}
+    ids: dict[Piece, int] = {}
     for i, segments in enumerate(workload.segments or ()):
         row: dict[str, object] = {
             "timestamp": float(workload.arrival[i]),
             "input_length": int(workload.prompt_tokens[i]),
             "output_length": int(workload.output_tokens[i]),
-            "hash_ids": [ids.setdefault(name, len(ids)) for name, _ in segments or ()],
+            "hash_ids": [ids.setdefault(one, len(ids)) for one in _pieces(segments or (), block)],
             "hash_block_size": block,
         }
         if workload.client is not None:
@@ -190,10 +190,10 @@ class _Ids:
         return found
 
 
-def _pieces(parts: Segments) -> Iterator[Piece]:
-    """Cut a prompt into blocks of 512 tokens, the last one shorter."""
+def _pieces(parts: Segments, block: int = BLOCK) -> Iterator[Piece]:
+    """Cut a prompt into blocks, in tokens, the last one shorter."""
     piece: list[tuple[Hashable, int, int]] = []
-    room = BLOCK
+    room = block
     for name, count in parts:
         start = 0
         while start < count:
@@ -203,6 +203,6 @@ def _pieces(parts: Segments) -> Iterator[Piece]:
             room -= taken
             if not room:
                 yield tuple(piece)
-                piece, room = [], BLOCK
+                piece, room = [], block
     if piece:
         yield tuple(piece)

@@ -1,0 +1,44 @@
+"""Pages of other sites that may ask a server: vLLM's `--allowed-origins` (CORS)."""
+
+from collections.abc import Collection
+
+from pydantic import TypeAdapter, ValidationError
+
+from headway.twin.api.refusals import web
+from simulator.util.errors import HeadwayError
+
+METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
+ASKS = "Access-Control-Request-Method"
+
+
+def read_origins(text: str) -> frozenset[str]:
+    """Read the JSON of `--allowed-origins`; raise HeadwayError where it is no list of texts."""
+    try:
+        return frozenset(TypeAdapter(list[str]).validate_json(text, strict=True))
+    except ValidationError:
+        why = f'must be a list like ["http://localhost:3000"], not {text[:60]}'
+        raise HeadwayError(f"--allowed-origins: {why}") from None
+
+
+def allow(origins: Collection[str], request: web.Request, response: web.StreamResponse) -> None:
+    """Let a page of one of the `origins` read a response."""
+    origin = request.headers.get("Origin", "")
+    if "*" in origins:
+        response.headers["Access-Control-Allow-Origin"] = "*"
+    elif origin in origins:
+        response.headers.update({"Access-Control-Allow-Origin": origin, "Vary": "Origin"})
+
+
+def is_preflight(request: web.Request) -> bool:
+    """Say whether a browser asks if a page may ask."""
+    return request.method == "OPTIONS" and "Origin" in request.headers and ASKS in request.headers
+
+
+def preflight(origins: Collection[str], request: web.Request) -> web.Response:
+    """Answer a browser, as Starlette's CORSMiddleware with vLLM's defaults."""
+    head = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": "600"}
+    if (asked := request.headers.get("Access-Control-Request-Headers")) is not None:
+        head["Access-Control-Allow-Headers"] = asked
+    if {"*", request.headers["Origin"]} & {*origins}:
+        return web.Response(text="OK", headers=head)
+    return web.Response(text="Disallowed CORS origin", status=400, headers=head)
