@@ -1,6 +1,7 @@
 """The verbs of servers, simulated and real: serve, tokenizer, replay, shadow."""
 
 import sys
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from headway.cli.options import (
     silent,
     with_launch,
 )
+from headway.twin.serve_options import DEFAULT_SERVE_OPTIONS, ServeOptions
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -29,9 +31,7 @@ def serve(
     scenario: ScenarioOrName,
     /,
     *,
-    host: Annotated[str, Parameter(help="address to listen at")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="port to listen at; 0: one that is free")] = 8000,
-    speed: Annotated[float, Parameter(help="simulated seconds in a second")] = 1.0,
+    options: ServeOptions = DEFAULT_SERVE_OPTIONS,
     tokenizer: Annotated[
         Path | None,
         silent("folder with tokenizer.json, to count as the client does [default: words]"),
@@ -42,23 +42,9 @@ def serve(
             "Jinja, or its file, that makes prompts of chats [default: the tokenizer's, or none]"
         ),
     ] = None,
-    allowed_origins: Annotated[
-        str, Parameter(help='JSON: sites whose pages may ask, as a browser names them; or ["*"]')
-    ] = "[]",
-    served_model_name: Annotated[
-        str | None, silent("the model's name to clients [default: the scenario's]")
-    ] = None,
     replica_ports: Annotated[
         bool, silent("a port for each replica of the cluster, for a gateway of your own")
     ] = False,
-    startup_delay: Annotated[
-        float, Parameter(help="simulated s until replicas are up; until then /health says 503")
-    ] = 0.0,
-    admin: Annotated[bool, silent("POST /admin/...: make replicas slow, hang or fail")] = False,
-    kv_events_config: Annotated[
-        str | None,
-        silent("vLLM's JSON: publish prefix cache events over ZMQ [default: do not]"),
-    ] = None,
     out: Annotated[Path | None, silent("folder for the files of the run, at its end")] = None,
     set_: SetKeys = None,
     seed: Annotated[int | None, silent("seed, in place of the scenario's")] = None,
@@ -68,41 +54,28 @@ def serve(
     command: LaunchOption = None,
 ) -> int:
     """Answer as the scenario's vLLM server would, without a GPU, until Ctrl-C."""
-    from headway.twin.api.cross_origin import read_origins
-    from headway.twin.kv_events import read_config
     from headway.twin.live_engine import replica_scenarios
-    from headway.twin.server import ServeOptions, Server, token_counter
+    from headway.twin.server import Server, token_counter
     from headway.twin.server import serve as listen
     from simulator.scenario.load import load_scenario
     from simulator.simulation.write import check_folder
 
-    if not 0 <= port < 65536:
-        raise HeadwayError(f"--port: {port} is not between 0 and 65535")
-    if not 0.001 <= speed <= 1000:
-        raise HeadwayError(f"--speed: {speed} is not between 0.001 and 1000")
-    if not 0 <= startup_delay <= 1e6:
-        raise HeadwayError(f"--startup-delay: {startup_delay} is not between 0 and 1,000,000")
-    if served_model_name is not None and not served_model_name.strip():
-        raise HeadwayError("--served-model-name: is empty")
+    options.check()
     if out is not None:  # a server that has run for hours is not to end with this
         check_folder(out)
     loaded = load_scenario(scenario, with_launch(command, set_ or []), seed, own_code=own_code)
     counter = token_counter(tokenizer, chat_template)
     served = replica_scenarios(loaded) if replica_ports else [loaded]
-    if port and port + len(served) > 65536:
+    if (port := options.port) and port + len(served) > 65536:
         raise HeadwayError(f"--port: {port} and {len(served) - 1} more go beyond 65535")
-    origins = read_origins(allowed_origins)
-    events = None if kv_events_config is None else read_config(kv_events_config)
-    if events is not None and not events.enable_kv_cache_events:
-        events = None
     servers: list[Server] = []
     for number, one in enumerate(served):
         cores = sum(len(server.engine.cores) for server in servers)
-        place = host, port and port + number, speed, served_model_name or "", admin, startup_delay
-        servers.append(Server(one, ServeOptions(*place, events, cores, origins), counter))
+        place = replace(options, port=port and port + number)
+        servers.append(Server(one, place, counter, first_core=cores))
 
     def ready(server: "Server", address: str) -> None:
-        at = "" if speed == 1 else f", {speed:g} times as fast as real time"
+        at = "" if options.speed == 1 else f", {options.speed:g} times as fast as real time"
         print(f"{server.model} at {address}/v1{at}; report: {address}/report", flush=True)
 
     listen(servers, ready)

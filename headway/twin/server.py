@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from errno import EACCES, EADDRINUSE
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from headway.twin.admin import Admin
 from headway.twin.api.bodies import BadRequestError, DetokenizeBody, TokenizeBody
 from headway.twin.api.chat_template import own_template, read_template
-from headway.twin.api.cross_origin import allow, is_preflight, preflight
+from headway.twin.api.cross_origin import allow, is_preflight, preflight, read_origins
 from headway.twin.api.generate import ANSWERS, MOST_BYTES, ApiServer
 from headway.twin.api.messages import CountTokensBody
 from headway.twin.api.openai import Reader
@@ -27,9 +26,10 @@ from headway.twin.api.openapi import Route, openapi
 from headway.twin.api.prompts import MediaLaws
 from headway.twin.api.refusals import error_response, refusals_in_json, web
 from headway.twin.api.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
-from headway.twin.kv_events import KvEvents, KvEventsConfig
+from headway.twin.kv_events import KvEvents, read_config
 from headway.twin.live_engine import LiveEngine
 from headway.twin.live_metrics import LiveMetrics
+from headway.twin.serve_options import ServeOptions
 from simulator.core.request import Request
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
@@ -52,30 +52,23 @@ PERMISSION = {"id": "modelperm-headway", "object": "model_permission", "created"
 LATE = 0.005  # s, P99 of the delays, beyond which clients' figures are off
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """How a scenario is served."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    speed: float = 1.0
-    model: str = ""  # name that clients use; "": the scenario's
-    admin: bool = False  # whether /admin is there
-    startup_delay: float = 0.0  # simulated s until replicas are up
-    kv_events: KvEventsConfig | None = None  # where to tell what the prefix cache holds
-    first_core: int = 0  # number of the first engine core among all that are served
-    origins: frozenset[str] = frozenset()  # of pages that may ask, beside the server's own
-
-
 class Server:
     """A live engine behind HTTP."""
 
-    def __init__(self, scenario: Scenario, options: ServeOptions, counter: TokenCounter) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        options: ServeOptions,
+        counter: TokenCounter,
+        first_core: int = 0,
+    ) -> None:
+        """Begin; `first_core` is the number of its first engine core among all that are served."""
         self.scenario, self.options, self.counter = scenario, options, counter
         self.engine = LiveEngine(
             scenario, options.speed, faults=options.admin, startup_delay=options.startup_delay
         )
-        self.model = options.model or str(scenario.model)
+        self.model = options.served_model_name or str(scenario.model)
+        self.origins = read_origins(options.allowed_origins)
         self.version = scenario.engine.version or VERSION
         self.metrics = LiveMetrics(self.engine, self.model)
         media = scenario.engine.multimodal_config
@@ -87,9 +80,11 @@ class Server:
             None if media is None else MediaLaws(scenario, media.limit_mm_per_prompt),
         )
         self.api = ApiServer(scenario, self.engine, reader, f"vllm-{self.version}-headway")
-        if options.kv_events is not None:
-            told = options.kv_events, self.engine.cores, self._tokens, options.first_core
-            self.engine.kv_events = KvEvents(*told)
+        if options.kv_events_config is not None:
+            config = read_config(options.kv_events_config)
+            if config.enable_kv_cache_events:
+                told = config, self.engine.cores, self._tokens, first_core
+                self.engine.kv_events = KvEvents(*told)
             self._words = [counter.encode(word)[0] for word in counter.words]
 
     def routes(self) -> list[Route]:
@@ -139,14 +134,14 @@ class Server:
     ) -> web.StreamResponse:
         """Refuse pages of other sites, which a browser lets talk to this machine, too."""
         if is_preflight(request):
-            return preflight(self.options.origins, request)
+            return preflight(self.origins, request)
         hosts = LOOPBACK if self.options.host in LOOPBACK else None
-        if is_foreign(request, hosts, self.options.origins):
+        if is_foreign(request, hosts, self.origins):
             return error_response("pages of other sites are refused", "Forbidden", 403)
         return await handler(request)
 
     async def _allow(self, request: web.Request, response: web.StreamResponse) -> None:
-        allow(self.options.origins, request, response)
+        allow(self.origins, request, response)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""

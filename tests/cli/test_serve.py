@@ -97,8 +97,8 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--port", "70000"], "--port: 70000 is not between 0 and 65535"),
-        (["--speed", "0"], "--speed: 0.0 is not between 0.001 and 1000"),
+        (["--port", "70000"], "--port: 70000 is not between 0 and 65,535"),
+        (["--speed", "0"], "--speed: 0.0 is not between 0.001 and 1,000"),
         (["--startup-delay", "-1"], "--startup-delay: -1.0 is not between 0 and 1,000,000"),
         (["--replica-ports"], "--replica-ports: the scenario has no cluster"),
         (

@@ -1,6 +1,7 @@
 """What the prefix cache holds, told over ZMQ: who listens knows it as the engine does."""
 
 import asyncio
+import json
 import re
 import socket
 from collections import Counter
@@ -17,7 +18,7 @@ from aiohttp import ClientSession
 from zmq import DEALER, REQ, SUB
 from zmq.asyncio import Context
 
-from headway.twin.kv_events import END, KvEventsConfig, address_of, read_config
+from headway.twin.kv_events import END, address_of, read_config
 from headway.twin.server import Server
 from simulator.util.errors import HeadwayError
 from tests.support.twins import served_by
@@ -88,7 +89,7 @@ async def ask(client: ClientSession, prompt: list[int], tokens: int) -> Any:
 @pytest.mark.parametrize("asynchronous", ["false", "true"])
 def test_who_listens_knows_what_the_cache_holds(asynchronous: str) -> None:
     ports = free_ports(2)
-    config = KvEventsConfig(endpoint=tcp(ports[0]), replay_endpoint=tcp(ports[1]), topic="kv@me")
+    config = {"endpoint": tcp(ports[0]), "replay_endpoint": tcp(ports[1]), "topic": "kv@me"}
 
     async def play(client: ClientSession, server: Server) -> None:
         listener = Listener(ports[0])
@@ -126,12 +127,18 @@ def test_who_listens_knows_what_the_cache_holds(asynchronous: str) -> None:
             one.close(linger=0)
 
     blocks = "engine.num_gpu_blocks_override=80", "engine.max_model_len=1200"
-    served_by(play, CACHE, *blocks, f"engine.async_scheduling={asynchronous}", kv_events=config)
+    served_by(
+        play,
+        CACHE,
+        *blocks,
+        f"engine.async_scheduling={asynchronous}",
+        kv_events_config=json.dumps(config),
+    )
 
 
 def test_an_engine_that_begins_anew_says_so() -> None:
     ports = free_ports(2)
-    config = KvEventsConfig(endpoint=tcp(ports[0]), topic="kv@me")
+    config = {"endpoint": tcp(ports[0]), "topic": "kv@me"}
 
     async def play(client: ClientSession, server: Server) -> None:
         listeners = [Listener(port) for port in ports]
@@ -154,13 +161,13 @@ def test_an_engine_that_begins_anew_says_so() -> None:
             one.socket.close(linger=0)
 
     fleet = "cluster={replicas: 2, router: round_robin}"
-    served_by(play, CACHE, fleet, kv_events=config, admin=True)
+    served_by(play, CACHE, fleet, kv_events_config=json.dumps(config), admin=True)
 
 
 def test_what_cannot_be_is_told() -> None:
-    config = KvEventsConfig(endpoint=tcp(free_ports(1)[0]))
+    config = {"endpoint": tcp(free_ports(1)[0])}
     with pytest.raises(HeadwayError, match="needs vLLM's prefix cache"):
-        served_by(None, "engine.enable_prefix_caching=false", kv_events=config)  # type: ignore
+        served_by(None, "engine.enable_prefix_caching=false", kv_events_config=json.dumps(config))  # type: ignore
     for text, told in (
         ("{", "no JSON: '{'"),
         ("[]", "must be a mapping of keys, not []"),

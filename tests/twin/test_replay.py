@@ -26,7 +26,8 @@ from headway.cli.main import main
 from headway.twin.measured_run import summary, table, write_measured
 from headway.twin.polled_gauges import polled_gauges
 from headway.twin.replay import prompt_of, replay
-from headway.twin.server import ServeOptions, Server, token_counter
+from headway.twin.serve_options import ServeOptions
+from headway.twin.server import Server, token_counter
 from simulator import run
 from simulator.scenario.load import load_scenario
 from simulator.scenario.resolve import resolve

@@ -116,7 +116,7 @@ def test_pages_of_allowed_origins_may_ask(origins: list[str], told: str | None) 
         async with client.options("/v1/completions") as answer:  # no browser asks so
             assert answer.status == 405
 
-    served_by(play, origins=read_origins(json.dumps(origins)))
+    served_by(play, allowed_origins=json.dumps(origins))
 
 
 @pytest.mark.parametrize("text", ["*", "{}", "[1]", '"*"'])
