@@ -27,9 +27,14 @@ SPELLINGS = (
     (r"\bshared_experts\b", "shared_expert"),
 )
 """What some files call a module of ours: kinds that they name together, or another family's."""
-IGNORED = (
-    "modules_to_not_convert ignored_layers ignore exclude_modules llm_int8_skip_modules exclude"
-).split()
+IGNORED = [
+    "modules_to_not_convert",
+    "ignored_layers",
+    "ignore",
+    "exclude_modules",
+    "llm_int8_skip_modules",
+    "exclude",
+]
 """Keys of the modules left in 16 bits, by method; the first that has some counts."""
 
 
