@@ -114,13 +114,8 @@ class LinearAttention(NamedTuple):
         yield Module(f"{name}.conv1d", self.convolved, kernel, "outputs", quantizes=False)
 
     @property
-    def state(self) -> int:
-        """Numbers that a request keeps in a layer."""
-        return (self.conv_kernel_dim - 1) * self.convolved + self.matrices
-
-    @property
     def matrices(self) -> int:
-        """Those of them that are in the matrices of the heads."""
+        """Numbers of a layer's state that are in the matrices of the heads."""
         return self.num_value_heads * self.key_head_dim * self.value_head_dim
 
     def state_bytes(self, width: float, ahead: int = 0) -> float:
@@ -132,4 +127,4 @@ class LinearAttention(NamedTuple):
     @property
     def flops(self) -> int:
         """FLOPs of a token in a layer besides the projections: three products with the state."""
-        return 6 * self.num_value_heads * self.key_head_dim * self.value_head_dim
+        return 6 * self.matrices

@@ -1,6 +1,6 @@
 """What kind of value each key of a config.json has, at whatever depth it is read.
 
-`config_keys.csv` has a line a key: its kind, and the field of ModelSpec that it is, if one alone.
+`config_keys.csv` has a line a key: its kind, and the field of ModelSpec that it is by itself.
 """
 
 import csv
@@ -57,7 +57,7 @@ KIND_OF = {row["key"]: KINDS[row["kind"]] for row in ROWS}
 
 
 def keys_of(*kinds: str) -> dict[str, list[str]]:
-    """Return the keys of each field of ModelSpec that is of these kinds; the first counts."""
+    """Return the keys of each field that is of these kinds; the first that is there counts."""
     fields = {row["field"]: list[str]() for row in ROWS if row["kind"] in kinds and row["field"]}
     for row in ROWS:
         if row["field"] in fields:

@@ -13,7 +13,7 @@ from functools import cache
 from math import ceil
 from typing import Any, NamedTuple
 
-from simulator.models.config_keys import wrong_kinds
+from simulator.models.config_keys import keys_of, wrong_kinds
 from simulator.util.from_mapping import short_repr
 
 WRAPPERS = re.compile(r"^(?:(?:model|language_model|text_model|backbone)\.)+")
@@ -27,14 +27,7 @@ SPELLINGS = (
     (r"\bshared_experts\b", "shared_expert"),
 )
 """What some files call a module of ours: kinds that they name together, or another family's."""
-IGNORED = [
-    "modules_to_not_convert",
-    "ignored_layers",
-    "ignore",
-    "exclude_modules",
-    "llm_int8_skip_modules",
-    "exclude",
-]
+IGNORED = keys_of("names")["ignored"]
 """Keys of the modules left in 16 bits, by method; the first that has some counts."""
 
 

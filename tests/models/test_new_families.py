@@ -183,7 +183,7 @@ def test_qwen3_next_keeps_a_state_in_three_of_four_layers() -> None:
     """
     model = load_model("qwen3-next-80b-a3b")
     assert model.linear is not None
-    assert model.linear.state * 2 == (3 * 8192 + 32 * 128 * 128) * 2 == 1_097_728
+    assert model.linear.state_bytes(2) == (3 * 8192 + 32 * 128 * 128) * 2 == 1_097_728
     assert -(-1_097_728 // 2048 // 16) * 16 == 544
     assert model.state_bytes() == 36 * 1_097_728
     plain = kv_budget(model, B200, enable_prefix_caching=False)
