@@ -71,22 +71,27 @@ def read_config(path: Path) -> ModelSpec:
     if beside.is_file() and not _says_formats(whole):
         whole["quantization_config"] = _read_beside(beside)
     try:
-        raw = _language_model(whole)
-        faults = [*wrong_kinds(whole), *_wrong(raw)]
-        if wrong := {fault.partition(":")[0]: fault for fault in reversed(faults)}:
-            raise ValueError("\n".join(reversed(wrong.values())))
-        spec = _spec(path.resolve().parent.name, raw)
-        vision = read_vision(whole, spec.hidden_size)
-        towers = [key for key in TOWERS if isinstance(whole.get(key), dict)]
-        unread = [key for key in towers if key != "vision_config" or vision is None]
-        if spec.single_blocks and spec.num_experts and not spec.num_shared_experts:
-            unread.append(f"{SHARED[1]} is missing: no shared expert is counted")
-        return replace(spec, vision=vision, unread=", ".join(unread))
+        return spec_of(path.resolve().parent.name, whole)
     except ValueError as error:
         messages = str(error).split("\n")
         raise HeadwayError(
             f"{path}{_line(text, message)}: {message}" for message in messages
         ) from None
+
+
+def spec_of(name: str, whole: Mapping[str, Any]) -> ModelSpec:
+    """Make the ModelSpec of a config.json; ValueError has a line `key: what is wrong` for each."""
+    raw = _language_model(whole)
+    faults = [*wrong_kinds(whole), *_wrong(raw)]
+    if wrong := {fault.partition(":")[0]: fault for fault in reversed(faults)}:
+        raise ValueError("\n".join(reversed(wrong.values())))
+    spec = _spec(name, raw)
+    vision = read_vision(whole, spec.hidden_size)
+    towers = [key for key in TOWERS if isinstance(whole.get(key), dict)]
+    unread = [key for key in towers if key != "vision_config" or vision is None]
+    if spec.single_blocks and spec.num_experts and not spec.num_shared_experts:
+        unread.append(f"{SHARED[1]} is missing: no shared expert is counted")
+    return replace(spec, vision=vision, unread=", ".join(unread))
 
 
 def _language_model(whole: Mapping[str, Any]) -> dict[str, Any]:

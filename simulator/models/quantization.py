@@ -251,7 +251,7 @@ def _algorithm(config: Mapping[str, Any]) -> Format:
     found = ALGORITHMS.get("NVFP4" if "FP4" in name else name)
     if found is None:
         raise ValueError(f"quantization_config: quant_algo {name!r} is not known")
-    return found._replace(group=group) if group and found.bits == 4 else found
+    return found._replace(group=max(group, 0)) if group and found.bits == 4 else found
 
 
 def _compressed(config: Mapping[str, Any]) -> Iterator[Rule]:
