@@ -42,22 +42,16 @@ TOWERS = ("vision_config", "audio_config")
 OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Keys that a file with such a block may have beside it."""
 
-FAMILIES: dict[str, dict[str, Any]] = {
-    name: unsaid
-    for names, unsaid in json.loads(Path(__file__).with_name("families.json").read_text()).items()
-    for name in names.split()
-}
+TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("families.json").read_text())
+FAMILIES = {name: keys for names, keys in TABLE["families"].items() for name in names.split()}
+REFUSED: dict[str, str] = TABLE["refused"]
+WITHIN: dict[str, dict[str, Any]] = TABLE["within"]
 """Values of `model_type` whose architecture is the one that `ModelSpec` counts, and keys that count
-where their files have none; some of these no file has."""
+where their files have none (some of these no file has), or blocks within files (LLaVA, Pixtral);
+known ones whose architecture is another."""
 
 MIXTURES = {"mixtral", "phimoe", "olmoe", "granitemoe", "granitemoeshared", "gpt_oss"}
 """Families that have experts whose size is `intermediate_size`."""
-INNER = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
-WITHIN: dict[str, dict[str, int]] = {
-    "llama": INNER | {"intermediate_size": 11_008, "max_position_embeddings": 2048},
-    "mistral": INNER | {"intermediate_size": 14_336, "num_key_value_heads": 8},
-}
-"""What blocks of language models leave out (LLaVA, Pixtral)."""
 
 
 def read_config(path: Path) -> ModelSpec:
@@ -120,7 +114,10 @@ def _object(path: Path, text: str) -> dict[str, Any]:
     try:
         raw = parse_json(text)
     except json.JSONDecodeError as error:
-        raise HeadwayError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+        told = error.msg.removesuffix(" at")
+        if not text.rstrip().endswith("}"):
+            told += "; the file is cut off" if text.strip() else "; the file is empty"
+        raise HeadwayError(f"{path}:{error.lineno}: not JSON: {told}") from None
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a JSON object, not {type(raw).__name__}")
     return raw
@@ -153,19 +150,20 @@ def _line(text: str, message: str) -> str:
 def _wrong(raw: Mapping[str, Any]) -> list[str]:
     """Tell what a config lacks and what it has that a ModelSpec does not count."""
     kind, dtype = raw["model_type"], _dtype(raw)
+    if kind not in FAMILIES:
+        why = next((why for names, why in REFUSED.items() if kind in names.split()), "")
+        return [f"model_type: {short_repr(kind)} is not supported{why and ': ' + why}"]
     wrong = [
         f"{key}: is missing"
         for key in REQUIRED
-        if key not in raw and (key != "intermediate_size" or "moe_intermediate_size" not in raw)
+        if not any(one in raw for one in SIZES[key])
+        and (key != "intermediate_size" or "moe_intermediate_size" not in raw)
     ]
     wrong += [
         f"{key}: must be positive, not 0"
         for key in ("head_dim", "num_key_value_heads", "moe_intermediate_size")
         if raw.get(key) == 0
     ]
-    if kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        wrong.append(f"model_type: {short_repr(kind)} is not supported; there are {known}")
     experts = any(map(raw.get, SIZES["num_experts"]))
     if not experts and ("moe_intermediate_size" in raw or kind in MIXTURES):
         wrong.append("num_experts: is missing")
@@ -174,6 +172,8 @@ def _wrong(raw: Mapping[str, Any]) -> list[str]:
         wrong.append("moe_intermediate_size: is missing")
     if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
         wrong.append("mlp_only_layers: every layer must have experts, or none")
+    if raw.get("word_embed_proj_dim", raw.get("hidden_size")) != raw.get("hidden_size"):
+        wrong.append("word_embed_proj_dim: must be hidden_size")
     if dtype not in BYTES:
         wrong.append(f"torch_dtype: {short_repr(dtype)} is none of {', '.join(BYTES)}")
     return wrong

@@ -166,8 +166,7 @@ def _unknown(name: str) -> ValueError:
     near = dict.fromkeys([*([like] if like else []), *(hubs.get(each, each) for each in close)])
     hint = f"; did you mean {' or '.join(list(near)[:3])}?;" if near else ";"
     other = f"model: {{like: {next(iter(near), 'NAME')}, name: ...}}"
-    numbers = set(re.findall(r"\d+", words))
-    if near and not numbers.issuperset(re.findall(r"\d+", next(iter(near)))):  # of another size
+    if near and not {*_words(name)}.issuperset(_words(next(iter(near)))):  # of another shape
         hint += " for another model give the path of its config.json"
     elif any(map(PRECISION.fullmatch, _words(name))):
         hint += f" the name tells of another precision: give {other} and engine.quantization"

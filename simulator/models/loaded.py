@@ -5,6 +5,7 @@ towers, layers that draft, and what kernels add: Marlin pads the experts of mxfp
 attention is unpacked in 16 bits.
 """
 
+import re
 from collections.abc import Iterable
 from math import ceil
 from typing import NamedTuple
@@ -19,6 +20,11 @@ from simulator.models.spec import ModelSpec, module_bytes
 VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGLang)
 FLASHINFER_SINCE = (0, 11, 0)  # experts of mxfp4 on Blackwell
 SECTIONS = 4  # times as many angles where pictures have positions of their own (MRotaryEmbedding)
+FUSED = re.compile(r"\b[qkv]_proj$|\b(gate|up)_proj$")
+"""Parts of one tensor each: queries, keys and values; gate and up."""
+CHUNKED, CHUNK = 10 << 20, 2 << 20
+"""From 10 MiB on PyTorch takes multiples of 2 MiB of the GPU for a tensor (CUDACachingAllocator):
+SGLang logs what is gone of the GPU, vLLM what its tensors have."""
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
 
 
@@ -59,15 +65,19 @@ def _modules_bytes(
     gpus, ranks = sizes.tensor_parallel_size, sizes.data_parallel_size
     whole = sizes.enable_expert_parallel or ranks > 1  # experts, of which each GPU has some
     within, spread = (1, gpus * ranks) if whole else (gpus, 1)
-    total = 0.0
+    tensors: dict[str, float] = {}
     for one in modules:
         if not one.is_expert:
-            total += module_bytes(one, formats, width, gpus, model.num_key_value_heads)
-            continue
-        pads = formats is not None and formats.word == "mxfp4"
-        expert = _padded(one, within, _padding(gpu, sizes)) if pads else one
-        total += module_bytes(expert, formats, width, within) / min(spread, model.num_experts)
-    return total
+            size = module_bytes(one, formats, width, gpus, model.num_key_value_heads)
+        else:
+            pads = formats is not None and formats.word == "mxfp4"
+            expert = _padded(one, within, _padding(gpu, sizes)) if pads else one
+            size = module_bytes(expert, formats, width, within) / min(spread, model.num_experts)
+        tensor = FUSED.sub("", one.name)
+        tensors[tensor] = tensors.get(tensor, 0.0) + size
+    if sizes.fraction_of != "static":
+        return sum(tensors.values())
+    return sum(ceil(n / CHUNK) * CHUNK if n >= CHUNKED else n for n in tensors.values())
 
 
 def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:
@@ -103,7 +113,7 @@ def _angles(model: ModelSpec) -> float:
         kinds = model.cached_layers if model.sliding_window and model.qk_norm else ["one"]
         sizes = [model.rotary_dim or model.head_size(kind) for kind in kinds]
     times = SECTIONS if model.vision is not None and model.vision.has_sections else 1
-    if model.linear is not None and model.linear.is_mamba:
+    if model.learned_positions or (model.linear is not None and model.linear.is_mamba):
         return 0.0
     return HALF * times * model.max_position_embeddings * sum(sizes)
 

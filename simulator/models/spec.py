@@ -90,6 +90,7 @@ class ModelSpec:
     full_kv_heads: int = 0
     kv_shared_layers: int = 0  # the last layers, which read the cache of others
     wide_shared_mlp: bool = False  # their MLPs are twice as wide
+    learned_positions: bool = False  # a table of them, with two more (OPT), not rotary embeddings
     per_layer_input: int = 0  # numbers that each layer has of a token in a table of its own
     kinds: tuple[str, ...] = ()  # of each layer; (): all have full attention
     max_position_embeddings: int = 4096
@@ -192,7 +193,9 @@ class ModelSpec:
 
     @property
     def own_tables(self) -> int:
-        """Weights of the layers' own tables of tokens, with the projection behind (Gemma 4)."""
+        """Weights of a table of positions, or of the layers' own of tokens (Gemma 4)."""
+        if self.learned_positions:
+            return (self.max_position_embeddings + 2) * self.hidden_size
         width = self.num_hidden_layers * self.per_layer_input
         return width * (self.vocab_size + self.hidden_size) + self.per_layer_input
 

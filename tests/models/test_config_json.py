@@ -13,19 +13,45 @@ from tests.support.model_configs import write_config
 
 def test_a_bad_config_is_told_whole(tmp_path: Path) -> None:
     """Every missing, wrong and unsupported key in one go, with its line."""
-    path = write_config(
-        tmp_path, vocab_size=None, hidden_size="8", model_type="mamba", torch_dtype="int3"
-    )
+    path = write_config(tmp_path, vocab_size=None, hidden_size="8", torch_dtype="int3")
     with pytest.raises(HeadwayError) as caught:
         load_model(path)
     assert [message.split(" ", 1)[0] for message in caught.value.messages] == [
         f"{path}:3:",
         f"{path}:",
         f"{path}:8:",
-        f"{path}:9:",
     ]
     keys = [message.split(": ")[1] for message in caught.value.messages]
-    assert keys == ["hidden_size", "vocab_size", "model_type", "torch_dtype"]
+    assert keys == ["hidden_size", "vocab_size", "torch_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("gemma3n", ": its layers work on several streams"),
+        ("mllama_text_model", ": its layers attend to images"),
+        ("falcon_h1", ": its layers have attention and Mamba"),
+        ("deepseek_v4", ": its caches are of kinds"),
+        ("mamba2", ": no layer has a KV cache"),
+        ("unheard_of", "$"),
+    ],
+)
+def test_another_architecture_is_told_in_one_line(tmp_path: Path, kind: str, why: str) -> None:
+    """Whatever else the file lacks, which has other keys."""
+    path = write_config(tmp_path, model_type=kind, vocab_size=None, num_attention_heads=None)
+    with pytest.raises(HeadwayError, match=f"model_type: '{kind}' is not supported{why}") as caught:
+        load_model(path)
+    assert len(caught.value.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [('{"hidden_size": 8,\n"num_', ":2: not JSON: .*; the file is cut off$"), ("", "is empty$")],
+)
+def test_a_torn_file_is_said_to_be_one(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(HeadwayError, match=told):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,19 @@ def test_experts_are_padded_by_kernel(gpu: str, release: Release, hidden: int, i
     """Of gpt-oss-20b 24 layers of 32 experts with three matrices, 4.25 bits a number."""
     model = load_model("gpt-oss-20b")
     budget = estimate(model, find_gpu(gpu), EngineSizes(release=release))
-    plain = estimate(model, find_gpu("H200"), EngineSizes(fraction_of="static"))  # no padding
+    angles = 2 * 131_072 * 64
     more = 24 * 32 * 3 * (hidden * inner - 2880 * 2880) * 4.25 / 8
-    assert budget.weights - plain.weights == pytest.approx(more, abs=1)
+    assert budget.weights - angles - model.weight_bytes() == pytest.approx(more, abs=1)
+
+
+def test_sglang_logs_what_is_gone_of_the_gpu() -> None:
+    """Qwen3-14B on four GPUs, MiB a layer: 17.5, 12.5, 85 and 42.5 take 18, 14, 86 and 44."""
+    model, keys = load_model("qwen3-14b"), {"tensor_parallel_size": 4, "block_size": 1}
+    tensors, gone = (
+        loaded(model, H200, EngineSizes(**keys, fraction_of=fraction)).layers
+        for fraction in ("all", "static")
+    )
+    assert gone - tensors == 40 * 4.5 * 2**20
 
 
 def test_drafts_by_mtp_are_a_layer_of_the_last_kind() -> None:

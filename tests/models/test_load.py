@@ -43,7 +43,7 @@ def test_shipped_files_are_plain_configs() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("llama-3-8bb", "llama-3-8b-foo", "my-llama-3-8b", "Llama-3-8B-SFT"),
+        *("llama-3-8b-foo", "my-llama-3-8b", "Llama-3-8B-SFT"),
         *("evil/Meta-Llama-3-8B", "meta-llama/Llama-3-8B", "Qwen/Meta-Llama-3-8B", "llama-3-8b:x"),
         *("Llama-3-8B", "llama-3-8b-1234", "llama-3-8b-v7"),
     ],
@@ -87,7 +87,13 @@ def test_metas_fp8_leaves_attention_and_two_layers_in_16_bits() -> None:
     assert load_model("RedHatAI/Meta-Llama-3.1-405B-Instruct-FP8").weight_bytes() < 0.9 * meta
 
 
-@pytest.mark.parametrize("name", ["facebook/opt-125m", "deepseek-ai/DeepSeek-V4-Flash"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("facebook/opt-1.3b", "deepseek-ai/DeepSeek-V4-Flash", "google/gemma-3n-E4B-it"),
+        *("tiiuae/falcon-7b", "llama-3-8bb", "meta-llama/Llama-3.2-11B-Vision-Instruct"),
+    ],
+)
 def test_another_architecture_or_size_is_not_proposed(name: str) -> None:
     with pytest.raises(ValueError, match=r"for another model give the path of its config\.json"):
         load_model(name)

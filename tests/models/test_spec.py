@@ -128,6 +128,7 @@ PUBLISHED = {
     "seed-oss-36b": 36.15,
     "smollm3-3b": 3.08,
     "tinyllama-1.1b": 1.1,
+    "opt-125m": 0.13,
 }
 
 
