@@ -43,7 +43,9 @@ OUTER = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Keys that a file with such a block may have beside it."""
 
 TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("families.json").read_text())
-FAMILIES = {name: keys for names, keys in TABLE["families"].items() for name in names.split()}
+FAMILIES: dict[str, dict[str, Any]] = {
+    name: keys for names, keys in TABLE["families"].items() for name in names.split()
+}
 REFUSED: dict[str, str] = TABLE["refused"]
 WITHIN: dict[str, dict[str, Any]] = TABLE["within"]
 """Values of `model_type` whose architecture is the one that `ModelSpec` counts, and keys that count
