@@ -16,7 +16,7 @@ from headway.cli.options import DEFAULT_READING, Reading, at_least_one, silent
 from simulator.util.errors import HeadwayError, HeadwayWarning, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from simulator.launch.keys import Launch
     from simulator.scenario.scenario import Scenario
@@ -111,8 +111,7 @@ def _launch(command: str, model: str | None, size: int | None) -> "tuple[Launch,
         if value is not None:
             raise HeadwayError(f"{option}: goes without --command, which has it")
     launch = read_launch(command)
-    for line in launch.lines():
-        warnings.warn(line, HeadwayWarning, stacklevel=2)
+    _warn(launch.lines())
     return launch, launch.model, launch.engine.get("tensor_parallel_size", 1)
 
 
@@ -127,7 +126,8 @@ def _order(chosen: "_Choices") -> str:
     count = chosen.replicas * size
     price = "" if gpu.dollars_per_hour is None else f", ${count * gpu.dollars_per_hour:,.2f}/h"
     parts = f" ({chosen.replicas} replicas of TP {size})" if chosen.replicas > 1 else ""
-    return f"{count} x {gpu.name}{parts}{price}"
+    longest = f", max_model_len {chosen.max_model_len:,}" if chosen.max_model_len else ""
+    return f"{count} x {gpu.name}{parts}{price}{longest}"
 
 
 def _ask(
@@ -220,6 +220,7 @@ class _Choices:
     slo: list[str]
     replicas: int = 1
     launch: "Launch | None" = None
+    max_model_len: int | None = None  # where that of the model has no room
 
 
 def _sized(
@@ -232,29 +233,36 @@ def _sized(
     """
     from simulator.diagnosis.feasibility import obstacles
 
-    enough: tuple[_Choices, str] | None = None  # for each request, not for the load
+    enough: tuple[_Choices, str, list[str]] | None = None  # for each request, not for the load
     why: list[str] = []
     for tried in (1, 2, 4, 8) if size is None else (size,):
         one = replace(chosen, tensor_parallel_size=tried)
-        place = str(chosen.traffic and chosen.traffic.absolute())
-        try:
-            scenario, cost = _try(_scenario(file, one, workload, place), file)
-        except HeadwayError as error:
-            why += error.messages
-            continue
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            try:
+                one, scenario, cost = _try(file, one, workload)
+            except HeadwayError as error:
+                why += error.messages
+                continue
+        notes = [str(note.message) for note in caught]
         found = obstacles(scenario, scenario.make_workload() if workload is None else workload)
         why += [str(obstacle) for obstacle in found]
         if size is not None or not found:
-            for obstacle in found:
-                warnings.warn(str(obstacle), HeadwayWarning, stacklevel=2)
+            _warn([*notes, *map(str, found)])
             return one, cost, bool(found)
         if enough is None and not any(obstacle.memory for obstacle in found):
             replicas = max(obstacle.change.get("cluster.replicas", 1) for obstacle in found)
-            enough = replace(one, replicas=replicas), cost
+            enough = replace(one, replicas=replicas), cost, notes
     if enough is None:
         many = f"--gpu {chosen.gpu}: eight do not hold {chosen.model}: " if size is None else ""
         raise HeadwayError(f"{many}{why[0]}")
-    return *enough, False
+    one, cost, notes = enough
+    _warn(notes)
+    return one, cost, False
+
+
+def _warn(lines: "Iterable[str]") -> None:
+    for line in lines:
+        warnings.warn(line, HeadwayWarning, stacklevel=2)
 
 
 def _scenario(file: Path, chosen: _Choices, workload: "Workload | None", trace: str) -> str:
@@ -305,6 +313,10 @@ def _engine_lines(chosen: _Choices) -> list[str]:
         keys = ((offline_defaults(gpu) if launch.offline else {}) | launch.engine).items()
         notes = (f"  # {printable(line)}" for line in launch.lines())
         return [*notes, *(f"  {key}: {as_yaml(value)}" for key, value in keys)]
+    shorter = []
+    if chosen.max_model_len is not None:
+        why = "there is no memory for a request as long as the model may have"
+        shorter = [f"  max_model_len: {chosen.max_model_len}  # {why}"]
     engine: Any = with_defaults({"tensor_parallel_size": size}, {"name": gpu}, chosen.model)
     return [
         "  name: vllm  # `headway engines` lists others",
@@ -313,6 +325,7 @@ def _engine_lines(chosen: _Choices) -> list[str]:
         f"  # max_num_seqs: {engine['max_num_seqs']}  # vLLM's default here, as the next ones",
         f"  # max_num_batched_tokens: {engine['max_num_batched_tokens']}",
         f"  # gpu_memory_utilization: {engine['gpu_memory_utilization']}",
+        *shorter,
         "  # enable_prefix_caching: true",
         "  # scheduling_policy: fcfs  # docs/schedulers.md has others",
     ]
@@ -323,18 +336,43 @@ def _lengths(workload: "Workload") -> str:
     return f"prompts of {prompts:,.0f} tokens on average, answers of {answers:,.0f}"
 
 
-def _try(text: str, file: Path) -> "tuple[Scenario, str]":
-    """Check the scenario as if it were in its file; return it, and what its steps are timed by."""
-    from simulator.scenario.load import check_scenario
+def _try(
+    file: Path, chosen: _Choices, workload: "Workload | None"
+) -> "tuple[_Choices, Scenario, str]":
+    """Check the scenario as if it were in its file; return it, and what its steps are timed by.
+
+    Where the server would not start for want of room for its model's longest requests, and nobody
+    gave its command, the choice is of shorter ones.
+    """
     from simulator.scenario.resolve import resolve
+
+    text = _scenario(file, chosen, workload, str(chosen.traffic and chosen.traffic.absolute()))
+    scenario = _checked(text, file)
+    if chosen.launch is None and chosen.max_model_len is None and (most := _longest(scenario)):
+        return _try(file, replace(chosen, max_model_len=most), workload)
+    name = resolve(scenario).cost.name
+    unmeasured = f"a {name}: no profile of these was measured"
+    return chosen, scenario, f"the profile {name}" if "." in name else unmeasured
+
+
+def _checked(text: str, file: Path) -> "Scenario":
+    from simulator.scenario.load import check_scenario
     from simulator.util.yaml_lines import SourceMap, parse
 
     raw, lines = parse(text, str(file))
     assert isinstance(raw, dict)
     try:
-        scenario = check_scenario(raw, SourceMap(str(file), lines), file.parent)
+        return check_scenario(raw, SourceMap(str(file), lines), file.parent)
     except HeadwayError as error:  # by its keys: the file is not there
         raise HeadwayError([re.sub(r"^.*?:\d+: ", "", text) for text in error.messages]) from None
-    name = resolve(scenario).cost.name
-    unmeasured = f"a {name}: no profile of these was measured"
-    return scenario, f"the profile {name}" if "." in name else unmeasured
+
+
+def _longest(scenario: "Scenario") -> int | None:
+    """Return the most tokens of a request with which a server starts that else would not."""
+    from simulator.models.gpus import find_gpu
+    from simulator.models.load import load_model
+    from simulator.scenario.kv_room import memory_budget
+
+    model = load_model(scenario.known_model, scenario.folder)
+    budget = memory_budget(scenario.engine, model, find_gpu(scenario.gpu.name))
+    return budget.longest if budget.refusal else None

@@ -140,12 +140,12 @@ def read_budget(
 ) -> "tuple[MemoryBudget, str]":
     """Work out the memory of a scenario's engine on a GPU, of `gib` GiB where they are given.
 
-    Beside it is the least change after which one that does not start would, "" if it does.
+    Beside it are the changes after which one that does not start would, "" if it does.
     """
     from simulator.models.gpus import GIB, find_gpu
     from simulator.models.kv_budget import estimate
     from simulator.models.load import load_model
-    from simulator.scenario.kv_room import engine_sizes, least_change, settings
+    from simulator.scenario.kv_room import engine_sizes, remedies
     from simulator.scenario.load import load_scenario
 
     scenario = load_scenario(source, overrides, fits=False)
@@ -157,4 +157,4 @@ def read_budget(
     budget = estimate(model, gpu, engine_sizes(scenario.engine, model))
     if not budget.refusal:
         return budget, ""
-    return budget, settings(least_change(scenario, model, gpu))
+    return budget, remedies(scenario, budget)

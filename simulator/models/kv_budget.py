@@ -18,6 +18,7 @@ of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. docs/mem
 them with more logs.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -180,7 +181,7 @@ class MemoryBudget(NamedTuple):
 
     def concurrent(self, tokens: int) -> int:
         """Requests of so many tokens each that fit at once, in whole blocks."""
-        return (self.logged_blocks - 1) // self.needed(tokens)
+        return max(self.logged_blocks - 1, 0) // self.needed(tokens)
 
     @property
     def refusal(self) -> str:
@@ -202,15 +203,24 @@ class MemoryBudget(NamedTuple):
                 "No available memory for the cache blocks. Try increasing "
                 "`gpu_memory_utilization` when initializing the engine."
             )
-        longest = self.max_model_len
-        needed = self.needed(longest) * self.layout.block_bytes
-        if needed <= self.kv_cache:
+        if self.longest >= self.max_model_len:
             return ""
+        needed = self.needed(self.max_model_len) * self.layout.block_bytes
+        enough = f"the estimated maximum model length is {self.longest}. "
         return (
-            f"To serve at least one request with the models's max seq len ({longest}), "
+            f"To serve at least one request with the models's max seq len ({self.max_model_len}), "
             f"({gib(needed)} KV cache is needed, which is larger than the available KV cache "
-            f"memory ({gib(self.kv_cache)})."
+            f"memory ({gib(self.kv_cache)}). "
+            f"{'Based on the available memory, ' + enough if self.longest else ''}"
+            "Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
+            "initializing the engine."
         )
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a request that there is room for, up to max_model_len."""
+        lengths = range(1, self.max_model_len + 1)
+        return bisect_right(lengths, self.logged_blocks, key=self.needed)
 
     @property
     def contiguous(self) -> int:

@@ -153,11 +153,23 @@ def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> MemoryBudget
     except ValueError as error:
         if "does not fit" not in str(error):
             raise
-        change = settings(least_change(own, model, gpu))
+        budget = estimate(model, gpu, engine_sizes(own.engine, model))
+        change = remedies(own, budget)
         enough = f"it fits with {change}" if change else "take a larger GPU"
-        said = estimate(model, gpu, engine_sizes(own.engine, model)).refusal
-        log = f'; its log would say "ValueError: {said}"' if own.engine.follows_vllm else ""
+        known = own.engine.follows_vllm or own.engine.name in ("sglang", "tensorrt-llm")
+        log = f'; its log would say "{budget.refusal}"' if known else ""
         raise ValueError(f"{error}{log}; {enough}") from None
+
+
+def remedies(own: EngineBlocks, budget: MemoryBudget) -> str:
+    """Say what starts an engine: shorter requests, where there is room, or the least other change.
+
+    "": nothing that is known.
+    """
+    changes = [least_change(own, budget.model, budget.gpu)]
+    if budget.longest >= ROOM:
+        changes.insert(0, {"engine.max_model_len": budget.longest})
+    return " or ".join(filter(None, map(settings, changes)))
 
 
 def settings(change: Mapping[str, Any]) -> str:

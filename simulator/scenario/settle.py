@@ -18,9 +18,8 @@ from simulator.scenario.engines import release_of
 from simulator.scenario.kv_room import (
     MEMORY_KEYS,
     enough_memory,
-    least_change,
     memory_budget,
-    settings,
+    remedies,
 )
 from simulator.scenario.policy_table import FIELD, find_policy, ignored_keys
 from simulator.schedulers.vllm.rules import rules_of
@@ -129,11 +128,9 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
     """
     if own.engine.name != VLLM or own.engine.num_gpu_blocks_override or not budget.refusal:
         return ""
-    change = settings(least_change(own, budget.model, budget.gpu))
-    shorter = f"engine.max_model_len={int(budget.max_concurrency * budget.max_model_len)}"
     return (
         f'vLLM would not start here: its log would say "{budget.refusal}"; it starts with '
-        f"{shorter}{' or ' if change else ''}{change}"
+        f"{remedies(own, budget)}"
     )
 
 

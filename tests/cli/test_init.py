@@ -185,3 +185,13 @@ def test_long_requests_want_more_gpus(tmp_path: Path, prompt: int, size: int) ->
     assert main([*words, "--traffic", str(trace), *columns]) == 0
     assert load_scenario(file).engine.tensor_parallel_size == size
     assert run(load_scenario(file)).summary()["failed"] == 0
+
+
+def test_a_server_whose_longest_request_has_no_room_takes_shorter_ones(tmp_path, capsys):
+    """It was written for one that does not start, below a warning."""
+    file = tmp_path / "s.yaml"
+    assert main(["init", str(file), "--model", "gpt-oss-120b", "--gpu", "H100", "--yes"]) == 0
+    told = capsys.readouterr()
+    assert (told.err, ", $6.88/h, max_model_len 78,000;" in told.out) == ("", True)
+    assert load_scenario(file).engine.max_model_len == 78_000
+    assert main(["memory", str(file)]) == 0

@@ -135,6 +135,18 @@ def test_concurrent_requests_take_whole_blocks() -> None:
     assert [budget.concurrent(n) for n in (1, 16, 17, 1600, 1601)] == [100, 100, 50, 1, 0]
 
 
+def test_a_server_says_how_long_its_requests_may_be() -> None:
+    """As vLLM's log; 101 blocks are room for 1,616 tokens."""
+    budget = budget_of(101 * 16)
+    assert budget.longest == 1616
+    assert "(1.00 GiB KV cache is needed, which is larger than" in budget.refusal
+    assert "the estimated maximum model length is 1616. Try increasing" in budget.refusal
+    assert budget_of(8192).refusal == ""
+    none = budget._replace(weights=80 * GIB)
+    assert (none.longest, none.concurrent(16)) == (0, 0)
+    assert none.refusal.startswith("No available memory")
+
+
 def test_the_question_of_the_80_gb_gpu_and_the_40_gb_model() -> None:
     """The table answers it line by line, with paging and with contiguous allocation."""
     table = memory_table(budget_of(101 * 16, longest=800))

@@ -66,7 +66,7 @@ BAD = [
         "gpu: {name: A100-40GB}\nmodel: llama-3-70b\ncost: {kind: roofline}\n",
         "s.yaml:1: gpu: llama-3-70b in bfloat16 does not fit the A100-40GB: 131.42 GiB of weights "
         "and 2.08 GiB of activations exceed 0.92 of 39.49 GiB by 97.18 GiB; "
-        'its log would say "ValueError: No available memory for the cache blocks. Try increasing '
+        'its log would say "No available memory for the cache blocks. Try increasing '
         '`gpu_memory_utilization` when initializing the engine."; '
         "it fits with engine.tensor_parallel_size=8 gpu.count=8",
     ),
