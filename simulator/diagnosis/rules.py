@@ -380,7 +380,8 @@ def unfair(run: AdvisedEvidence) -> Finding | None:
         found.share,
         f"Clients are served unequally: for {found.share:.0%} of the time that {worst} waits, it "
         f"gets {three_digits(found.service)} tokens and {best} "
-        f"{three_digits(found.best_service)} (answers count twice{weighed}), more than a fair policy would give.",
+        f"{three_digits(found.best_service)} (answers count twice{weighed}), more than a fair "
+        "policy would give.",
         "service_difference_max",
         better,
         {
