@@ -3,9 +3,10 @@
     python -m tools.accuracy --data DIR [--intervals] [--write]
 
 `DIR/e2e` and `DIR/e2e_stages` are folders of runs in the format of docs/accuracy.md. Each run is
-predicted and counts in one class of every kind: model, GPU, scheduling, release, source. A run that
-is left out is counted by its reason. `accuracy.csv` has the table of the last `--write`, and
-docs/accuracy.md shows it. Without `--write` a class whose median or 90 % error is `WORSE` or more
+predicted and counts in one class of every kind: model, run, GPU, scheduling, release, source. A run
+that is left out is counted by its reason. `headway/report/accuracy.csv` has the table of the last
+`--write`: docs/accuracy.md shows it, and reports say the errors of runs of a kind.
+Without `--write` a class whose median or 90 % error is `WORSE` or more
 above that table, or whose intervals hold less by as much, is printed, and the exit code is 1.
 `--intervals` computes the 95 % intervals, too, which takes ten times as long.
 """
@@ -31,13 +32,14 @@ from calibration.measured.engine import (
 )
 from calibration.measured.predict import validate_measured
 from calibration.measured.report import outcome_line
+from headway.report.text import run_kind
 from simulator.models.load import load_model
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 from tools.profiles.compose_run import compose_run
 
 ROOT = Path(__file__).parents[1]
-TABLE, PAGE = Path(__file__).with_name("accuracy.csv"), ROOT / "docs" / "accuracy.md"
+TABLE, PAGE = ROOT / "headway" / "report" / "accuracy.csv", ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- make accuracy: begin -->\n", "<!-- make accuracy: end -->"
 FOLDERS = {"e2e": (), "e2e_stages": ("prompt_pool=100",)}
 """Folders of runs, with the cells that their README tells of all rows."""
@@ -89,11 +91,13 @@ def classes(outcome: Outcome, folder: Path) -> dict[str, str]:
         gpu = gpu_name(run.word("gpu"))
     except ValueError:
         what = gpu = "unknown"
+    long = run_kind("" if what == "unknown" else what, outcome.computed)
     scheduling = "asynchronous" if schedules_asynchronously(run) else "synchronous"
     release = ".".join(map(str, version(run.word("engine_version"))[:2]))
     return {
         "all": "all runs",
         "model": what,
+        "run": long,
         "GPU": gpu,
         "engine": f"vLLM, {scheduling}",
         "release": release,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from headway.report.metric_rows import Metric, Summary, metric_rows, metric_value
-from headway.report.text import TEXT_WIDTH, align, amount, cost_lines, three_digits
+from headway.report.text import TEXT_WIDTH, align, amount, cost_gauges, cost_lines, three_digits
 from simulator.util.errors import printable
 
 LABEL, VALUE, RATIO = 32, 8, 7  # widths in a comparison
@@ -68,7 +68,7 @@ def compare_table(
                 "\nJain's index n/a: in no window did two clients have requests waiting all along."
             )
         blocks.append(note)
-    costs = cost_lines(labels, [summary["headway"] for summary in summaries])
+    costs = cost_lines(labels, [*map(cost_gauges, summaries)])
     return "\n\n".join([*blocks, *(["\n".join(costs)] if costs else [])])
 
 
@@ -124,7 +124,7 @@ def row_per_run(labels: Sequence[str], summaries: Sequence[Summary], note: str) 
         ]
         columns.append((*(word + " " for word in column.label.rsplit("/", 1)), *cells))
     text = align([*zip(*columns, strict=True)], heads=2)
-    costs = cost_lines(labels, [summary["headway"] for summary in summaries])
+    costs = cost_lines(labels, [*map(cost_gauges, summaries)])
     return "\n".join([f"{text}\n\n* best of its column. {note}", *costs])
 
 

@@ -82,11 +82,14 @@ def test_a_run_counts_in_one_class_of_each_kind(tmp_path: Path) -> None:
     assert dense == {
         "all": "all runs",
         "model": "dense",
+        "run": "dense",
         "GPU": "H200",
         "engine": "vLLM, synchronous",
         "release": "0.12",
         "source": "them",
     }
+    long = Outcome(run_of(model="openai/gpt-oss-120b", **words), computed=5000.0)
+    assert classes(long, tmp_path)["run"] == "experts, long prompts"
     for model, what in (("openai/gpt-oss-120b", "experts"), ("Qwen/Qwen3-0.6B", "small")):
         assert classes(Outcome(run_of(model=model, **words)), tmp_path)["model"] == what
     assert classes(Outcome(run_of(model="acme/9B", gpu="Z1")), tmp_path)["model"] == "unknown"
