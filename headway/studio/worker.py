@@ -130,7 +130,8 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     if len(load) > MOST_REQUESTS:
         text = f"{len(load):,} requests are more than {MOST_REQUESTS:,}, which the studio takes"
         raise HeadwayError(text)
-    never = [str(one) for one in obstacles(scenario, load)]
+    told = [note for spec in scenario.specs.values() for note in spec.notes]
+    told += [str(one) for one in obstacles(scenario, load)]
     traffic = describe(load, "")
     whole = len(load)
     coarse = [] if whole <= FEW or job.kind == "page" else [min(whole // COARSE, FIRST)]
@@ -147,7 +148,8 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
             yield {"page": page([shown]), "last": True}
             return
         found = view(scenario, shown, job.trace)
-        found["advice"] = [{"text": text} for text in never] + found["advice"]
+        advice = [one for one in found["advice"] if not told or one["text"] != NOTHING]
+        found["advice"] = [{"text": text} for text in told] + advice
         found |= {"coarse": count < whole, "seconds": time.perf_counter() - begun}
         yield found | {"traffic": traffic, "last": count == whole}
 
