@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from math import ceil
 from typing import NamedTuple
 
-from simulator.models.attention import LatentAttention
 from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import Gpu
-from simulator.models.modules import Module
+from simulator.models.modules import FULL, Module
 from simulator.models.spec import ModelSpec, module_bytes
 
 VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGLang)
@@ -106,16 +105,24 @@ def _padding(gpu: Gpu, sizes: EngineSizes) -> tuple[int, int]:
 
 
 def _angles(model: ModelSpec) -> float:
-    """Bytes of the tables of rotary embeddings, one for each kind of layer that has its own."""
-    if isinstance(model.latent, LatentAttention):
-        sizes = [model.latent.qk_rope_head_dim]
-    else:
-        kinds = model.cached_layers if model.sliding_window and model.qk_norm else ["one"]
-        sizes = [model.rotary_dim or model.head_size(kind) for kind in kinds]
-    times = SECTIONS if model.vision is not None and model.vision.has_sections else 1
+    """Bytes of the tables of rotary embeddings, one for each kind of layer that has its own.
+
+    Linear scaling lengthens that of layers with full attention (LinearScalingRotaryEmbedding).
+    """
     if model.learned_positions or (model.linear is not None and model.linear.is_mamba):
         return 0.0
-    return HALF * times * model.max_position_embeddings * sum(sizes)
+    scaling = model.rope_scaling
+    longer = scaling.factor if scaling is not None and scaling.rope_type == "linear" else 1.0
+    if model.latent is not None:
+        numbers = model.latent.qk_rope_head_dim * longer
+    else:
+        kinds = model.cached_layers if model.sliding_window and model.qk_norm else [FULL]
+        numbers = sum(
+            (model.rotary_dim or model.head_size(kind)) * (longer if kind == FULL else 1.0)
+            for kind in kinds
+        )
+    times = SECTIONS if model.vision is not None and model.vision.has_sections else 1
+    return HALF * times * model.max_position_embeddings * numbers
 
 
 def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:

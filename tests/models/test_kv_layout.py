@@ -138,3 +138,9 @@ def test_drafts_by_mtp_are_a_layer_of_the_last_kind() -> None:
     own = sum(module_bytes(one, model.formats(), 2.0) for one in last)
     found = loaded(model, H200, EngineSizes(drafts="mtp")).drafts
     assert found == pytest.approx(own + 2 * 2 * 7168**2)
+
+
+def test_linear_scaling_lengthens_the_table_of_angles() -> None:
+    """Of Gemma 3 eight times, for layers with full attention alone; beside it a norm."""
+    rest = loaded(load_model("gemma-3-27b"), H200, EngineSizes()).rest
+    assert rest == 2 * 131_072 * 128 * (8 + 1) + 2 * 5376
