@@ -11,9 +11,19 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands import ROOT
 from tests.support.live_vllm import FLAGS, LiveServer
 from tests.support.twins import twin
-from tests.support.wire import RIGHT, WRONG, ask, chunks, families, shape, without_repeats
+from tests.support.wire import (
+    RIGHT,
+    WRONG,
+    ask,
+    chunks,
+    described,
+    families,
+    shape,
+    without_repeats,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -69,6 +79,13 @@ def test_answers_have_the_same_fields(both: tuple[str, str], show: Callable[[str
         assert found[0] == found[1], name
         assert found[0][0] == 200, name
     show(f"the live server and its twin: {len(RIGHT)} kinds of answers have the same fields")
+
+
+def test_the_recorded_addresses_are_those_of_the_live_server(both: tuple[str, str]) -> None:
+    """tests/support/vllm_openapi.json, against which tests/twin holds ours."""
+    live = json.loads(ask(both[0], NAME, "/openapi.json", None)[2])
+    recorded = Path(ROOT) / "tests/support/vllm_openapi.json"
+    assert described(live) == json.loads(recorded.read_text("utf-8"))
 
 
 def test_wrong_requests_are_refused_in_the_same_words(

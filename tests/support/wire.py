@@ -185,3 +185,31 @@ def families(metrics: str) -> dict[str, tuple[str, frozenset[str]]]:
         family = name if name in kinds else re.sub(r"_(bucket|sum|count|created|total)$", "", name)
         labels.setdefault(family, set()).update(re.findall(r'(\w+)="', more or ""))
     return {name: (kinds.get(name, ""), frozenset(found)) for name, found in labels.items()}
+
+
+def described(document: dict[str, Any]) -> dict[str, dict[str, list[str]]]:
+    """Return, of an OpenAPI document, the fields of each address's body with the kinds of values.
+
+    The addresses begin with the method, as in "POST /tokenize"; names in braces are left out.
+    """
+    schemas = document.get("components", {}).get("schemas", {})
+
+    def resolved(schema: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the schemas of which one must be met."""
+        if "$ref" in schema:
+            return resolved(schemas[schema["$ref"].rpartition("/")[2]])
+        parts = schema.get("anyOf") or schema.get("oneOf")
+        return [one for part in parts for one in resolved(part)] if parts else [schema]
+
+    def kinds(schema: dict[str, Any]) -> list[str]:
+        found = {one.get("type", "string" if "const" in one else "any") for one in resolved(schema)}
+        return sorted(found - {"null"})
+
+    found = {}
+    for path, methods in document["paths"].items():
+        for method, said in methods.items():
+            content = said.get("requestBody", {}).get("content", {})
+            bodies = resolved(content.get("application/json", {}).get("schema", {}))
+            fields = {k: kinds(v) for body in bodies for k, v in body.get("properties", {}).items()}
+            found[f"{method.upper()} {re.sub('{.*?}', '{}', path)}"] = dict(sorted(fields.items()))
+    return dict(sorted(found.items()))

@@ -1,6 +1,7 @@
 """Anthropic's Messages, and the smaller addresses of a vLLM server."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,55 +13,27 @@ from aiohttp import ClientSession
 from headway.twin.api.bodies import ChatBody
 from headway.twin.api.messages import KEPT
 from headway.twin.api.openai import NOT_SIMULATED, USUAL
+from headway.twin.api.openapi import openapi
 from headway.twin.api.tokenizers import BpeTokens, train
-from headway.twin.server import Server
+from headway.twin.serve_options import ServeOptions
+from headway.twin.server import Server, token_counter
+from simulator.scenario.load import load_scenario
+from tests.support.commands import ROOT
 from tests.support.twins import named_events, served_by
+from tests.support.wire import described
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
-VLLM_FIELDS = {
-    "/v1/completions": "model prompt echo frequency_penalty logit_bias logprobs max_tokens n "
-    "presence_penalty seed stop stream stream_options suffix temperature top_p user "
-    "use_beam_search top_k min_p repetition_penalty watermarking length_penalty stop_token_ids "
-    "include_stop_str_in_output ignore_eos min_tokens skip_special_tokens "
-    "spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids "
-    "prompt_logprobs logprob_token_ids bad_words prompt_embeds add_special_tokens response_format "
-    "structured_outputs priority request_id session_id return_tokens_as_token_ids return_token_ids "
-    "return_weight_versions routed_experts_prompt_start return_token_offsets mm_payload "
-    "return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params vllm_xargs "
-    "repetition_detection thinking_token_budget stream_interval",
-    "/v1/chat/completions": "messages model frequency_penalty logit_bias logprobs top_logprobs "
-    "max_tokens max_completion_tokens n presence_penalty response_format seed stop stream "
-    "stream_options temperature top_p tools tool_choice reasoning_effort thinking_token_budget "
-    "include_reasoning parallel_tool_calls user use_beam_search top_k min_p repetition_penalty "
-    "watermarking length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens "
-    "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side "
-    "prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo add_generation_prompt "
-    "continue_final_message add_special_tokens documents chat_template chat_template_kwargs "
-    "media_io_kwargs mm_processor_kwargs structured_outputs priority request_id session_id "
-    "return_tokens_as_token_ids return_token_ids return_weight_versions "
-    "routed_experts_prompt_start return_token_offsets return_prompt_text mm_payload "
-    "return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params vllm_xargs "
-    "repetition_detection stream_interval",
-    "/v1/responses": "background include input instructions max_output_tokens max_tool_calls "
-    "metadata model logit_bias parallel_tool_calls previous_response_id prompt reasoning "
-    "include_reasoning service_tier store stream temperature text tool_choice tools top_logprobs "
-    "top_p top_k min_p truncation user skip_special_tokens include_stop_str_in_output "
-    "presence_penalty frequency_penalty prompt_cache_key watermarking request_id session_id "
-    "media_io_kwargs mm_processor_kwargs priority mm_payload return_mm_kwargs cache_salt "
-    "enable_response_messages previous_input_messages structured_outputs repetition_penalty seed "
-    "stop stop_token_ids ignore_eos vllm_xargs kv_transfer_params ec_transfer_params "
-    "chat_template_kwargs",
-    "/v1/messages": "model messages max_tokens metadata output_config thinking stop_sequences "
-    "stream system temperature tool_choice tools top_k top_p mm_payload return_mm_kwargs "
-    "cache_salt watermarking kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs",
-    "/v1/messages/count_tokens": "model messages output_config system thinking tool_choice tools "
-    "chat_template_kwargs",
-    "/tokenize": "model prompt messages add_generation_prompt return_token_strs tools "
-    "continue_final_message add_special_tokens chat_template chat_template_kwargs media_io_kwargs "
-    "mm_processor_kwargs",
-    "/detokenize": "model tokens",
+VLLM = json.loads((Path(ROOT) / "tests/support/vllm_openapi.json").read_text("utf-8"))
+"""vLLM 0.32's addresses and the fields of bodies there; tests/live_engine compares them."""
+NOT_SERVED = {
+    *["GET /kv_event_sources", "POST /generative_scoring", "POST /invocations"],
+    *["POST /is_scaling_elastic_ep", "POST /scale_elastic_ep", "POST /v1/systemone"],
+    "POST /v1/chat/completions/batch",
 }
-"""The fields of bodies in vLLM 0.33, read from its classes; `tools` of /v1/messages are typed."""
+OWN = {
+    *["GET /openapi.json", "GET /report", "GET /report/requests", "GET /v1/models/{}"],
+    "GET /server_info",  # vLLM has it with VLLM_SERVER_DEV_MODE=1
+}
 UNCHANGED = {
     *[
         "watermarking",
@@ -217,21 +190,20 @@ def test_words_cannot_be_read_back_from_their_tokens() -> None:
     served_by(play)
 
 
-def test_bodies_have_the_fields_of_vllms() -> None:
-    """A field of vLLM's is read, named as ignored where a request has it, or changes nothing."""
+def test_addresses_and_bodies_are_vllms() -> None:
+    """A field of vLLM's is read, named as ignored where a request has it, or changes nothing.
 
-    async def play(client: ClientSession, _: Server) -> None:
-        document = await (await client.get("/openapi.json")).json()
-        for path, fields in VLLM_FIELDS.items():
-            body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-            name = body["schema"]["$ref"].rpartition("/")[2]
-            own = {*document["components"]["schemas"][name]["properties"]}
-            vllm = {*fields.split()}
-            assert own - vllm <= {"max_completion_tokens"}, path
-            passed = {*KEPT.split()} if "messages" in path else set()
-            passed |= {*ChatBody.model_fields} if path == "/tokenize" else set()
-            passed |= {"echo"} if path == "/v1/chat/completions" else set()  # named as ignored
-            unread = vllm - own - {*NOT_SIMULATED} - {*USUAL} - UNCHANGED - passed
-            assert unread == set(), path
-
-    served_by(play)
+    What is read is of the kinds of values that vLLM takes.
+    """
+    server = Server(load_scenario("demo"), ServeOptions(), token_counter(None))
+    ours = described(openapi(server.routes(), "0"))
+    assert ours.keys() == VLLM.keys() - NOT_SERVED | OWN
+    for address in ours.keys() & VLLM.keys():
+        own, vllm = ours[address], VLLM[address]
+        assert own.keys() <= vllm.keys(), address
+        assert own.items() <= vllm.items(), address
+        passed = {*KEPT.split()} if "messages" in address else set()
+        passed |= {*ChatBody.model_fields} if address == "POST /tokenize" else set()
+        passed |= {"echo"} if address == "POST /v1/chat/completions" else set()  # named as ignored
+        unread = vllm.keys() - own.keys() - {*NOT_SIMULATED} - {*USUAL} - UNCHANGED - passed
+        assert unread == set(), address

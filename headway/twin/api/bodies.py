@@ -104,7 +104,6 @@ class Body(Sampling):
     """What completions and chats have in common."""
 
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     n: int | None = 1
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
@@ -185,6 +184,7 @@ class ChatBody(Body):
     """Of a chat."""
 
     messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = 0
     tools: list[Tool] | None = None
@@ -200,7 +200,7 @@ class TokenizeBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    prompt: str | list[Token] | None = None
+    prompt: str | None = None
     messages: list[Any] | None = None
     return_token_strs: bool | None = False
 
