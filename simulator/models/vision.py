@@ -29,6 +29,7 @@ class VisionEncoder(NamedTuple):
     window: int  # patches that one in a windowed layer attends to; 0: no layer has a window
     full_layers: int  # without a window
     most_tokens: int  # of an image
+    projectors: int = 1  # and those of inner layers (DeepStack)
 
     @property
     def layer_parameters(self) -> int:
@@ -38,11 +39,11 @@ class VisionEncoder(NamedTuple):
 
     @property
     def projector_parameters(self) -> int:
-        """Weights between the last layer and the language model."""
+        """Weights between layers and the language model."""
         if not self.merges:
             return self.hidden_size * self.output_size
         merged = self.hidden_size * self.patches_per_token
-        return merged * (merged + self.output_size)
+        return self.projectors * merged * (merged + self.output_size)
 
     @property
     def parameters(self) -> int:
@@ -81,6 +82,7 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
     if min(layers, hidden, inner, per_token) < 1 or ("depth" in block and not merge):
         return None
     full, window = block.get("fullatt_block_indexes"), first("window_size")
+    inner_layers = block.get("deepstack_visual_indexes")
     return VisionEncoder(
         layers,
         hidden,
@@ -94,5 +96,6 @@ def read_vision(raw: Mapping[str, Any], hidden_size: int) -> VisionEncoder | Non
         has_sections="depth" in block,
         window=(window // patch) ** 2 if patch else 0,
         full_layers=len(full) if isinstance(full, list) and window else layers,
+        projectors=1 + len(inner_layers or ()),
         most_tokens=patches // per_token or QWEN_TOKENS * ("depth" in block),
     )

@@ -206,3 +206,10 @@ def test_layers_of_qwen3_next_by_hand() -> None:
     small = 36 * (2 * 32 + 128) + 12 * 2 * 256 + 97 * 2048
     tables = 2 * 151936 * 2048
     assert model.parameters == tables + small + 12 * full + 36 * linear + experts
+
+
+def test_deepstack_has_a_projector_for_each_inner_layer() -> None:
+    """Qwen3-VL-8B: three more of 4,608 x (4,608 + 4,096)."""
+    vision = load_model("qwen3-vl-8b").vision
+    assert vision is not None
+    assert vision.projector_parameters == 4 * 4608 * (4608 + 4096)
