@@ -306,7 +306,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
         sizes=sizes,
         weight_dtype=model.weight_dtype(sizes.weights),
         kv_cache_dtype=cache,
-        weights=parts.total(1 if model.tie_word_embeddings else 2),
+        weights=int(sum(parts)),
         activations=max(peak, activation_bytes(model, sizes)) + outputs,
         context=_context(gpu, sizes),
         graphs=graphs * model.num_hidden_layers * (subtracts and not sizes.enforce_eager),
@@ -338,8 +338,9 @@ def _stage_budget(
 ) -> MemoryBudget:
     """Get the budget of a stage, of which the first has the embedding and the last the lm_head."""
     share, last = layers[at] / sum(layers), at + 1 == len(layers)
-    weights = parts.layers * share + parts.rest + parts.table * ((at == 0) + last)
-    weights += parts.tower * (at == 0) + parts.drafts * last
+    weights = parts.layers * share + parts.rest
+    weights += (parts.embedding + parts.tower) * (at == 0)
+    weights += ((parts.head or parts.embedding) + parts.drafts) * last
     layout = whole.layout
     return whole._replace(
         weights=int(weights),

@@ -31,29 +31,35 @@ class Loaded(NamedTuple):
     """Bytes on each GPU; `layers` and `rest` are the language model's."""
 
     layers: float  # that pipeline stages share out
-    table: float  # an embedding or lm_head
-    rest: float  # angles, the last norm, tables of the layers' own
+    embedding: float
+    head: float  # 0: the embedding is it
+    rest: float  # angles, the last norm, other tables
     tower: float
     drafts: float
-
-    def total(self, tables: int) -> int:
-        """Bytes of all, with one table or both."""
-        return int(sum(self) + (tables - 1) * self.table)
 
 
 def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     """Work out what each GPU has; ValueError where a checkpoint does not say its formats."""
-    gpus, width = sizes.tensor_parallel_size, model.wide(sizes.weights)
+    gpus = sizes.tensor_parallel_size
     layers = _modules_bytes(model, gpu, sizes, model.modules)
     if model.latent is not None:
         heads = model.num_attention_heads
         layers += HALF * model.num_hidden_layers * model.latent.unpacked(heads) / gpus
-    rows = ceil(model.vocab_size / VOCABULARY / gpus) * VOCABULARY
-    table = width * rows * model.hidden_size
-    own = model.own_tables / gpus + model.hidden_size
+    outer = {
+        one.name: _modules_bytes(model, gpu, sizes, [_whole(one, gpus)]) for one in model.outer
+    }
+    embedding, head = outer.pop("embed_tokens"), outer.pop("lm_head", 0.0)
+    rest = sum(outer.values()) + _angles(model)
     vision = HALF * model.vision.parameters / gpus if model.vision and sizes.tower else 0.0
-    drafts = _drafting(model, gpu, sizes)
-    return Loaded(layers, table, width * own + _angles(model), vision, drafts)
+    return Loaded(layers, embedding, head, rest, vision, _drafting(model, gpu, sizes))
+
+
+def _whole(table: Module, gpus: int) -> Module:
+    """Pad the rows of a table that has one for each token."""
+    if table.name not in ("embed_tokens", "lm_head"):
+        return table
+    multiple = VOCABULARY * gpus
+    return table._replace(outputs=ceil(table.outputs / multiple) * multiple)
 
 
 def _modules_bytes(
@@ -131,7 +137,7 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
     method, draft = sizes.drafts, sizes.draft
     if draft is not None:
         own = loaded(draft, gpu, EngineSizes(tensor_parallel_size=gpus, tower=False))
-        return own.total(1 if draft.tie_word_embeddings else 2)
+        return sum(own)
     if method == "mtp":
         head = f"layers.{model.num_hidden_layers - 1}."
         last = (one for one in model.modules if one.name.startswith(head))

@@ -174,6 +174,11 @@ class ModelSpec:
         """Matrices of all layers, and what is in none."""
         return tuple(modules_of(self))
 
+    @cached_property
+    def outer(self) -> tuple[Module, ...]:
+        """Tables of tokens and positions, the last norm, and lm_head where it is no table."""
+        return tuple(_outer(self))
+
     def linear_parameters(self, experts: float) -> float:
         """Weights in the matrices of all layers when `experts` of each layer's are counted."""
         shared, one = _matrices(self, None)
@@ -187,17 +192,7 @@ class ModelSpec:
     @cached_property
     def parameters(self) -> int:
         """All weights."""
-        tables = 1 if self.tie_word_embeddings else 2
-        inner = sum(one.numbers for one in self.modules)
-        return tables * self.head_parameters + self.own_tables + inner + self.hidden_size
-
-    @property
-    def own_tables(self) -> int:
-        """Weights of a table of positions, or of the layers' own of tokens (Gemma 4)."""
-        if self.learned_positions:
-            return (self.max_position_embeddings + 2) * self.hidden_size
-        width = self.num_hidden_layers * self.per_layer_input
-        return width * (self.vocab_size + self.hidden_size) + self.per_layer_input
+        return sum(one.numbers for one in (*self.outer, *self.modules))
 
     def resolve_dtype(self, dtype: str = "auto") -> str:
         """Return the dtype that vLLM's `auto` stands for: the published one, float32 as float16."""
@@ -235,10 +230,7 @@ class ModelSpec:
     def weight_bytes(self, dtype: str = "auto") -> int:
         """Bytes of all weights of a checkpoint, towers apart."""
         formats, width = self.formats(dtype), self.wide(dtype)
-        inner = sum(module_bytes(one, formats, width) for one in self.modules)
-        tables = 1 if self.tie_word_embeddings else 2
-        outer = tables * self.head_parameters + self.own_tables + self.hidden_size
-        return int(inner + width * outer)
+        return int(sum(module_bytes(one, formats, width) for one in (*self.outer, *self.modules)))
 
     def wide(self, dtype: str = "auto") -> float:
         """Bytes of a number that is not quantized."""
@@ -367,6 +359,22 @@ def _matrices(model: ModelSpec, dtype: str | None) -> tuple[float, float]:
         sizes = [module_bytes(one, formats, width) for one in matrices]
     chosen = sum(size for one, size in zip(matrices, sizes, strict=True) if one.is_expert)
     return sum(sizes) - chosen, chosen / max(model.num_experts, 1)
+
+
+def _outer(model: ModelSpec) -> Iterator[Module]:
+    vocabulary, hidden = model.vocab_size, model.hidden_size
+    yield Module("embed_tokens", vocabulary, hidden, "outputs", quantizes=False)
+    if not model.tie_word_embeddings:
+        yield Module("lm_head", vocabulary, hidden, "outputs")
+    if model.learned_positions:
+        positions = model.max_position_embeddings + 2
+        yield Module("embed_positions", positions, hidden, quantizes=False)
+    if size := model.per_layer_input:  # a table of the layers' own (Gemma 4)
+        width = model.num_hidden_layers * size
+        yield Module("embed_tokens_per_layer", vocabulary, width, "outputs", quantizes=False)
+        yield Module("per_layer_model_projection", width, hidden, "outputs", quantizes=False)
+        yield Module("per_layer_projection_norm", 1, size, quantizes=False)
+    yield Module("norm", 1, hidden, quantizes=False)
 
 
 def modules_of(model: ModelSpec) -> Iterator[Module]:

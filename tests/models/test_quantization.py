@@ -144,3 +144,15 @@ def test_what_is_wrong_in_modelopts_own_file_names_it(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": [1]}')
     with pytest.raises(ValueError, match=r"hf_quant_config\.json: quantization: must be a mapping"):
         load_model(path)
+
+
+def test_a_quantized_head_counts(tmp_path: Path) -> None:
+    """GPTQ's `lm_head: true`; it stayed in 16 bits."""
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 8}
+    plain, quantized = (
+        load_model(write_config(tmp_path, quantization_config=config | {"lm_head": head}))
+        for head in (False, True)
+    )
+    (head,) = [one for one in plain.outer if one.name == "lm_head"]
+    saved = 2 * head.numbers - head.outputs * (head.inputs / 2 + 2.5 * head.inputs / 8)
+    assert plain.weight_bytes() - quantized.weight_bytes() == saved
