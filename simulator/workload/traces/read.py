@@ -33,7 +33,8 @@ BY_CLOCK = {
     "router: prefix_hash": "hashes are of other names here, so requests go to other replicas",
 }
 """What of a run its file of requests does not carry."""
-ALIKE = "segments after delay client priority max_tokens cancel_after hint model images".split()
+ALIKE = ("segments", "after", "delay", "client", "priority", "max_tokens", "cancel_after", "hint",
+         "model", "images")  # fmt: skip
 """Columns that a table and a workload have alike."""
 WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
 
