@@ -129,12 +129,22 @@ def describe_text(
     ]
     rows += _latencies(latencies or {})
     if workload.priority is not None and len(set(workload.priority.tolist())) > 1:
-        levels = sorted(Counter(workload.priority.tolist()).items())
-        more = f", and {len(levels) - CLIENTS} more" if len(levels) > CLIENTS else ""
-        told = ", ".join(f"{level}: {count:,}" for level, count in levels[:CLIENTS])
-        rows.append(("priorities", f"{told}{more} (requests of each)"))
+        rows.append(("priorities", _counted(workload.priority.tolist())))
+    if workload.model is not None and len(set(workload.model)) > 1:
+        rows.append(("models", _counted(workload.model)))
+    if workload.images is not None and workload.images.any():
+        some = int((workload.images > 0).sum())
+        rows.append(("images", f"{workload.images.sum():,} in {some:,} requests"))
     lines = [f"{name:<16}{text}" for name, text in (*rows, *columns)]
     return "\n".join([*lines, *_clients(workload)])
+
+
+def _counted(values: Sequence[int] | Sequence[str]) -> str:
+    """Say how many requests have each value; of many values the first alone."""
+    levels = sorted(Counter(values).items())
+    more = f", and {len(levels) - CLIENTS} more" if len(levels) > CLIENTS else ""
+    told = ", ".join(f"{printable(str(level))}: {count:,}" for level, count in levels[:CLIENTS])
+    return f"{told}{more} (requests of each)"
 
 
 def _whole_seconds(workload: Workload) -> Iterator[tuple[str, str]]:

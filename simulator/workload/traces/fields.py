@@ -26,8 +26,10 @@ def _names(**texts: str) -> dict[str, tuple[str, ...]]:
 
 
 CLOCKS = _names(
-    arrival="send_time sent_at sent arrival arrival_time arrived_at start start_time started_at "
-    "timestamp request_start_time request_created_at created_at created",
+    arrival="send_time sent_time sent_at sent send_timestamp sent_timestamp actual_send_time "
+    "request_sent_at dispatched_at dispatch_time actual_start_time arrival arrival_time arrived_at "
+    "submitted_at submit_time start start_time started_at timestamp request_start_time "
+    "request_created_at created_at created create_time scheduled_at scheduled_time",
     first="first_token_time first_token_at first_token completion_start_time first_chunk_time",
     end="end end_time ended_at finished_at finish_time last_chunk_time response_created_at "
     "time_iso8601 time_local",
@@ -55,8 +57,8 @@ COUNTS = _names(
     "completion_token_count candidates_token_count tokens_out output_usage llm_output_token "
     "number_output_tokens native_tokens_completion "
     "tokens_completion gen_ai_usage_output_tokens gen_ai_usage_completion_tokens",
-    max_tokens="max_tokens max_completion_tokens max_output_tokens",
-    images="images num_images",
+    max_tokens="max_tokens max_completion_tokens max_output_tokens max_new_tokens",
+    images="images num_images image_count n_images",
     turn="input_num_turns turn turn_index round_index",
     hint="predicted_output_tokens",
     asked="asked_output_tokens",
@@ -64,8 +66,8 @@ COUNTS = _names(
     "prompt_tokens_cached cached_prompt_tokens input_cached_tokens prompt_cache_hit_tokens "
     "prompt_cache_read_tokens cached_content_token_count cache_read_input_tokens "
     "cache_read_input_token_count llm_cached_input_token "
-    "llm_token_count_prompt_details_cache_read "
-    "gen_ai_usage_cache_read_input_tokens",
+    "llm_token_count_prompt_details_cache_read gen_ai_usage_cached_tokens "
+    "gen_ai_usage_cache_read_input_tokens cached_input_tokens cache_hit_tokens prefix_hit_tokens",
     cache_write="cache_creation_input_tokens cache_write_input_token_count",
     thoughts="thoughts_token_count",
     requests="num_model_requests n_requests num_requests request_count requests",
@@ -77,15 +79,17 @@ COUNTS = _names(
 WORDS = _names(
     client="client_id client user user_id end_user session_id",
     model="adapter lora model",
-    conversation="conversation conversation_id session session_id",
+    conversation="conversation conversation_id session session_id thread_id chat_id dialogue_id",
     prompt_id="prompt_id prompt_hash",
-    error="error error_message",
-    success="success ok",
+    error="error error_message error_type exception is_error failed",
+    success="success ok is_success succeeded",
     finish="finish_reason finish_reason_normalized",
     status="status result outcome level",
     status_code="status_code http_status response_code response_status",
-    cancelled="cancelled canceled was_cancelled",
-    cache_hit="cache_hit from_cache response_cache_hit cache_status cached",
+    cancelled="cancelled canceled was_cancelled is_cancelled is_canceled aborted "
+    "client_disconnected",
+    cache_hit="cache_hit from_cache is_cached response_cache_hit cache_status cached "
+    "cache_reference_id",
     call_type="call_type api_type request_type operation run_type gen_ai_operation_name",
     prefix="prefix_group prefix_id prefix_hash",
     media="media",
@@ -93,26 +97,38 @@ WORDS = _names(
 NOTED = {
     field: (tuple(names.split()), told)
     for field, names, told in (
-        ("deadline", "deadline deadline_ms deadline_us timeout",
+        ("deadline", "deadline deadline_ms deadline_us timeout timeout_s timeout_ms slo_ms "
+         "ttft_slo_ms",
          "have a deadline, which no client here keeps but by cancel_after or client.timeout"),
-        ("parent", "parent_chat_id parent_request_id",
+        ("parent", "parent_chat_id parent_request_id previous_response_id parent_message_id",
          "follow another's answer, and come at their recorded times all the same"),
-        ("samples", "n best_of num_samples gen_ai_request_n gen_ai_request_choice_count",
+        ("samples", "n best_of num_samples num_completions num_return_sequences gen_ai_request_n "
+         "gen_ai_request_choice_count",
          "ask for several answers, of which one is played"),
-        ("retries", "retries num_retries attempt retry_count attempted_retries "
+        ("retries", "retries num_retries retry_count attempted_retries retry_success_count "
          "x_litellm_attempted_retries",
          "were tried again, and are played once"),
-        ("reasoning", "reasoning_tokens native_tokens_reasoning tokens_reasoning reason_ratio",
+        ("attempts", "attempt attempts attempt_number num_attempts",
+         "were tried more than once, and are played once"),
+        ("reasoning", "reasoning_tokens native_tokens_reasoning tokens_reasoning reason_ratio "
+         "output_reasoning_tokens thinking_tokens reasoning_token_count",
          "reason, in tokens that count if the log counts them as output"),
-        ("audio", "audio_tokens video_tokens num_input_audio_prompt audio_seconds",
-         "have audio or video, whose tokens are taken as text"),
+        ("audio", "audio_tokens num_input_audio_prompt audio_seconds audio_count",
+         "have audio, whose tokens are taken as text"),
+        ("video", "video_tokens video_seconds video_count num_videos",
+         "have video, whose tokens are taken as text"),
         ("image_tokens", "image_tokens",
          "have tokens of images, which are taken as text (workload.multimodal draws images)"),
         ("media_count", "num_media_prompt",
          "have media without sizes, whose encoder is not simulated"),
         ("tools", "tool_wait_ms tool_duration_ns num_tool_calls",
          "wait for tools, and come at their recorded times all the same"),
-        ("rank", "service_tier slo_class sla_class",
+        ("group", "model_name model_group model_id request_model gen_ai_response_model "
+         "gen_ai_request_model",
+         "name one of several models, of which one serves all here"),
+        ("shared", "system_prompt_id prompt_template_id",
+         "begin with a prefix of unknown length, and share none here (prefix_tokens= names it)"),
+        ("rank", "service_tier slo_class sla_class qos_class priority_class",
          "have a class of service, which is no priority here (priority= names one)"),
         ("blocks", "hash_ids block_hashes prefix_hashes input_sequence_hashes",
          "name the blocks of their prompts, which only formats with a size of blocks read"),
@@ -197,6 +213,13 @@ def find_fields(names: Iterable[str]) -> dict[str, Source]:
     if not IN_MS.isdisjoint(words):
         for field in SPANS.keys() & found.keys():
             found[field] = replace(found[field], per_second=found[field].per_second or 1e3)
+    return found
+
+
+def without_length(found: dict[str, Source], others: Iterable[str]) -> dict[str, Source]:
+    """Return fields, of which a prefix whose length no field tells is only `shared`."""
+    if "prefix" in found and "prefix_tokens" not in {*found, *others}:
+        found["shared"] = found.pop("prefix")
     return found
 
 

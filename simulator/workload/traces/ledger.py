@@ -31,6 +31,10 @@ FEW = {"", "none", "null", "nan", "false", "0", "-1", "[]", "{}"}
 """Values of NOTED that say nothing."""
 
 
+USUAL = {"samples": ("1",), "attempts": ("1",), "rank": ("default", "standard", "auto")}
+"""Likewise, of a field."""
+
+
 @dataclass(slots=True)
 class Ledger:
     """The columns of a file by what becomes of them."""
@@ -38,13 +42,17 @@ class Ledger:
     used: dict[str, str] = field(default_factory=dict)  # column: what it is used as
     idle: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    of_traces: list[str] = field(default_factory=list)  # notes of traces, not of measured runs
     facts: list[tuple[str, str]] = field(default_factory=list)  # heads and texts
     _notes: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def note(self, text: str, count: int = 0, rest: str = "") -> None:
         """Note what changes the load; the counts of a text add up over the pieces of a file."""
         self._notes[text, rest] += count
+
+    @property
+    def name_of(self) -> dict[str, str]:
+        """The first column that each field is found in."""
+        return {field: name for name, field in reversed(self.used.items())}
 
     @property
     def notes(self) -> list[str]:
@@ -56,9 +64,8 @@ class Ledger:
 
     def add_left_out(self, counts: Mapping[str, int]) -> None:
         """Tell how many requests some fields leave out."""
-        names = {field: name for name, field in self.used.items()}
         for name, count in counts.items():
-            self.note(f"{names[name]}: requests left out", count, f", {BESIDE[name]}")
+            self.note(f"{self.name_of[name]}: requests left out", count, f", {BESIDE[name]}")
 
     def add_noted(self, name: str, field_name: str, count: int) -> None:
         """Tell of how many requests a column changes the load."""
@@ -70,7 +77,6 @@ class Ledger:
         self.used |= other.used
         self.idle = list(dict.fromkeys([*self.idle, *other.idle]))
         self.unknown = list(dict.fromkeys([*self.unknown, *other.unknown]))
-        self.of_traces = list(dict.fromkeys([*self.of_traces, *other.of_traces]))
         self._notes.update(other._notes)
 
     def warnings(self) -> list[str]:
@@ -122,7 +128,7 @@ def sort_columns(names: Iterable[str], used: Mapping[str, str], idle: Sequence[s
 def is_told(field_name: str, word: str) -> bool:
     """Return whether a value of one of NOTED says anything."""
     plain = word.strip().lower().removesuffix(".0")
-    return plain not in FEW and not (field_name == "samples" and plain == "1")
+    return plain not in FEW and plain not in USUAL.get(field_name, ())
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -142,13 +142,9 @@ def warn_of_losses(path: Path, failed: int, ledger: Ledger | None) -> None:
 
 
 def warn_of_trace(path: Path, failed: int, ledger: Ledger | None) -> None:
-    """Say that, what a measured run has beside, and what the file of a run does not tell."""
+    """Say that, and what the file of a run of Headway's does not tell, by its scenario beside."""
     warn_of_losses(path, failed, ledger)
-    if ledger is None:
-        return
-    for text in ledger.of_traces:
-        warnings.warn(f"{path}: {text}", HeadwayWarning, stacklevel=4)
-    if "decode_slowed_time" not in ledger.idle:
+    if ledger is None or "decode_slowed_time" not in ledger.idle:
         return
     if path.name.startswith("part-"):
         text = f"{path}: what prompts share, clients and models are not in tables of --tables-in"

@@ -4,10 +4,12 @@
 columns, from a CSV, goes to `make_table` at once.
 """
 
+import json
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import chain
@@ -34,6 +36,7 @@ from simulator.workload.traces.fields import (
     find_fields,
     plain_words,
     used_as,
+    without_length,
     wrong_century,
 )
 from simulator.workload.traces.format import Measured, Numbers, Problems, Table, no_times
@@ -63,6 +66,7 @@ CHANGING = {
     *JUDGED,
     *("cache_write", "thoughts", "requests", "asked", "prefix_request", "media", "whole_prompt"),
     *("client", "model", "client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
+    "conversation",
 }
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
@@ -83,7 +87,9 @@ FINISHED = re.compile(
     r"[123]\d\d\b).*|"
 )
 """Of those that have an answer."""
-HIT = re.compile(r"true|1|yes|.*\bhit\b.*|cached")
+UUID = "[0-9a-f]{8}-[0-9a-f-]{27}"
+"""Of the answer that Helicone's cache gave; of zeros where it gave none."""
+HIT = re.compile(rf"true|1|yes|.*\bhit\b.*|cached|(?!0{{8}}-){UUID}")
 MISSED = re.compile(r"(none|null|nan|false|0|no|.*miss|bypass|disabled|expired|off|refresh).*|")
 KNOWN = {
     **dict.fromkeys(("finish", "status", "status_code"), (UNFINISHED, FINISHED)),
@@ -126,8 +132,8 @@ class Records:
     def add(self, line: int, row: Mapping[str, object], label: str = "") -> None:
         """Take in one request."""
         if not row.keys() <= self.met:
-            new = [k for k, value in row.items() if k not in self.names and value not in NO_VALUE]
-            self.met |= row.keys()
+            new = [k for k, value in row.items() if k not in self.met and value not in NO_VALUE]
+            self.met.update(new)
             lists = {k for k in new if isinstance(row[k], list)}
             self.meet([k for k in new if not isinstance(row[k], Mapping)], lists)
         self.lines.append(line)  # type: ignore[attr-defined]
@@ -156,8 +162,9 @@ class Records:
         taken = {name for source in self.sources.values() for name in source.names} | {*self.used}
         taken |= {name.rpartition(".")[2] for name in taken}
         idle = {n for n in names if any(fnmatchcase(n, one) for one in self.idle)}
-        for field, source in find_fields(n for n in names if n not in taken | idle).items():
-            plain = field in NOTED or field in NAMES or lists.isdisjoint(source.names)
+        found = find_fields(n for n in names if n not in taken | idle)
+        for field, source in without_length(found, self.sources).items():
+            plain = field in {*NOTED, *NAMES, "images"} or lists.isdisjoint(source.names)
             if plain and field in CHANGING and field not in self.sources:
                 self.sources[field] = source
                 self.values[field] = [None] * len(self.lines)
@@ -283,6 +290,10 @@ class Records:
             if field == "arrival" and "" not in source.names and np.isnan(times).any():
                 _need(values, "is no time", tell)
             return times
+        if field == "images":
+            values = [len(value) if isinstance(value, list) else value for value in values]
+        if field == "tpot":
+            values = [*map(mean_gap, values, self.values["output"])]
         if field in SPANS:
             return spans(values, tell) / (source.per_second or 1.0)
         if field in COUNTS or field in PRIORITY:
@@ -296,6 +307,17 @@ class Records:
         if field in NAMES:
             return names(values, UNTOLD.get(field, ""), tell)
         return ["" if value is None else str(value) for value in values] if field in NOTED else None
+
+
+def mean_gap(gaps: object, output: object) -> object:
+    """Return the mean time between tokens of a list of gaps between chunks, as JSON may have it."""
+    if isinstance(gaps, str) and gaps.startswith("["):
+        with suppress(ValueError):
+            gaps = json.loads(gaps)
+    if not isinstance(gaps, list) or not all(type(gap) in (int, float) for gap in gaps):
+        return gaps
+    tokens = float(str(output)) if is_plain(output, whole=True) else 0.0
+    return sum(gaps) / (tokens - 1) if tokens > 1 and gaps else None
 
 
 def _need(values: Sequence[object], why: str, tell: Callable[[int, str], object]) -> None:
@@ -427,7 +449,7 @@ def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
     if "whole_prompt" in columns:
         whole = columns["whole_prompt"]
         return np.asarray(np.where(whole > 0, whole, prompt + columns.get("prefix_tokens", 0)))
-    names = {field: plain_words(name.rpartition(".")[2]) for name, field in ledger.used.items()}
+    names = {k: plain_words(name.rpartition(".")[2]) for k, name in ledger.name_of.items()}
     apart_from = names.get("cached", "").startswith("cache_read") or "cache_write" in columns
     if apart_from and names.get("prompt") in {"input_tokens", "input_token_count"}:
         prompt = prompt + columns.get("cached", 0) + columns.get("cache_write", 0)
@@ -451,10 +473,11 @@ def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> Non
 def _add_notes(table: Table, columns: Columns) -> None:
     """Tell of what changes the load, and cannot be simulated."""
     assert table.ledger is not None
-    names = {field: name for name, field in table.ledger.used.items()}
+    names = table.ledger.name_of
     for field in sorted(NOTED.keys() & columns.keys() & names.keys()):
         count = sum(is_told(field, word) for word in columns[field])
-        table.ledger.add_noted(names[field], field, count)
+        if field != "group" or len({*columns[field]}) > 1:
+            table.ledger.add_noted(names[field], field, count)
     cached = columns.get("cached")
     if cached is not None and cached.any():
         share = f"{cached.sum() / table.prompt.sum():.1%} of input tokens"
@@ -474,14 +497,11 @@ def _add_notes(table: Table, columns: Columns) -> None:
                 f"{name}: half of the requests take more than {LONG:g} s, if it counts seconds; "
                 f"{field}={name}:ms says that it does not"
             )
-    several = columns.get("conversation")
-    if table.segments is None and several and (later := len(several) - len(set(several))):
+    several = [one for one in columns.get("conversation", ()) if one != UNTOLD["conversation"]]
+    if table.segments is None and (later := len(several) - len(set(several))):
         name = names["conversation"]
-        told = f"their prompts share nothing here, but with prefix={name}"
-        if table.client is None:
-            table.ledger.note(f"{name}: requests that continue a conversation", later, f"; {told}")
-        else:
-            table.ledger.of_traces.append(f"{name}: requests continue conversations; {told}")
+        told = f"; their prompts share nothing here, but with prefix={name}"
+        table.ledger.note(f"{name}: requests that continue a conversation", later, told)
 
 
 def _rows(columns: Columns, units: Mapping[str, float]) -> Table:

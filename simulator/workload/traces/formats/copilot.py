@@ -17,7 +17,7 @@ from simulator.workload.traces.json_lines import Row, rows
 
 SOURCES = name_sources(
     "arrival=timestamp, e2el=duration_ms:ms, prompt=tokens.prompt, output=tokens.completion, "
-    "error=failed"
+    "group=model, error=failed"
 )
 USED = {
     **dict.fromkeys(("session_id", "turns", "llm_calls"), "session"),

@@ -38,7 +38,8 @@ SOURCES = name_sources(
 )
 """The attributes of OpenTelemetry's conventions for generative AI, also as vLLM spells them, and
 the fields of Langfuse's observations."""
-IDLE = ("flags", "resource.*", "scope.*", "*.finish_reasons")
+IDLE = ("flags", "resource.*", "scope.*", "*.finish_reasons", "status.*")
+USAGE = ("usageDetails.", f"{LANGFUSE}usage_details.")
 IDS = ("spanId", "context.span_id", "id")
 PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
 
@@ -112,6 +113,8 @@ def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
                 found |= flat({name: json.loads(text)})
             except ValueError:  # told where its numbers are read
                 found |= {f"{name}.input": text, f"{name}.output": text}
+    for place in USAGE:
+        _add_parts(found, place)
     for name in ("startTimeUnixNano", "endTimeUnixNano"):
         if str(found.get(name, "")).isdigit():
             found[name] = int(found[name])
@@ -124,6 +127,17 @@ def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
     if any(one in (2, "STATUS_CODE_ERROR", "ERROR") for one in status):
         found["failed"] = "error"
     return found
+
+
+def _add_parts(span: dict[str, Any], place: str) -> None:
+    """Add to Langfuse's counts what it counts apart, as tokens from a cache or of thoughts."""
+    counts = {k: v for k, v in span.items() if k.startswith(place) and isinstance(v, int | float)}
+    if counts.pop(f"{place}total", None) == sum(counts.values()):
+        for side in ("input", "output"):
+            if f"{place}{side}" in counts:
+                span[f"{place}{side}"] = sum(
+                    v for k, v in counts.items() if side in k[len(place) :]
+                )
 
 
 def _objects(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -166,7 +180,7 @@ ISO_DATE = (
     r"(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
 )
 DATE = re.compile(f"{CLF_DATE}|{ISO_DATE}")
-PAIR = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)['\"]?(?:=|: ?)(\"[^\"]*\"|[^\s\",;|}]+)")
+PAIR = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)['\"]?(?:=|: ?)(\"[^\"]*\"|[^\s\",;|{}]+)")
 
 
 def read_access_log(path: Path) -> Table:
@@ -180,7 +194,9 @@ def read_access_log(path: Path) -> Table:
     names: dict[str, None] = {}
     for number, line in lines(path):
         date = DATE.search(line)
-        pairs = {name: value.strip('"') for name, value in PAIR.findall(DATE.sub("", line))}
+        pairs = {name: value.strip("\"'") for name, value in PAIR.findall(DATE.sub("", line))}
+        if "'finish_reason': {" in line:  # SGLang's: {'type': 'stop', ..}
+            pairs["finish_reason"] = pairs.pop("type", "")
         if {"prompt", "output"} <= find_fields(pairs).keys():
             if date is None:
                 problems.add(number, "date", "missing")

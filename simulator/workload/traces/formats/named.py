@@ -27,6 +27,7 @@ from simulator.workload.traces.fields import (
     has_requests,
     lacks,
     parse_columns,
+    without_length,
 )
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
@@ -44,7 +45,7 @@ def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
     number, line = (1, "{") if parquet_names(path) else first_line(path)
     if line[0] not in "{[":
         if sources is None:
-            sources = find_fields(header(line))
+            sources = without_length(find_fields(header(line)), ())
             check_needed(sources, f"{path}:{number}")
         return read_csv(path, sources)
     problems = Problems(path)
@@ -56,7 +57,7 @@ def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
         if found and not any(name in names for name in source.names):
             raise HeadwayError(f"{path}:1: {source.names[0]}: no request has it")
     if sources is None:
-        sources = find_fields(names)
+        sources = without_length(find_fields(names), ())
         check_needed(sources, f"{path}:1")
     records = Records(problems, sources)
     for place, row in found:

@@ -105,8 +105,9 @@ BURSTGPT = _format(
     "burstgpt",
     "CSV: Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
     _has("Request tokens,Response tokens"),
-    "arrival=Timestamp:s, prompt=Request tokens, output=Response tokens",
-    idle="Model, Total tokens, Log Type, Session ID, Elapsed time",
+    "arrival=Timestamp:s, prompt=Request tokens, output=Response tokens, group=Model|, "
+    "conversation=Session ID|, e2el=Elapsed time|:s",
+    idle="Total tokens, Log Type",
     published=(
         Published(
             ("burstgpt",),
@@ -142,7 +143,8 @@ AIPERF = _format(
     "output=metrics.output_sequence_length.value|metrics.usage_completion_tokens.value, "
     "ttft=metrics.time_to_first_token.value:ms, e2el=metrics.request_latency.value:ms, "
     "conversation=metadata.conversation_id, turn=metadata.turn_index, "
-    "error=error|metadata.was_cancelled",
+    "images=metrics.num_images.value, cached=metrics.usage_prompt_cache_read_tokens.value, "
+    "reasoning=metrics.reasoning_token_count.value, error=error|metadata.was_cancelled",
     idle="metrics.*, error.*, metadata.session_num, metadata.*_ns, metadata.benchmark_phase, "
     "metadata.context_overflow_skip",
     requests=_aiperf,
@@ -183,9 +185,10 @@ GUIDELLM = _format(
     lambda head: isinstance(head.first.get("benchmarks"), list),
     "arrival=request_start_time|start_time:s, end=request_end_time|end_time:s, "
     "prompt=prompt_tokens, output=output_tokens, ttft=time_to_first_token_ms:ms, "
-    "e2el=request_latency:s, conversation=info.conversation_id, turn=info.turn_index, error=failed",
+    "e2el=request_latency:s, conversation=info.conversation_id, turn=info.turn_index, "
+    "images=input_metrics.image_count, error=failed",
     idle="info.timings.*, info.history_len, info.preceding_nodes, *_delay, *tokens_per_*, "
-    "time_*_ms, *.text_words, *.text_characters, type_",
+    "time_*_ms, *.text_words, *.text_characters, *.image_*, type_, request_args",
     requests=_guidellm,
     options=("result",),
 )
@@ -227,7 +230,7 @@ AGENTPERFBENCH = _format(
 """What AgentPerfBench writes of each request; its clients' semaphore, not their plan, says when it
 was sent; a session's turns begin with those before them."""
 
-BENCH_LISTS = ("start_times", "input_lens", "output_lens", "ttfts", "errors", "itls")
+BENCH_LISTS = {"start_times", "input_lens", "output_lens", "ttfts", "errors", "itls"}
 
 
 def _vllm_bench(path: Path, problems: Problems, result: int | None = None) -> Iterator[Found]:
@@ -241,13 +244,13 @@ def _vllm_bench(path: Path, problems: Problems, result: int | None = None) -> It
             )
     if not isinstance(whole.get("start_times"), list):
         whole["start_times"] = _sent_at_once(path, whole)
-    names = [name for name in BENCH_LISTS if isinstance(whole.get(name), list)]
     count = len(whole["input_lens"])
-    for name in names:
+    lists = {name: values for name, values in whole.items() if isinstance(values, list)}
+    for name in lists.keys() & BENCH_LISTS:
         if len(whole[name]) != count:
             raise HeadwayError(f"{path}:1: {name}: {len(whole[name])} values for {count} requests")
     for k in range(count):
-        row = {name: whole[name][k] for name in names}
+        row = {name: values[k] for name, values in lists.items() if len(values) == count}
         gaps, first = row.get("itls"), row.get("ttfts")
         if isinstance(first, int | float) and first and isinstance(gaps, list):
             try:

@@ -1,0 +1,114 @@
+"""What logs say of a load in shapes of their own: sent, cached, conversations, images, gaps."""
+
+import json
+
+import numpy as np
+import pytest
+
+from simulator.workload.traces import read_trace
+from simulator.workload.traces.read import read_measured
+from tests.workload.test_ledger import HEAD, told
+
+ZEROS = "00000000-0000-0000-0000-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("planned", "sent"),
+    [("timestamp", "actual_send_time"), ("scheduled_at", "dispatched_at"), ("start", "sent_time")],
+)
+def test_sent_goes_before_planned_in_any_order(put, planned, sent):
+    head = f"{planned},{sent},prompt_tokens,output_tokens\n"
+    work = read_trace(put(head + "0,0,9,5\n0.01,0.5,9,5\n"))
+    assert work.arrival.tolist() == [0, 0.5]
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_gaps_between_chunks_make_a_mean_by_tokens(put, text):
+    """Of 5 tokens in 3 chunks; also as JSON in a cell of a CSV, in ms."""
+    row = {"start": 0, "prompt_tokens": 9, "output_tokens": 5, "ttft": 0.5, "itl_ms": [200, 600]}
+    lines = [json.dumps(row), json.dumps(row | {"output_tokens": 1, "itl_ms": []})]
+    if text:
+        lines = [",".join(row), '0,9,5,0.5,"[200, 600]"', "0,9,1,0.5,[]"]
+    _, table, _ = read_measured(put("\n".join(lines)), None, {})
+    assert np.allclose(table.measured.tpot, [0.2, np.nan], equal_nan=True)
+    assert np.allclose(table.measured.e2el, [1.3, 0.5])
+
+
+def test_images_in_a_list_are_counted(put):
+    row = {"timestamp": 0, "input_length": 9, "output_length": 5, "images": ["a.png", "b.png"]}
+    assert read_trace(put(json.dumps(row))).images.tolist() == [2]
+
+
+def test_langfuse_counts_apart_what_came_from_a_cache_or_was_thought(put):
+    span = {"id": "a", "traceId": "t", "startTime": "2026-03-01T10:00:00Z"}
+    span["usageDetails"] = {"input": 300, "input_cached_tokens": 700, "output": 60}
+    span["usageDetails"] |= {"output_reasoning_tokens": 100, "total": 1160}
+    whole = span | {"usageDetails": span["usageDetails"] | {"total": 360}}
+    work, _ = told(put("\n".join(json.dumps(one) for one in (span, whole))))
+    assert work.prompt_tokens.tolist() == [1000, 300]
+    assert work.output_tokens.tolist() == [160, 60]
+
+
+def test_an_answer_of_helicones_cache_names_the_one_before(put):
+    cells = ("ba7fb08e-3b1c-4c5d-9e3e-0123456789ab", ZEROS, "")
+    rows = "".join(f"{k},9,5,{cell}\n" for k, cell in enumerate(cells))
+    work, said = told(put(f"{HEAD},cache_reference_id\n{rows}"))
+    assert work.arrival.tolist() == [0, 1]
+    assert said == ["cache_reference_id: requests left out: 1, answered by a proxy's cache"]
+
+
+def test_sglangs_log_names_how_a_request_ended(put):
+    line = (
+        "[2026-03-01 10:00:0{}] Finish: out={{'meta_info': {{'finish_reason': {{'type': '{}', "
+        "'matched': 1}}, 'prompt_tokens': 300, 'completion_tokens': 20, 'cached_tokens': 0}}}}\n"
+    )
+    text = line.format(0, "stop") + line.format(1, "abort") + line.format(2, "length")
+    assert read_trace(put(text)).arrival.tolist() == [0, 2]
+
+
+def test_lists_of_a_benchmark_are_columns(put):
+    result = {"input_lens": [9, 9], "output_lens": [5, 5], "start_times": [0.0, 1.0]}
+    result |= {"cached_tokens": [0, 8], "total_input_tokens": 18, "notes": [1, 2, 3]}
+    work, said = told(put(json.dumps(result)))
+    assert len(work) == 2
+    assert "cached_tokens: input tokens that the engine's cache had" in said[0]
+
+
+def test_aiperf_tells_images_and_reasoning(put):
+    values = {"input_sequence_length": 9, "output_sequence_length": 5, "num_images": 2}
+    values["reasoning_token_count"] = 3
+    line = {"metadata": {"request_start_ns": 10**18, "benchmark_phase": "profiling"}}
+    line["metrics"] = {name: {"value": value, "unit": "x"} for name, value in values.items()}
+    work, said = told(put(json.dumps(line)))
+    assert work.images.tolist() == [2]
+    assert said[0].startswith("metrics.reasoning_token_count.value: requests that reason")
+
+
+def test_burstgpt_tells_sessions_models_and_how_long_it_took(put):
+    head = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Log Type\n"
+    rows = "0,s,2.5,ChatGPT,9,5,API log\n1,s,2.5,GPT-4,9,5,API log\n2,,2.5,GPT-4,9,5,API log\n"
+    path = put(f"{head}{rows}3,,2.5,GPT-4,9,5,API log\n")
+    work, said = told(path)
+    assert said == [
+        "Model: requests that name one of several models, of which one serves all here: 4",
+        "Session ID: requests that continue a conversation: 1; their prompts share nothing here, "
+        "but with prefix=Session ID",
+    ]
+    assert read_measured(path, None, {})[1].measured.e2el.tolist() == [2.5] * 4
+    assert work.model is None
+
+
+def test_a_key_that_is_null_at_first_is_known_later(put):
+    line = {"created_at": 0, "prompt_tokens": 9, "output_tokens": 5, "previous_response_id": None}
+    later = line | {"created_at": 1, "previous_response_id": "r0"}
+    _, said = told(put("\n".join(json.dumps(one) for one in (line, later))))
+    assert said[0].startswith("previous_response_id: requests that follow another's answer")
+
+
+def test_a_prefix_without_a_length_is_told_and_not_shared(put):
+    work, said = told(put(f"{HEAD},prefix_group\n0,9,5,a\n1,9,5,a\n"))
+    assert work.segments is None
+    assert said[0].startswith("prefix_group: requests that begin with a prefix of unknown length")
+    work, said = told(put(f"{HEAD},prefix_group,prefix_tokens\n0,9,5,a,8\n1,9,5,a,8\n"))
+    assert work.segments[1][0] == (("prefix", "a"), 8)
+    assert not said
