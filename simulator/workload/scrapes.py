@@ -19,8 +19,10 @@ from simulator.util.files import check_regular
 from simulator.util.json_text import parse_json
 
 Labels = tuple[tuple[str, str], ...]
-Point = tuple[float, float]
-"""A time, s since 1970, and a value."""
+Key = tuple[str, Labels]
+"""A metric's name, and the labels of a series."""
+Series = dict[Key, list[tuple[float, float]]]
+"""Times, s since 1970, and values."""
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?[\d.]+))?")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 GROWING = ("_total", "_sum", "_count", "_bucket")
@@ -83,19 +85,15 @@ def read_metrics(
         HeadwayError: for what is no such file, and for times and counters that cannot be.
     """
     text = _read(path)
-    if text.lstrip().startswith("{"):
-        if later is not None or seconds is not None:
-            raise HeadwayError(f"{path}: a range query has times of its own, and needs no other")
-        return _of_range(path, _of_model(path, _matrix(path, text), model))
-    first = _of_model(path, _scrape(path, text), model)
-    if any(points[-1][0] > points[0][0] for points in first.values()):  # OpenMetrics with times
+    ranged = text.lstrip().startswith("{")
+    first = _of_model(path, _matrix(path, text) if ranged else _scrape(path, text), model)
+    if ranged or any(points[-1][0] > points[0][0] for points in first.values()):  # OpenMetrics
         if later is not None or seconds is not None:
             raise HeadwayError(f"{path}: has times of its own, and needs no other")
         return _of_range(path, first)
     if later is None:
         seconds, how = _since_start(path, first) if seconds is None else (seconds, "as told")
-        start: dict[tuple[str, Labels], list[Point]] = {}
-        return _growth(path, start, first, seconds, how)
+        return _growth(path, {}, first, seconds, how)
     second = _of_model(later, _scrape(later, _read(later)), model)
     _check_same_server(path, first, later, second)
     how = "as told"
@@ -117,9 +115,6 @@ def _read(path: Path) -> str:
         return path.read_text("utf-8", "replace")
     except OSError as error:
         raise HeadwayError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-Series = dict[tuple[str, Labels], list[Point]]
 
 
 def _scrape(path: Path, text: str) -> Series:
@@ -263,30 +258,18 @@ def _growth(path: Path, first: Series, last: Series, seconds: float, how: str) -
     """Take one scrape from the other."""
     if not 0 < seconds < inf:
         raise HeadwayError(f"--seconds {seconds:g}: is not more than 0")
-    found = Metrics(seconds, how)
-    for (name, labels), points in last.items():
-        before = first.get((name, labels), [(0.0, 0.0)])[-1][1]
-        value = points[-1][1]
-        if name.endswith(GROWING):
-            if value < before:
-                raise HeadwayError(
-                    f"{path}: {name}: fell from {before:g} to {value:g}: the server was started "
-                    "again between the scrapes"
-                )
-            value -= before
-        elif first:
-            _add_level(found, name, [before, value])
-            value = (before + value) / 2
-        else:
-            _add_level(found, name, [value])
-        found.values.setdefault(name, {})[labels] = value
-    return found
-
-
-def _add_level(found: Metrics, name: str, values: Sequence[float]) -> None:
-    """Note how a gauge moved."""
-    found.level_change[name] = found.level_change.get(name, 0.0) + values[-1] - values[0]
-    found.most[name] = max(found.most.get(name, 0.0), *values)
+    values: dict[Key, list[float]] = {}
+    for key, points in last.items():
+        name, value = key[0], points[-1][1]
+        before = [0.0] if name.endswith(GROWING) else []
+        before = [first[key][-1][1]] if key in first else before
+        if name.endswith(GROWING) and value < before[0]:
+            raise HeadwayError(
+                f"{path}: {name}: fell from {before[0]:g} to {value:g}: the server was started "
+                "again between the scrapes"
+            )
+        values[key] = [*before, value]
+    return _summed(Metrics(seconds, how), values)
 
 
 def _of_range(path: Path, series: Series) -> Metrics:
@@ -294,10 +277,13 @@ def _of_range(path: Path, series: Series) -> Metrics:
     times = [time for points in series.values() for time, _ in points]
     if not times or max(times) <= min(times):
         raise HeadwayError(f"{path}: values of one moment alone: ask for a range")
-    found = Metrics(max(times) - min(times), "by the times in the file")
-    for (name, labels), points in series.items():
-        points.sort()
-        values = [value for _, value in points if isfinite(value)]
+    values = {key: [v for _, v in sorted(points) if isfinite(v)] for key, points in series.items()}
+    return _summed(Metrics(max(times) - min(times), "by the times in the file"), values)
+
+
+def _summed(found: Metrics, series: Mapping[Key, Sequence[float]]) -> Metrics:
+    """Add the growth of counters, and of gauges mean, most and change."""
+    for (name, labels), values in series.items():
         if not values:
             continue
         if name.endswith(GROWING):
@@ -305,6 +291,8 @@ def _of_range(path: Path, series: Series) -> Metrics:
             value = sum(after - before if after >= before else after for before, after in steps)
         else:
             value = sum(values) / len(values)
-            _add_level(found, name, values)
+            change = found.level_change.get(name, 0.0)
+            found.level_change[name] = change + values[-1] - values[0]
+            found.most[name] = max(found.most.get(name, 0.0), *values)
         found.values.setdefault(name, {})[labels] = value
     return found

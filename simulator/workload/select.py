@@ -6,9 +6,9 @@ since its prompt would hold an answer that nobody gave.
 
 import warnings
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -26,60 +26,56 @@ def session_starts(workload: Workload) -> Floats:
     return times
 
 
-def select(
-    workload: Workload,
-    *,
-    start_s: float | None = None,
-    end_s: float | None = None,
-    skip: int = 0,
-    limit: int | None = None,
-    rate_scale: float = 1.0,
-    repeat: int = 1,
-    max_input_len: int | None = None,
-    max_output_len: int | None = None,
-) -> Workload:
-    """Take a part of a workload; the first arrival that is left is moved to 0.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which part of a workload is taken; HeadwayError for impossible values.
 
-    Args:
-        workload: where to take it from; stays as it is.
-        start_s: keep what arrives at this time of the trace or later; turns as their first one.
-        end_s: keep what arrives before this time.
-        skip: leave out so many requests, the first ones.
-        repeat: play the rest so often, each time one mean gap after the last arrival. The prompts
-            stay the same, for a prefix cache to find as in a real replay; the outputs are new.
-        limit: keep so many requests, the first ones of all repetitions.
-        rate_scale: 2 lets requests arrive twice as fast; think times stay as they are.
-        max_input_len: leave out longer prompts, with a warning that counts them.
-        max_output_len: leave out longer outputs, likewise; nothing is shortened.
-
-    Raises:
-        HeadwayError: for impossible values, or if nothing or too much is left.
+    Each time that a trace is repeated begins one mean gap after the last arrival. Its prompts stay
+    the same, for a prefix cache to find as in a real replay; the outputs are new.
     """
-    lengths = {"max_input_len": max_input_len, "max_output_len": max_output_len}
-    check_selection({"skip": skip, "limit": limit, "repeat": repeat, **lengths}, rate_scale)
-    times = session_starts(workload)
-    begun = times >= (-inf if start_s is None else start_s)
-    ended = times >= (inf if end_s is None else end_s)
-    part = _repeat(take(workload, np.flatnonzero(begun & ~ended)[skip:]), repeat, limit)
-    if limit is not None and limit < len(part):
-        part = take(part, np.arange(limit))
-    part = _drop_long(part, max_input_len, max_output_len)
-    if not len(part):
+
+    start_s: float | None = None  # of the trace, when or after which is kept; turns as their first
+    end_s: float | None = None  # before which is kept
+    skip: int = 0  # requests left out, the first ones
+    limit: int | None = None  # requests kept, the first ones of all repetitions
+    rate_scale: float = 1.0  # 2: requests arrive twice as fast; think times stay as they are
+    repeat: int = 1
+    max_input_len: int | None = None  # tokens; longer prompts are left out, with a warning
+    max_output_len: int | None = None  # likewise; nothing is shortened
+
+    def __post_init__(self) -> None:
+        wrong = []
+        for name in ("skip", "limit", "repeat", "max_input_len", "max_output_len"):
+            value, least = getattr(self, name), 0 if name == "skip" else 1
+            if value is not None and value < least:
+                wrong.append(f"{name}: {value} is not {least} or more")
+        if not 0 < self.rate_scale < inf:
+            wrong.append(f"rate_scale: {self.rate_scale} is not above 0")
+        if wrong:
+            raise HeadwayError(wrong)
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """From when on, and before when, requests are kept, s."""
+        start, end = self.start_s, self.end_s
+        return -inf if start is None else start, inf if end is None else end
+
+
+def select(workload: Workload, **part: Any) -> Workload:
+    """Take the part of a workload that a `Selection` of these names says; it stays as it is.
+
+    The first arrival that is left is moved to 0. HeadwayError if nothing or too much is left.
+    """
+    chosen, times = Selection(**part), session_starts(workload)
+    low, high = chosen.window
+    rows = np.flatnonzero((times >= low) & ~(times >= high))[chosen.skip :]
+    found = _repeat(take(workload, rows), chosen.repeat, chosen.limit)
+    if chosen.limit is not None and chosen.limit < len(found):
+        found = take(found, np.arange(chosen.limit))
+    found = _drop_long(found, chosen.max_input_len, chosen.max_output_len)
+    if not len(found):
         raise HeadwayError(f"{workload.source or 'workload'}: no request is left after selecting")
-    return replace(part, arrival=(part.arrival - np.nanmin(part.arrival)) / rate_scale)
-
-
-def check_selection(counts: dict[str, int | None], rate_scale: float) -> None:
-    """Raise HeadwayError with all options that cannot be."""
-    wrong = []
-    for name, value in counts.items():
-        least = 0 if name == "skip" else 1
-        if value is not None and value < least:
-            wrong.append(f"{name}: {value} is not {least} or more")
-    if not 0 < rate_scale < inf:
-        wrong.append(f"rate_scale: {rate_scale} is not above 0")
-    if wrong:
-        raise HeadwayError(wrong)
+    return replace(found, arrival=(found.arrival - np.nanmin(found.arrival)) / chosen.rate_scale)
 
 
 def take(workload: Workload, rows: Ints) -> Workload:

@@ -16,7 +16,7 @@ from simulator.scenario.workload_config import READ_OPTIONS, TraceConfig
 from simulator.simulation.run import run
 from simulator.util.errors import HeadwayError
 from simulator.workload import traces
-from simulator.workload.select import select
+from simulator.workload.select import Selection
 from tests.support.scenarios import AZURE
 from tools.reference_page import page
 
@@ -226,9 +226,10 @@ def test_the_scenario_knows_the_formats_and_options_of_the_readers():
     assert set(get_args(formats)) == set(traces.FORMATS)
     assert set(traces.OPTIONS) == READ_OPTIONS | {"columns"}  # which stands beside the trace
     part = set(TraceConfig.model_fields) - READ_OPTIONS - {"path", "format"}
-    assert part == set(inspect.signature(select).parameters) - {"workload"}
+    defaults = inspect.signature(Selection).parameters
+    assert part == set(defaults)
     for name in part:
-        default = inspect.signature(select).parameters[name].default
+        default = defaults[name].default
         assert TraceConfig.model_fields[name].default == default
 
 

@@ -199,7 +199,7 @@ def test_the_command_writes_a_scenario_that_runs(put, tmp_path, monkeypatch, cap
         (['{"data"'], {}, ":1: line: bad JSON"),
         ([matrix(("vllm:x", {}, [[0, "a"]]))], {}, "data.result[0]: no metric with values"),
         ([matrix(("vllm:x", {}, [[0, "1"]]))], {}, "values of one moment alone"),
-        ([matrix()], {"seconds": 5}, "has times of its own"),
+        ([matrix(("vllm:x", {}, [[0, "1"]]))], {"seconds": 5}, "has times of its own"),
     ],
 )  # fmt: skip
 def test_bad_metrics(put, texts, options, wrong):

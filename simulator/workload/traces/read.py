@@ -14,8 +14,6 @@ from simulator.workload.select import session_starts, take
 from simulator.workload.traces.format import Table
 from simulator.workload.traces.formats import (
     FORMATS,
-    TOLD_COLUMNS,
-    find_reader,
     formats_with,
     missing_trace,
 )
@@ -102,13 +100,13 @@ def read_table(
     _check_options(name, given)
     if not path.exists():
         raise missing_trace(path)
-    return find_reader(name).read(path, **given), name
+    return FORMATS[name].read(path, **given), name
 
 
 def format_of(path: Path, given: Mapping[str, Any], option: str) -> str:
     """Return the format of a file whose columns are told, or find it by how the file begins."""
     if "columns" in given:
-        return TOLD_COLUMNS
+        return "requests"
     from simulator.workload.traces.detect import detect_format  # imports every format
 
     return detect_format(path, option)
@@ -118,7 +116,7 @@ def _check_options(name: str, given: Mapping[str, Any]) -> None:
     """Raise HeadwayError for every option that the format does not take or whose value is wrong."""
     wrong = []
     for option, value in given.items():
-        if option not in find_reader(name).options:
+        if option not in FORMATS[name].options:
             takers = " or ".join(formats_with(option))
             wrong.append(f"{option}: not an option of format {name}, only of {takers}")
         elif option in WORDS and value not in WORDS[option]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.select import check_selection
+from simulator.workload.select import Selection
 from simulator.workload.traces.documents import (
     BLOCK,
     first_line,
@@ -31,8 +31,8 @@ from simulator.workload.workload import COLUMNS, Workload
 
 LINES = ("azure", "burstgpt", "lengths", "mooncake", "timed_trace", "llmservingsim")
 """Formats with a request a line, whatever the lines around it say."""
-NAMED = ("requests", "columns")
-"""Those that are so where they are no single JSON text."""
+NAMED = "requests"
+"""One that is so where it is no single JSON text."""
 UNTOLD: dict[str, Any] = {"cancel_after": nan, "client": "", "segments": None}
 
 
@@ -49,7 +49,7 @@ def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], opti
         return False
     given = take_encoding(path, given)
     name = form or format_of(path, given, option)
-    return name in LINES or (name in NAMED and (bool(parquet_names(path)) or _has_lines(path)))
+    return name in LINES or (name == NAMED and (bool(parquet_names(path)) or _has_lines(path)))
 
 
 def _has_lines(path: Path) -> bool:
@@ -139,48 +139,36 @@ def join(parts: Sequence[Workload]) -> Workload:
     return whole
 
 
-def select_pieces(
-    read: Read,
-    *,
-    start_s: float | None = None,
-    end_s: float | None = None,
-    skip: int = 0,
-    limit: int | None = None,
-    rate_scale: float = 1.0,
-    repeat: int = 1,
-    max_input_len: int | None = None,
-    max_output_len: int | None = None,
-) -> Iterator[Workload]:
+def select_pieces(read: Read, **part: Any) -> Iterator[Workload]:
     """Take a part of what `read` gives, as `select` does, some requests at a time."""
-    lengths = {"max_input_len": max_input_len, "max_output_len": max_output_len}
-    check_selection({"skip": skip, "limit": limit, "repeat": repeat, **lengths}, rate_scale)
-    low, high = -inf if start_s is None else start_s, inf if end_s is None else end_s
-    left, base, period, long = inf if limit is None else limit, None, 0.0, 0
-    for turn in range(repeat):
+    chosen = Selection(**part)
+    low, high = chosen.window
+    longest_in, longest_out = chosen.max_input_len or inf, chosen.max_output_len or inf
+    left, base, period, long = chosen.limit or inf, None, 0.0, 0
+    for turn in range(chosen.repeat):
         first, last, count = None, 0.0, 0
         for work in read():
             if left <= 0 or work.arrival[0] >= high:
                 break
-            rows = np.flatnonzero((work.arrival >= low) & (work.arrival < high))
-            rows = rows[max(skip - count, 0) :] if count < skip else rows
-            count += int(((work.arrival >= low) & (work.arrival < high)).sum())
+            within = np.flatnonzero((work.arrival >= low) & (work.arrival < high))
+            rows = within[max(chosen.skip - count, 0) :]
+            count += len(within)
             if not len(rows):
                 continue
             times = work.arrival[rows]
             first, last = float(times[0]) if first is None else first, float(times[-1])
             rows = rows[: int(min(left, len(rows)))]
             left -= len(rows)
-            part = work.rows(rows)
-            fine = part.prompt_tokens <= (inf if max_input_len is None else max_input_len)
-            fine &= part.output_tokens <= (inf if max_output_len is None else max_output_len)
+            found = work.rows(rows)
+            fine = (found.prompt_tokens <= longest_in) & (found.output_tokens <= longest_out)
             long += int((~fine).sum())
-            part = part.rows(np.flatnonzero(fine))
-            if len(part):
-                moved = part.arrival + turn * period
+            found = found.rows(np.flatnonzero(fine))
+            if len(found):
+                moved = found.arrival + turn * period
                 base = moved[0] if base is None else base
-                yield replace(part, arrival=(moved - base) / rate_scale)
+                yield replace(found, arrival=(moved - base) / chosen.rate_scale)
         if first is not None:
-            period = (last - first) * (1 + 1 / max(count - skip - 1, 1))
+            period = (last - first) * (1 + 1 / max(count - chosen.skip - 1, 1))
     if long:
         text = f"max_input_len, max_output_len: {long} requests are longer and are left out"
         warnings.warn(text, HeadwayWarning, stacklevel=2)

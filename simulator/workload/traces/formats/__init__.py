@@ -36,19 +36,11 @@ FORMATS: Imported[Format] = Imported(
     {name: f"{__name__}.{place}" for name, place in _PLACES.items()}
 )
 """By name. The first that `detect`s a file's first line is taken."""
-TOLD_COLUMNS = "columns"
-"""The format of a trace whose columns are told; no file is found to have it."""
-_TOLD: Imported[Format] = Imported({TOLD_COLUMNS: f"{__name__}.named:COLUMNS"})
-
-
-def find_reader(name: str) -> Format:
-    """Return the format of a name."""
-    return _TOLD[name] if name == TOLD_COLUMNS else FORMATS[name]
 
 
 def formats_with(option: str) -> tuple[str, ...]:
     """Name the formats that take an option."""
-    return tuple(name for name in (*FORMATS, TOLD_COLUMNS) if option in find_reader(name).options)
+    return tuple(name for name, form in FORMATS.items() if option in form.options)
 
 
 def missing_trace(path: Path) -> HeadwayError:

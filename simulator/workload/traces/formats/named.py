@@ -121,11 +121,5 @@ FORMAT = Format(
     "CSV or JSON: arrival,prompt_tokens,output_tokens, or names like these",
     detect=detect,
     read=read,
-)
-COLUMNS = Format(
-    "columns",
-    "CSV or JSON, its columns named by --columns or workload.columns",
-    detect=lambda head: False,
-    read=read,
     options=("columns",),
 )
