@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from simulator.util.errors import printable
-from simulator.workload.traces.fields import NOTED, find_fields, plain_words
+from simulator.workload.traces.fields import find_fields, plain_words
 
 IDLE = re.compile(
     r"(^|_)(ids?|uuid|guid|keys?|url|uri|ip|host|port|names?|version|hash|label|tags?|schema|type|"
@@ -61,16 +61,6 @@ class Ledger:
             f"{text}: {count}{rest}" if count else f"{text}{rest}"
             for (text, rest), count in self._notes.items()
         ]
-
-    def add_left_out(self, counts: Mapping[str, int]) -> None:
-        """Tell how many requests some fields leave out."""
-        for name, count in counts.items():
-            self.note(f"{self.name_of[name]}: requests left out", count, f", {BESIDE[name]}")
-
-    def add_noted(self, name: str, field_name: str, count: int) -> None:
-        """Tell of how many requests a column changes the load."""
-        if count:
-            self.note(f"{name}: requests that {NOTED[field_name][1]}", count)
 
     def add(self, other: "Ledger") -> None:
         """Take in the columns of another piece of the file."""

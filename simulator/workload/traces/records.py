@@ -219,7 +219,9 @@ class Records:
             elif first is not None:
                 columns[field] = np.concatenate(found)
         ledger = sort_columns(self.names, {**used_as(self.sources), **self.used}, self.idle)
-        ledger.add_left_out(self.beside)
+        for field, count in self.beside.items():
+            name, why = ledger.name_of[field], BESIDE[field]
+            ledger.note(f"{name}: requests left out", count, f", {why}")
         for field, words in self.strange.items():
             named = ", ".join(map(repr, list(words)[:LARGEST_SHOWN]))
             ledger.note(
@@ -476,8 +478,8 @@ def _add_notes(table: Table, columns: Columns) -> None:
     names = table.ledger.name_of
     for field in sorted(NOTED.keys() & columns.keys() & names.keys()):
         count = sum(is_told(field, word) for word in columns[field])
-        if field != "group" or len({*columns[field]}) > 1:
-            table.ledger.add_noted(names[field], field, count)
+        if count and (field != "group" or len({*columns[field]}) > 1):
+            table.ledger.note(f"{names[field]}: requests that {NOTED[field][1]}", count)
     cached = columns.get("cached")
     if cached is not None and cached.any():
         share = f"{cached.sum() / table.prompt.sum():.1%} of input tokens"

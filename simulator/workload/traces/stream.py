@@ -31,8 +31,6 @@ from simulator.workload.workload import COLUMNS, Workload
 
 LINES = ("azure", "burstgpt", "lengths", "mooncake", "timed_trace", "llmservingsim")
 """Formats with a request a line, whatever the lines around it say."""
-NAMED = "requests"
-"""One that is so where it is no single JSON text."""
 UNTOLD: dict[str, Any] = {"cancel_after": nan, "client": "", "segments": None}
 
 
@@ -44,12 +42,15 @@ Read = Callable[[], Iterator[Workload]]
 
 
 def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], option: str) -> bool:
-    """Say whether a trace can be read a piece at a time, and is large enough for it to matter."""
+    """Say whether a trace can be read a piece at a time, and is large enough for it to matter.
+
+    A file of `requests` can where it is no single JSON text.
+    """
     if not path.is_file() or path.stat().st_size <= BLOCK:
         return False
     given = take_encoding(path, given)
     name = form or format_of(path, given, option)
-    return name in LINES or (name == NAMED and (bool(parquet_names(path)) or _has_lines(path)))
+    return name in LINES or (name == "requests" and (bool(parquet_names(path)) or _has_lines(path)))
 
 
 def _has_lines(path: Path) -> bool:
