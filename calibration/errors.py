@@ -1,6 +1,6 @@
 """How far predicted steps are off: their relative errors, and what a fit leaves unexplained."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 MAX_HELD_OUT_ERROR = 0.5  # median, above which a fit explains nothing
-LOSS_SCALE = 0.05  # relative error beyond which a sample counts less in a robust fit
 
 
 @dataclass(frozen=True)
@@ -62,28 +61,6 @@ def residuals(
                 float(np.median(mine[where == k])) for k in range(len(regions))
             )
     return found
-
-
-def fit_positive(
-    predict: Callable[[Floats], Floats],
-    measured: Floats,
-    start: Iterable[float],
-    tolerance: float = 1e-8,
-) -> Floats:
-    """Fit positive coefficients to relative errors: log(predicted / measured), soft l1 loss.
-
-    `tolerance` is that of the coefficients' logarithms (scipy's `xtol`).
-    """
-    from scipy.optimize import least_squares
-
-    result = least_squares(
-        lambda logs: np.log(predict(np.exp(logs)) / measured),
-        np.log([*start]),
-        loss="soft_l1",
-        f_scale=LOSS_SCALE,
-        xtol=tolerance,
-    )
-    return np.asarray(np.exp(result.x))
 
 
 def root_mean_square(medians: Iterable[float]) -> float:

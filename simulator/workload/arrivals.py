@@ -152,10 +152,6 @@ class ArrivalProcess:
             (not start <= end < inf, f"ramp_up_end_rps: {end} is not finite and {start} or more"),
         ]
 
-    def arrival_times(self, count: int, rng: np.random.Generator) -> Floats:
-        """Draw when `count` requests come, in seconds."""
-        return next(self.arrival_parts(count, lambda: rng, [count]))
-
     def arrival_parts(
         self, count: int, make_rng: Callable[[], np.random.Generator], sizes: Sequence[int]
     ) -> Iterator[Floats]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from calibration.errors import Floats, fit_positive
+from calibration.errors import Floats
 from simulator.core.request import Chunk, Request, Step
 from simulator.costs.cost_model import CostModel
 from simulator.models.dtypes import bytes_of
@@ -28,6 +28,7 @@ from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from simulator.util.errors import HeadwayError
 from tools.profiles.aiconfigurator import SOURCE, read_cached
+from tools.profiles.positive import fit_positive
 from tools.profiles.tables import (
     GpuTables,
     NotTimedError,

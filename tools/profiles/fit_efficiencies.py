@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.errors import Errors, Floats, fit_positive
+from calibration.errors import Errors, Floats
 from simulator.costs.roofline import (
     EFFICIENCIES,
     Efficiency,
@@ -25,6 +25,7 @@ from simulator.util.files import write_atomic
 from tools.profiles.aiconfigurator import AllReduce
 from tools.profiles.compose import Kernels, Target, compose_kernels
 from tools.profiles.fit_target import fit_target, roofline_errors
+from tools.profiles.positive import fit_positive
 from tools.profiles.tables import GPU_TABLES, GpuTables, run_command
 
 MODELS = ("llama-3-8b", "qwen3-32b")

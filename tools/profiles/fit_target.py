@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.errors import Errors, Floats, fit_positive, residuals
+from calibration.errors import Errors, Floats, residuals
 from simulator.core.engine_config import UNIFORM
 from simulator.costs.linear import Limits
 from simulator.costs.piecewise import TERMS, PiecewiseCost, add_tables
@@ -39,6 +39,7 @@ from tools.profiles.llmservingsim import (
     fa2_factors,
     mixed_form,
 )
+from tools.profiles.positive import fit_positive
 from tools.profiles.tables import NotTimedError
 
 FOLDS = 5

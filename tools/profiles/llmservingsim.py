@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.errors import Errors, Floats, fit_positive
+from calibration.errors import Errors, Floats
 from simulator.costs.roofline import TILE
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
 from tools.profiles.attention import TimedSteps
+from tools.profiles.positive import fit_positive
 from tools.profiles.tables import GPU_TABLES, GpuTables, has_table, read_table
 
 if TYPE_CHECKING:
