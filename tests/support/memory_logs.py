@@ -189,20 +189,28 @@ CLASSES = (
 def table(path: Path, folder: Path, leave_out: Collection[str] = ()) -> Iterator[str]:
     """Write the median and largest error of each figure by class, %, in Markdown.
 
-    Below it is how many figures keep the bound, of all logs and without those left out.
+    Below it is how many figures keep the bound, of all logs and without those left out, and what
+    is refused.
     """
     found: dict[str, dict[str, list[float]]] = {name: {} for name, _ in CLASSES}
-    errors_of = {row["id"]: compare(row, folder).errors() for row in read_rows(path)}
+    ids: dict[str, list[str]] = {name: [] for name, _ in CLASSES}
+    all_rows = {row["id"]: compare(row, folder) for row in read_rows(path)}
+    errors_of = {name: row.errors() for name, row in all_rows.items()}
     rows = [row for row in read_rows(path) if row["id"] not in leave_out]
     for row in rows:
         kind = next(name for name, holds in CLASSES if holds(row))
+        if errors_of[row["id"]]:
+            ids[kind].append(row["id"])
         for figure, error in errors_of[row["id"]].items():
             found[kind].setdefault(figure, []).append(abs(error))
-    yield f"| {len(rows)} logs | {' | '.join(FIGURES)} |"
-    yield f"|---|{'--:|' * len(FIGURES)}"
+    yield f"| {len(rows)} logs | {' | '.join(FIGURES)} | in sample |"
+    yield f"|---|{'--:|' * len(FIGURES)}--:|"
     for kind, errors in found.items():
         cells = [_cell(errors.get(figure, [])) for figure in FIGURES]
-        yield f"| {kind} | {' | '.join(cells)} |"
+        seen = f"{len(IN_SAMPLE & {*ids[kind]})} of {len(ids[kind])}"
+        yield f"| {kind} | {' | '.join(cells)} | {seen} |"
+    refused = [name for name, row in all_rows.items() if row.why]
+    yield f"refused: {len(refused)} of {len(all_rows)}: {', '.join(refused)}"
     for out in ((), leave_out):
         kept = [errors for name, errors in errors_of.items() if name not in out]
         counts = [_kept(kept, figure, bound) for figure, bound in BOUNDS.items()]
@@ -214,6 +222,20 @@ def _kept(rows: list[dict[str, float]], figure: str, bound: float) -> str:
     return f"{figure} {sum(error <= bound for error in errors)} of {len(errors)}"
 
 
+IN_SAMPLE = {
+    "m01",  # CUDA graphs of a dense layer
+    "g01",  # CUDA graphs of a layer with experts
+    "g02",
+    "h06",  # memory of the RTX 4090
+    "h10",  # of the RTX 3090
+    "h20",  # an encoder's peak
+    "h32",  # SGLang's tensors in multiples of 2 MiB
+    "h33",  # TensorRT-LLM's process
+    "r01",  # RTX 5090, and what NVFP4 in a name leaves in 16 bits
+    "r04",
+    "r12",  # 14 bytes a logit, Gemma 4's encoder
+}
+"""Logs in view of which a constant, a rule or a card's memory was chosen."""
 FIGURES = ("weights", "kv", "tokens")
 BOUNDS = {"weights": 0.02, "kv": 0.05, "tokens": 0.05, "concurrency": 0.05}
 """Relative errors that nine logs of ten keep."""
