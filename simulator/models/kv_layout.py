@@ -3,13 +3,13 @@
 As vLLM's kv_cache_utils.py (0.11 to 0.24) and kv_cache_planning.py (0.33) do.
 """
 
+from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
 from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.modules import FULL, WINDOW
-from simulator.models.sliding_window import group_size, layer_groups
 from simulator.models.spec import ModelSpec
 
 WINDOW_POOL, STATE_POOL = 0.8, 0.9
@@ -61,10 +61,22 @@ class KvLayout(NamedTuple):
 
 def model_groups(model: ModelSpec) -> tuple[int, int]:
     """Return the tables of layers with full attention, and of those with a window."""
-    counts = model.cached_layers
     if not model.keeps_window:
         return 1, 0
-    return layer_groups(sum(counts.values()), counts.get(WINDOW, 0))[:2]
+    tables = kv_layout(model, EngineSizes(hybrid=True)).tables
+    windowed = sum(one.number for one in tables if one.window)
+    return sum(one.number for one in tables) - windowed, windowed
+
+
+def group_size(counts: Sequence[int]) -> int:
+    """Return the layers of a group where there are so many of each kind.
+
+    vLLM's hybrid KV cache manager (0.33, _get_kv_cache_groups_uniform_page_size) gives each group
+    block tables of its own, over one pool of blocks that hold one group's layers: as many as the
+    rarer kind has, or, where the other has less than half as many more, that one.
+    """
+    least, most = min(counts), max(counts)
+    return most if most < 1.5 * least else least
 
 
 def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:

@@ -1,27 +1,6 @@
 """What layers with a sliding window keep and compute: blocks of KV cache, (query, key) pairs."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
-
-
-def layer_groups(layers: int, windowed: int) -> tuple[int, int, int]:
-    """Return the groups of layers with full attention, those with a window, and the layers of each.
-
-    vLLM's hybrid KV cache manager (0.33, kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size)
-    gives each group block tables of its own, over one pool of blocks that hold one group's layers:
-    as many as the rarer kind has, or, where the other has less than half as many more, that one.
-    """
-    full = layers - windowed
-    if not full or not windowed:
-        return int(not windowed), int(not full), layers
-    size = group_size([full, windowed])
-    return -(-full // size), -(-windowed // size), size
-
-
-def group_size(counts: Sequence[int]) -> int:
-    """Return the layers of a group where there are so many of each kind."""
-    least, most = min(counts), max(counts)
-    return most if most < 1.5 * least else least
 
 
 class LayerGroups(NamedTuple):

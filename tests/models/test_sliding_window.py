@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
+from simulator.models.kv_layout import group_size, model_groups
 from simulator.models.load import load_model
-from simulator.models.sliding_window import LayerGroups, layer_groups, window_pairs
+from simulator.models.sliding_window import LayerGroups, window_pairs
 
 H100 = find_gpu("H100-80GB")
 MISTRAL, OSS = map(load_model, ("mistral-7b-v0.1", "gpt-oss-20b"))
@@ -14,11 +15,11 @@ MISTRAL, OSS = map(load_model, ("mistral-7b-v0.1", "gpt-oss-20b"))
 
 def test_groups_of_layers_are_of_one_size() -> None:
     """gpt-oss-20b has 12 and 12; Gemma-3 27B 10 full and 52 windowed; 8 and 9 differ by little."""
-    assert layer_groups(24, 12) == (1, 1, 12)
-    assert layer_groups(62, 52) == (1, 6, 10)
-    assert layer_groups(17, 9) == (1, 1, 9)
-    assert layer_groups(32, 32) == (0, 1, 32)
-    assert layer_groups(32, 0) == (1, 0, 32)
+    assert model_groups(OSS) == (1, 1)
+    assert model_groups(load_model("gemma-3-27b")) == (1, 6)
+    assert model_groups(MISTRAL) == (0, 1)
+    assert model_groups(load_model("llama-3-8b")) == (1, 0)
+    assert [group_size(counts) for counts in ([12, 12], [10, 52], [8, 9])] == [12, 10, 9]
 
 
 def test_mistral_keeps_4096_tokens_of_a_request() -> None:
