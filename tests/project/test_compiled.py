@@ -6,6 +6,7 @@
 import ast
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,10 @@ def test_options_are_not_handed_on_to_super(name: str) -> None:
                 assert all(keyword.arg for keyword in call.keywords), ast.unparse(call)
 
 
-@pytest.mark.parametrize("name", COMPILED)
-def test_compiled_classes_that_others_extend_allow_it(name: str) -> None:
-    """In modules that are not compiled, and in users' own."""
-    extended = {
+@cache
+def extended_elsewhere() -> set[str]:
+    """Return the bases of classes in modules that are not compiled."""
+    return {
         ast.unparse(base).rsplit(".", 1)[-1]
         for path in (ROOT / "simulator").rglob("*.py")
         if str(path.relative_to(ROOT)) not in COMPILED
@@ -65,7 +66,12 @@ def test_compiled_classes_that_others_extend_allow_it(name: str) -> None:
         if isinstance(node, ast.ClassDef)
         for base in node.bases
     }
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_classes_that_others_extend_allow_it(name: str) -> None:
+    """In modules that are not compiled, and in users' own."""
     for node in compiled_classes(name):
-        if node.name in extended:
+        if node.name in extended_elsewhere():
             decorators = " ".join(map(ast.unparse, node.decorator_list))
             assert "allow_interpreted_subclasses=True" in decorators, node.name
