@@ -17,7 +17,7 @@ from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.scenario.json_schema import GENERATOR_KEYS
 from simulator.scenario.policy_table import POLICIES
-from simulator.scenario.validate import UNSUPPORTED_KEYS, block_class
+from simulator.scenario.validate import block_class
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.config import Named
 from simulator.util.errors import Key
@@ -35,23 +35,23 @@ several has the bounds of the first. Without `slo`, 99 % of each must keep them.
 """
 PAGE_HEAD = """# Scenario reference
 
-This page lists every key of a scenario file with its default, type and meaning.
-`python -m tools.reference_page` makes it.
+Which keys may a scenario file have? This page lists each with its default, type and meaning
+(`python -m tools.reference_page` makes it). You may leave out every key that is not required. An
+unknown key is an error that names the likeliest one. Of keys of vLLM and SGLang that Headway spells
+otherwise, or does not simulate, the error says so.
 
-A scenario is one YAML file; `headway run FILE` simulates it, `--set dotted.key=value` overrides a
-key. You may leave out every key that is not required. `1e-3` and `inf` are numbers; anchors (`&`,
-`*`) are not supported. A scenario may name code (`module:Class`): do not run a stranger's
-([SECURITY.md](../SECURITY.md)). [Commands](commands.md#scenarios-on-the-command-line) says how
-paths and names are found.
+A GB is 10^9 bytes. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported. A scenario
+may name code (`module:Class`): do not run a stranger's ([SECURITY.md](../SECURITY.md)).
+[Commands](commands.md#scenarios-on-the-command-line) says how paths and names are found.
 """
 PREFIX_GROUP_KEYS = {
     "num_prefixes": "number of prefixes",
-    "prefix_len": "tokens of a prefix: a number or a distribution",
+    "prefix_len": "tokens of a prefix",
     "zipf": "the k-th prefix has popularity k ** -zipf; 0: all alike",
 }
 SESSION_KEYS = {
-    "turns": "turns of a session: a number or a distribution",
-    "think_time": "seconds from an answer to the next turn: a number or a distribution",
+    "turns": "turns of a session",
+    "think_time": "seconds from an answer to the next turn",
 }
 ADAPTER_KEYS = {
     "num_adapters": "how many: adapter-1, the most popular, and so on",
@@ -59,10 +59,10 @@ ADAPTER_KEYS = {
     "base": "share of the requests, or sessions, for the model itself",
 }
 MULTIMODAL_KEYS = {
-    "items": "of a request, a number or a distribution; null: 1, or the trace's column `images`",
-    "tokens": "of each, likewise; they come on top of the text's",
-    "distinct": "each is one of so many; null: all are new",
-    "zipf": "of these the k-th has popularity k ** -zipf",
+    "items": "images of a request; null: 1, or the trace's column `images`",
+    "tokens": "tokens of each; they come on top of the text's",
+    "distinct": "number of different images; null: all are new",
+    "zipf": "the k-th of these has popularity k ** -zipf",
 }
 POLICIES_HEAD = """## engine.scheduling_policy
 
@@ -119,8 +119,6 @@ DISTRIBUTIONS_HEAD = """## Distributions
 
 A length or a time is a number, or `{kind: ..., ...}` with the fields of the kind:
 """
-UNSUPPORTED_HEAD = """## Keys of vLLM that are not here
-"""
 
 
 def page() -> str:
@@ -149,7 +147,6 @@ def page() -> str:
         _blocks("plan", "sweep", "sweep.random", "sweep.random.keys", "rollouts"),
         _list(COSTS_HEAD, _costs()),
         _list(DISTRIBUTIONS_HEAD, _kinds(KINDS)),
-        _list(UNSUPPORTED_HEAD, (f"- `{name}`: {why}" for name, why in UNSUPPORTED_KEYS.items())),
     ]
     return "\n".join(parts)
 
@@ -203,14 +200,14 @@ def _values(kind: Any) -> str:
         limits = (_bounds(note.limits) for note in kind.__metadata__ if hasattr(note, "limits"))
         return " ".join(filter(None, [_values(kind.__origin__), *limits]))
     words: dict[Any, str] = {int: "integer", float: "number", str: "text", bool: "boolean"}
-    words |= {Distribution: "number or mapping", Named: "text or mapping"}
+    words |= {Distribution: "number or distribution", Named: "text or mapping"}
     return words.get(kind, "mapping")
 
 
 def _bounds(limits: Mapping[str, Any]) -> str:
-    """Write down the bounds, but for those that are only there to fit a machine's integers."""
+    """Write down the bounds, but for large ones, which are only there to refuse slips."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    at = {k: f"{v:,}" for k, v in limits.items() if k in signs and v < 2**31 - 1}
+    at = {k: f"{v:,}" for k, v in limits.items() if k in signs and v < 100_000}
     if "ge" in at and "le" in at:
         return f"{at['ge']} to {at['le']}".replace(".0", "")
     return ", ".join(f"{signs[name]} {limit}" for name, limit in at.items())

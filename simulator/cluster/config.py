@@ -27,7 +27,7 @@ class KvTransferConfig(Config):
 
     bandwidth: Annotated[float, Field(ge=1e-6, le=1_000_000)] = Field(
         50.0,
-        description="GB/s (10^9 bytes) at which each GPU of a producer sends; 50 is a network card "
+        description="GB/s at which each GPU of a producer sends; 50 is a network card "
         "of 400 Gb/s for each",
     )
     latency: Amount = Field(0.0, description="ms of each transfer besides its bytes")
@@ -38,8 +38,8 @@ class KvTransferConfig(Config):
     )
     max_local_prefill_length: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="prompts of which a consumer's prefix cache lacks at most so many tokens are "
-        "computed there, and nothing is moved",
+        description="most tokens that a consumer's prefix cache may lack of a prompt for the "
+        "consumer to compute it itself",
     )
     ratio: Annotated[str, Field(pattern=r"^[1-9]\d{0,4}P[1-9]\d{0,4}D$")] | None = Field(
         None,
@@ -64,7 +64,7 @@ class EcTransferConfig(Config):
     """How encoder outputs go from the replicas that encode images to those that take them."""
 
     bandwidth: Annotated[float, Field(ge=1e-6, le=1_000_000)] = Field(
-        50.0, description="GB/s (10^9 bytes) at which an encoder sends"
+        50.0, description="GB/s at which an encoder sends"
     )
     latency: Amount = Field(0.0, description="ms of each output besides its bytes")
     router: RouterSpec = Field(
@@ -82,7 +82,7 @@ class SleepModeConfig(Config):
     replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(
         1, description="sets of GPUs; each has a server of every group"
     )
-    groups: list[str] = Field([], description="who shares them; []: all")
+    groups: list[str] = Field([], description="groups that share them; []: all")
     idle_timeout: NonNegativeFloat = Field(
         0.0, description="s without requests after which a model gives way to one that waits"
     )

@@ -168,7 +168,7 @@ class PowerOfTwo(Pool):
 
 
 class Least:
-    """The one with the fewest requests that have not ended; of equals who was chosen longest ago.
+    """The one with the fewest requests that have not ended; of equals the one chosen longest ago.
 
     Subclasses count something else. A heap has an entry for each change; those that time has
     passed over are dropped as they come up, and it is made anew when most of it is such.

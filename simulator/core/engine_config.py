@@ -148,8 +148,7 @@ class SecondaryTierConfig(Config):
     )
     size: PositiveAmount = Field(description="GiB for KV blocks")
     bandwidth: PositiveAmount = Field(
-        description="GB/s (10^9 bytes) of its link, reads and writes together; of a shared one, "
-        "for all replicas"
+        description="GB/s of its link, reads and writes together; of a shared one, for all replicas"
     )
     latency: Amount = Field(0.0, description="ms until the first block of a prompt comes")
     shared: bool = Field(False, description="one for all replicas; false: each has its own")
@@ -170,7 +169,7 @@ class EngineConfig(Config):
         "hf",
     ] = Field(
         "vllm",
-        description="the engine whose defaults hold for keys left out (engines.md); `engine: "
+        description="the engine whose defaults keys have that are left out (engines.md); `engine: "
         "sglang` is short for `engine: {name: sglang}`. Defaults here are vllm's",
     )
     version: Annotated[str | None, version_text] = Field(
@@ -212,23 +211,22 @@ class EngineConfig(Config):
     )
     max_num_active_seqs: Count | None = Field(
         None,
-        description="most requests that run at once where that is fewer than max_num_seqs; null: "
-        "those (vLLM 0.31 on)",
+        description="most requests that run at once, if fewer than max_num_seqs (vLLM 0.31 on)",
     )
     max_num_scheduled_tokens: Count | None = Field(
         None,
-        description="most tokens that a step computes where that is fewer than "
-        "max_num_batched_tokens; null: those (vLLM 0.26 on)",
+        description="most tokens that a step computes, if fewer than max_num_batched_tokens "
+        "(vLLM 0.26 on)",
     )
     max_num_queued_reqs: WholeNumber | None = Field(
         None,
-        description="a server that has so many requests, running or waiting, rejects the next "
-        "(503); null: no such limit (vLLM 0.29 on)",
+        description="a server with this many requests, running or waiting, rejects the next (503); "
+        "null: no limit (vLLM 0.29 on)",
     )
     max_num_queued_tokens: WholeNumber | None = Field(
         None,
         description="a server rejects requests (503) while prompts whose answer has not begun "
-        "have so many tokens; null: no such limit (vLLM 0.29 on)",
+        "have this many tokens; null: no limit (vLLM 0.29 on)",
     )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
@@ -253,7 +251,7 @@ class EngineConfig(Config):
     )
     kv_offloading_bandwidth: PositiveAmount | None = Field(
         None,
-        description="GB/s (10^9 bytes) at which blocks come back to each GPU; null: as swapped "
+        description="GB/s at which blocks come back to each GPU; null: as swapped "
         "ones, by the cost profile, else 85 % of the bus",
     )
     kv_offloading_latency: Amount = Field(
@@ -266,7 +264,7 @@ class EngineConfig(Config):
         "write_through_selective, in SGLang alone: as a second request has them",
     )
     store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0, description="with write_through: copy a block when it is offered for so many-th time"
+        0, description="with write_through: copy a block when it is offered for the n-th time"
     )
     secondary_tiers: Annotated[list[SecondaryTierConfig], Field(max_length=2)] = Field(
         [], description="disks and stores behind the host's memory, the nearest first (memory.md)"
@@ -304,11 +302,11 @@ class EngineConfig(Config):
     )
     pipeline_parallel_bandwidth: PositiveAmount | None = Field(
         None,
-        description="GB/s (10^9 bytes) from the GPUs of a stage to those of the next; null: the "
+        description="GB/s from the GPUs of a stage to those of the next; null: the "
         "link between the GPUs of a server",
     )
     enable_expert_parallel: bool = Field(
-        False, description="each GPU holds whole experts, not a slice of every one"
+        False, description="each GPU has whole experts, not a slice of every one"
     )
     expert_routing: Literal["auto", "uniform", "power_law_1.01", "power_law_1.2"] = Field(
         AUTO,
@@ -333,7 +331,7 @@ class EngineConfig(Config):
         description="raise that limit to max_num_batched_tokens divided by the requests present",
     )
     prefill_schedule_interval: Count = Field(
-        1, description="while decodes run, compute prompts only every so many steps"
+        1, description="while decodes run, compute prompts only in each n-th step"
     )
     async_scheduling: bool = Field(
         True,
@@ -349,7 +347,7 @@ class EngineConfig(Config):
     prefix_cache_retention_interval: WholeNumber | None = Field(
         0,
         description="of layers that keep a window alone the prefix cache has blocks at the end of "
-        "each prompt, where prompts were seen to branch, and every so many tokens; 0: at the "
+        "each prompt, where prompts were seen to branch, and every n tokens; 0: at the "
         "former alone; null: all of them, as vLLM before 0.29",
     )
     speculative_config: SpeculativeConfig | None = Field(
@@ -375,7 +373,7 @@ class EngineConfig(Config):
         int | Literal["max_tokens", "max_model_len"] | None, _reservation
     ] = Field(
         None,
-        description="admit a request only if its prompt and so many tokens of answer fit beside "
+        description="admit a request only if its prompt and this many tokens of answer fit beside "
         "all reserved ones; max_tokens: what it may generate; max_model_len: what "
         "any request may; null: reserve no answer",
     )
@@ -391,7 +389,7 @@ class EngineConfig(Config):
     )
     swap_bandwidth: PositiveAmount | None = Field(
         None,
-        description="GB/s (10^9 bytes) between a GPU and its host, each way; null: the swap terms "
+        description="GB/s between a GPU and its host, each way; null: the swap terms "
         "of the cost profile, else 85 % of the bus",
     )
     swap_overlap: bool = Field(
@@ -404,7 +402,7 @@ class EngineConfig(Config):
         description="serve adapters beside the model: each request may ask for one (memory.md)",
     )
     max_loras: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        1, description="adapters of those who run at once; so many have a slot on the GPU"
+        1, description="adapters that run at once: slots on the GPU"
     )
     max_cpu_loras: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="adapters kept in host memory, at least max_loras; null: max_loras"
@@ -414,7 +412,7 @@ class EngineConfig(Config):
     )
     lora_load_bandwidth: PositiveAmount = Field(
         2.1,
-        description="GB/s (10^9 bytes) at which an adapter is read into host memory; 2.1: vLLM's "
+        description="GB/s at which an adapter is read into host memory; 2.1: vLLM's "
         "loader, on one core, from the page cache",
     )
     multimodal_config: MultimodalConfig | None = Field(

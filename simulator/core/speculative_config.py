@@ -92,7 +92,7 @@ class SpeculativeConfig(Config):
         "as before",
     )
     acceptance: Annotated[Share | list[Share] | Literal["typical"], _acceptance] = Field(
-        description="probability that a draft token is accepted if those before it were: one "
+        description="probability that a draft token is accepted if all before it were: one "
         "number, or one for each position; typical: as published for eagle, eagle3 and mtp"
     )
     draft: DraftConfig | None = Field(

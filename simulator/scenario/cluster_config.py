@@ -26,8 +26,8 @@ class GroupConfig(Config):
     )
     model: str | None = Field(
         None,
-        description="as `model`; null: the scenario's. Where groups differ, each request goes to "
-        "those of the model that it asks for (fleet.md)",
+        description="as `model`; null: the scenario's. Where groups differ, a request goes to "
+        "the groups of the model that it asks for (fleet.md)",
     )
     gpu: GpuConfig | None = Field(None, description="as `gpu`; null: the scenario's")
     engine: EngineConfig | None = Field(
@@ -62,7 +62,7 @@ class ClusterConfig(Config):
 
     replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
         None,
-        description="equal servers, or those that kv_transfer.ratio shares out; null: 1, or "
+        description="equal servers, or the servers that kv_transfer.ratio shares out; null: 1, or "
         "by groups",
     )
     router: RouterSpec = Field(

@@ -24,8 +24,8 @@ GENERATOR_KEYS = {
     "relative to their mean, which is request_rate",
     "num_prompts": "requests; with sessions, their turns",
     "max_concurrency": "most requests sent and unfinished; null: no limit; also beside trace",
-    "input_len": "tokens of a prompt: a number or a distribution; null: 1024",
-    "output_len": "tokens of an answer: a number or a distribution; null: 128",
+    "input_len": "tokens of a prompt; null: 1024",
+    "output_len": "tokens of an answer; null: 128",
     "range_ratio": "r makes a length n uniform from n (1 - r) to n (1 + r); a number, or "
     "{input: r, output: r}",
     "n": "samples of each prompt, sent together and ended each by itself",

@@ -70,7 +70,7 @@ class RolloutsConfig(Config):
 
     steps: Annotated[int, Field(ge=1, le=100_000)] = Field(10, description="steps to simulate")
     oversampling: Annotated[float, Field(ge=0, le=10)] = Field(
-        0.0, description="share of groups begun beyond those that a step ends with"
+        0.0, description="share of groups begun beyond the number that a step ends with"
     )
     partial: bool = Field(
         False,
@@ -89,9 +89,9 @@ class PlanConfig(Config):
         {}, description="{dotted.key: [values]}: every combination is a candidate"
     )
     fewest: dict[str, str] = Field(
-        {}, description="{dotted.key: LOW..HIGH}: find the least whole number that holds the load"
+        {}, description="{dotted.key: LOW..HIGH}: find the least whole number that carries the load"
     )
-    cheapest: bool = Field(False, description="find the cheapest candidate that holds the load")
+    cheapest: bool = Field(False, description="find the cheapest candidate that carries the load")
     objective: Literal["cost", "energy"] = Field(
         "cost",
         description="the best candidate has the lowest cost (without prices: the fewest GPUs), "

@@ -71,7 +71,7 @@ class TraceConfig(Config):
     )
     session_turns: Literal["delta", "whole"] | None = Field(
         None,
-        description="whether a later turn holds only its new tokens (null: delta) or its "
+        description="whether a later turn has only its new tokens (null: delta) or its "
         "whole prompt",
     )
     chars_per_token: PositiveFloat | None = Field(
@@ -85,7 +85,7 @@ class TraceConfig(Config):
     )
     lanes: Count | None = Field(
         None,
-        description="for dynamo, weka, agentic_mooncake: so many agents' plays run side by side; "
+        description="for dynamo, weka, agentic_mooncake: number of agents' plays side by side; "
         "a lane's next play begins when the one before has ended. null: each at its "
         "time",
     )
@@ -100,7 +100,7 @@ class FrontendConfig(Config):
 
     latency: Milliseconds = Field(0.0, description="ms for each request, whatever others do")
     per_request: Milliseconds = Field(
-        0.0, description="ms by which each request holds up those behind it"
+        0.0, description="ms by which each request delays the next ones"
     )
     per_token: Milliseconds = Field(0.0, description="ms likewise for each token of its prompt")
 
