@@ -21,9 +21,9 @@ from simulator.costs.cost_model import CostModel
 from simulator.diagnosis.feasibility import Traffic
 from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
-from simulator.results.service_levels import FINISH, REQUEST_BOUNDS, Slo, asks
+from simulator.results.service_levels import FINISH, Slo, asks
 from simulator.scenario.kv_room import kv_blocks
-from simulator.scenario.scenario import GoodputConfig
+from simulator.scenario.scenario import Bounds, GoodputConfig
 
 MARGIN = (
     1.1  # times the most that theory says: so much may a replica do, for all that it leaves out
@@ -159,18 +159,15 @@ def best_sizes(replica: Replica, traffic: Traffic, slos: Sequence[Slo], known: f
 def per_request(slos: Sequence[Slo], goodput: GoodputConfig) -> list[Slo]:
     """Return the bounds with those of each request that a share of them must keep, `goodput`.
 
-    Of requests of several classes they are those that all have, the loosest.
+    Where classes have bounds of their own, those of one class by itself.
     """
     shares = [slo for slo in slos if slo.name == "goodput"]
     found = [slo for slo in slos if slo not in shares]
     for slo in shares:
-        own = goodput.classes.get(slo.part)
-        blocks = [own] if own is not None else [goodput, *goodput.classes.values()]
-        key = "goodput." if own is None else f"goodput.{slo.part}."
+        own = goodput.classes.get(slo.part, Bounds() if goodput.classes else goodput)
         found += [
-            Slo(f"{key}{name}", True, max(bounds), 100.0 * slo.bound, name, slo.part)
-            for name in REQUEST_BOUNDS
-            if len(bounds := [b for one in blocks if (b := one.bounds.get(name))]) == len(blocks)
+            Slo(f"goodput.{name}", True, bound, 100.0 * slo.bound, name, slo.part)
+            for name, bound in own.bounds.items()
         ]
     return found
 

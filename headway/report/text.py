@@ -23,6 +23,7 @@ from headway.report.metric_rows import (
     part_throughput,
     parts_of,
 )
+from simulator.core.speculative_config import PUBLISHED
 from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
 from simulator.models.load import load_model, shipped_models
@@ -74,9 +75,8 @@ def run_table(summary: Summary) -> str:
                 lines.append(_line(f"{word.capitalize()} {name} (ms)", "n/a" if none else value))
         if key == "itl" and summary["completed"] and not lacks_gaps(summary, "_itl_"):
             lines.append(_line("Std ITL (ms)", summary["std_itl_ms"]))
-            if "max_itl_ms" in gauges:  # not in the files of earlier versions
-                least, greatest = gauges["min_itl_ms"], gauges["max_itl_ms"]
-                lines.append(_line("Range of ITL (ms)", f"{least:.2f} to {greatest:.2f}"))
+            least, greatest = gauges["min_itl_ms"], gauges["max_itl_ms"]
+            lines.append(_line("Range of ITL (ms)", f"{least:.2f} to {greatest:.2f}"))
     if service := slo_lines(summary):
         lines += [f"{'Service Levels':-^{WIDTH}}", *(_line(*pair) for pair in service)]
     for block, parts in parts_of(summary).items():
@@ -233,8 +233,7 @@ def slo_lines(summary: Summary) -> list[tuple[str, str]]:
     found = []
     for one in gauges.get("slo") or ():
         judged = Judged.of(one)
-        told = judged.slo.words(one["value"], three_digits)
-        value = told if judged.served else "n/a,"
+        value = judged.slo.words(one["value"], three_digits) if judged.served else "n/a,"
         found.append((one["bound"], f"{value} {judged}{served_of(summary, judged.slo)}"))
     names = [name for name in ("ttft", "tpot", "e2el") if f"slo_{name}_ms" in gauges]
     for name in names:
@@ -296,6 +295,10 @@ def engine_lines(gauges: Summary) -> list[str]:
             if keys:
                 text = f"{word}: {', '.join(_said(*pair) for pair in keys.items())}"
                 lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+        drafts = one["set"].get("speculative_config") or {}
+        if drafts.get("acceptance") == "typical":
+            low, high = PUBLISHED[drafts["method"]]
+            lines.append(f"  Acceptance typical: published are {low} to {high}")
     return lines
 
 

@@ -38,11 +38,10 @@ def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
         return held[0], "the only one that keeps the service levels"
     if not held:
         return None, f"none keeps the service levels{' for long: queues grow' if kept else ''}"
-    kept = held
-    keys = (*_dollars(summaries, kept), "request_goodput", "slo_attainment", *usual)
-    place, why = _first(summaries, kept, keys)
+    keys = (*_dollars(summaries, held), "request_goodput", "slo_attainment", *usual)
+    place, why = _first(summaries, held, keys)
     of = "between" if place is None else "of"
-    return place, f"{why} {of} the {len(kept)} that keep the service levels"
+    return place, f"{why} {of} the {len(held)} that keep the service levels"
 
 
 def prices_differ(summaries: Sequence[Summary]) -> bool:

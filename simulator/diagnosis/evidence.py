@@ -167,14 +167,12 @@ class Evidence:
             bounds.append((bound, 1e3 * float(getattr(self.table, latency)[here].mean())))
         return any(value <= bound < times * value for bound, value in bounds)
 
-    def bounds(self, latency: str, among: Flags | None = None) -> Iterator[tuple[float, Flags]]:
+    def bounds(self, latency: str, among: Flags | bool = True) -> Iterator[tuple[float, Flags]]:
         """Yield the bounds of goodput on a latency, ms, and which served requests have each.
 
         Of a TPOT those of several tokens. `among` are those that count.
         """
-        done = self.done if among is None else self.done & among
-        if latency == "tpot":
-            done = done & (self.table.generated > 1)
+        done = self.done & among & ((self.table.generated > 1) | (latency != "tpot"))
         bound = goodput_of(self.record.scenario.goodput, self.table.workload).get(latency, inf)
         for one in np.unique(bound):
             here = done & (bound == one)

@@ -34,10 +34,10 @@ def rejected(run: AdvisedEvidence) -> Finding | None:
     share = count / len(refused)
     advice = advisor.room(int(prompt.max()) if 2 * long > count else 0, int(total.max()))
     helps, most = "", advisor.spec.model.max_position_embeddings
-    if not advice and int(prompt.max()) >= most:
-        helps = f" The model takes {most:,} tokens: no key and no GPU lets it read longer prompts."
-    elif not advice:
+    if not advice:
         helps = " No single key makes room for them: take larger GPUs, or more."
+    if int(prompt.max()) >= most:
+        helps = f" The model takes {most:,} tokens: no key and no GPU lets it read longer prompts."
     return Finding(
         share,
         f"{count:,} of {len(refused):,} requests were rejected ({share:.1%}): {why}.{helps}",

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from simulator.core.speculative_config import TYPICAL
 from simulator.launch.fields import EngineField, fields, of_config
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
@@ -15,7 +16,7 @@ from simulator.schedulers.vllm.rules import NEWEST_RELEASE, Release, check_known
 from simulator.util.errors import HeadwayError
 
 ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
-"""What drafts are worth and cost where a command, which says neither, asks for them."""
+"""What n-grams' drafts and a draft model's are worth, and the latter cost: no command says it."""
 QUANTIZATIONS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt", "w8a8_fp8", "ptpc_fp8"), "fp8"),
     **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes", "w4afp8"), "int4"),
@@ -184,16 +185,16 @@ def _speculative(launch: Launch, option: Option) -> None:
     if given.get("num_speculative_tokens") is None:
         raise _UnsimulatedError("num_speculative_tokens: is missing")
     rates = given.get("synthetic_acceptance_rates") or given.get("synthetic_acceptance_rate")
+    usual = "typical" if method in TYPICAL else ACCEPTANCE
     block = {
         "method": method,
         "num_speculative_tokens": given["num_speculative_tokens"],
-        "acceptance": ACCEPTANCE if rates is None else rates,
+        "acceptance": usual if rates is None else rates,
     }
     block |= {name: given[name] for name in DRAFT_KEYS if given.get(name)}
-    supposed = [] if rates is not None else [f"acceptance: {ACCEPTANCE}"]
+    supposed = [] if rates is not None else [f"acceptance: {usual}"]
     if method == "draft_model":
         block["model"] = given.get("model")
-    if method != "ngram":
         block["draft"] = {"fraction": DRAFT_FRACTION}
         supposed.append(f"draft: {{fraction: {DRAFT_FRACTION}}}")
     if supposed:

@@ -333,12 +333,10 @@ def parse_slo(text: str) -> Slo:
 
 def _seconds(text: str) -> float:
     """Read h:mm or h:mm:ss; ValueError where it is neither."""
-    hours, *rest = map(int, text.split(":"))
-    minutes, seconds = [*rest, 0][:2]
-    found = 3600.0 * hours + 60.0 * minutes + seconds
-    if len(rest) > 2 or min(hours, *rest) < 0 or max(rest) > 59 or not found:
+    if (match := re.fullmatch(r"(\d+):([0-5]\d)(?::([0-5]\d))?", text)) is None:
         raise ValueError
-    return found
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def parse_slos(texts: Iterable[str], models: Sequence[str]) -> list[Slo]:
@@ -382,7 +380,9 @@ def service_levels(scenario: Scenario) -> list[Slo]:
 def default_levels(goodput: GoodputConfig) -> list[str]:
     """Say that 99 % of all requests, and of each class, keep the bounds that there are."""
     levels = ["goodput>=0.99"] if goodput.bounds else []
-    return levels + [f"{part}: goodput>=0.99" for part in goodput.classes]
+    return levels + [
+        f"{part}: goodput>=0.99" for part, own in goodput.classes.items() if own.bounds
+    ]
 
 
 def need_parts(slos: Iterable[Slo], scenario: Scenario, workload: Workload) -> None:

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
+from simulator.core.speculative_config import DraftConfig
 from simulator.features import features_of
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import Gpu
 from simulator.models.kv_budget import MemoryBudget, estimate, fitting
 from simulator.models.load import load_model
+from simulator.models.loaded import loaded
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
 from simulator.scenario.engines import ENGINES, release_of
@@ -76,6 +78,24 @@ def _draft_model(engine: EngineConfig) -> ModelSpec | None:
         return load_model(named)
     except ValueError:  # what is not counted is said
         return None
+
+
+def draft_by_shape(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> DraftConfig | None:
+    """Return what drafting takes by the weights that it reads, against the target's; None: nothing.
+
+    EAGLE and MTP end with the target's lm_head. ValueError for a draft model that is not known.
+    """
+    method, sizes = _drafts(engine), engine_sizes(engine, model)
+    if method is None:
+        return None
+    if method == "draft_model" and sizes.draft is None:
+        raise ValueError(
+            "engine.speculative_config.draft: name a known `model`, or give {fraction: 0.1}"
+        )
+    parts = loaded(model, gpu, sizes)
+    head = parts.head or parts.embedding
+    own = parts.drafts + head * (method in ("eagle", "mtp"))
+    return DraftConfig(fraction=min(own / (parts.layers + head + parts.rest), 1.0))
 
 
 def memory_budget(engine: EngineConfig, model: ModelSpec, gpu: Gpu) -> MemoryBudget:

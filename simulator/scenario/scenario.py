@@ -94,12 +94,10 @@ class GoodputConfig(Bounds):
         faults, found = list[FieldError](), dict[str, Bounds]()
         for key, value in values.items():
             try:
-                if not re.fullmatch(CLASS, key):
-                    faults += super()._read_others({key: value})
-                elif not (own := Bounds.model_validate(value)).bounds:
-                    faults.append(((key,), "has no bound: give ttft, tpot or e2el, ms"))
+                if re.fullmatch(CLASS, key):
+                    found[key] = Bounds.model_validate(value)
                 else:
-                    found[key] = own
+                    faults += super()._read_others({key: value})
             except ValueError as error:
                 faults += field_errors((key,), error)
         self._classes = found

@@ -39,6 +39,7 @@ from simulator.models.gpus import GPUS, HOST_SHARE, Gpu
 from simulator.models.kv_budget import kv_block_bytes
 from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
+from simulator.scenario.kv_room import draft_by_shape
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.from_mapping import from_mapping, prefix_keys, raise_if, short_repr
 
@@ -81,8 +82,9 @@ def make_cost(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> CostModel:
     spec = own.cost or ({"profile": shipped} if shipped else {"kind": "roofline"})
     cost = load_cost(spec, own.folder, model=model, gpu=gpu, engine=engine, host=own.host)
     speculation = engine.speculative_config
-    if speculation is not None and speculation.draft is not None:
-        cost = DraftedCost(cost, speculation.num_speculative_tokens, speculation.draft)
+    if speculation is not None:
+        draft = speculation.draft or draft_by_shape(engine, model, gpu)
+        cost = DraftedCost(cost, speculation.num_speculative_tokens, draft) if draft else cost
     for feature in features_of(engine):
         cost = feature.cost(cost, engine, model, gpu)
     if not parallel:

@@ -16,6 +16,7 @@ from simulator.kv_cache.slot_counter import SlotCounter
 from simulator.models.sliding_window import LayerGroups
 from simulator.policies.orders import SJF
 from simulator.scenario.load import load_scenario
+from simulator.scenario.resolve import resolve
 from simulator.schedulers.vllm.speculative import Speculative
 from simulator.simulation.run import run
 from tests.support.engines import Clock, play, workload
@@ -233,6 +234,29 @@ def test_what_is_accepted_depends_on_seed_request_and_position_alone() -> None:
     assert block.accepted(7, 4, 100) != shorter
 
 
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        # A layer of Llama-3-8B without norms, fc of two states, lm_head
+        ("eagle", 4096 * (3 * 14336 + 6144 + 4096 + 2 * 4096 + 128_256)),
+        # fc of three, one more input to attention, lm_head of 32,000 tokens
+        ("eagle3", 4096 * (3 * 14336 + 2 * 6144 + 4096 + 3 * 4096 + 32_000)),
+    ],
+)
+def test_drafting_takes_the_share_of_the_weights_that_it_reads(method: str, weights: int) -> None:
+    drafts = {"method": method, "num_speculative_tokens": 3, "acceptance": "typical"}
+    found = load_scenario({"model": "llama-3-8b", "engine": {"speculative_config": drafts}})
+    cost = resolve(found).cost
+    assert isinstance(cost, DraftedCost)
+    whole = 8_030_261_248 - 4096 * 128_256  # of its parameters all but the input's table
+    assert cost.draft.fraction == pytest.approx(weights / whole, rel=0.01)
+    free = {**drafts, "draft": {}}
+    own = resolve(load_scenario({"engine": {"speculative_config": free}})).cost
+    step = Step([], 8, 8000)
+    step.drafts = 24
+    assert cost.execute(step).seconds > own.execute(step).seconds
+
+
 def test_typical_acceptance_is_the_published_one_of_its_method() -> None:
     """0.66 for EAGLE-3: as if the number stood there."""
     kind, draft = {"method": "eagle3", "num_speculative_tokens": 3}, DraftConfig()
@@ -339,9 +363,8 @@ def test_drafting_costs_what_its_terms_say() -> None:
             for value, told in (("1.5", "1.5"), ("[0.5, x]", "[0.5, 'x']"), (".nan", "nan"))
         ),
         (
-            "{num_speculative_tokens: 3, acceptance: 0.5, method: eagle}",
-            "engine.speculative_config.draft: is missing: what does a draft step of eagle take? "
-            "{seconds: 0.0005} or {fraction: 0.1}",
+            "{num_speculative_tokens: 3, acceptance: 0.5, method: draft_model}",
+            "engine.speculative_config.draft: name a known `model`, or give {fraction: 0.1}",
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, scheduling_policy: static",
