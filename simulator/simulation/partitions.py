@@ -187,6 +187,7 @@ def run_partition(part: Partition) -> Sums | str:
         sums[name] = whole
     for number, stays in enumerate(streamed.metrics.stays or ()):
         sums[f"stays/{number}"] = stays
+    sums["limits"] = np.array(streamed.engines[0].limits)
     return sums | {"warned": np.array([*streamed.warned.values()], np.str_)}
 
 
@@ -210,16 +211,17 @@ def _summarize(
     while (name := f"stays/{number}") in files[0]:
         metrics.add_stays(np.concatenate([found[name] for found in files]))
         number += 1
+    limits = str(files[0]["limits"])
     for found in files:
         found.close()
-    return stream.summarize(scenario, metrics, cores[0], specs, [*messages])
+    return stream.summarize(scenario, metrics, cores[0], specs, [*messages], limits=limits)
 
 
 def _read(path: Path) -> Any:
     """Open the file of a part; its arrays are read as they are asked for."""
     try:
         found = np.load(path, allow_pickle=False)
-        found["warned"]
+        found["limits"]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise HeadwayError(f"{path}: is no part of a run; take it out") from error
     return found

@@ -122,7 +122,7 @@ def run_streamed(
     drive_stream(stream, progress)
     messages = [*stream.missing, *stream.warned.values()]
     told = scenario, stream.metrics, stream.cores[0], stream.specs, messages
-    return summarize(*told, refused=stream.engines[0].limits)
+    return summarize(*told, limits=stream.engines[0].limits)
 
 
 def drive_stream(stream: StreamedRun, progress: Progress | None = None) -> None:
@@ -176,11 +176,11 @@ def summarize(
     specs: Mapping[str, EngineSpec],
     messages: list[str],
     *,
-    refused: str = "no replica could ever hold them",
+    limits: str,
 ) -> dict[str, Any]:
     """Put together what is known at the end, and warn of what cannot be trusted."""
     if metrics.engines.requests.rejected == metrics.total:
-        messages.append(f"all {metrics.total:,} requests were rejected: {refused}")
+        messages.append(f"all {metrics.total:,} requests were rejected: {limits}")
     for message in messages:
         warnings.warn(message, HeadwayWarning, stacklevel=3)
     info = run_info(scenario, spec, specs, messages)

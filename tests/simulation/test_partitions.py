@@ -121,6 +121,16 @@ def test_what_the_workers_would_warn_of_is_said_once(tmp_path: Path) -> None:
     assert sum(text.startswith("tgi has no prefix cache") for text in texts) == 1
 
 
+def test_why_all_requests_are_rejected_is_said(tmp_path: Path) -> None:
+    """As by one process: what the first engine has room for."""
+    what = scenario(tmp_path, "cluster={replicas: 4}", "engine.num_gpu_blocks_override=2")
+    with parallel_config(backend="sequential"), pytest.warns(HeadwayWarning) as caught:
+        told = run_partitions(what, tmp_path / "out")
+    assert not told["completed"]
+    [text] = [str(one.message) for one in caught if "were rejected" in str(one.message)]
+    assert "or too large for the 1 KV blocks of" in text
+
+
 def test_pods_kept_in_one_process_are_one_fleet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
