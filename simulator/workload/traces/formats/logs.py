@@ -14,16 +14,16 @@ from simulator.workload.traces.fields import (
     name_sources,
     parse_date,
     source,
-    used_as,
 )
 from simulator.workload.traces.format import Format, Head, Problems, Table
+from simulator.workload.traces.formats.table import Found, table_format
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
 
 LANGFUSE = "langfuse.observation."
 IN_JSON = (f"{LANGFUSE}usage_details", f"{LANGFUSE}completion_start_time")
 """Attributes in which Langfuse's SDK writes JSON as text."""
-SOURCES = name_sources(
+COLUMNS = (
     "arrival=startTimeUnixNano|start_time|startTime, end=endTimeUnixNano|end_time|endTime, "
     "first=completionStartTime|langfuse.observation.completion_start_time, "
     "ttft=gen_ai.latency.time_to_first_token|gen_ai.response.time_to_first_chunk, "
@@ -38,15 +38,14 @@ SOURCES = name_sources(
 )
 """The attributes of OpenTelemetry's conventions for generative AI, also as vLLM spells them, and
 the fields of Langfuse's observations."""
-IDLE = ("flags", "resource.*", "scope.*", "*.finish_reasons", "status.*")
+SOURCES = name_sources(COLUMNS)
 USAGE = ("usageDetails.", f"{LANGFUSE}usage_details.")
 IDS = ("spanId", "context.span_id", "id")
 PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
 
 
-def read_spans(path: Path) -> Table:
-    """Read the spans that tell their tokens; one that others with tokens lie in is their sum."""
-    problems = Problems(path)
+def _requests(path: Path, problems: Problems) -> Iterator[Found]:
+    """Yield the spans that tell their tokens; one that others with tokens lie in is their sum."""
     found = list(_spans(path, problems))
     kept = [
         (line, span)
@@ -64,13 +63,7 @@ def read_spans(path: Path) -> Table:
         while parent is not None and parent not in sums:
             sums.add(parent)
             parent = parents.get(parent)
-    there = {name for _, span in kept for name in span}
-    needed = {k: v for k, v in SOURCES.items() if k in NEEDED or not there.isdisjoint(v.names)}
-    records = Records(problems, needed, IDLE)
-    for line, span in kept:
-        if _first(span, IDS) not in sums:
-            records.add(line, span)
-    return records.table()
+    yield from ((line, span) for line, span in kept if _first(span, IDS) not in sums)
 
 
 def _first(span: Mapping[str, Any], names: tuple[str, ...]) -> object:
@@ -231,13 +224,13 @@ def _arrival(date: str, pairs: Mapping[str, str], number: int, problems: Problem
         return None
 
 
-OTEL = Format(
+OTEL = table_format(
     "otel",
     'JSON of OpenTelemetry or Langfuse: {"resourceSpans": ..}, or a span: {"traceId": ..}',
-    detect=_is_span,
-    read=read_spans,
-    used=used_as(SOURCES),
-    idle=IDLE,
+    _is_span,
+    COLUMNS,
+    idle="flags, resource.*, scope.*, *.finish_reasons, status.*",
+    requests=_requests,
 )
 ACCESS_LOG = Format(
     "access_log",

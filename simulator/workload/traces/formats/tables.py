@@ -6,12 +6,10 @@ requests that they sent; where these are not objects in a list, a function finds
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces.csv_columns import read_csv
 from simulator.workload.traces.documents import (
     flat_objects,
     is_json_lines,
@@ -19,52 +17,12 @@ from simulator.workload.traces.documents import (
     parse_object,
     read_text,
 )
-from simulator.workload.traces.fields import Sources, name_sources, used_as
-from simulator.workload.traces.format import Format, Head, Problems, Published, Table
+from simulator.workload.traces.format import Head, Problems, Published
 from simulator.workload.traces.formats.named import first_request, json_requests
+from simulator.workload.traces.formats.table import Found, table_format
 from simulator.workload.traces.json_lines import rows
-from simulator.workload.traces.records import Records
 
 T = TypeVar("T")
-Found = tuple[int, dict[str, Any]] | tuple[int, dict[str, Any], str]
-"""A request's line, its flat fields, and what goes before a field's name in messages."""
-Requests = Callable[..., Iterator[Found]]
-
-
-def _format(
-    name: str,
-    begins: str,
-    detect: Callable[[Head], bool],
-    columns: str,
-    *,
-    idle: str = "",
-    requests: Requests | None = None,
-    options: tuple[str, ...] = (),
-    published: tuple[Published, ...] = (),
-) -> Format:
-    """Make a format of `FIELD=COLUMN|COLUMN:UNIT, ..` and patterns of columns without effect."""
-    sources, patterns = name_sources(columns), tuple(idle.split(", ") if idle else ())
-    read = partial(_read_json, requests=requests) if requests else read_csv
-    read = partial(read, sources=sources, idle=patterns)
-    used = {name: field for name, field in used_as(sources).items() if name}
-    form = Format(name, begins, detect, read, options)
-    return form._replace(published=published, used=used, idle=patterns)
-
-
-def _read_json(
-    path: Path, requests: Requests, sources: Sources, idle: tuple[str, ...], **options: Any
-) -> Table:
-    """Read the requests of a file; those not completed count as failed."""
-    problems = Problems(path)
-    records = Records(problems, sources, idle)
-    ends = [name for source in sources.values() for name in source.names if name[-1:] == "]"]
-    for line, row, *label in requests(path, problems, **options):
-        for name in ends:  # KEY[0] or KEY[-1]
-            key, _, place = name[:-1].partition("[")
-            if isinstance(values := row.get(key), list) and values:
-                row[name] = values[int(place)]
-        records.add(line, row, *label)
-    return records.table()
 
 
 def _has(names: str) -> Callable[[Head], bool]:
@@ -78,7 +36,7 @@ AZURE_DATA = (
 )
 SPLITWISE = "Patel et al., Splitwise, ISCA'24"
 DYNAMO_LLM = "Stojkovic et al., DynamoLLM, HPCA'25"
-AZURE = _format(
+AZURE = table_format(
     "azure",
     "CSV: TIMESTAMP,ContextTokens,GeneratedTokens",
     _has("ContextTokens,GeneratedTokens"),
@@ -101,7 +59,7 @@ AZURE = _format(
     ),
 )
 """The Azure LLM inference traces of 2023 and 2024."""
-BURSTGPT = _format(
+BURSTGPT = table_format(
     "burstgpt",
     "CSV: Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
     _has("Request tokens,Response tokens"),
@@ -117,7 +75,7 @@ BURSTGPT = _format(
     ),
 )
 """Requests to ChatGPT and GPT-4 at a university; the lines of failed ones are kept."""
-LENGTHS = _format(
+LENGTHS = table_format(
     "lengths",
     "CSV: [arrived_at,]num_prefill_tokens,num_decode_tokens",
     _has("num_prefill_tokens,num_decode_tokens"),
@@ -134,7 +92,7 @@ def _aiperf(path: Path, problems: Problems) -> Iterator[Found]:
             yield line, values
 
 
-AIPERF = _format(
+AIPERF = table_format(
     "aiperf",
     'JSONL: {"metadata": {"request_start_ns": ..}, "metrics": {..}}',
     lambda head: {"metadata", "metrics"} <= head.keys,
@@ -179,7 +137,7 @@ def _guidellm(path: Path, problems: Problems, result: int | None = None) -> Iter
         warnings.warn(told, HeadwayWarning, stacklevel=2)
 
 
-GUIDELLM = _format(
+GUIDELLM = table_format(
     "guidellm",
     'JSON: {"benchmarks": [{"requests": {"successful": [..]}}]}',
     lambda head: isinstance(head.first.get("benchmarks"), list),
@@ -194,7 +152,7 @@ GUIDELLM = _format(
 )
 """guidellm's `benchmarks.json`: moments are seconds since 1970; what guidellm cancelled at the end
 of a benchmark is told as incomplete."""
-INFERENCE_PERF = _format(
+INFERENCE_PERF = table_format(
     "inference_perf",
     "JSON: [{start_time, end_time, info: {input_tokens, output_token_times}}]",
     lambda head: {"start_time", "info"} <= head.keys,
@@ -205,7 +163,7 @@ INFERENCE_PERF = _format(
 )
 """inference-perf's `per_request_lifecycle_metrics.json`, in seconds of a clock of its own; the last
 token's time, not the connection's end, ends a request."""
-TRTLLM_BENCH = _format(
+TRTLLM_BENCH = table_format(
     "trtllm_bench",
     "JSON of trtllm-bench --request_json: [{num_input_tokens, start_timestamp, tokens}]",
     lambda head: {"num_input_tokens", "start_timestamp"} <= first_request(head).keys(),
@@ -216,7 +174,7 @@ TRTLLM_BENCH = _format(
     requests=json_requests,
 )
 """What trtllm-bench notes of its requests, in ns of a clock of its own."""
-AGENTPERFBENCH = _format(
+AGENTPERFBENCH = table_format(
     "agentperfbench",
     "JSON of AgentPerfBench: {config, summary, per_request: [..]}",
     lambda head: {"summary", "per_request"} <= head.keys,
@@ -307,7 +265,7 @@ def _sent_at_once(path: Path, result: Mapping[str, Any]) -> list[float]:
     )
 
 
-VLLM_BENCH = _format(
+VLLM_BENCH = table_format(
     "vllm_bench",
     "JSON of vllm bench serve --save-detailed",
     lambda head: (
