@@ -117,8 +117,10 @@ def _object(path: Path, text: str) -> dict[str, Any]:
         raw = parse_json(text)
     except json.JSONDecodeError as error:
         told = error.msg.removesuffix(" at")
-        if not text.rstrip().endswith("}"):
-            told += "; the file is cut off" if text.strip() else "; the file is empty"
+        if not text.strip():
+            told = "the file is empty"
+        elif text.lstrip().startswith("{") and not text.rstrip().endswith("}"):
+            told += "; the file is cut off"
         raise HeadwayError(f"{path}:{error.lineno}: not JSON: {told}") from None
     if not isinstance(raw, dict):
         raise HeadwayError(f"{path}:1: must be a JSON object, not {type(raw).__name__}")

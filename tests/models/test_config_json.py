@@ -46,7 +46,11 @@ def test_another_architecture_is_told_in_one_line(tmp_path: Path, kind: str, why
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [('{"hidden_size": 8,\n"num_', ":2: not JSON: .*; the file is cut off$"), ("", "is empty$")],
+    [
+        ('{"hidden_size": 8,\n"num_', ":2: not JSON: .*; the file is cut off$"),
+        ("", ":1: not JSON: the file is empty$"),
+        ("GGUF", ":1: not JSON: Expecting value$"),
+    ],
 )
 def test_a_torn_file_is_said_to_be_one(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "config.json").write_text(text)
