@@ -102,8 +102,11 @@ def _language_model(whole: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_beside(path: Path) -> object:
     """Return what ModelOpt's own file says of the formats, if it can be understood."""
-    found = _object(path, read_text(path)).get("quantization")
+    raw = _object(path, read_text(path))
+    found = raw.get("quantization")
     try:
+        if "quantization" not in raw:
+            raise ValueError("is missing")
         read_quantization(found)
     except ValueError as error:
         told = str(error).removeprefix("quantization_config: ")

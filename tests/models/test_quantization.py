@@ -144,6 +144,9 @@ def test_what_is_wrong_in_modelopts_own_file_names_it(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": [1]}')
     with pytest.raises(ValueError, match=r"hf_quant_config\.json: quantization: must be a mapping"):
         load_model(path)
+    (tmp_path / "hf_quant_config.json").write_text('{"producer": {"name": "modelopt"}}')
+    with pytest.raises(ValueError, match=r"hf_quant_config\.json: quantization: is missing"):
+        load_model(path)
 
 
 def test_a_quantized_head_counts(tmp_path: Path) -> None:
