@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.models.config_json import spec_of
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import kv_budget
 from simulator.models.load import MODELS, load_model
@@ -40,6 +41,8 @@ PUBLISHED_BYTES = {  # of the checkpoints' files, in 1e9, without drafting layer
     "deepseek-v3": (671, 675),
     "llama-4-scout": (215.4, 215.7),
 }
+
+LENGTH = {"max_position_embeddings": 4096}
 
 
 @pytest.mark.parametrize("name", KV_BYTES)
@@ -213,3 +216,36 @@ def test_deepstack_has_a_projector_for_each_inner_layer() -> None:
     vision = load_model("qwen3-vl-8b").vision
     assert vision is not None
     assert vision.projector_parameters == 4 * 4608 * (4608 + 4096)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "billions"),
+    [
+        ("starcoder2", (3072, 30, 24, 2, 12_288, 49_152), 3.03),  # starcoder2-3b
+        ("gpt_neox", (4096, 32, 32, 32, 16_384, 50_432), 6.86),  # pythia-6.9b
+        ("phi", (2560, 32, 32, 32, 10_240, 51_200), 2.78),  # phi-2
+        ("nemotron", (3072, 32, 24, 8, 9216, 256_000), 4.19),  # Nemotron-Mini-4B
+        ("stablelm", (2048, 24, 32, 32, 5632, 100_352), 1.64),  # stablelm-2-1.6b
+        ("glm4v", (4096, 40, 32, 2, 13_696, 151_552), 9.40),  # GLM-4.1V-9B, the language model
+    ],
+)
+def test_families_by_their_published_count(
+    kind: str, sizes: tuple[int, ...], billions: float
+) -> None:
+    """Of sizes as published: ungated MLPs, tied tables, four norms."""
+    order = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    keys = (*order, "intermediate_size", "vocab_size")
+    found = spec_of("m", dict(zip(keys, sizes, strict=True), model_type=kind) | LENGTH)
+    assert round(found.parameters / 1e9, 2) == pytest.approx(billions, abs=0.011)
+
+
+def test_experts_of_ernie() -> None:
+    """ERNIE-4.5-21B-A3B: 64 experts and two for all, but for the first layer."""
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 28, "num_attention_heads": 20}
+    sizes |= {"num_key_value_heads": 4, "intermediate_size": 12_288, "vocab_size": 103_424}
+    experts = {"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536}
+    experts |= {"moe_num_shared_experts": 2, "moe_layer_start_index": 1}
+    whole = sizes | experts | LENGTH | {"model_type": "ernie4_5_moe", "tie_word_embeddings": True}
+    model = spec_of("m", whole)
+    assert (model.num_experts_per_tok, model.dense_layers) == (6, 1)
+    assert round(model.parameters / 1e9, 1) == 21.8
