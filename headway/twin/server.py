@@ -31,6 +31,7 @@ from headway.twin.live_engine import LiveEngine
 from headway.twin.live_metrics import LiveMetrics
 from headway.twin.serve_options import ServeOptions
 from simulator.core.request import Request
+from simulator.features.images.images import Images
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
@@ -72,12 +73,16 @@ class Server:
         self.version = scenario.engine.version or VERSION
         self.metrics = LiveMetrics(self.engine, self.model)
         media = scenario.engine.multimodal_config
+        encoders = [
+            one for one in self.engine.cores[0].scheduler.features if isinstance(one, Images)
+        ]
+        largest = min((one.size for one in encoders), default=0)
         reader = Reader(
             self.model,
             counter,
             self.engine.spec.max_model_len,
             self.engine.spec.model.vocab_size,
-            None if media is None else MediaLaws(scenario, media.limit_mm_per_prompt),
+            None if media is None else MediaLaws(scenario, media.limit_mm_per_prompt, largest),
         )
         self.api = ApiServer(scenario, self.engine, reader, f"vllm-{self.version}-headway")
         if options.kv_events_config is not None:

@@ -107,6 +107,18 @@ def test_more_images_than_the_limit_are_refused() -> None:
     served_by(play, ENGINE, LAW)
 
 
+def test_an_image_beyond_the_encoders_cache_is_refused_in_vllms_words() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        status, _, answer = await ask(client, user("a", part("image_url")))
+        assert status == 400
+        assert (
+            "a(n) image item with 1024 embedding tokens, which exceeds"
+            in answer["error"]["message"]
+        )
+
+    served_by(play, ENGINE, "engine.max_num_batched_tokens=512")
+
+
 def test_images_of_a_scenario_of_text_are_ignored() -> None:
     async def play(client: ClientSession, _: Server) -> None:
         status, heads, answer = await ask(client, user("one two", part("image_url")))

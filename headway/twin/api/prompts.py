@@ -51,8 +51,11 @@ class Prompt(NamedTuple):
 class MediaLaws:
     """How many images and clips a prompt may have, and how many tokens each."""
 
-    def __init__(self, scenario: Scenario, limits: Mapping[str, int]) -> None:
-        self.limits = limits
+    def __init__(self, scenario: Scenario, limits: Mapping[str, int], largest: int) -> None:
+        self.limits, self.largest = (
+            limits,
+            largest,
+        )  # tokens of one, which the encoder's cache takes
         self._laws = scenario.workload.generator.multimodal or {}
 
     def check(self, counts: Mapping[str, int]) -> None:
@@ -65,10 +68,16 @@ class MediaLaws:
     def read(self, modality: str, part: Mapping[str, Any]) -> tuple[Media, int]:
         """Name an image or a clip by its contents, and draw its tokens by the scenario's law.
 
-        The same contents have the same tokens each time.
+        The same contents have the same tokens each time. Raises BadRequestError for too many.
         """
         digest = blake2b(json.dumps(part, sort_keys=True).encode(), digest_size=8).digest()
         name = int.from_bytes(digest, "big", signed=True)
         drawn = np.random.default_rng(name % 2**64).random(1)
         law = self._laws.get(modality, USUAL)
-        return Media(modality, name), int(token_counts(law.tokens, drawn)[0])
+        size = int(token_counts(law.tokens, drawn)[0])
+        if size > self.largest:
+            why = f"The decoder prompt contains a(n) {modality} item with {size} embedding tokens, "
+            why += f"which exceeds the pre-allocated encoder cache size {self.largest}. Please "
+            why += "reduce the input size or increase the encoder cache size by setting "
+            raise BadRequestError(why + "--limit-mm-per-prompt at startup.")
+        return Media(modality, name), size
