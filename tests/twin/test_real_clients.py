@@ -1,15 +1,9 @@
-"""Load generators, an SDK and a proxy that people use, against `headway serve`.
-
-They are heavy, and do not install beside each other: `make test-clients` makes an environment for
-each, in the folder that HEADWAY_CLIENTS names. Without it these tests are skipped.
-"""
+"""Load generators and a proxy that people use, against `headway serve` (make test-clients)."""
 
 import json
-import os
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,69 +14,23 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from headway.twin.api.tokenizers import train
+from tests.support.clients import (
+    GIVEN,
+    HARNESS,
+    ISL,
+    OPENAI,
+    OSL,
+    REQUESTS,
+    SCENARIO,
+    call,
+    compare,
+    get,
+    program,
+    served,
+)
 from tests.support.twins import twin
 
 pytestmark = pytest.mark.clients
-
-SCENARIO = """
-name: clients
-model: llama-3.1-8b
-gpu: {name: A100-80GB}
-engine: {name: vllm, max_model_len: 16384}
-"""
-REQUESTS, ISL, OSL = 30, 2000, 60
-TPOT, E2EL = 0.03, 0.1
-"""How far, relatively, the client's means may be from the simulation's."""
-
-
-def program(package: str, name: str) -> str:
-    folder = os.environ.get("HEADWAY_CLIENTS")
-    path = Path(folder or "/") / package / "bin" / name
-    if folder is None or not path.exists():
-        pytest.skip(f"HEADWAY_CLIENTS names no folder with {package}/bin/{name}")
-    return str(path)
-
-
-def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=30) as response:
-        return json.load(response)
-
-
-def call(*command: str, cwd: Path, offline: bool = False) -> str:
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    more = {"HF_HUB_OFFLINE": "1"} if offline else {}
-    done = subprocess.run(
-        command, cwd=cwd, env=env | more, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Serve with a tokenizer of its own; give the address and the tokenizer's folder."""
-    (folder / "clients.yaml").write_text(SCENARIO)
-    tokenizer = folder / "tok"
-    train(tokenizer)
-    options = "--port", "0", "--tokenizer", str(tokenizer), "--served-model-name", "twin"
-    with twin(str(folder / "clients.yaml"), *options) as ((url,), _):
-        yield url, tokenizer
-
-
-def compare(name: str, url: str, *, tpot: float, e2el: float, ttft: float, requests: int) -> None:
-    """Hold a client's figures, ms, against the simulation of the requests that it has sent."""
-    report = get(f"{url}/report")
-    assert report["completed"] == requests
-    assert report["total_output_tokens"] == requests * OSL
-    ours = {key: report[f"mean_{key}_ms"] for key in ("tpot", "e2el", "ttft")}
-    print(
-        f"\n{name}: TPOT {tpot:.2f} ms, simulated {ours['tpot']:.2f}; E2EL {e2el:.1f}, "
-        f"{ours['e2el']:.1f}; TTFT {ttft:.1f}, {ours['ttft']:.1f}; answers late by "
-        f"{report['served']['late_ms']['p99']:.1f} ms (P99)"
-    )
-    assert tpot == pytest.approx(ours["tpot"], rel=TPOT)
-    assert e2el == pytest.approx(ours["e2el"], rel=E2EL)
 
 
 def test_vllm_bench_serve(tmp_path: Path) -> None:
@@ -101,7 +49,7 @@ def test_vllm_bench_serve(tmp_path: Path) -> None:
         found = json.loads((tmp_path / "vllm.json").read_text())
         assert found["completed"] == REQUESTS
         means = {key: found[f"mean_{key}_ms"] for key in ("tpot", "e2el", "ttft")}
-        compare("vllm bench serve", url, **means, requests=REQUESTS)
+        compare("vllm bench serve", url, REQUESTS, **means)
 
 
 VBENCH = """
@@ -132,7 +80,7 @@ def test_aiperf(tmp_path: Path) -> None:
             "ttft": "time_to_first_token",
         }
         means = {key: found[name]["avg"] for key, name in names.items()}
-        compare("AIPerf", url, **means, requests=REQUESTS)
+        compare("AIPerf", url, REQUESTS, **means)
 
 
 def test_guidellm(tmp_path: Path) -> None:
@@ -152,48 +100,95 @@ def test_guidellm(tmp_path: Path) -> None:
         mean = {name: found["metrics"][name]["successful"]["mean"] for name in names}
         assert (mean["prompt_token_count"], mean["output_token_count"]) == (ISL, OSL)
         compare(
-            "guidellm",
-            url,
+            *("guidellm", url, REQUESTS),
             tpot=mean["inter_token_latency_ms"],
             e2el=1e3 * mean["request_latency"],
             ttft=mean["time_to_first_token_ms"],
-            requests=REQUESTS,
         )
 
 
-SDK = f"""
-import asyncio, json, statistics, sys, time
-from openai import AsyncOpenAI
+INFERENCE_PERF = {
+    "load": {"type": "constant", "num_workers": 1, "stages": [{"rate": 2, "duration": 15}]},
+    "api": {"type": "completion", "streaming": True},
+    "report": {"request_lifecycle": {"summary": True, "per_stage": False, "per_request": False}},
+    "storage": {"local_storage": {"path": "found"}},
+}
 
-async def ask(client, number):
-    await asyncio.sleep(0.5 * number)
-    begin, times = time.perf_counter(), []
-    stream = await client.chat.completions.create(
-        model="twin", messages=[{{"role": "user", "content": f"{{number}} " + "word " * 1500}}],
-        max_tokens={OSL}, stream=True, stream_options={{"include_usage": True}},
-        extra_body={{"ignore_eos": True}})
-    async for chunk in stream:
-        if chunk.choices and chunk.choices[0].delta.content:
-            times.append(time.perf_counter())
-        usage = chunk.usage
-    assert usage.completion_tokens == len(times) == {OSL}
-    return times[0] - begin, (times[-1] - times[0]) / {OSL - 1}, times[-1] - begin
 
-async def main():
-    client = AsyncOpenAI(base_url=sys.argv[1], api_key="sk-none", max_retries=0)
-    await client.models.list()
-    rows = await asyncio.gather(*(ask(client, number) for number in range({REQUESTS})))
-    print(json.dumps([1e3 * statistics.mean(column) for column in zip(*rows)]))
+def test_inference_perf(tmp_path: Path) -> None:
+    """It wants Python 3.12."""
+    inference_perf = program("inference-perf", "inference-perf")
+    with served(tmp_path) as (url, tokenizer):
+        lengths = {
+            f"{name}_distribution": {"min": n, "max": n, "mean": n, "std_dev": 0, "total_count": 30}
+            for name, n in (("input", ISL), ("output", OSL))
+        }
+        more = {
+            "server": {"type": "vllm", "model_name": "twin", "base_url": url, "ignore_eos": True},
+            "tokenizer": {"pretrained_model_name_or_path": str(tokenizer)},
+            "data": {"type": "random", **lengths},
+        }
+        (tmp_path / "config.json").write_text(json.dumps(INFERENCE_PERF | more))
+        call(inference_perf, "--config_file", "config.json", cwd=tmp_path, offline=True)
+        found = json.loads((tmp_path / "found" / "summary_lifecycle_metrics.json").read_text())
+        names = {
+            "tpot": "time_per_output_token",
+            "e2el": "request_latency",
+            "ttft": "time_to_first_token",
+        }
+        latency = found["successes"]["latency"]
+        means = {key: 1e3 * latency[name]["mean"] for key, name in names.items()}
+        compare("inference-perf", url, found["successes"]["count"], **means)
 
-asyncio.run(main())
+
+def test_evalscope(tmp_path: Path) -> None:
+    evalscope = program("evalscope", "evalscope")
+    with served(tmp_path) as (url, tokenizer):
+        call(
+            *(evalscope, "perf", "--url", f"{url}/v1/chat/completions", "--api", "openai"),
+            *("--model", "twin", "--dataset", "random", "--tokenizer-path", str(tokenizer)),
+            *("--number", str(REQUESTS), "--parallel", "4", "--stream", "--prefix-length", "0"),
+            *("--min-tokens", str(OSL), "--max-tokens", str(OSL), "--outputs-dir", "found"),
+            *("--min-prompt-length", str(ISL), "--max-prompt-length", str(ISL)),
+            *("--extra-args", '{"ignore_eos": true}', "--no-test-connection"),
+            cwd=tmp_path,
+            offline=True,
+        )
+        (path,) = (tmp_path / "found").rglob("benchmark_summary.json")
+        found = json.loads(path.read_text())
+        assert found["Avg Output Tokens"] == OSL
+        assert found["Avg Input Tokens"] == pytest.approx(ISL, rel=1e-3)  # drawn as text
+        means = {key: found[f"Avg {key.upper()} (ms)"] for key in ("tpot", "ttft")}
+        compare("evalscope", url, REQUESTS, e2el=1e3 * found["Avg Latency (s)"], **means)
+
+
+LOCUST = f"""
+from locust import HttpUser, constant_pacing, task
+
+class Chat(HttpUser):
+    wait_time = constant_pacing(1)
+
+    @task
+    def ask(self):
+        said = [{{"role": "user", "content": "word " * {ISL}}}]
+        body = {{"model": "twin", "messages": said, "max_tokens": {OSL}, "ignore_eos": True}}
+        self.client.post("/v1/chat/completions", json=body)
 """
 
 
-def test_the_openai_sdk(tmp_path: Path) -> None:
-    python = program("openai", "python")
+def test_locust(tmp_path: Path) -> None:
+    locust = program("locust", "locust")
+    (tmp_path / "locustfile.py").write_text(LOCUST)
     with served(tmp_path) as (url, _):
-        ttft, tpot, e2el = json.loads(call(python, "-c", SDK, f"{url}/v1", cwd=tmp_path))
-        compare("openai SDK", url, tpot=tpot, e2el=e2el, ttft=ttft, requests=REQUESTS)
+        out = call(
+            *(locust, "--headless", "--host", url, "--users", "2", "--spawn-rate", "2"),
+            *("--run-time", "12s", "--stop-timeout", "10", "--json", "--only-summary"),
+            cwd=tmp_path,
+        )
+        (found,) = json.loads(out)
+        assert found["num_failures"] == 0
+        count = found["num_requests"]
+        compare("locust", url, count, e2el=found["total_response_time"] / count)
 
 
 def test_a_litellm_proxy_before_two_twins(tmp_path: Path) -> None:
@@ -205,10 +200,11 @@ def test_a_litellm_proxy_before_two_twins(tmp_path: Path) -> None:
         proxy(litellm, urls, tmp_path) as address,
     ):
         python = program("openai", "python")
-        _, _, e2el = json.loads(call(python, "-c", SDK, address, cwd=tmp_path))
+        given = address.removesuffix("/v1"), str(REQUESTS), str(OSL)
+        _, _, e2el = json.loads(call(python, "-c", GIVEN + OPENAI + HARNESS, *given, cwd=tmp_path))
         reports = [get(f"{url}/report") for url in urls]
         counts = [report["completed"] for report in reports]
-        simulated = float(np.average([one["mean_e2el_ms"] for one in reports], weights=counts))
+        simulated = float(np.average([one["median_e2el_ms"] for one in reports], weights=counts))
         print(f"\nlitellm: {counts} requests; E2EL {e2el:.1f} ms, simulated {simulated:.1f}")
         assert sum(counts) == REQUESTS
         assert min(counts) > 3
