@@ -27,6 +27,8 @@ DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the
 MOST_TOKENS = 2**31 - 1
 LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
+TINY, MOST = 5e-324, 1.7976931348623157e308  # the least positive and the largest float
+FINITE, POSITIVE = "a finite number", "greater than zero"
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 NOT_SIMULATED = (
     *("stop_token_ids", "prompt_logprobs", "suffix", "use_beam_search", "truncate_prompt_tokens"),
@@ -261,39 +263,29 @@ def client_name(name: object, key: str = "user") -> str:
 
 def _check_sampling(asked: Body, limit: int) -> None:
     """Refuse what vLLM's SamplingParams refuse (`_verify_args`), of which most is not simulated."""
-    n, least = asked.n, asked.min_tokens
-    temperature, top_p, min_p = asked.temperature, asked.top_p, asked.min_p
-    penalty, top_k, interval = asked.repetition_penalty, asked.top_k, asked.stream_interval
-    what = "non-negative" if (temperature or 0) < 0 else "in [0, 2]"
-    broken: list[tuple[bool, str, object, bool]] = [  # whether; what; its value; is it named
-        (n is not None and n < 1, "n must be at least 1", n, False),
-        ((n or 1) > 1 and temperature == 0, "n must be 1 when using greedy sampling", n, False),
-        *(
-            (value is not None and not -2 <= value <= 2, f"{name} must be in [-2, 2]", value, False)
-            for name in ("presence_penalty", "frequency_penalty")
-            for value in (getattr(asked, name),)
-        ),
-        (penalty is not None and not penalty < inf, "repetition_penalty must be a finite number",
-         penalty, False),
-        (penalty is not None and penalty <= 0, "repetition_penalty must be greater than zero",
-         penalty, False),
-        (temperature is not None and not 0 <= temperature <= 2, f"temperature must be {what}",
-         temperature, True),
-        (top_p is not None and not 0 < top_p <= 1, "top_p must be in (0, 1]", top_p, True),
-        (top_k is not None and top_k < -1, "top_k must be 0 (disable), or at least 1",
-         top_k, False),
-        (min_p is not None and not 0 <= min_p <= 1, "min_p must be in [0, 1]", min_p, False),
-        (limit < 1, "max_tokens must be at least 1", limit, True),
-        (least < 0, "min_tokens must be greater than or equal to 0", least, False),
-        (least > limit, f"min_tokens must be less than or equal to max_tokens={limit}",
-         least, False),
-        (interval is not None and interval < 1, "stream_interval must be at least 1",
-         interval, True),
-    ]  # fmt: skip
-    for is_broken, why, value, named in broken:
-        if is_broken:
-            known = {"parameter": why.partition(" ")[0], "value": value} if named else {}
-            raise BadRequestError(f"{why}, got {value}.", **known)  # type: ignore[arg-type]
+    n, least, penalty = asked.n, asked.min_tokens, asked.repetition_penalty
+    greedy, cold = asked.temperature == 0, (asked.temperature or 0) < 0
+    endless = penalty is not None and not penalty < inf
+    # The key, its value, the least and the most that it may be, in words, and whether it is named.
+    rules: list[tuple[str, float | None, float, float, str, bool]] = [
+        ("n", n, 1, inf, "at least 1", False),
+        ("n", n, 1, 1 if greedy else inf, "1 when using greedy sampling", False),
+        ("presence_penalty", asked.presence_penalty, -2, 2, "in [-2, 2]", False),
+        ("frequency_penalty", asked.frequency_penalty, -2, 2, "in [-2, 2]", False),
+        ("repetition_penalty", penalty, TINY, MOST, FINITE if endless else POSITIVE, False),
+        ("temperature", asked.temperature, 0, 2, "non-negative" if cold else "in [0, 2]", True),
+        ("top_p", asked.top_p, TINY, 1, "in (0, 1]", True),
+        ("top_k", asked.top_k, -1, inf, "0 (disable), or at least 1", False),
+        ("min_p", asked.min_p, 0, 1, "in [0, 1]", False),
+        ("max_tokens", limit, 1, inf, "at least 1", True),
+        ("min_tokens", least, 0, inf, "greater than or equal to 0", False),
+        ("min_tokens", least, 0, limit, f"less than or equal to max_tokens={limit}", False),
+        ("stream_interval", asked.stream_interval, 1, inf, "at least 1", True),
+    ]
+    for key, value, low, high, words, named in rules:
+        if value is not None and not low <= value <= high:
+            why = f"{key} must be {words}, got {value}."
+            raise BadRequestError(why, **{"parameter": key, "value": value} if named else {})  # type: ignore[arg-type]
     told = asked.top_logprobs if isinstance(asked, ChatBody) else _logprobs(asked)
     for name, count in (("logprobs", told), ("prompt_logprobs", asked.prompt_logprobs)):
         _check_logprobs(name, count)
