@@ -7,29 +7,26 @@ from math import nan
 import numpy as np
 import numpy.typing as npt
 
-from simulator.core.request import Request, Segments
+from simulator.core.request import Segments
 from simulator.workload.workload import Workload
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request as it was asked for: the engine's own changes as it goes on."""
+    """A request as it was asked for: the engine's own changes as it goes on.
+
+    It ends by itself after `output_tokens`, and at `max_tokens` at the latest.
+    """
 
     prompt_tokens: int
     output_tokens: int
-    max_tokens: int | None
-    client: str
-    priority: int
-    segments: Segments | None
-    hint: int | None
-    arrival: float  # simulated s
+    max_tokens: int | None = None
+    client: str = ""
+    priority: int = 0
+    segments: Segments | None = None
+    hint: int | None = None  # predicted output tokens
+    arrival: float = 0.0  # simulated s
     cancel_after: float = nan  # s; NaN: its client has not hung up
-
-    @classmethod
-    def of(cls, request: Request, when: float) -> "Asked":
-        lengths = request.prompt_tokens, request.output_tokens, request.max_tokens
-        who = request.client, request.priority
-        return cls(*lengths, *who, request.segments, request.hint, when)
 
 
 def workload_of(asked: Sequence[Asked]) -> Workload:

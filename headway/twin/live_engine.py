@@ -18,7 +18,7 @@ from headway.twin.fault_injection import FaultInjector
 from headway.twin.kv_events import KvEvents
 from simulator.core.alarm import Alarm
 from simulator.core.log import UNFINISHED, Log, pack_request
-from simulator.core.request import Request, Segments, Step
+from simulator.core.request import Request, Step
 from simulator.engine.core import EngineCore, ExecutedStep, InFlight, ScheduledStep
 from simulator.engine.replica import Replica
 from simulator.policies.predictor import FixedPredictions, make_predictor
@@ -147,13 +147,12 @@ class LiveEngine:
         if faults:
             self.faults = FaultInjector(fleet, life)
 
-    def _predict(self, request: Request) -> int | None:
+    def _predict(self, request: Request, asked: Asked) -> int | None:
         """Say how long an answer will be, as the scenario's predictor does; None: it has none."""
         predictor = self._predictor
         if isinstance(predictor, FixedPredictions):  # made of true lengths: of this one's
-            alone = workload_of([Asked.of(request, 0.0)])
             seed = self.scenario.seed + request.id
-            predictor = make_predictor(self.scenario.predictor, alone, seed)
+            predictor = make_predictor(self.scenario.predictor, workload_of([asked]), seed)
             assert isinstance(predictor, FixedPredictions)
             return int(predictor.hints[0])
         return None if predictor is None else predictor.predict(request)
@@ -170,43 +169,30 @@ class LiveEngine:
 
     def submit(
         self,
-        prompt_tokens: int,
-        output_tokens: int,
+        asked: Asked,
         on_tokens: Callable[[int, int], None],
         on_end: Callable[[Request, str], None],
-        *,
-        max_tokens: int | None = None,
-        segments: Segments | None = None,
-        client: str = "",
-        priority: int = 0,
-        hint: int | None = None,
         due: float | None = None,
     ) -> Stream:
-        """Take in a request, now; lengths are in tokens.
+        """Take in a request, now.
 
-        It ends by itself after `output_tokens`, and at `max_tokens` at the latest. One that should
-        have come at `due`, s, gets its tokens as much before their time as it is late.
+        One that should have come at `due`, s, gets its tokens as much before their time as it is
+        late.
         """
         self.clock.advance()
-        now = self.env.now
+        asked.arrival = now = self.env.now
         self._stamp = arrival = now if now > self._stamp else nextafter(self._stamp, inf)
-        request = Request(
-            self._serial,
-            arrival,
-            prompt_tokens,
-            output_tokens,
-            client,
-            priority,
-            segments,
-            max_tokens=max_tokens,
-        )
-        request.hint = self._predict(request) if hint is None else hint
-        if request.hint is not None and max_tokens is not None:
-            request.hint = min(request.hint, max_tokens)
+        lengths = asked.prompt_tokens, asked.output_tokens
+        request = Request(self._serial, arrival, *lengths, asked.client)
+        request.priority, request.segments = asked.priority, asked.segments
+        request.max_tokens = asked.max_tokens
+        hint = self._predict(request, asked) if asked.hint is None else asked.hint
+        most = inf if asked.max_tokens is None else asked.max_tokens
+        asked.hint = request.hint = None if hint is None else int(min(hint, most))
         self._serial += 1
-        self._asked.append(Asked.of(request, now))
+        self._asked.append(asked)
         self.sent[request.id] = now
-        self._sessions[request.id] = crc32(client.encode()) if client else -1
+        self._sessions[request.id] = crc32(asked.client.encode()) if asked.client else -1
         stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
         stream.lead = 0.0 if due is None else max(now - due, 0.0)
         self._submit(request)

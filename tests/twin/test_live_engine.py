@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from headway.twin.asked import Asked
 from headway.twin.live_engine import LiveEngine, Stream
 from headway.twin.live_metrics import LiveMetrics
 from simulator import run
@@ -57,12 +58,9 @@ async def send(
         prompt = int(random.integers(10, 900))
         segments = ((number % 3, min(prompt, 200)), *(((number, prompt - 200),) * (prompt > 200)))
         stream = engine.submit(
-            prompt,
-            length,
+            Asked(prompt, length, max_tokens=40, segments=segments),
             tokens,
             lambda request, why: ended.append((why, told[number] == request.generated)),
-            max_tokens=40,
-            segments=segments,
         )
         if number < hang_ups:
             asyncio.get_running_loop().call_later(random.random() / SPEED, hang_up, stream)
@@ -133,7 +131,7 @@ def test_who_hangs_up_leaves_and_is_told_as_unfinished() -> None:
         ends: list[str] = []
 
         def ask(length: int) -> Stream:
-            return engine.submit(100, length, _ignore, lambda _, why: ends.append(why))
+            return engine.submit(Asked(100, length), _ignore, lambda _, why: ends.append(why))
 
         long, short = ask(5000), ask(3)
         await asyncio.sleep(1 / SPEED)
@@ -184,7 +182,9 @@ def test_a_server_takes_no_more_memory_however_long_it_serves(
         for number in range(count):
             segments = ((engine.next_id, 50),)
             engine.submit(
-                50, 8, _ignore, lambda _, why: ended.append(why), max_tokens=8, segments=segments
+                Asked(50, 8, max_tokens=8, segments=segments),
+                _ignore,
+                lambda _, why: ended.append(why),
             )
             while number - len(ended) > 50:
                 await asyncio.sleep(0.001)
@@ -235,7 +235,7 @@ def test_tokens_go_out_as_much_ahead_as_their_request_was_late(asynchronous: str
         over: list[str] = []
         due = None if late is None else engine.clock.now - late
         stream = engine.submit(
-            100, 20, tokens, lambda _, reason, over=over: over.append(reason), due=due
+            Asked(100, 20), tokens, lambda _, reason, over=over: over.append(reason), due=due
         )
         while not over:
             engine.env.step()
@@ -252,8 +252,7 @@ def test_tokens_that_went_out_ahead_are_counted_where_the_client_leaves() -> Non
     metrics = LiveMetrics(engine, "m")
     received: list[int] = []
     stream = engine.submit(
-        100,
-        20,
+        Asked(100, 20),
         lambda _, count: received.append(count),
         lambda *_: None,
         due=engine.clock.now - 0.02,

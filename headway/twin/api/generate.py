@@ -23,6 +23,7 @@ from headway.twin.api.openai import (
 from headway.twin.api.refusals import web
 from headway.twin.api.responses import ResponseAnswer, ResponseChat, ResponsesBody, Stored
 from headway.twin.api.said import Said
+from headway.twin.asked import Asked
 from headway.twin.fault_injection import FailureRates
 from headway.twin.live_engine import LOST, LiveEngine, Stream
 from simulator.core.request import Request
@@ -194,18 +195,12 @@ class ApiServer:
             if not over.done():
                 over.set_result(reason)
 
-        stream = self.engine.submit(
-            len(tokens),
-            choice.length,
-            on_tokens,
-            end,
-            max_tokens=wanted.max_tokens,
-            segments=choice.prompt.segments(self.engine.block_size, wanted.asked.cache_salt or ""),
-            client=wanted.client,
-            priority=wanted.priority,
-            hint=wanted.hint,
-            due=answer.due,
+        asked = Asked(len(tokens), choice.length, wanted.max_tokens, wanted.client)
+        asked.priority, asked.hint = wanted.priority, wanted.hint
+        asked.segments = choice.prompt.segments(
+            self.engine.block_size, wanted.asked.cache_salt or ""
         )
+        stream = self.engine.submit(asked, on_tokens, end, answer.due)
         return stream, over
 
     def _cancel(self, streams: Sequence[Stream]) -> None:
