@@ -1,8 +1,6 @@
 """What a running server says of itself, and the scenario that stands for it."""
 
-import asyncio
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -10,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.twin.replay import PATIENCE, read_text
+from headway.twin.remote import PATIENCE, read_text, with_session
 from headway.twin.shadow import Poll, read_poll
 from simulator.models.load import load_model
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
-from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 
 CALM = 1.0  # s between the two looks that tell whether others use it
@@ -196,25 +193,12 @@ def _mapping(root: str, path: str) -> dict[str, Any]:
 
 def _get(root: str, path: str) -> str:
     """Read what an address answers; HeadwayError in a line where that is no 200."""
-    need_package("--server", "serve", "aiohttp")
-    import aiohttp
 
-    key = os.environ.get("OPENAI_API_KEY")
-    head = {"Authorization": f"Bearer {key}"} if key else None
-
-    async def answer() -> tuple[int, str]:
-        async with (
-            asyncio.timeout(PATIENCE),
-            aiohttp.ClientSession(headers=head) as session,
-            session.get(root + path) as response,
-        ):
+    async def answer(session: Any) -> tuple[int, str]:
+        async with session.get(root + path) as response:
             return response.status, await read_text(response)
 
-    try:
-        status, text = asyncio.run(answer())
-    except (OSError, aiohttp.ClientError, ValueError) as error:
-        reason = str(error) or "it does not answer in time"
-        raise HeadwayError(f"--server: {root}: cannot be reached: {reason}") from None
+    status, text = with_session("--server", root, PATIENCE, answer)
     if status == 200:
         return text
     locked = status in {401, 403}

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import secrets
 import signal
 import zlib
@@ -16,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from headway.twin.scrape import Scrape
+from headway.twin.remote import MOST_BYTES, Scrape, read_text, with_session
 from simulator.core.request import Segments
-from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Workload
 
@@ -30,8 +28,6 @@ POLL = 0.5  # s between two looks at /metrics
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 CACHED = 4096  # segments whose tokens are kept
 HITS = ("prefix_cache_hits_total", "prefix_cache_queries_total")  # tokens
-MOST_BYTES = 2**24  # of what a server says of itself, and of one answer's stream
-PATIENCE = 10.0  # s that a server may take to say what it says of itself
 STOPPED = "not answered when the replay was stopped"
 HUNG_UP = "the client hung up"
 
@@ -91,26 +87,14 @@ def replay(
     or names no model.
     """
     seed = secrets.randbelow(2**31) if prompt_seed is None else prompt_seed
-    need_package("to send requests", "serve", "aiohttp")
-    import aiohttp
+    last = min(vocab_size, LAST_TOKEN)
 
-    async def run() -> Replayed:
-        limits = aiohttp.ClientTimeout(total=timeout)
-        connector = aiohttp.TCPConnector(limit=0)
-        key = os.environ.get("OPENAI_API_KEY")
-        head = {"Authorization": f"Bearer {key}"} if key else None
-        async with aiohttp.ClientSession(
-            timeout=limits, connector=connector, headers=head
-        ) as session:
-            try:
-                last = min(vocab_size, LAST_TOKEN)
-                sender = _Replay(session, workload, url.rstrip("/"), model, seed, last_token=last)
-                sender.on_end = ended
-                return await sender.run()
-            except aiohttp.ClientError as error:
-                raise HeadwayError(f"--url: {url}: {error}") from None
+    async def play(session: Any) -> Replayed:
+        sender = _Replay(session, workload, url.rstrip("/"), model, seed, last_token=last)
+        sender.on_end = ended
+        return await sender.run()
 
-    return asyncio.run(run())
+    return with_session("--url", url, timeout, play)
 
 
 class _Replay:
@@ -305,20 +289,6 @@ class _Replay:
                     answer.end = now
         if answer.first != answer.first:
             answer.error = "the stream had no token"
-
-
-async def read_text(response: Any) -> str:
-    """Read what a server says of itself, MOST_BYTES at most, within PATIENCE seconds.
-
-    Raises ValueError where it is longer, TimeoutError where it takes longer.
-    """
-    text = bytearray()
-    async with asyncio.timeout(PATIENCE):
-        async for part in response.content.iter_any():
-            text += part
-            if len(text) > MOST_BYTES:
-                raise ValueError(f"more than {MOST_BYTES:,} bytes")
-    return text.decode("utf-8", "replace")
 
 
 def _plain(error: Exception) -> str:

@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 
 from headway.twin.polled_gauges import polled_gauges
-from headway.twin.replay import read_text
-from headway.twin.scrape import Scrape
+from headway.twin.remote import Scrape, read_text, with_session
 from simulator import run
 from simulator.core.log import Log
 from simulator.core.request import Segments
 from simulator.scenario.scenario import Scenario
-from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
 from simulator.workload.workload import Floats, Ints, Workload
 
@@ -315,18 +313,11 @@ def shadow(
 
     Raises HeadwayError where the server cannot be reached, or is not vLLM's.
     """
-    need_package("shadow", "serve", "aiohttp")
-    import aiohttp
 
-    async def run() -> Verdict:
-        limits = aiohttp.ClientTimeout(total=SILENT)
-        async with aiohttp.ClientSession(timeout=limits) as session:
-            try:
-                return await _watch(session, scenario, url, watched, tell, begun=begun)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                raise HeadwayError(f"--url: {url}: {str(error) or 'no answer'}") from None
+    async def play(session: Any) -> Verdict:
+        return await _watch(session, scenario, url, watched, tell, begun=begun)
 
-    return asyncio.run(run())
+    return with_session("--url", url, SILENT, play)
 
 
 async def _watch(

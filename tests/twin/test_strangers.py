@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from headway.twin import replay as replays
+from headway.twin import remote
 from headway.twin.api.cross_origin import read_origins
 from headway.twin.replay import replay
 from headway.twin.server import Server
@@ -206,7 +206,7 @@ def test_what_metrics_say_costs_no_answer(
     hostile: str, metrics: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hostile, "metrics", metrics)
-    monkeypatch.setattr(replays, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(remote, "MOST_BYTES", 2**20)
     ones = np.ones(3, np.int64)
     found = replay(Workload(np.arange(3) / 10, 5 * ones, ones), hostile)
     assert [(one.tokens, one.error) for one in found.requests] == [(1, "")] * 3
