@@ -74,7 +74,9 @@ PREDICTORS_HEAD = """## predictor
 A kind, or `{kind: ..., ...}`, with defaults in brackets. `requests.csv` has the predictions in the
 column `predicted_output_tokens`. Errors depend on `seed` and the request's number alone.
 """
-GENERATOR_HEAD = """Without `trace` Headway generates requests, in the words of `vllm bench serve`.
+GENERATOR_HEAD = """Without `trace` Headway generates requests, in the words of `vllm bench serve`. Beside `trace`
+you may give `max_concurrency`, `clients`, `priorities`, `max_tokens`, `models`, `adapters` and
+`multimodal`.
 """
 INTRODUCTIONS = {
     "workload.trace": """\
@@ -174,7 +176,7 @@ def _block_keys(key: Key) -> Iterator[str]:
     for name, field in block.model_fields.items():
         kind = field.annotation
         if hasattr(kind, "model_fields"):
-            yield f"- `{name}` (mapping): see below"
+            yield f"- `{name}`: see below"
             continue
         values = " ".join(filter(None, [_values(field.kind), _bounds(field.limits)]))
         yield _key(name, field.default, dataclasses.MISSING, values, field.description or "")
@@ -182,6 +184,8 @@ def _block_keys(key: Key) -> Iterator[str]:
 
 def _key(name: str, default: object, missing: object, values: str, meaning: str) -> str:
     """Show a key as YAML has it, with its default, and what it takes and means."""
+    if isinstance(default, bool):
+        return f"- `{name}: {_yaml(default)}`: {meaning}"
     shown = f"{name}" if default is missing else f"{name}: {_yaml(as_plain(default))}"
     return f"- `{shown}` ({values}{', required' if default is missing else ''}): {meaning}"
 

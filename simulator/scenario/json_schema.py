@@ -23,7 +23,7 @@ GENERATOR_KEYS = {
     "lowest on; left out, 86400 and 0.5; {rates: [...]}: each for an equal part of the period, "
     "relative to their mean, which is request_rate",
     "num_prompts": "requests; with sessions, their turns",
-    "max_concurrency": "most requests sent and unfinished; null: no limit; also beside trace",
+    "max_concurrency": "most requests sent and unfinished; null: no limit",
     "input_len": "tokens of a prompt; null: 1024",
     "output_len": "tokens of an answer; null: 128",
     "range_ratio": "r makes a length n uniform from n (1 - r) to n (1 + r); a number, or "
@@ -33,17 +33,15 @@ GENERATOR_KEYS = {
     "prefix_len": "tokens that all prompts begin with, before input_len",
     "prefix_groups": "prompts that begin with one of a few prefixes, see below",
     "sessions": "conversations of several turns, see below",
-    "clients": "how many clients, or a list with the weight of each; null: no names; also "
-    "beside trace",
-    "priorities": "a whole number for each client, the smaller the more urgent; also beside trace",
-    "max_tokens": "output tokens that each request's client allows, a number or a distribution: "
-    "longer answers end there, with finish_reason length; null: each its answer's own length, as "
-    "vllm bench serve asks for it; also beside trace",
+    "clients": "how many clients, or a list with the weight of each; null: no names",
+    "priorities": "a whole number for each client, the smaller the more urgent",
+    "max_tokens": "output tokens that each request's client allows: longer "
+    "answers end there, with finish_reason length; null: each its answer's own length, as "
+    "vllm bench serve asks for it",
     "models": "{name: weight} of the models that requests ask for, where a cluster's groups serve "
-    "several; null: the trace's, or one; also beside trace",
-    "adapters": "which adapters (LoRA) requests ask for, see below; null: none; also beside trace",
-    "multimodal": "images, {image: {...}}, likewise video and audio, see below; null: none; also "
-    "beside trace",
+    "several; null: the trace's, or one",
+    "adapters": "which adapters (LoRA) requests ask for, see below; null: none",
+    "multimodal": "images, {image: {...}}, likewise video and audio, see below; null: none",
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """Of JSON Schema."""
