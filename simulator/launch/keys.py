@@ -244,6 +244,15 @@ def _longest(launch: Launch, option: Option) -> None:
         )
 
 
+def _text_alone(launch: Launch, option: Option) -> None:
+    """Leave out the encoder where nothing but text may come; other limits change no time."""
+    limits = {"image": 0} if option.value is True else option.value
+    if isinstance(limits, dict) and limits and not any(limits.values()):
+        _set(launch, "multimodal_config", {"limit_mm_per_prompt": limits}, option)
+    elif limits:
+        launch.told.append(f"{option.text} is not simulated: {option.row.note}")
+
+
 def _api_servers(launch: Launch, option: Option) -> None:
     launch.words["api_server_count",] = option.text
     launch.engine["api_server_count"] = option.value
@@ -285,6 +294,8 @@ OWN = {
     ("vllm", "scheduler_cls"): _scheduler_class,
     ("vllm", "max_model_len"): _longest,
     ("vllm", "api_server_count"): _api_servers,
+    ("vllm", "limit_per_prompt"): _text_alone,
+    ("vllm", "language_model_only"): _text_alone,
     ("sglang", "quantization"): _quantization,
     ("sglang", "chunked_prefill_size"): _chunk,
     ("sglang", "disable_radix_cache"): _negated("enable_prefix_caching"),

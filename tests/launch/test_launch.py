@@ -34,6 +34,12 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
         ("--port 9000 --seed 3 -O3 --compilation-config.mode 3", {}),
         ("--compilation-config '{\"cudagraph_capture_sizes\": [1, 2]}'", {}),
         ("--enable-lora --lora-modules a=b c=d", {"enable_lora": True}),
+        ("--language-model-only", {"multimodal_config": {"limit_mm_per_prompt": {"image": 0}}}),
+        ("--no-language-model-only --limit-mm-per-prompt.image 4", {}),
+        (
+            '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'',
+            {"multimodal_config": {"limit_mm_per_prompt": {"image": 0, "video": 0}}},
+        ),
     ],
 )
 def test_options_are_read_as_vllm_reads_them(options, keys):
