@@ -112,7 +112,7 @@ looks = st.tuples(
 
 @given(st.integers(2, 4), st.integers(1, 3), st.lists(looks, max_size=40))
 def test_the_rank_chosen_is_the_first_with_the_least_score(ranks, fronts, events) -> None:
-    """The rule as docs/fleet.md has it, spelled out for one of the front ends at a time."""
+    """vLLM's rule, spelled out for one of the front ends at a time."""
     spread = balancer(ranks, fronts)
     flying = [[0] * ranks for _ in range(fronts)]
     since = [[0] * ranks for _ in range(fronts)]
