@@ -9,7 +9,7 @@ from typing import Any
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.csv_columns import header, mark_of
 from simulator.workload.traces.detect import detect_format
-from simulator.workload.traces.documents import first_line, flat, lines, parquet_names, parquet_rows
+from simulator.workload.traces.documents import first_line, lines, parquet_names
 from simulator.workload.traces.fields import NEAR, guess_columns, parse_date
 from simulator.workload.traces.format import Problems
 from simulator.workload.traces.formats.named import json_requests
@@ -49,9 +49,7 @@ def columns_of(path: Path) -> tuple[list[str], str]:
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    if parquet_names(path):
-        yield from (flat(row) for _, row in parquet_rows(path))
-    elif (first := first_line(path)[1])[0] in "{[":
+    if parquet_names(path) or (first := first_line(path)[1])[0] in "{[":
         yield from (row for _, row in json_requests(path, Problems(path)))
     else:
         rows = (line for _, line in islice(lines(path), 1, None))

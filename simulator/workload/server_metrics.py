@@ -12,12 +12,7 @@ from simulator.util.errors import HeadwayError
 from simulator.workload.generate import INPUT_LEN, OUTPUT_LEN
 from simulator.workload.scrapes import Metrics, as_vllm, model_names
 
-CACHE_FLAGS = {
-    "block_size": int,
-    "num_gpu_blocks": int,
-    "gpu_memory_utilization": float,
-    "enable_prefix_caching": str,
-}
+CACHE_FLAGS = ("block_size", "num_gpu_blocks", "gpu_memory_utilization", "enable_prefix_caching")
 DEFAULT_LENGTHS = {"input_len": INPUT_LEN, "output_len": OUTPUT_LEN}
 KNOBS = {"num_gpu_blocks": "num_gpu_blocks_override"}
 
@@ -102,14 +97,15 @@ def _add_concurrency(metrics: Metrics, requests: float, load: Load) -> None:
         mean = busy / load.seconds
         source = "requests' latencies over the time (Little's law)"
         load.lines.append(("concurrency", f"{mean:,.1f} in flight on average", source))
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        value = metrics.values.get(f"vllm:{name}")
-        if value:
-            mean = sum(value.values()) / (len(value) if name.endswith("perc") else 1)
-            text = f"{mean:.1%}" if name.endswith("perc") else f"{mean:,.1f}"
-            most = metrics.most.get(f"vllm:{name}", 0.0)
-            told = f"{most:.1%}" if name.endswith("perc") else f"{most:,.0f} on one engine"
-            load.lines.append((name, text, f"mean of what was scraped, at most {told}"))
+    for name, form in (
+        ("num_requests_running", ",.1f"),
+        ("num_requests_waiting", ",.1f"),
+        ("kv_cache_usage_perc", ".1%"),
+    ):
+        if value := metrics.values.get(f"vllm:{name}"):
+            mean = sum(value.values()) / (len(value) if form == ".1%" else 1)
+            told = f"{metrics.most.get(f'vllm:{name}', 0.0):{form}} on one engine"
+            load.lines.append((name, f"{mean:{form}}", f"mean of what was scraped, at most {told}"))
 
 
 def _add_engine(metrics: Metrics, load: Load) -> None:
@@ -130,11 +126,9 @@ def _add_engine(metrics: Metrics, load: Load) -> None:
     if not infos:
         return
     flags = dict(next(iter(infos)))
-    for name, kind in CACHE_FLAGS.items():
-        with suppress(ValueError):
-            if (word := flags.get(name, "None")) not in {"None", ""}:
-                value: Any = word == "True" if kind is str else kind(word)
-                load.engine[KNOBS.get(name, name)] = value
+    for name in CACHE_FLAGS:
+        with suppress(ValueError):  # None, or no flag
+            load.engine[KNOBS.get(name, name)] = json.loads(flags.get(name, "").lower())
     size, count = load.engine.get("block_size"), load.engine.get("num_gpu_blocks_override")
     if size and count:
         load.lines.append(("KV cache", f"{size * count:,} tokens", "vllm:cache_config_info"))

@@ -92,6 +92,7 @@ WORDS = _names(
     "cache_reference_id",
     call_type="call_type api_type request_type operation run_type gen_ai_operation_name",
     prefix="prefix_group prefix_id prefix_hash",
+    total="total_tokens total_token_count total_usage",
     media="media",
 )
 NOTED = {
@@ -103,7 +104,7 @@ NOTED = {
         ("parent", "parent_chat_id parent_request_id previous_response_id parent_message_id",
          "follow another's answer, and come at their recorded times all the same"),
         ("samples", "n best_of num_samples num_completions num_return_sequences gen_ai_request_n "
-         "gen_ai_request_choice_count",
+         "gen_ai_request_choice_count choices",
          "ask for several answers, of which one is played"),
         ("retries", "retries num_retries retry_count attempted_retries retry_success_count "
          "x_litellm_attempted_retries",

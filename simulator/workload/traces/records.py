@@ -64,7 +64,16 @@ JUDGED = ("error", "success", "finish", "status", "status_code", "cancelled")
 CHANGING = {
     *("cache_hit", "call_type", "cancelled", "cached", "prefix", "prefix_tokens", "images"),
     *JUDGED,
-    *("cache_write", "thoughts", "requests", "asked", "prefix_request", "media", "whole_prompt"),
+    *(
+        "cache_write",
+        "thoughts",
+        "total",
+        "requests",
+        "asked",
+        "prefix_request",
+        "media",
+        "whole_prompt",
+    ),
     *("client", "model", "client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
     "conversation",
 }
@@ -292,7 +301,7 @@ class Records:
             if field == "arrival" and "" not in source.names and np.isnan(times).any():
                 _need(values, "is no time", tell)
             return times
-        if field == "images":
+        if field in {"images", "samples"}:
             values = [len(value) if isinstance(value, list) else value for value in values]
         if field == "tpot":
             values = [*map(mean_gap, values, self.values["output"])]
@@ -308,7 +317,8 @@ class Records:
             return found if field in PRIORITY else np.maximum(found, untold)
         if field in NAMES:
             return names(values, UNTOLD.get(field, ""), tell)
-        return ["" if value is None else str(value) for value in values] if field in NOTED else None
+        told = field in NOTED or field == "total"
+        return ["" if value is None else str(value) for value in values] if told else None
 
 
 def mean_gap(gaps: object, output: object) -> object:
@@ -393,6 +403,8 @@ def make_table(
     output = columns["output"] + columns.get("thoughts", 0)  # Gemini's API counts them apart
     columns["output"] = output = np.where(asked > 0, asked, output)
     columns["prompt"] = _whole_prompts(columns, ledger)
+    _add_apart(columns)
+    output = columns["output"]
     broken, failed = failed & (asked > 0), failed & (asked <= 0)
     kept = np.flatnonzero((output > 0) & ~failed)
     part = _part(columns, kept)
@@ -456,6 +468,26 @@ def _whole_prompts(columns: Columns, ledger: Ledger) -> Ints:
     if apart_from and names.get("prompt") in {"input_tokens", "input_token_count"}:
         prompt = prompt + columns.get("cached", 0) + columns.get("cache_write", 0)
     return np.asarray(prompt)
+
+
+def _add_apart(columns: Columns) -> None:
+    """Add to lengths what a log counts apart from them, as its totals show: cached, reasoning.
+
+    Langfuse does so, and some servers of models that reason.
+    """
+    total, reasoning = (
+        np.array([float(w) if is_plain(w, whole=True) else 0.0 for w in columns[name]], np.int64)
+        if name in columns
+        else np.zeros(len(columns["output"]), np.int64)
+        for name in ("total", "reasoning")
+    )
+    cached = columns.get("cached", np.zeros_like(total))
+    more = total - columns["prompt"] - columns["output"]
+    for prompt, output in ((cached, 0), (0, reasoning), (cached, reasoning)):
+        apart = (more > 0) & (more == prompt + output)
+        columns["prompt"] = columns["prompt"] + apart * prompt
+        columns["output"] = columns["output"] + apart * output
+        more = np.where(apart, 0, more)
 
 
 def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> None:

@@ -34,12 +34,12 @@ COLUMNS = (
     "langfuse.observation.usage_details.output|completionTokens|llm.token_count.completion|"
     "llm.usage.completion_tokens, max_tokens=gen_ai.request.max_tokens, "
     "client=user.id|enduser.id|langfuse.user.id|userId, "
-    "conversation=gen_ai.conversation.id|session.id|sessionId, error=error.type|failed"
+    "conversation=gen_ai.conversation.id|session.id|sessionId, "
+    "total=usageDetails.total|langfuse.observation.usage_details.total, error=error.type|failed"
 )
 """The attributes of OpenTelemetry's conventions for generative AI, also as vLLM spells them, and
 the fields of Langfuse's observations."""
 SOURCES = name_sources(COLUMNS)
-USAGE = ("usageDetails.", f"{LANGFUSE}usage_details.")
 IDS = ("spanId", "context.span_id", "id")
 PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
 
@@ -106,8 +106,6 @@ def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
                 found |= flat({name: json.loads(text)})
             except ValueError:  # told where its numbers are read
                 found |= {f"{name}.input": text, f"{name}.output": text}
-    for place in USAGE:
-        _add_parts(found, place)
     for name in ("startTimeUnixNano", "endTimeUnixNano"):
         if str(found.get(name, "")).isdigit():
             found[name] = int(found[name])
@@ -120,17 +118,6 @@ def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
     if any(one in (2, "STATUS_CODE_ERROR", "ERROR") for one in status):
         found["failed"] = "error"
     return found
-
-
-def _add_parts(span: dict[str, Any], place: str) -> None:
-    """Add to Langfuse's counts what it counts apart, as tokens from a cache or of thoughts."""
-    counts = {k: v for k, v in span.items() if k.startswith(place) and isinstance(v, int | float)}
-    if counts.pop(f"{place}total", None) == sum(counts.values()):
-        for side in ("input", "output"):
-            if f"{place}{side}" in counts:
-                span[f"{place}{side}"] = sum(
-                    v for k, v in counts.items() if side in k[len(place) :]
-                )
 
 
 def _objects(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
