@@ -34,11 +34,12 @@ def kept(scenario: object, count: int, *keys: str, seeds: int = 3) -> float:
     return sum(shares) / len(shares)
 
 
-@pytest.mark.slow
+@pytest.mark.medium
 def test_the_capacity_is_one_number_and_holds_a_long_run(tmp_path: Path, capsys) -> None:
     """Log, table, sentence, CSV, JSON and best.yaml have it; a fifth more breaks the level."""
     out = tmp_path / "plan"
-    assert main(["plan", "demo", *sets(*CHAT), "--out", str(out)]) == 0
+    short = ["--min-duration", "200", "--tolerance", "0.1"]
+    assert main(["plan", "demo", *sets(*CHAT), *short, "--out", str(out)]) == 0
     said = capsys.readouterr()
     (number, low, high) = re.search(
         r"capacity (\S+) req/s \(95 %: (\S+) to (\S+)\)", said.out
@@ -51,20 +52,21 @@ def test_the_capacity_is_one_number_and_holds_a_long_run(tmp_path: Path, capsys)
         (line,) = csv.DictReader(file)
     assert line["at"] == line["capacity"] == number
     assert json.loads((out / "plan.json").read_text())["candidates"][0]["capacity"] == float(number)
-    assert kept(out / "best.yaml", 6000) >= 0.988
-    assert kept(out / "best.yaml", 6000, f"workload.request_rate={1.2 * float(high):g}") < 0.98
+    assert kept(out / "best.yaml", 1000, seeds=2) >= 0.988
+    more = f"workload.request_rate={1.2 * float(high):g}"
+    assert kept(out / "best.yaml", 1000, more, seeds=1) < 0.98
 
 
 @pytest.mark.medium
 def test_what_diagnose_puts_first_keeps_the_level_in_a_long_run(tmp_path: Path, capsys) -> None:
     """TPOT of 12 ms on an A100: broken as it is, kept with the first advice."""
     slow = ["cost=null", "goodput={tpot: 12}", "workload.request_rate=2"]
-    few = [*slow, "workload.num_prompts=200"]
+    few = [*slow, "workload.num_prompts=60"]
     assert main(["diagnose", "demo", *sets(*few), "--json"]) == 0
     first = json.loads(capsys.readouterr().out)["trials"][0]["advice"]
     keys = [f"{first['key']}={first['to']}", *(f"{k}={v}" for k, v in first["also"].items())]
-    assert kept("demo", 2000, *slow, seeds=1) < 0.1
-    assert kept("demo", 2000, *slow, *keys, seeds=1) >= 0.99
+    assert kept("demo", 600, *slow, seeds=1) < 0.1
+    assert kept("demo", 600, *slow, *keys, seeds=1) >= 0.99
 
 
 def test_what_one_request_alone_breaks_is_said_before_any_run(tmp_path: Path, capsys) -> None:
@@ -85,7 +87,7 @@ def test_what_one_request_alone_breaks_is_said_before_any_run(tmp_path: Path, ca
 @pytest.mark.medium
 def test_runs_over_capacity_are_compared_by_throughput_alone(tmp_path: Path, capsys) -> None:
     """Of three GPUs that all fall behind no latency names a winner: twice as long doubles it."""
-    keys = ["cost=null", "goodput=null", "workload.request_rate=40", "workload.num_prompts=300"]
+    keys = ["cost=null", "goodput=null", "workload.request_rate=40", "workload.num_prompts=150"]
     vary = ["--vary", "gpu.name=A100-80GB,L40S", "--out", str(tmp_path)]
     assert main(["compare", "demo", *sets(*keys), *vary]) == 0
     said = capsys.readouterr().out
@@ -95,7 +97,7 @@ def test_runs_over_capacity_are_compared_by_throughput_alone(tmp_path: Path, cap
     assert "lowest p99 ttft" not in said.lower()
     short, long = (
         run(load_scenario("demo", [*keys, f"workload.num_prompts={count}"])).summary()
-        for count in (300, 900)
+        for count in (150, 450)
     )
     assert long["mean_ttft_ms"] > 2 * short["mean_ttft_ms"]
     assert long["output_throughput"] == pytest.approx(short["output_throughput"], rel=0.3)
@@ -104,7 +106,7 @@ def test_runs_over_capacity_are_compared_by_throughput_alone(tmp_path: Path, cap
 @pytest.mark.medium
 def test_a_factor_that_may_be_chance_is_shown_and_decided(tmp_path: Path, capsys) -> None:
     """Of two replications: with a mark and the pairs that it takes; then by as many."""
-    keys = ["cost=null", "goodput=null", "workload.request_rate=6", "workload.num_prompts=150"]
+    keys = ["cost=null", "goodput=null", "workload.request_rate=6", "workload.num_prompts=80"]
     vary = ["--vary", "engine.max_num_batched_tokens=256,512", "--out", str(tmp_path)]
     words = ["compare", "demo", *sets(*keys), *vary, "--replications", "2"]
     assert main(words) == 0
@@ -114,9 +116,9 @@ def test_a_factor_that_may_be_chance_is_shown_and_decided(tmp_path: Path, capsys
     assert "P99 TTFT (ms): the winner is 512" in capsys.readouterr().out
     means = {"256": [], "512": []}
     for tokens, found in means.items():
-        for seed in (100, 101, 102):
+        for seed in (100, 101):
             more = [f"engine.max_num_batched_tokens={tokens}", f"seed={seed}"]
-            long = load_scenario("demo", [*keys, "workload.num_prompts=900", *more])
+            long = load_scenario("demo", [*keys, "workload.num_prompts=300", *more])
             found.append(run(long).summary()["p99_ttft_ms"])
     assert min(means["256"]) > max(means["512"])
 
@@ -128,7 +130,7 @@ PAID = "client client-0: p95_ttft_ms<=800"
 def test_a_paid_class_has_a_level_of_its_own(tmp_path: Path, capsys) -> None:
     """First come keeps it for nobody, priority for the paid; what the others lose is a row."""
     keys = [*CHAT, "goodput=null", "engine.max_num_seqs=12", "workload.clients=[1, 3]"]
-    keys += ["workload.priorities=[0, 1]", "workload.num_prompts=300"]
+    keys += ["workload.priorities=[0, 1]", "workload.num_prompts=200"]
     vary = ["--vary", "engine.scheduling_policy=fcfs,priority", "--slo", PAID]
     assert main(["compare", "demo", *sets(*keys), *vary, "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -140,9 +142,9 @@ def test_a_paid_class_has_a_level_of_its_own(tmp_path: Path, capsys) -> None:
         told = [*csv.DictReader(file)]
     assert all(float(row["output_throughput[client-1]"]) > 0 for row in told)
     for policy, met in (("fcfs", False), ("priority", True)):
-        for seed in (100, 101):
+        for seed in (100,):
             more = [f"engine.scheduling_policy={policy}", f"seed={seed}", f"slo=['{PAID}']"]
-            long = load_scenario("demo", [*keys, *more, "workload.num_prompts=1200"])
+            long = load_scenario("demo", [*keys, *more, "workload.num_prompts=500"])
             assert run(long).summary()["headway"]["slo"][0]["met"] is met
 
 
@@ -162,3 +164,77 @@ def test_what_costs_nothing_is_the_first_advice(tmp_path: Path, capsys) -> None:
     long = [*keys, "workload.num_prompts=1500", "seed=100"]
     for more, met in (([], False), (["workload.max_tokens=200"], True)):
         assert run(load_scenario("demo", [*long, *more])).summary()["headway"]["slo_met"] is met
+
+
+def test_a_batch_ends_in_time_with_the_fewest_replicas(tmp_path: Path, capsys) -> None:
+    """All come at once: with one replica less the last of them ends too late, as do more."""
+    level = "client client-1: finish<=0:00:15"
+    keys = [*CHAT, "goodput=null", "workload={num_prompts: 300, request_rate: .inf, clients: 2}"]
+    words = ["--slo", level, "--fewest", "cluster.replicas=1..8", "--jobs", "1"]
+    assert main(["plan", "demo", *sets(*keys), *words, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    (count,) = re.findall(r"cluster\.replicas=(\d) holds the load", said)
+    assert f"  {level.replace(': ', ':')}: kept by " in said
+    for seed in (100, 101):
+        for replicas, met in ((int(count), True), (int(count) - 1, False)):
+            more = [f"slo=['{level}']", f"seed={seed}", f"cluster.replicas={replicas}"]
+            found = run(load_scenario("demo", [*keys, *more])).summary()["headway"]
+            assert found["slo"][0]["met"] is met
+
+
+@pytest.mark.medium
+def test_a_front_end_for_each_rank_costs_nothing(tmp_path: Path, capsys) -> None:
+    """One streams for eight: diagnose names the flag before replicas at three times the price."""
+    keys = [CHAT[0], "cost=null", "gpu={name: H100-80GB, count: 8}", "goodput={tpot: 8}", "seed=0"]
+    keys += ["engine={data_parallel_size: 8, api_server_count: 1}"]
+    keys += ["workload={num_prompts: 600, request_rate: 400, input_len: 50, output_len: 100}"]
+    assert main(["diagnose", "demo", *sets(*keys), "--json", "--jobs", "1"]) == 0
+    first = json.loads(capsys.readouterr().out)["trials"][0]["advice"]
+    assert (first["key"], first["to"]) == ("engine.api_server_count", 8)
+    assert kept("demo", 1200, *keys, seeds=1) < 0.5
+    assert kept("demo", 1200, *keys, "engine.api_server_count=8", seeds=1) >= 0.99
+
+
+@pytest.mark.medium
+def test_drafts_pay_at_a_low_load_by_the_least_that_is_published(tmp_path: Path, capsys) -> None:
+    """EAGLE-3 shortens whole answers at one request/s, and the first tokens wait no shorter."""
+    drafts = "{method: eagle3, num_speculative_tokens: 3, acceptance: 0.5}"
+    vary = ["--vary", f"engine.speculative_config=null,{drafts}", "--out", str(tmp_path)]
+    keys = [*CHAT, "goodput=null", "workload.request_rate=1", "workload.num_prompts=50"]
+    assert main(["compare", "demo", *sets(*keys), *vary]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"\nThe lowest mean E2EL \(.*\): {method: eagle3, .*\.\n", said)
+    assert "\nThe lowest P99 TTFT " not in said or re.search(r"P99 TTFT \(.*\): null\.", said)
+    long = [*keys, "workload.num_prompts=100", "seed=100"]
+    alone, drafted = (
+        run(load_scenario("demo", [*long, *more])).summary()["mean_e2el_ms"]
+        for more in ([], [f"engine.speculative_config={drafts}"])
+    )
+    assert drafted < 0.9 * alone
+
+
+@pytest.mark.medium
+def test_of_orders_at_nearly_one_price_the_faster_is_bought(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An H100 at $6.88/h beats two A100 at $6.86/h, and the second says what it does."""
+    monkeypatch.setattr("headway.planning.market.LONGEST", 20.0)  # s of a look, not 300
+    keys = ["cost=null", "goodput=null", "workload.request_rate=6"]
+    levels = ["mean_tpot_ms<=24", "mean_ttft_ms<=1000"]
+    words = ["--buy", "--gpus", "A100-80GB,H100-80GB", "--precision", "bf16", "--jobs", "1"]
+    words += [word for level in levels for word in ("--slo", level)]
+    words += ["--min-duration", "20", "--max-duration", "40", "--out", str(tmp_path)]
+    assert main(["plan", "demo", *sets(*keys), *words]) == 0
+    said = capsys.readouterr().out
+    assert "\nBuy 1 x H100-80GB" in f"\n{said}"
+    assert re.search(r"Second best: 2 x A100-80GB [^\n]*: \$6\.86/h.*?\n  means: TTFT", said, re.S)
+    best = load_scenario(tmp_path / "best.yaml", ["workload.num_prompts=800", "seed=100"])
+    assert best.gpu.name == "H100-80GB"
+    found = [run(best)]
+    one = [*keys, "workload.num_prompts=800", "seed=100"]
+    found += [
+        run(load_scenario("demo", [*one, f"cluster.replicas={count}", "gpu.name=A100-80GB"]))
+        for count in (2, 1)
+    ]
+    tpot = [each.summary()["mean_tpot_ms"] for each in found]
+    assert tpot[0] < tpot[1] < 24 < tpot[2]
