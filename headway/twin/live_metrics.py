@@ -1,7 +1,7 @@
 """vLLM's /metrics of engines that run, counted as requests come and go."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import time
 
 import numpy as np
@@ -160,47 +160,38 @@ class LiveMetrics:
             core: f'model_name="{self.model}",engine="{number}"'
             for number, core in enumerate(self.engine.cores)
         }
-        lines: list[str] = []
-        config = self.engine.scenario.engine
+        config, late = self.engine.scenario.engine, self.engine.clock.lateness()
         more = MORE_SCALARS + DRAFT_SCALARS * (config.speculative_config is not None)
         if config.kv_offloading_size is None:  # else which tier had cached tokens is not known
             more += TIER_SCALARS
         values = {core: self._scalars(core) | self._more_scalars(core) for core in labels}
+        lines: list[str] = []
         for name, kind, about in SCALARS + more:
-            lines += [f"# HELP vllm:{name} {about}", f"# TYPE vllm:{name} {kind}"]
-            for core, label in labels.items():
-                lines += [
-                    f"vllm:{name}{{{label}{more}}} {float(value)!r}"
-                    for more, value in values[core][name].items()
-                ]
-        for name in next(iter(self.counts.values())).histograms:
-            first = next(iter(self.counts.values())).histograms[name]
-            lines += [f"# HELP vllm:{name} {first.about}", f"# TYPE vllm:{name} histogram"]
+            rows = {
+                label + more: value
+                for core, label in labels.items()
+                for more, value in values[core][name].items()
+            }
+            lines += _family(f"vllm:{name}", kind, about, rows)
+        for name, first in next(iter(self.counts.values())).histograms.items():
+            lines += _family(f"vllm:{name}", "histogram", first.about, {})
             for core, label in labels.items():
                 lines += self.counts[core].histograms[name].lines(label)
-        lines += [
-            "# HELP vllm:admission_rejections_total Requests that a limit of the queue kept out.",
-            "# TYPE vllm:admission_rejections_total counter",
-        ]
         door = self.engine.cores[0].door or Door(None, None)
-        for why, count in door.refusals.items():
-            label = f'model_name="{self.model}",reason="{why}"'
-            lines.append(f"vllm:admission_rejections_total{{{label}}} {float(count)!r}")
-        lines += [
-            "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
-            "# TYPE vllm:cache_config_info gauge",
-            *(self._cache_config(core, number) for number, core in enumerate(self.engine.cores)),
-            "# HELP process_start_time_seconds Start time of the process since 1970, s.",
-            "# TYPE process_start_time_seconds gauge",
-            f"process_start_time_seconds {self.started:.3f}",
-        ]
-        late = self.engine.clock.lateness()
-        lines += [
-            "# HELP headway:late_seconds Wall time by which what steps bring is told too late.",
-            "# TYPE headway:late_seconds gauge",
-            *(f'headway:late_seconds{{quantile="{q[1:]}"}} {late[q] / 1e3!r}' for q in late),
-        ]
-        return "\n".join(lines) + "\n"
+        rows = {
+            f'model_name="{self.model}",reason="{why}"': count
+            for why, count in door.refusals.items()
+        }
+        about = "Requests that a limit of the queue kept out."
+        lines += _family("vllm:admission_rejections_total", "counter", about, rows)
+        rows = {self._cache_config(core, number): 1 for number, core in enumerate(labels)}
+        about = "Information of the LLMEngine CacheConfig"
+        lines += _family("vllm:cache_config_info", "gauge", about, rows)
+        about = "Start time of the process since 1970, s."
+        lines += _family("process_start_time_seconds", "gauge", about, {"": self.started})
+        rows = {f'quantile="{q[1:]}"': late[q] / 1e3 for q in late}
+        about = "Wall time by which what steps bring is told too late."
+        return "\n".join([*lines, *_family("headway:late_seconds", "gauge", about, rows), ""])
 
     def _cache_config(self, core: EngineCore, number: int) -> str:
         engine, blocks = self.engine.scenario.engine, core.scheduler.blocks
@@ -212,8 +203,7 @@ class LiveMetrics:
             "gpu_memory_utilization": engine.gpu_memory_utilization,
             "num_gpu_blocks": blocks.usable + 1,  # with the null block, which nobody gets
         }
-        text = ",".join(f'{name}="{value}"' for name, value in labels.items())
-        return f"vllm:cache_config_info{{{text}}} 1.0"
+        return ",".join(f'{name}="{value}"' for name, value in labels.items())
 
     def _scalars(self, core: EngineCore) -> dict[str, dict[str, float]]:
         counts, gauges = self.counts[core], self.engine.gauges[core]
@@ -262,3 +252,11 @@ class LiveMetrics:
         for name, (label, values) in labelled.items():
             found[name] = {f',{label}="{key}"': float(n) for key, n in values.items()}
         return found
+
+
+def _family(name: str, kind: str, about: str, rows: Mapping[str, float]) -> list[str]:
+    """Return the lines of a metric: a value for each of its labels."""
+    values = (
+        f"{name}{{{k}}} {float(v)!r}" if k else f"{name} {float(v)!r}" for k, v in rows.items()
+    )
+    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *values]

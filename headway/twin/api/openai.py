@@ -53,24 +53,28 @@ def error_body(message: str, kind: str, status: int, param: str | None = None) -
     return compact({"error": error})
 
 
-@dataclass(slots=True, kw_only=True)
 class Wanted:
     """What a body asks for, with its defaults settled."""
 
-    asked: Body
-    prompts: list[Prompt]
-    max_tokens: int
-    fixed: FixedText | None  # what the answer must be
-    logprobs: int | None  # the likeliest texts that are told of each token
-    usage: bool  # in a chunk of its own at the end
-    continuous_usage: bool  # in every chunk, too
-    client: str
-    priority: int
-    hint: int | None  # predicted output tokens
-    length: int | None  # tokens after which the answer ends by itself; None: as the workload says
-    request_id: str  # "": a serial number
-    notes: list[str]  # what is not simulated
-    estimated: bool  # its prompt: by no chat template, or images by a law
+    def __init__(
+        self, asked: Body, prompts: Sequence[Prompt], max_tokens: int, counter: TokenCounter
+    ) -> None:
+        """Read what is asked beside the prompts; raise BadRequestError where it cannot be."""
+        options, more = asked.stream_options or StreamOptions(), asked.vllm_xargs or {}
+        self.asked, self.prompts, self.max_tokens = asked, prompts, max_tokens
+        self.fixed, self.notes = _guided(asked)  # what the answer must be; what is not simulated
+        self.notes += _ignored(asked, counter)
+        self.logprobs = _logprobs(asked)  # the likeliest texts that are told of each token
+        self.usage = bool(options.include_usage)  # in a chunk of its own at the end
+        self.continuous_usage = self.usage and bool(options.continuous_usage_stats)  # in each, too
+        self.client = client_name(asked.user or more.get("client") or "")
+        self.priority = max(-MOST_PRIORITY, min(asked.priority, MOST_PRIORITY))
+        self.hint = output_tokens(more, "predicted_output_tokens")
+        self.length = output_tokens(more, "output_tokens")  # None: as the workload says
+        self.request_id = asked.request_id or ""  # "": a serial number
+        # No chat template says what the model would see, or images count by a law.
+        chat = isinstance(asked, ChatBody)
+        self.estimated = chat and (counter.template is None or bool(prompts[0].items))
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -90,7 +94,6 @@ class Reader:
 
     def read(self, asked: Body) -> Wanted:
         """Say what a body asks for; raise BadRequestError where it cannot be."""
-        chat = isinstance(asked, ChatBody)
         if asked.model not in (None, "", self.model):
             why = f"The model `{asked.model}` does not exist. Valid aliases: {self.model}."
             raise BadRequestError(why, 404, "NotFoundError", "model")
@@ -111,25 +114,9 @@ class Reader:
         if isinstance(asked, CompletionBody) and asked.echo and asked.max_tokens == 0:
             limit = min(1, room)  # it computes the prompt, and a token that is not told
         _check_sampling(asked, limit)
-        options, more = asked.stream_options or StreamOptions(), asked.vllm_xargs or {}
-        usage = bool(options.include_usage)
-        fixed, unmet = _guided(asked)
-        return Wanted(
-            asked=asked,
-            prompts=prompts,
-            max_tokens=limit,
-            fixed=fixed,
-            logprobs=_logprobs(asked),
-            usage=usage,
-            continuous_usage=bool(options.continuous_usage_stats) and usage,  # as in vLLM
-            client=client_name(asked.user or more.get("client") or ""),
-            priority=max(-MOST_PRIORITY, min(asked.priority, MOST_PRIORITY)),
-            hint=output_tokens(more, "predicted_output_tokens"),
-            length=output_tokens(more, "output_tokens"),
-            request_id=asked.request_id or "",
-            notes=_ignored(asked, self.counter) + unmet + media,
-            estimated=chat and (self.counter.template is None or bool(prompts[0].items)),
-        )
+        wanted = Wanted(asked, prompts, limit, self.counter)
+        wanted.notes += media
+        return wanted
 
     def _echoed(self, prompt: Prompt) -> Prompt:
         counter = self.counter
