@@ -300,7 +300,7 @@ READERS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8"), _fp8),
     "compressed-tensors": _compressed,
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt),
-    **dict.fromkeys(("awq", "gptq", "auto-round"), _grouped),
+    **dict.fromkeys(("awq", "gptq", "auto-round", "intel/auto-round"), _grouped),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), _mxfp4),
     "bitsandbytes": _bitsandbytes,
     "quark": _quark,
