@@ -148,17 +148,17 @@ def _find(name: str) -> Gpu:
             return GPUS[chip]
     if shape := ORACLE.match(plain):
         return _find(shape[1])
-    wanted = _normalised(plain)
-    if found := _named(wanted, _words(plain)):
+    words = _words(plain)
+    if found := _named(words):
         return found
 
     def alike(part: str) -> list[str]:
-        return [known for known in GPUS if part in _normalised(known)] if part else []
+        return [known for known in GPUS if part in "".join(_words(known))] if part else []
 
-    if longer := alike(wanted):
+    if longer := alike("".join(words)):
         hint = " or ".join(longer)
         raise ValueError(f"gpu.name: no GPU {name!r} in the table; did you mean {hint}?")
-    near = alike(wanted[:4])
+    near = alike("".join(words)[:4])
     from difflib import get_close_matches
 
     near += get_close_matches(name.upper(), [n for n in GPUS if n not in near], cutoff=0.5)
@@ -166,15 +166,17 @@ def _find(name: str) -> Gpu:
     raise ValueError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")
 
 
-def _named(wanted: str, words: list[str]) -> Gpu | None:
+def _named(words: list[str]) -> Gpu | None:
     """Find a GPU by its name as one word, by its words in any order, or by its chip and memory."""
+    wanted = "".join(words)
     for gpu in (*GPUS.values(), CPU):
-        if _normalised(gpu.name) == wanted or (words and sorted(_words(gpu.name)) == sorted(words)):
+        own = _words(gpu.name)
+        if words and ("".join(own) == wanted or sorted(own) == sorted(words)):
             return gpu
     linked = [
         gpu
         for gpu in GPUS.values()
-        if gpu.link_bandwidth > NVLINK and _normalised(gpu.name.partition("-")[0]) == wanted
+        if gpu.link_bandwidth > NVLINK and "".join(_words(gpu.name.partition("-")[0])) == wanted
     ]
     if len(linked) == 1:
         return linked[0]
@@ -182,7 +184,7 @@ def _named(wanted: str, words: list[str]) -> Gpu | None:
     if len(sizes) != 1:
         return None
     others = [word for word in words if word != sizes[0]]
-    found, size = _named("".join(others), others), int(sizes[0].rstrip("gib"))
+    found, size = _named(others), int(sizes[0].rstrip("gib"))
     if found and found.name in GRACE and size in HOST_SIZES:
         return found
     return found if found and 0.9 < found.memory / GIB / max(size, 1) < 1.01 else None
@@ -192,8 +194,3 @@ def _words(name: str) -> list[str]:
     """Return the words of a name that tell a GPU from others, in lower case."""
     parts = re.split(r"[^a-z0-9]+", re.sub(r"\brtx(?=[ -]?a\d)", "", SXM.sub("", name.lower())))
     return [part for part in parts if part and not NOISE.fullmatch(part)]
-
-
-def _normalised(name: str) -> str:
-    words = re.sub(r"nvidia|geforce|tesla|amd|instinct|rtx(?= ?a\d)", "", SXM.sub("", name.lower()))
-    return re.sub(r"[^a-z0-9]", "", words)
