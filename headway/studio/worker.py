@@ -130,8 +130,8 @@ def answers(job: Job, stale: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     if len(load) > MOST_REQUESTS:
         text = f"{len(load):,} requests are more than {MOST_REQUESTS:,}, which the studio takes"
         raise HeadwayError(text)
-    told = [note for spec in scenario.specs.values() for note in spec.notes]
-    told += [str(one) for one in obstacles(scenario, load)]
+    told = [str(one) for one in obstacles(scenario, load)]
+    told += [note for spec in scenario.specs.values() for note in spec.notes]
     traffic = describe(load, "")
     whole = len(load)
     coarse = [] if whole <= FEW or job.kind == "page" else [min(whole // COARSE, FIRST)]
