@@ -15,12 +15,14 @@ import pytest
 
 from headway.twin import remote
 from headway.twin.api.cross_origin import read_origins
+from headway.twin.api.openapi import openapi
 from headway.twin.replay import replay
 from headway.twin.server import Server
 from simulator.util.errors import HeadwayError
 from simulator.util.http_log import is_foreign
 from simulator.workload.workload import Workload
 from tests.support.twins import served_by
+from tests.support.wire import described
 
 NUMBERS = (None, True, -1, 0, 1.5, 10**20, 1e308, float("nan"))
 TEXTS = ("", "a", "\u00b2", "\ud800", "9" * 50)
@@ -28,14 +30,12 @@ PARTS = ([], ["buy"], [[]], [None], [{}], {}, {"a": 1}, {"text": "a", "type": "t
 WRONG: tuple[Any, ...] = NUMBERS + TEXTS + PARTS
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 COMPLETION = {"prompt": "a", "max_tokens": 2}
-FIELDS = """
-model prompt messages max_tokens max_completion_tokens n seed stream stream_options temperature
-top_p top_k min_p user ignore_eos min_tokens priority request_id cache_salt vllm_xargs logprobs
-top_logprobs stop tools response_format replica factor seconds delay rate_limit
-"""
+ITEM = ("content", "type", "call_id", "arguments", "output", "name")
 PATHS = {
     "/v1/completions": COMPLETION,
     "/v1/chat/completions": CHAT,
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/messages": {**CHAT, "model": "llama-3-8b"},
     "/tokenize": COMPLETION,
     "/admin/slow": {"factor": 1},
     "/admin/hang": {"seconds": 0},
@@ -46,14 +46,16 @@ PATHS = {
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_wrong_type_of_a_field_is_a_fault_of_the_server(path: str) -> None:
-    async def play(client: aiohttp.ClientSession, _: Server) -> None:
-        bodies: list[Any] = [
-            {**PATHS[path], name: value} for name in FIELDS.split() for value in WRONG
-        ]
-        bodies += [{**CHAT, "messages": [{"role": "user", "content": one}]} for one in WRONG]
-        bodies += [{**CHAT, "messages": [{"role": one, "content": "a"}]} for one in WRONG]
-        keys = ("predicted_output_tokens", "client")
-        bodies += [{**PATHS[path], "vllm_xargs": {key: one}} for key in keys for one in WRONG]
+    async def play(client: aiohttp.ClientSession, server: Server) -> None:
+        fields = described(openapi(server.routes(), "0"))[f"POST {path}"]
+        bodies: list[Any] = [{**PATHS[path], name: value} for name in fields for value in WRONG]
+        messages = [{"role": "user", "content": one} for one in WRONG]
+        messages += [{"role": one, "content": "a"} for one in WRONG]
+        bodies += [{**CHAT, "messages": [one]} for one in messages if "messages" in fields]
+        items = [{"role": "user", key: one} for key in ITEM for one in WRONG]
+        bodies += [{"input": [one]} for one in items if "input" in fields]
+        more = [{key: one} for key in ("predicted_output_tokens", "client") for one in WRONG]
+        bodies += [{**PATHS[path], "vllm_xargs": one} for one in more if "vllm_xargs" in fields]
         for body in [*bodies, *WRONG]:
             data, head = json.dumps(body), {"Content-Type": "application/json"}
             async with client.post(path, data=data, headers=head) as answer:
