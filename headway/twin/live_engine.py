@@ -108,11 +108,11 @@ class LiveEngine:
             self._build_fleet(faults, startup_delay)
         self.clock = RealTimeClock(env, speed)
         self.streams: dict[int, Stream] = {}  # by id
-        self.on_tokens: Callable[[Stream, int, float], None] | None = None
-        self.on_gaps: Callable[[EngineCore, dict[float, int], float], None] | None = None
+        self.on_tokens: Callable[[Stream, int, float], None] = _ignore
+        self.on_gaps: Callable[[EngineCore, dict[float, int], float], None] = _ignore
         """With how many streams got one more token, by when each got the one before."""
-        self.on_end: Callable[[Stream, str], None] | None = None
-        self.on_step: Callable[[EngineCore, Step], None] | None = None
+        self.on_end: Callable[[Stream, str], None] = _ignore
+        self.on_step: Callable[[EngineCore, Step], None] = _ignore
         self.kv_events: KvEvents | None = None
         self._serial = 0
         self._first = 0  # id of the first request in `asked`
@@ -216,8 +216,7 @@ class LiveEngine:
             self._cancel(request)
             self._record_left(stream)
             self._forget(request)
-            if self.on_end is not None:
-                self.on_end(stream, ABORT)
+            self.on_end(stream, ABORT)
         return True
 
     def kill(self, number: int) -> None:
@@ -260,8 +259,7 @@ class LiveEngine:
             reason = "rejected"
         if self._predictor is not None and request.finish >= 0:
             self._predictor.observe(request)
-        if self.on_end is not None:
-            self.on_end(stream, reason)
+        self.on_end(stream, reason)
         stream.on_end(request, reason)
         self._prune()
 
@@ -301,8 +299,7 @@ class LiveEngine:
         if new <= 0:
             return
         stream.told = count
-        if self.on_tokens is not None:
-            self.on_tokens(stream, new, now)
+        self.on_tokens(stream, new, now)
         if stream.first < 0:
             stream.first = now
         stream.last = now
@@ -438,8 +435,7 @@ class _Watch:
         stats, usable = self.core.stats(), self.core.scheduler.blocks.usable
         used = stats.blocks_used / usable
         self.engine.gauges[self.core] = Gauges(stats.running, self.waiting, used)
-        if self.engine.on_step is not None:
-            self.engine.on_step(self.core, scheduled[0])
+        self.engine.on_step(self.core, scheduled[0])
         if self.engine.kv_events is not None:
             self.engine.kv_events.publish(self.core)
         self.engine.clock.note_delay(ends[-1])
@@ -467,7 +463,7 @@ class _Watch:
             if count > stream.sent:
                 stream.sent = count
                 stream.on_tokens(1, count)
-        if gaps and self.engine.on_gaps is not None:
+        if gaps:
             self.engine.on_gaps(self.core, gaps, now)
 
     @property
