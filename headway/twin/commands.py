@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +19,7 @@ from headway.cli.options import (
     silent,
     with_launch,
 )
-from headway.twin.serve_options import DEFAULT_SERVE_OPTIONS, ServeOptions
+from headway.twin.options import DEFAULT_SERVE_OPTIONS, DEFAULT_WATCHED, ServeOptions, Watched
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -201,12 +200,7 @@ def shadow(
     scenario: Annotated[
         Path, Parameter(help="scenario file (YAML) of that server, or a shipped one's name")
     ],
-    duration: Annotated[
-        float, Parameter(show_default=False, help="time to watch, s [default: until Ctrl-C]")
-    ] = inf,
-    interval: Annotated[float, Parameter(help="time between two polls, s")] = 1.0,
-    window: Annotated[float, Parameter(help="length of a window that is compared, s")] = 10.0,
-    tolerance: Annotated[float, Parameter(help="relative difference that is ignored")] = 0.2,
+    watched: Watched = DEFAULT_WATCHED,
     settings: Settings = DEFAULT_SETTINGS,
     json_: Json = False,
 ) -> int:
@@ -214,24 +208,17 @@ def shadow(
 
     The exit code is 1 where they part, and 2 where there was nothing to compare.
     """
-    from headway.twin.shadow import Watched, as_json, conclusion, heading, line
+    from headway.twin.shadow import as_json, conclusion, heading, line
     from headway.twin.shadow import shadow as watch
     from simulator.scenario.load import load_scenario
 
     _check_url(url)
-    for name, value, least in (
-        ("duration", duration, 0),
-        ("interval", interval, 0.01),
-        ("window", window, interval),
-        ("tolerance", tolerance, 0),
-    ):
-        if not value >= least:
-            raise HeadwayError(f"--{name}: {value} is not {least:g} or more")
+    watched.check()
     loaded = load_scenario(scenario, settings.overrides, settings.seed)
     verdict = watch(
         loaded,
         url,
-        Watched(duration, interval, window, tolerance),
+        watched,
         tell=lambda found: None if json_ else print(line(found), flush=True),
         begun=lambda: None if json_ else print(heading(), flush=True),
     )

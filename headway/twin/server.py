@@ -29,7 +29,7 @@ from headway.twin.api.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
 from headway.twin.kv_events import KvEvents, read_config
 from headway.twin.live_engine import LiveEngine
 from headway.twin.live_metrics import LiveMetrics
-from headway.twin.serve_options import ServeOptions
+from headway.twin.options import ServeOptions
 from simulator.core.request import Request
 from simulator.features.images.images import Images
 from simulator.scenario.scenario import Scenario

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from headway.twin.options import Watched
 from headway.twin.polled_gauges import polled_gauges
 from headway.twin.remote import Scrape, read_text, with_session
 from simulator import run
@@ -81,16 +82,6 @@ class Window:
     server: Mapping[str, float]
     simulation: Mapping[str, float]
     apart: Mapping[str, int]  # 1: the server has more; -1: the simulation
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """How a server is watched; s, and the relative difference that is none."""
-
-    duration: float
-    interval: float = 1.0
-    window: float = 10.0
-    tolerance: float = 0.2
 
 
 @dataclass(slots=True)

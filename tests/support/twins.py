@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from headway.twin.serve_options import ServeOptions
+from headway.twin.options import ServeOptions
 from headway.twin.server import Server, token_counter
 from simulator.scenario.load import load_scenario
 from tests.support.commands import ROOT

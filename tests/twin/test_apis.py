@@ -15,7 +15,7 @@ from headway.twin.api.messages import KEPT
 from headway.twin.api.openai import NOT_SIMULATED, USUAL
 from headway.twin.api.openapi import openapi
 from headway.twin.api.tokenizers import BpeTokens, train
-from headway.twin.serve_options import ServeOptions
+from headway.twin.options import ServeOptions
 from headway.twin.server import Server, token_counter
 from simulator.scenario.load import load_scenario
 from tests.support.commands import ROOT

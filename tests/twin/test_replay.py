@@ -24,9 +24,9 @@ from calibration.measured.requests import read_requests
 from calibration.measured.runs import read_runs
 from headway.cli.main import main
 from headway.twin.measured_run import summary, table, write_measured
+from headway.twin.options import ServeOptions
 from headway.twin.polled_gauges import polled_gauges
 from headway.twin.replay import prompt_of, replay
-from headway.twin.serve_options import ServeOptions
 from headway.twin.server import Server, token_counter
 from simulator import run
 from simulator.scenario.load import load_scenario

@@ -1,6 +1,7 @@
-"""The options of `headway serve` that say how a scenario is served."""
+"""Options of `headway serve` and `headway shadow` that are handed on as they are."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -44,4 +45,24 @@ class ServeOptions:
             raise HeadwayError("--served-model-name: is empty")
 
 
-DEFAULT_SERVE_OPTIONS = ServeOptions()
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """How a server is watched; s, and the relative difference that is none."""
+
+    duration: Annotated[
+        float, Parameter(show_default=False, help="time to watch, s [default: until Ctrl-C]")
+    ] = inf
+    interval: Annotated[float, Parameter(help="time between two polls, s")] = 1.0
+    window: Annotated[float, Parameter(help="length of a window that is compared, s")] = 10.0
+    tolerance: Annotated[float, Parameter(help="relative difference that is ignored")] = 0.2
+
+    def check(self) -> None:
+        """Raise HeadwayError for a number that is too small."""
+        least = {"duration": 0, "interval": 0.01, "window": self.interval, "tolerance": 0}
+        for name, low in least.items():
+            if not (value := getattr(self, name)) >= low:
+                raise HeadwayError(f"--{name}: {value} is not {low:g} or more")
+
+
+DEFAULT_SERVE_OPTIONS, DEFAULT_WATCHED = ServeOptions(), Watched()
