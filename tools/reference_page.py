@@ -74,9 +74,9 @@ PREDICTORS_HEAD = """## predictor
 A kind, or `{kind: ..., ...}`, with defaults in brackets. `requests.csv` has the predictions in the
 column `predicted_output_tokens`. Errors depend on `seed` and the request's number alone.
 """
-GENERATOR_HEAD = """Without `trace` Headway generates requests, in the words of `vllm bench serve`. Beside `trace`
-you may give `max_concurrency`, `clients`, `priorities`, `max_tokens`, `models`, `adapters` and
-`multimodal`.
+GENERATOR_HEAD = """Without `trace` Headway generates requests, in the words of `vllm bench serve`.
+Beside `trace` you may give `max_concurrency`, `clients`, `priorities`, `max_tokens`, `models`,
+`adapters` and `multimodal`.
 """
 INTRODUCTIONS = {
     "workload.trace": """\
