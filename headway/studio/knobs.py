@@ -141,9 +141,8 @@ def _gpus(name: str) -> Knob:
 
 def _bound(name: str, label: str, value: float | None) -> Knob:
     """Make the slider of a service level, which a scenario may be without."""
-    if value is None:
-        return Knob(name, label, NO_BOUND, (NO_BOUND, *BOUNDS))
-    return _slider(name, label, value, BOUNDS)
+    own = BOUNDS if value is None else sorted({*BOUNDS, value})
+    return Knob(name, label, NO_BOUND if value is None else value, (NO_BOUND, *own))
 
 
 def _slider(name: str, label: str, value: float, values: Sequence[float]) -> Knob:
@@ -168,12 +167,16 @@ def overrides(knobs: Sequence[Knob], given: object) -> list[str]:
         if knob is None:
             raise HeadwayError(f"knobs: there is no {str(name)[:40]!r}")
         if not knob.takes(value):
-            raise HeadwayError(f"knobs.{name}: {str(value)[:40]!r} is not one of its values")
+            numbers = [one for one in knob.values if not isinstance(one, str)]
+            ends = f"from {min(numbers)} to {max(numbers)}" if numbers else "one of its values"
+            raise HeadwayError(f"knobs.{name}: {str(value)[:40]!r} is not {ends}")
         turned[name] = value
     other = any(turned[name] != known[name].value for name in HARDWARE if name in turned)
     turned = {k: v for k, v in turned.items() if v != known[k].value or (other and k in SIZES)}
     whose = turned.pop("whose", ALL)
-    found: list[tuple[str, Any]] = [(KEYS[name], value) for name, value in turned.items()]
+    found: list[tuple[str, Any]] = [
+        (KEYS[name], None if value == NO_BOUND else value) for name, value in turned.items()
+    ]
     if whose != ALL:
         levels = {k: turned.get(k, known[k].value) for k in ("ttft", "tpot") if k in known}
         slo = [f"{whose}: p99_{k}_ms<={v}" for k, v in levels.items() if v != NO_BOUND]

@@ -13,6 +13,7 @@ from headway.report.html.table_page import answer_of
 PATIENCE = 10.0  # s that a plan may take to end once nobody wants it
 MOST_LINE = 2**20  # bytes of a line of progress
 ERROR = "headway: error: "
+NO_LEVEL = "a plan needs a service level: set SLO: TTFT, SLO: TPOT or both"
 QUESTIONS = {
     "buy": ("Which GPUs to buy, how many, how set", ("--buy",)),
     "fewest": ("How few replicas of this GPU do", ("--fewest", "cluster.replicas=1..16")),
@@ -39,6 +40,7 @@ async def plan(words: Sequence[str], folder: Path) -> AsyncGenerator[dict[str, A
             yield {"told": line}
         elif line[0]:
             errors = [one.removeprefix(ERROR) for one in lines if one.startswith(ERROR)]
+            errors = [NO_LEVEL if "no service level; give" in one else one for one in errors]
             yield {"errors": errors or lines[-1:], "last": True}
             return
         else:

@@ -76,8 +76,8 @@ class Studio:
 
     def __init__(self, scenario: str, settings: list[str], folder: Path) -> None:
         self.scenario, self.settings, self.folder = scenario, settings, folder
-        # Who brings a log asks about a server, not about the demo's textbook engine.
-        self.served = ['engine={"name": "vllm"}'] if scenario == "demo" else []
+        # A log asks about a server and levels of its own, not about the demo's textbook engine.
+        self.served = ['engine={"name": "vllm"}', "goodput=null"] if scenario == "demo" else []
         loaded = load_scenario(scenario, settings, own_code=False)
         self.name = loaded.name
         self.traces: dict[str, tuple[Path, str, str]] = {}  # uploads: place, name, columns

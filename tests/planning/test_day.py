@@ -126,7 +126,7 @@ def test_a_target_that_holds_is_found_without_being_asked_for(day: Path, tmp_pat
     )
     day.write_text(text)
     command = ["plan", str(day), "--slo", "p90_ttft_ms<=7000", "--fewest", "cluster.replicas=1..6"]
-    command += ["--window", f"{HOUR:g}", "--set", "plan.most_replications=12", "--jobs", "1"]
+    command += ["--window", f"{HOUR:g}", "--set", "plan.most_replications=4", "--jobs", "1"]
     assert main([*command, "--out", str(tmp_path / "o")]) == 0
     told = capsys.readouterr().out
     rows = json.loads((tmp_path / "o" / "plan.json").read_text())["candidates"]

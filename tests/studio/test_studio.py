@@ -50,8 +50,9 @@ def test_knobs_set_what_was_turned() -> None:
     assert own == ['gpu.name="H200"', "engine.max_num_batched_tokens=512", sizes[1], "cost=null"]
     wrong = (("seats", 1025), ("seats", 63.5), ("seats", "64"), ("seats", True))
     for name, value in (*wrong, ("policy", "os:system")):
-        with pytest.raises(HeadwayError, match="is not one of its values"):
+        with pytest.raises(HeadwayError, match=r"is not (one of its values|from 1 to 1024)"):
             overrides(knobs, {name: value})
+    assert overrides(knobs, {"tpot": "none"}) == ["goodput.tpot=null"]
     for given, error in (([], "is no mapping"), ({"engine": 1}, "there is no 'engine'")):
         with pytest.raises(HeadwayError, match=error):
             overrides(knobs, given)

@@ -42,8 +42,12 @@ def test_traces_are_read_as_data_and_no_larger_than_allowed(port: int) -> None:
     status, lines = ask(port, {"trace": answer["trace"], "knobs": {"rate_scale": 2}})
     assert lines[-1]["requests"] == 40
     # What is copied names the file, not where the studio keeps it.
-    engine, _, workload, *_ = lines[-1]["settings"]
+    engine, levels, _, workload, *_ = lines[-1]["settings"]
     assert engine == 'engine={"name": "vllm"}'  # a log is of a server
+    assert levels == "goodput=null"  # and of levels of its own
+    assert not lines[-1]["bounds"]
+    _, told = ask(port, {"trace": answer["trace"], "question": "fewest"}, "/plan")
+    assert told[-1]["errors"] == ["a plan needs a service level: set SLO: TTFT, SLO: TPOT or both"]
     assert workload == 'workload={"trace": {"path": "azure.csv"}}'
     scenario = yaml.safe_load(lines[-1]["yaml"])
     assert scenario["workload"]["trace"]["path"] == "azure.csv"
