@@ -52,6 +52,8 @@ OTHER_MESSAGES = {
     "content a number": "vLLM tells of each kind of message that it could have been",
 }
 """Wrong requests of which the message and the key that it names differ, and why."""
+NEWER = {"prompt_cache_options", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"}
+"""Keys of responses that vLLM has from 0.33 on; the live one is 0.32."""
 ONLY_LIVE = ("http_", "process_", "python_", "vllm:estimated_")
 """Beginnings of names of metrics that vLLM alone has; and each `_created`."""
 ONLY_TWIN = {"headway:late_seconds"}
@@ -74,7 +76,7 @@ def test_answers_have_the_same_fields(both: tuple[str, str], show: Callable[[str
         found = []
         for url in both:
             status, kind, body = ask(url, NAME, where, what)
-            shapes = without_repeats([shape(chunk) for chunk in chunks(body)])
+            shapes = without_repeats([shape(chunk, NEWER) for chunk in chunks(body)])
             found.append((status, kind, shapes))
         assert found[0] == found[1], name
         assert found[0][0] == 200, name

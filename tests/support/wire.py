@@ -3,6 +3,7 @@
 import json
 import re
 import urllib.request
+from collections.abc import Collection
 from itertools import groupby
 from typing import Any
 from urllib.error import HTTPError
@@ -163,12 +164,12 @@ def chunks(body: bytes) -> list[Any]:
     return ["[DONE]" if part == "[DONE]" else json.loads(part) for part in parts]
 
 
-def shape(value: Any) -> Any:
-    """Return what a value is made of: keys and kinds; null stays null."""
+def shape(value: Any, without: Collection[str] = ()) -> Any:
+    """Return what a value is made of: keys, but for some, and kinds; null stays null."""
     if isinstance(value, dict):
-        return {key: shape(one) for key, one in value.items()}
+        return {key: shape(one, without) for key, one in value.items() if key not in without}
     if isinstance(value, list):
-        return [shape(one) for one in value[:1]]
+        return [shape(one, without) for one in value[:1]]
     return value if value is None or value == "[DONE]" else type(value).__name__
 
 

@@ -62,6 +62,11 @@ def test_a_response_that_is_cut_is_incomplete() -> None:
         one = await respond(client, max_output_tokens=3, ignore_eos=True)
         assert (one["status"], one["max_output_tokens"]) == ("incomplete", 3)
         assert one["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert one["output"][0]["status"] == "incomplete"
+        body = asked(max_output_tokens=3, ignore_eos=True, stream=True, safety_identifier="me")
+        found = await named_events(await client.post("/v1/responses", json=body))
+        assert found[-1]["type"] == "response.incomplete"
+        assert found[-1]["response"]["safety_identifier"] == "me"
 
     served_by(play)
 

@@ -11,8 +11,9 @@ from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, Samp
 from headway.twin.api.openai import NOT_SIMULATED, compact
 
 TOLD = "instructions metadata parallel_tool_calls tool_choice tools background max_tool_calls "
-TOLD += "previous_response_id prompt reasoning service_tier text truncation user"
-"""Keys that the answer repeats."""
+TOLD += "previous_response_id prompt reasoning service_tier text truncation user "
+TOLD += "prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier"
+"""Keys that the answer repeats; vLLM before 0.33 leaves out the last four."""
 KEPT = 1000  # responses that a later one may go on from
 LOGPROBS = "message.output_text.logprobs"
 USUAL = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -238,9 +239,9 @@ class ResponseAnswer(ChatAnswer):
             place = {**self.item, "content_index": 0}
             out = self._event("output_text.done", **place, text=text, logprobs=[])
             out += self._event("content_part.done", **place, part=self._part(choice, text))
-        item = self._item(text, "completed")
-        out += self._event("output_item.done", output_index=0, item=item)
-        return out + self._event("completed", response=self.final())
+        final = self.final()
+        out += self._event("output_item.done", output_index=0, item=final["output"][0])
+        return out + self._event(final["status"], response=final)
 
     def whole(self) -> bytes:
         """Return the whole answer at once."""
@@ -249,16 +250,15 @@ class ResponseAnswer(ChatAnswer):
     def final(self) -> dict[str, Any]:
         """Return the response as it is when all tokens are there."""
         choice = self.choices[0]
-        item = self._item(choice.said.text(0, choice.generated), "completed")
         status = "completed" if choice.reason == "stop" else "incomplete"
-        return self.response(status, [item])
+        return self.response(status, [self._item(choice.said.text(0, choice.generated), status)])
 
     def response(self, status: str, output: list[Any]) -> dict[str, Any]:
         """Return the response with what is there of it."""
         head, body, given = self.head, self.body, self.chat.__dict__
         found = {"id": head["id"], "created_at": head["created"], "object": "response"}
         found |= {"model": head["model"], "status": status, "output": output, "usage": None}
-        found |= body.model_dump(include={*TOLD.split()})
+        found |= {**dict.fromkeys(TOLD.split()), **body.model_dump(include={*TOLD.split()})}
         found |= {key: usual if given[key] is None else given[key] for key, usual in USUAL.items()}
         if not body.tools:
             found["tool_choice"] = "none"
