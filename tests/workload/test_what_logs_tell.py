@@ -49,6 +49,22 @@ def test_langfuse_counts_apart_what_came_from_a_cache_or_was_thought(put):
     assert work.output_tokens.tolist() == [160, 60]
 
 
+def test_a_total_tells_whether_reasoning_and_cached_tokens_are_counted_in(put):
+    """Row by row: in, apart, both apart, and a total that nothing explains."""
+    rows = ["9,5,4,2,14", "9,5,0,2,16", "9,5,4,2,20", "9,5,4,2,99", "9,5,4,2,"]
+    head = f"{HEAD},cached_tokens,reasoning_tokens,total_tokens\n"
+    work, _ = told(put(head + "".join(f"{k},{row}\n" for k, row in enumerate(rows))))
+    assert work.prompt_tokens.tolist() == [9, 9, 13, 9, 9]
+    assert work.output_tokens.tolist() == [5, 7, 7, 5, 5]
+
+
+def test_choices_are_several_answers_where_there_are_several(put):
+    row = {"created": 0, "prompt_tokens": 9, "completion_tokens": 5, "choices": [{}]}
+    lines = [row, row | {"created": 1, "choices": [{}, {}]}]
+    _, said = told(put("\n".join(map(json.dumps, lines))))
+    assert said == ["choices: requests that ask for several answers, of which one is played: 1"]
+
+
 def test_an_answer_of_helicones_cache_names_the_one_before(put):
     cells = ("ba7fb08e-3b1c-4c5d-9e3e-0123456789ab", ZEROS, "")
     rows = "".join(f"{k},9,5,{cell}\n" for k, cell in enumerate(cells))

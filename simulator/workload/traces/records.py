@@ -64,18 +64,9 @@ JUDGED = ("error", "success", "finish", "status", "status_code", "cancelled")
 CHANGING = {
     *("cache_hit", "call_type", "cancelled", "cached", "prefix", "prefix_tokens", "images"),
     *JUDGED,
-    *(
-        "cache_write",
-        "thoughts",
-        "total",
-        "requests",
-        "asked",
-        "prefix_request",
-        "media",
-        "whole_prompt",
-    ),
+    *("cache_write", "thoughts", "requests", "asked", "prefix_request", "media", "whole_prompt"),
     *("client", "model", "client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
-    "conversation",
+    *("conversation", "total"),
 }
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
