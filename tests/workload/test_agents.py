@@ -45,6 +45,12 @@ def test_dynamo():
     assert len(set(shared)) == 1  # the system prompt fills the first block of all
 
 
+def test_a_call_of_dynamo_that_was_cancelled_is_left_out(put):
+    call = DYNAMO_LINE | {"request": DYNAMO_LINE["request"] | {"finish_reason": "cancelled"}}
+    with pytest.warns(HeadwayWarning, match="1 request left out"):
+        assert len(read_trace(put(f"{json.dumps(DYNAMO_LINE)}\n{json.dumps(call)}"))) == 1
+
+
 def test_dynamo_without_sessions_comes_at_its_times(put):
     rows = [json.loads(line) for line in (SAMPLES / "dynamo.jsonl").read_text().splitlines()]
     for row in rows:

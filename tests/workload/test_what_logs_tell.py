@@ -22,6 +22,20 @@ def test_sent_goes_before_planned_in_any_order(put, planned, sent):
     assert work.arrival.tolist() == [0, 0.5]
 
 
+@pytest.mark.parametrize("unit", ["", "_ms"])
+def test_sent_goes_before_what_a_format_names(put, unit):
+    """In the format's unit, if its name tells none."""
+    rows = "".join(f"{k / 100},9,5,{k * (1000 if unit else 1)}\n" for k in range(3))
+    head = f"arrived_at,num_prefill_tokens,num_decode_tokens,send_time{unit}\n"
+    assert read_trace(put(head + rows), "lengths").arrival.tolist() == [0, 1, 2]
+
+
+def test_a_session_is_a_conversation_where_it_is_the_client_too(put):
+    work, said = told(put(f"{HEAD},session_id\n0,9,5,a\n1,9,5,a\n2,9,5,\n3,9,5,\n"))
+    assert work.client == ["a", "a", "unknown", "unknown"]
+    assert said[0].startswith("session_id: requests that continue a conversation: 1;")
+
+
 @pytest.mark.parametrize("text", [False, True])
 def test_gaps_between_chunks_make_a_mean_by_tokens(put, text):
     """Of 5 tokens in 3 chunks; also as JSON in a cell of a CSV, in ms."""

@@ -25,9 +25,12 @@ def _names(**texts: str) -> dict[str, tuple[str, ...]]:
     return {field: tuple(text.split()) for field, text in texts.items()}
 
 
+SENT = (
+    "send_time sent_time sent_at sent send_timestamp sent_timestamp actual_send_time "
+    "request_sent_at dispatched_at dispatch_time actual_start_time"
+)
 CLOCKS = _names(
-    arrival="send_time sent_time sent_at sent send_timestamp sent_timestamp actual_send_time "
-    "request_sent_at dispatched_at dispatch_time actual_start_time arrival arrival_time arrived_at "
+    arrival=f"{SENT} arrival arrival_time arrived_at "
     "submitted_at submit_time start start_time started_at timestamp request_start_time "
     "request_created_at created_at created create_time scheduled_at scheduled_time",
     first="first_token_time first_token_at first_token completion_start_time first_chunk_time",
@@ -67,7 +70,8 @@ COUNTS = _names(
     "prompt_cache_read_tokens cached_content_token_count cache_read_input_tokens "
     "cache_read_input_token_count llm_cached_input_token "
     "llm_token_count_prompt_details_cache_read gen_ai_usage_cached_tokens "
-    "gen_ai_usage_cache_read_input_tokens cached_input_tokens cache_hit_tokens prefix_hit_tokens",
+    "gen_ai_usage_cache_read_input_tokens cached_input_tokens cache_hit_tokens prefix_hit_tokens "
+    "cache_read",
     cache_write="cache_creation_input_tokens cache_write_input_token_count",
     thoughts="thoughts_token_count",
     requests="num_model_requests n_requests num_requests request_count requests",
@@ -79,7 +83,7 @@ COUNTS = _names(
 WORDS = _names(
     client="client_id client user user_id end_user session_id",
     model="adapter lora model",
-    conversation="conversation conversation_id session session_id thread_id chat_id dialogue_id",
+    conversation="conversation conversation_id thread_id chat_id dialogue_id session session_id",
     prompt_id="prompt_id prompt_hash",
     error="error error_message error_type exception is_error failed",
     success="success ok is_success succeeded",
@@ -89,7 +93,7 @@ WORDS = _names(
     cancelled="cancelled canceled was_cancelled is_cancelled is_canceled aborted "
     "client_disconnected",
     cache_hit="cache_hit from_cache is_cached response_cache_hit cache_status cached "
-    "cache_reference_id",
+    "cache_reference_id x_cache",
     call_type="call_type api_type request_type operation run_type gen_ai_operation_name",
     prefix="prefix_group prefix_id prefix_hash",
     total="total_tokens total_token_count total_usage",
@@ -209,7 +213,9 @@ def find_fields(names: Iterable[str]) -> dict[str, Source]:
         ends = ["", *(f"_{unit}" for unit in UNITS)] if field in {*CLOCKS, *SPANS} else [""]
         for word, end in product(spellings, ends):
             if word + end in known:
-                found[field] = source(known.pop(word + end), unit=end[1:] or None)
+                found[field] = source(known[word + end], unit=end[1:] or None)
+                if field != "client":  # a session's id is that of a conversation, too
+                    del known[word + end]
                 break
     if not IN_MS.isdisjoint(words):
         for field in SPANS.keys() & found.keys():

@@ -31,7 +31,9 @@ from simulator.workload.traces.fields import (
     NEEDED,
     NOTED,
     PRIORITY,
+    SENT,
     SPANS,
+    Source,
     Sources,
     find_fields,
     plain_words,
@@ -66,7 +68,8 @@ CHANGING = {
     *JUDGED,
     *("cache_write", "thoughts", "requests", "asked", "prefix_request", "media", "whole_prompt"),
     *("client", "model", "client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
-    *("conversation", "total"),
+    "conversation",
+    "total",
 }
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
@@ -77,7 +80,7 @@ NO_GENERATION = re.compile(
 )
 """In the type of a call that is none to generate text."""
 UNFINISHED = re.compile(
-    r"reject|unfinished|shed|time.?out|timed|abort|error|cancel|fail|exception|dropp|disconnect|kill|"
+    r"reject|unfinished|shed|time.?out|timed|abort|error|cancel|fail|exception|dropp|disconnect|closed|kill|"
     r"refus|throttl|rate.?limit|unavail|interrupt|hung|crash|denied|invalid|overload|^[45]\d\d\b"
 )
 """In a word for how a request ended that is none for a whole answer, such as 429 or 503."""
@@ -165,9 +168,19 @@ class Records:
         found = find_fields(n for n in names if n not in taken | idle)
         for field, source in without_length(found, self.sources).items():
             plain = field in {*NOTED, *NAMES, "images"} or lists.isdisjoint(source.names)
-            if plain and field in CHANGING and field not in self.sources:
+            word = plain_words(source.names[0])
+            if field == "arrival" and {word, word.rpartition("_")[0]} & {*SENT.split()}:
+                self._prefer(source)  # also with a unit behind its name
+            elif plain and field in CHANGING and field not in self.sources:
                 self.sources[field] = source
                 self.values[field] = [None] * len(self.lines)
+
+    def _prefer(self, sent: Source) -> None:
+        """Take when requests were sent before when the format says that they came."""
+        old = self.sources.get("arrival", sent)
+        unit = sent.per_second or old.per_second
+        same = old.names if unit == old.per_second else ()
+        self.sources["arrival"] = Source((*sent.names, *same), unit)
 
     def _convert(self) -> None:
         """Convert what was gathered; what is told of failed requests may be anything."""
@@ -501,7 +514,8 @@ def _add_notes(table: Table, columns: Columns) -> None:
     names = table.ledger.name_of
     for field in sorted(NOTED.keys() & columns.keys() & names.keys()):
         count = sum(is_told(field, word) for word in columns[field])
-        if count and (field != "group" or len({*columns[field]}) > 1):
+        differ = "model" not in columns and len({*columns[field]}) > 1
+        if count and (differ or field != "group"):
             table.ledger.note(f"{names[field]}: requests that {NOTED[field][1]}", count)
     cached = columns.get("cached")
     if cached is not None and cached.any():

@@ -45,7 +45,7 @@ DYNAMO_USED = {
         ("parent_session_id", "parent_trajectory_id", "parent_program_id"), "session's parent"
     ),
 }
-DYNAMO_IDLE = ("*tool*", "*cached*", "event_source", "*finish_reason*")
+DYNAMO_IDLE = ("*tool*", "*cached*", "event_source")
 WEKA_SOURCES = name_sources("arrival=t:s, e2el=api_time:s, prompt=in, output=out, error=failed")
 WEKA_USED = {
     **dict.fromkeys(("hash_ids", "block_size", "hash_id_scope"), "prefix"),
