@@ -290,7 +290,7 @@ def engine_lines(gauges: Summary) -> list[str]:
         for word, keys in (
             (f"Defaults on {one['gpu']}", usual),
             ("Set", one["set"]),
-            ("vLLM's default, not simulated here", one.get("not_simulated")),
+            ("The engine's default, not simulated here", one.get("not_simulated")),
         ):
             if keys:
                 text = f"{word}: {', '.join(_said(*pair) for pair in keys.items())}"

@@ -36,6 +36,7 @@ ASYNC_PIPELINE_SINCE = (0, 15, 0)
 HYBRID_SINCE = (0, 9, 1)
 """The first release whose hybrid KV cache manager gives back, by default, what has left a window;
 its decisions were compared with those of 0.33 alone."""
+STATES_CACHED_SINCE = (0, 26, 0)  # a prefix cache of linear attention and Mamba by default
 UTILIZATION_SINCE = (0, 20, 0)  # gpu_memory_utilization 0.92; before 0.9
 LARGE_BATCHES_SINCE = (0, 28, 0)  # on GPUs of 160 GiB and more; before, as on those of 70
 CLAMPS_SINCE = (0, 11, 1)  # max_num_batched_tokens by max_model_len
@@ -140,6 +141,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         return engine
     known, spec = ENGINES[name], _find_model(model)
     defaults: Defaults = {"async_scheduling": False} | known.defaults
+    defaults |= _without_states_cache(spec)
     longest = engine.get("max_model_len") or (spec.max_position_embeddings if spec else 0)
     if known.whole_prompts and isinstance(longest, int):
         defaults["max_num_batched_tokens"] = max(longest, defaults["max_num_batched_tokens"])
@@ -152,7 +154,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         defaults |= version_defaults(release, found)
         if engine.get("pipeline_parallel_size", 1) != 1 and release < ASYNC_PIPELINE_SINCE:
             defaults["async_scheduling"] = False
-    if engine.get("enable_prefix_caching") is False:
+    if not engine.get("enable_prefix_caching", defaults.get("enable_prefix_caching")):
         defaults.pop("prefix_cache", None)  # SGLang's --disable-radix-cache
     on_cpu = name == VLLM and found is CPU  # where vLLM decides one step after another
     if on_cpu or not _overlaps(name, engine, release):
@@ -163,6 +165,11 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
             _give_windows_back(block, release)
         _clamp_sizes(block, engine, longest, release)
     return block
+
+
+def _without_states_cache(spec: ModelSpec | None) -> Defaults:
+    """Leave the prefix cache out beside linear attention and Mamba: none of states is simulated."""
+    return {"enable_prefix_caching": False} if spec and spec.linear else {}
 
 
 def _overlaps(name: str, engine: Defaults, release: Release) -> bool:
@@ -275,13 +282,21 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
 
 
 def _not_simulated(engine: EngineConfig, model: object) -> Defaults:
-    """Return the keys that vLLM would set otherwise beside what is asked for, and its values."""
-    release = release_of(engine)
-    spec = _find_model(model)
-    keeps_all = engine.disable_hybrid_kv_cache_manager and spec is not None and spec.keeps_window
+    """Return the keys that an engine would set otherwise beside what is asked for, and its values.
+
+    vLLM's prefix cache of models with states: `ModelConfig.is_prefix_caching_supported`.
+    """
+    release, spec = release_of(engine), _find_model(model)
+    if spec is None:
+        return {}
+    missing: Defaults = {}
+    keeps_all = engine.disable_hybrid_kv_cache_manager and spec.keeps_window
     if engine.name == VLLM and keeps_all and release >= HYBRID_SINCE:
-        return {"disable_hybrid_kv_cache_manager": False}
-    return {}
+        missing["disable_hybrid_kv_cache_manager"] = False
+    if spec.linear is not None and (engine.name != VLLM or release >= STATES_CACHED_SINCE):
+        usual = ENGINES[engine.name].defaults.get("enable_prefix_caching")
+        missing |= {"enable_prefix_caching": True} if usual else {}
+    return missing
 
 
 def _followed(engine: EngineConfig) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from simulator.core.engine_config import VLLM
+from simulator.core.engine_config import VLLM, EngineConfig
 from simulator.models.gpus import find_gpu
 from simulator.models.kv_budget import MemoryBudget
 from simulator.models.load import load_model
 from simulator.models.power import gpu_power
+from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks, EngineSpec
 from simulator.scenario.engines import release_of
 from simulator.scenario.kv_room import (
@@ -41,6 +42,23 @@ def settle(own: EngineBlocks) -> EngineSpec:
     return spec
 
 
+def _check_caching(engine: EngineConfig, model: ModelSpec) -> None:
+    if engine.enable_prefix_caching and model.linear is not None:
+        raise ValueError(
+            "engine.enable_prefix_caching: must be false: a prefix cache of the states of linear "
+            f"attention or Mamba ({model.name}) is not simulated"
+        )
+
+
+def _check_retention(engine: EngineConfig, model: ModelSpec) -> None:
+    windows = model.keeps_window and not engine.disable_hybrid_kv_cache_manager
+    if engine.prefix_cache_retention_interval and not windows:
+        raise ValueError(
+            "engine.prefix_cache_retention_interval: must be 0, as in vLLM: no layer of "
+            f"{model.name} keeps a window alone"
+        )
+
+
 def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> EngineSpec | None:
     """Settle what an engine is, each part in an attempt; None where one has failed.
 
@@ -56,13 +74,10 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
         model = load_model(own.known_model, folder)
     if model is None:
         return None
+    with attempt("engine.enable_prefix_caching", "model"):
+        _check_caching(engine, model)
     with attempt("engine.prefix_cache_retention_interval", "model"):
-        windows = model.keeps_window and not engine.disable_hybrid_kv_cache_manager
-        if engine.prefix_cache_retention_interval and not windows:
-            raise ValueError(
-                "engine.prefix_cache_retention_interval: goes with layers that keep a window "
-                "alone; vLLM takes no other number than 0 here, either"
-            )
+        _check_retention(engine, model)
     longest = engine.max_model_len or model.max_position_embeddings
     tokens = engine.max_num_batched_tokens
     holds_longest = engine.enable_chunked_prefill or tokens >= longest

@@ -123,7 +123,7 @@ def test_what_of_a_window_is_cached_is_that_of_the_release(write) -> None:
     ("model", "tokens", "told"),
     [
         ("gpt-oss-20b", 24, "must be a multiple of engine.block_size (16)"),
-        ("llama-3-8b", 16, "goes with layers that keep a window alone; vLLM takes no other"),
+        ("llama-3-8b", 16, "must be 0, as in vLLM: no layer of llama-3-8b keeps a window"),
     ],
 )
 def test_a_retention_that_vllm_refuses_is_refused(
