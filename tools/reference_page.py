@@ -101,8 +101,9 @@ COSTS_HEAD = """## cost
 `{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. What the engine adds to its
 kernels (`simulator/costs/overheads.yaml`, by `engine.version`) comes on top. `overhead: vllm` adds
 that to a profile that does not ask for it; `overhead: {host_per_sequence: 2e-5}` changes its terms.
-`{kind: ...}` defines a cost model by its terms, in seconds, with defaults in brackets. T is the
-number of tokens in a step, n that of its sequences, S the cached tokens that its decodes read.
+`{kind: ...}` defines a cost model by its terms, in seconds. `base` and `dense` are required; other
+terms are 0 unless brackets have another default. T is the number of tokens in a step, n that of its
+sequences, S the cached tokens that its decodes read.
 """
 COST_TEXTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
@@ -256,7 +257,7 @@ def _costs() -> Iterator[str]:
     """List the kinds of cost models with the terms that a scenario may give."""
     given = {field.name for field in dataclasses.fields(Fitted)}
     for name, meaning in COST_TEXTS.items():
-        keys = _keys(FORMS[name], given) if name in FORMS else "no terms"
+        keys = _keys(FORMS[name], given).replace(" (0.0)", "") if name in FORMS else "no terms"
         if name == "piecewise":  # the next one has these, too
             given |= {field.name for field in dataclasses.fields(FORMS[name])}
         yield f"- `{name}`: {keys}. {meaning}"

@@ -302,7 +302,7 @@ class EngineConfig(Config):
     )
     pipeline_parallel_bandwidth: PositiveAmount | None = Field(
         None,
-        description="GB/s from the GPUs of a stage to those of the next; null: the "
+        description="GB/s from the GPUs of a stage to the next stage's; null: the "
         "link between the GPUs of a server",
     )
     enable_expert_parallel: bool = Field(

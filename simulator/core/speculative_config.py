@@ -66,7 +66,7 @@ class SpeculativeConfig(Config):
 
     method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"] | None = Field(
         None,
-        description="all but ngram hold KV slots for their drafts ahead; null: draft_model if "
+        description="all but ngram keep KV slots for their drafts ahead; null: draft_model if "
         "`draft` is given, else ngram",
     )
     model: str | None = Field(

@@ -48,7 +48,7 @@ class TraceConfig(Config):
             "custom",
         ]
         | None
-    ) = Field(None, description="null: told by how the file begins")
+    ) = Field(None, description="null: by how the file begins")
     start_s: NonNegativeFloat | None = Field(
         None, description="leave out requests that arrive before, s"
     )
@@ -67,7 +67,7 @@ class TraceConfig(Config):
         None, description="of the timestamps of mooncake (null: ms) and timed_trace (null: s)"
     )
     hash_block_size: Count | None = Field(
-        None, description="tokens that a hash id stands for; null: 512, timed_trace: 16"
+        None, description="tokens of a hash id; null: 512, timed_trace: 16"
     )
     session_turns: Literal["delta", "whole"] | None = Field(
         None,
