@@ -90,8 +90,8 @@ def replay(
     last = min(vocab_size, LAST_TOKEN)
 
     async def play(session: Any) -> Replayed:
-        sender = _Replay(session, workload, url.rstrip("/"), model, seed, last_token=last)
-        sender.on_end = ended
+        sender = _Replay(session, workload, url.rstrip("/"), model)
+        sender.seed, sender.last_token, sender.on_end = seed, last, ended
         return await sender.run()
 
     return with_session("--url", url, timeout, play)
@@ -100,24 +100,16 @@ def replay(
 class _Replay:
     """One workload on its way."""
 
-    def __init__(
-        self,
-        session: Any,
-        workload: Workload,
-        url: str,
-        model: str | None,
-        seed: int,
-        *,
-        last_token: int,
-    ) -> None:
-        self.last_token = last_token
-        self.session, self.workload, self.seed = session, workload, seed
+    last_token = LAST_TOKEN
+    on_end: Callable[[int, Answered], None] | None = None
+
+    def __init__(self, session: Any, workload: Workload, url: str, model: str | None) -> None:
+        self.session, self.workload, self.seed = session, workload, 0
         self.root = url.removesuffix("/v1")
         self.model = model
         self.answers = [Answered() for _ in range(len(workload))]
         self.ended = [asyncio.Event() for _ in range(len(workload))]
         self.slots = asyncio.Semaphore(workload.max_concurrency or len(workload) + 1)
-        self.on_end: Callable[[int, Answered], None] | None = None
         self.first_hits: tuple[float, float] | None = None  # HITS, before the first request
         import aiohttp
 
