@@ -21,6 +21,7 @@ from headway.figures.style import (
     sheet,
     tell_apart,
 )
+from simulator.results.fairness import parts_of
 from simulator.results.request_table import Floats
 from simulator.results.token_times import lacks_gaps
 from simulator.util.errors import HeadwayError
@@ -266,14 +267,10 @@ def shorten(name: str) -> str:
 
 
 def part_names(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """List the clients and priorities of which any run's summary tells: its block, the name."""
-    return [
-        (block, name)
-        for block in ("per_client", "per_priority")
-        for name in dict.fromkeys(
-            name for summary in summaries for name in summary["headway"].get(block, {})
-        )
-    ][:MOST_PARTS]
+    """List the clients, and priorities that are not these, of any run: its block, the name."""
+    parts = (pair for summary in summaries for pair in parts_of(summary).items())
+    names = dict.fromkeys((block, name) for block, found in parts for name in found)
+    return sorted(names, key=lambda pair: pair[0])[:MOST_PARTS]
 
 
 def draw_parts(

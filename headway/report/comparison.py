@@ -39,15 +39,19 @@ def compare_table(
 
     `+` marks a value that is better than the first run's, `-` one that is worse, `n/a` what a run
     does not have. Rows of which no value is ALIKE from the first's are left out, unless
-    `everything` is asked for; of a single run all are shown. Several blocks of runs come with the
-    first in each, 80 columns wide; of MANY_RUNS runs or more each is one row.
+    `everything` is asked for; a client with another row has its tokens/s. Of a single run all are
+    shown. Several blocks of runs come with the first in each, 80 columns wide; of MANY_RUNS runs
+    or more each is one row.
     """
     if len(labels) >= MANY_RUNS:
         return row_per_run(labels, summaries, "All metrics of all runs are in comparison.csv.")
     metrics = metric_rows(summaries)
     told = metrics
     if len(labels) > 1 and not everything:
-        told = [(metric, values) for metric, values in metrics if differ(values)]
+        moved = {m.key for m, v in metrics if differ(v)}
+        for part in {key.partition("[")[2] for key in moved if "[" in key}:
+            moved.add(f"output_throughput[{part}")  # what a client pays for another's latencies
+        told = [(metric, values) for metric, values in metrics if metric.key in moved]
     blocks = []
     for at in range(1, max(len(labels), 2), RUNS_PER_BLOCK):
         shown = [0, *range(at, min(at + RUNS_PER_BLOCK, len(labels)))]

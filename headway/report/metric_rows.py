@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from simulator.results.fairness import parts_of
 from simulator.results.token_times import lacks_gaps
 from simulator.util.errors import printable
 
@@ -144,17 +145,6 @@ def part_values(summary: Summary) -> dict[str, Any]:
         for key in PART_KEYS
         if told.get(key) is not None
     }
-
-
-def parts_of(summary: Summary) -> dict[str, Summary]:
-    """Return the blocks of PARTS; priorities only where they are not the clients over again."""
-    own = summary["headway"]
-    found = {block: parts for block in PARTS if (parts := own.get(block))}
-    if len(found) > 1:
-        clients, priorities = found.values()
-        if all(one in clients.values() for one in priorities.values()):
-            del found["per_priority"]
-    return found
 
 
 def part_throughput(figures: Summary, summary: Summary) -> float | None:

@@ -21,12 +21,12 @@ from headway.report.metric_rows import (
     Metric,
     Summary,
     part_throughput,
-    parts_of,
 )
 from simulator.core.speculative_config import PUBLISHED
 from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
 from simulator.models.load import load_model, shipped_models
+from simulator.results.fairness import parts_of
 from simulator.results.service_levels import Judged, Slo
 from simulator.results.steady_state import trend_warning
 from simulator.results.token_times import lacks_gaps

@@ -294,6 +294,17 @@ def summarize_parts(
     }
 
 
+def parts_of(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return a summary's blocks of clients and priorities, unless these are the clients again."""
+    own = summary["headway"]
+    found = {block: parts for block in ("per_client", "per_priority") if (parts := own.get(block))}
+    if len(found) > 1:
+        clients, priorities = found.values()
+        if all(one in clients.values() for one in priorities.values()):
+            del found["per_priority"]
+    return found
+
+
 def client_columns(clients: Clients) -> dict[str, Column]:
     """Get the columns of clients.csv, a row for each client, in order of their first requests."""
     table, codes = clients.table, clients.codes

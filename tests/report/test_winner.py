@@ -1,8 +1,9 @@
 """Who wins a comparison, and why."""
 
+from headway.figures.runs import part_names
 from headway.report.comparison import row_per_run
-from headway.report.metric_rows import parts_of
 from headway.report.winner import DOLLARS, best_run, winner_lines
+from simulator.results.fairness import parts_of
 
 
 def summary(speed: float, e2el: float, met: bool | None = None, **own: object) -> dict:
@@ -165,5 +166,6 @@ def test_clients_that_are_priorities_are_told_once() -> None:
     clients = {"paid": fast, "free": slow}
     same = {"headway": {"per_client": clients, "per_priority": {"0": fast, "1": slow}}}
     assert parts_of(same) == {"per_client": clients}
+    assert part_names([same, same]) == [("per_client", "paid"), ("per_client", "free")]
     other = {"headway": {"per_client": clients, "per_priority": {"0": {"mean_ttft_ms": 1.5}}}}
     assert parts_of(other).keys() == {"per_client", "per_priority"}
