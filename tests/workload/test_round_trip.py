@@ -149,3 +149,17 @@ def test_a_fleet_of_several_models(tmp_path):
     load = LOAD | {"models": {"llama-3-8b": 2, "llama-2-7b": 1}}
     first = check_again(tmp_path, {**BASE, "cluster": {"groups": groups}, "workload": load})
     assert first["model"].nunique() == 2
+
+
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
+def test_a_first_request_that_is_rejected_shares_nothing(tmp_path):
+    """Its cell of whom it shares with is empty, as that of others that share nothing."""
+    text = (
+        "id,arrival,prompt_tokens,output_tokens,asked_output_tokens,prefix_request,prefix_tokens,"
+    )
+    rows = ["0,0,90,0,5,,0,rejected", "1,1,90,5,5,0,40,stop"]
+    path = tmp_path / "requests.csv"
+    path.write_text("\n".join([f"{text}finish_reason", *rows]) + "\n")
+    again = read_trace(path)
+    assert again.output_tokens.tolist() == [5, 5]
+    assert again.segments[1][0] == (again.segments[0][0][0], 40)

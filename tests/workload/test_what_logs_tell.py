@@ -142,3 +142,8 @@ def test_a_prefix_without_a_length_is_told_and_not_shared(put):
     work, said = told(put(f"{HEAD},prefix_group,prefix_tokens\n0,9,5,a,8\n1,9,5,a,8\n"))
     assert work.segments[1][0] == (("prefix", "a"), 8)
     assert not said
+
+
+def test_a_column_of_latencies_may_be_empty(put):
+    _, said = told(put(f"{HEAD},ttft,e2e\n0,9,5,,\n1,9,5,,\n"))
+    assert not said

@@ -282,7 +282,7 @@ class Records:
             whole = field in COUNTS or field in PRIORITY
             told = is_plain(values[k], whole=whole) or date_of(values[k]) is not None
             if not told and (whole or field in CLOCKS or field in SPANS):
-                values[k] = 0 if whole else None
+                values[k] = 0 if field in NEEDED and whole else None
         return "arrival" in self.values and self.values["arrival"][k] is not None
 
     def _name(self, field: str) -> str:
@@ -529,8 +529,9 @@ def _add_notes(table: Table, columns: Columns) -> None:
                 f"cached={names['cached']} lets all begin alike",
             )
     for field in ("ttft", "e2el", "decode") if table.measured is not None else ():
-        spent = columns.get(field)
-        if spent is not None and field in names and len(spent) and np.nanmedian(spent) > LONG:
+        spent = _span_of(field, columns)
+        spent = spent[~np.isnan(spent)]
+        if field in names and len(spent) and np.median(spent) > LONG:
             name = names[field]
             table.ledger.note(
                 f"{name}: half of the requests take more than {LONG:g} s, if it counts seconds; "
