@@ -103,6 +103,8 @@ def known_keys(key: Key) -> list[str]:
 
         generated = (field.name for field in dataclasses.fields(Generator))
         known = [*dict.fromkeys(["trace", *generated, *known])]
+    if key == ("goodput",):
+        known += ["client NAME", "priority N", "model NAME"]
     return known
 
 

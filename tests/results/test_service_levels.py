@@ -214,6 +214,9 @@ def test_bounds_of_a_class_are_read_written_and_refused() -> None:
     assert found.goodput.of("b", 0, "") == {"ttft": 4000.0}
     with pytest.raises(ValueError, match=r"goodput\.client a\.ttfs: unknown key"):
         scenario(goodput={"client a": {"ttfs": 1.0}})
+    wrong = ONE_AT_A_TIME | {"goodput": {"clientpaid": {"ttft": 1.0}}}
+    with pytest.raises(HeadwayError, match=r"goodput\.clientpaid: .*did you mean client NAME"):
+        load_scenario(wrong)
     exempt = scenario(goodput={"ttft": 1.0, "client b": {}})
     assert [slo.text for slo in service_levels(exempt)] == ["goodput>=0.99", "completion>=1"]
     assert exempt.goodput.of("b", 0, "") == {}
