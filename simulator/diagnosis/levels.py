@@ -74,13 +74,16 @@ def levels(run: AdvisedEvidence) -> Finding | None:
         and sum(run.wait_shares.values()) >= WAITING
     ):
         advice += run.advisor.replicas()
-    worst = max((one.times for one in late), default=inf)
+    slowest = max(late, key=lambda one: one.times, default=None)
+    worst = slowest.times if slowest else inf
     waited = min(sum(run.wait_shares.values()) + run.share("transfer_time"), 1.0)
     metric = judged[0].slo.metric
+    if metric not in run.summary:  # goodput may be 0 before and after
+        metric = f"p99_{slowest.latency}_ms" if slowest else "completed"
     return Finding(
         (1.0 - 1.0 / worst if late else 1.0) * (1.0 - waited),
         f"{BROKEN}{'. '.join(texts)}.",
-        metric if metric in run.summary else "request_goodput" if late else "completed",
+        metric,
         list(dict.fromkeys(advice)),
         {"broken": len(judged), **({"times_the_bound": worst} if late else {})},
     )
