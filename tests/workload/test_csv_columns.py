@@ -106,3 +106,29 @@ def test_other_marks_than_commas(put, mark):
     text = "\n".join(mark.join(row) for row in rows)
     work = read_trace(put(text), columns="arrival=t,prompt=n,output=m")
     assert work.prompt_tokens.tolist() == [3, 5]
+
+
+@pytest.mark.parametrize("row", ['0,"1,024",5,7', '0,9,"1,024",7', '0,9,5,"1,024"', '"0,5",9,5,7'])
+@pytest.mark.parametrize(
+    "field", ["max_tokens", "priority", "prefix_tokens", "num_images", "cached"]
+)
+def test_a_comma_in_a_number_is_refused(put, row, field):
+    """It is no second number, in whatever column."""
+    path = put(f"arrival,prompt_tokens,output_tokens,{field}\n{row}\n1,9,5,7\n")
+    columns = f"arrival=arrival,prompt=prompt_tokens,output=output_tokens,{field}={field}"
+    with pytest.raises(HeadwayError, match=r":2: .*comma may mark thousands or decimals"):
+        read_trace(path, columns=columns.replace("num_images=", "images="))
+
+
+def test_a_comma_in_a_number_of_json_is_refused(put):
+    path = put('{"arrival": "0", "prompt_tokens": "1,024", "output_tokens": "5"}\n' * 2)
+    with pytest.raises(HeadwayError, match="1: prompt_tokens: '1,024' is not a whole number"):
+        read_trace(path)
+
+
+def test_commas_where_semicolons_part_the_values(put):
+    """Decimals of times are read; a count that may have thousands is refused."""
+    head = "arrival;prompt_tokens;output_tokens\n0,5;9;5\n1,75;9;5\n"
+    assert read_trace(put(head)).arrival.tolist() == [0, 1.25]
+    with pytest.raises(HeadwayError, match=":4: prompt_tokens: '1,000' is not a whole number"):
+        read_trace(put(f"{head}2,25;1,000;5\n"))

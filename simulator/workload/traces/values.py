@@ -67,7 +67,9 @@ def _number(k: int, value: object, tell: Tell, what: str) -> float:
             return float(plain)
         except (ValueError, OverflowError):
             pass
-    tell(k, f"{short_repr(value)} is not {what}")
+    comma = isinstance(value, str) and re.search(r"\d,\d", value)
+    why = ": its comma may mark thousands or decimals; write it without one" if comma else ""
+    tell(k, f"{short_repr(value)} is not {what}{why}")
     return nan
 
 
@@ -149,11 +151,12 @@ def names(values: Sequence[object], untold: str, tell: Tell) -> list[str]:
 
 
 def joined(values: Sequence[object]) -> str:
-    """Return the values with commas between and behind them, where all are texts; else ""."""
+    """Return the values, a comma behind each; "" unless all are texts without a comma."""
     try:
-        return ",".join(values) + ","  # type: ignore[arg-type]
+        text = ",".join(values) + ","  # type: ignore[arg-type]
     except TypeError:
         return ""
+    return text if text.count(",") == len(values) else ""
 
 
 def as_whole(values: Sequence[object]) -> Ints | None:
