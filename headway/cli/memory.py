@@ -90,6 +90,8 @@ def memory(
         raise HeadwayError(
             "headway memory: give --model and --gpu, --command and --gpu, or a scenario"
         )
+    if model is not None and command is not None:
+        raise HeadwayError(f"--model {model}: --command names a model, too: give one of them")
     named = {"model": '""' if model == "" else model, "gpu.name": gpu, "engine.name": engine}
     sets = {
         f"{key}={value}": f"--{key.partition('.')[0]} {value}"

@@ -13,6 +13,7 @@ ONE_LINE_SINCE = (0, 33, 0)  # tokens and concurrency in one line of vLLM's log
 def log_lines(budget: MemoryBudget) -> list[str]:
     """Return what the engine's log says of its memory, in its words and of its release."""
     sizes, loaded, cache = budget.sizes, budget.loaded / GIB, budget.kv_cache / GIB
+    override, left = sizes.num_gpu_blocks_override, budget.left(sizes.gpu_memory_utilization)
     longest, tokens = budget.max_model_len, budget.tokens
     static = sizes.fraction_of == "static"
     if static:
@@ -21,8 +22,12 @@ def log_lines(budget: MemoryBudget) -> list[str]:
         error, lines = "AssertionError", []
     else:
         error, lines = "ValueError", [f"Model loading took {loaded:.2f} GiB memory"]
-        lines.append(f"Available KV cache memory: {cache:.2f} GiB")
+        lines.append(f"Available KV cache memory: {gib(left)}")
+        if override is not None:
+            fit = int(left // budget.layout.block_bytes)
+            lines.append(f"Overriding num_gpu_blocks={fit} with num_gpu_blocks_override={override}")
     if why := budget.refusal:
+        error = "torch.OutOfMemoryError" if why.startswith("CUDA") else error
         return [*lines, f"{error}: {why}"]
     if static and budget.model.linear is not None:  # the log has states in a line of their own
         cache = tokens * budget.kv_bytes_per_token / GIB
@@ -81,7 +86,7 @@ def _usable(budget: MemoryBudget) -> str:
 def _requests(budget: MemoryBudget) -> list[str]:
     """Say how many requests fit, by their tokens."""
     longest, model = budget.max_model_len, budget.model
-    if budget.kv_cache <= 0:
+    if budget.room <= 0 or budget.kv_cache > budget.room:
         return []
     lines = ["", "requests that fit at once", f"{'tokens each':>12}{'paged':>12}{'contiguous':>12}"]
     lines += [

@@ -28,6 +28,7 @@ class EngineSizes(NamedTuple):
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     max_model_len: int | None = None  # None: the model's
+    num_gpu_blocks_override: int | None = None  # None: as many as fit
     enable_prefix_caching: bool = True
     enable_expert_parallel: bool = False
     enforce_eager: bool = False

@@ -101,28 +101,48 @@ class MemoryBudget(NamedTuple):
     @property
     def usable(self) -> int:
         """Bytes that the engine may use."""
+        return self._share(self.sizes.gpu_memory_utilization)
+
+    def _share(self, share: float) -> int:
         free = self.gpu.memory - (self.context if self.sizes.fraction_of == "static" else 0)
-        return int(free * self.sizes.gpu_memory_utilization)
+        return int(free * share)
 
     @property
     def loaded(self) -> int:
         """Bytes of weights and slots of adapters."""
         return self.weights + self.sizes.adapters
 
-    @property
-    def kv_cache(self) -> int:
-        """Bytes left for the KV cache; negative where the model does not fit."""
+    def left(self, share: float) -> int:
+        """Bytes that a share leaves for the KV cache; negative where the model does not fit."""
         if self.sizes.fraction_of == "static":
-            return self.usable - self.loaded
+            return self._share(share) - self.loaded
         beside = self.loaded + self.activations + self.context + self.graphs
         if self.sizes.fraction_of == "free":
-            return int((self.gpu.memory - beside) * self.sizes.gpu_memory_utilization)
-        return self.usable - beside
+            return int((self.gpu.memory - beside) * share)
+        return self._share(share) - beside
+
+    @property
+    def share(self) -> float:
+        """Share of the memory that counts: the whole where num_gpu_blocks_override is given."""
+        given = self.sizes.num_gpu_blocks_override
+        return self.sizes.gpu_memory_utilization if given is None else 1.0
+
+    @property
+    def room(self) -> int:
+        """Bytes that the KV cache may take; negative where the model does not fit."""
+        return self.left(self.share)
+
+    @property
+    def kv_cache(self) -> int:
+        """Bytes of the KV cache: those of num_gpu_blocks_override, else all its room."""
+        given = self.sizes.num_gpu_blocks_override
+        return self.room if given is None else int(given * self.layout.block_bytes)
 
     @property
     def logged_blocks(self) -> int:
         """Blocks of the pool, vLLM's null block included."""
-        return int(max(self.kv_cache, 0) // self.layout.block_bytes)
+        fit = int(max(self.kv_cache, 0) // self.layout.block_bytes)
+        return self.sizes.num_gpu_blocks_override or fit
 
     @property
     def parts(self) -> dict[str, int]:
@@ -192,17 +212,25 @@ class MemoryBudget(NamedTuple):
         shorter requests.
         """
         shortens = self.sizes.fraction_of == "static" or self.sizes.trtllm
-        if shortens and self.logged_blocks > 0:
+        if shortens and self.logged_blocks > 0 and self.kv_cache <= self.room:
             return ""
         if self.sizes.fraction_of == "static":
             return "Not enough memory. Please try to increase --mem-fraction-static."
         if self.sizes.trtllm:
             return "Impossible to fit in any sequence in kvCache"
-        if self.kv_cache <= 0:
+        if self.room <= 0:
             return (
                 "No available memory for the cache blocks. Try increasing "
                 "`gpu_memory_utilization` when initializing the engine."
             )
+        if self.kv_cache > self.room:
+            blocks, left = f"{self.logged_blocks:,} blocks", gib(self.room)
+            return f"CUDA out of memory: {blocks} take {gib(self.kv_cache)}, {left} are left."
+        return self._too_long
+
+    @property
+    def _too_long(self) -> str:
+        """What vLLM's error says where the longest request has no room; "": it has."""
         if self.longest >= self.max_model_len:
             return ""
         needed = self.needed(self.max_model_len) * self.layout.block_bytes
@@ -282,7 +310,7 @@ def kv_budget(model: ModelSpec, gpu: Gpu, **keys: object) -> MemoryBudget:
 
 def fitting(budget: MemoryBudget) -> MemoryBudget:
     """Return the budget; ValueError if fewer than two blocks are left, with how much is missing."""
-    missing = 2 * budget.layout.block_bytes - budget.kv_cache
+    missing = 2 * budget.layout.block_bytes - budget.room
     if missing > 0:
         raise ValueError(_too_big(budget, missing))
     return budget
@@ -322,7 +350,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     inner = max(peak, _layers_peak(model, sizes)) + outputs
     peaks = [inner] * (len(layers) - 1) + [budget.activations]  # the last has the sampler
     stages = [_stage_budget(budget, parts, layers, at, peak) for at, peak in enumerate(peaks)]
-    return min(stages, key=lambda stage: stage.kv_cache / stage.layout.block_bytes)
+    return min(stages, key=lambda stage: stage.room / stage.layout.block_bytes)
 
 
 def _context(gpu: Gpu, sizes: EngineSizes) -> int:
@@ -360,7 +388,7 @@ def _too_big(budget: MemoryBudget, missing: float) -> str:
     return (
         f"gpu: {budget.model.name} in {budget.weight_dtype} does not fit the {budget.gpu.name}: "
         f"{gib(budget.weights)} of weights and {gib(beside)} of "
-        f"activations{each} exceed {sizes.gpu_memory_utilization:g} of {gib(budget.gpu.memory)} "
+        f"activations{each} exceed {budget.share:g} of {gib(budget.gpu.memory)} "
         f"by {gib(missing)}"
     )
 

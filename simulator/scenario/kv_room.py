@@ -35,8 +35,6 @@ TRTLLM_TOKENS = 8192
 def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
     """Gather the keys of an engine on which its memory depends."""
     keys = engine.values_of(MEMORY_KEYS)
-    if engine.num_gpu_blocks_override is not None:  # then it has no meaning, as in vLLM
-        keys["gpu_memory_utilization"] = 1.0
     longest = engine.max_model_len or model.max_position_embeddings
     if engine.name == "vllm-v0" and longest > V0_CHUNKS_FROM:  # no prompt ends in its profile run
         keys |= {"max_num_batched_tokens": V0_CHUNK, "max_num_seqs": 1}
@@ -187,7 +185,7 @@ def remedies(own: EngineBlocks, budget: MemoryBudget) -> str:
     "": nothing that is known.
     """
     changes = [least_change(own, budget.model, budget.gpu)]
-    if budget.longest >= ROOM:
+    if ROOM <= budget.longest < budget.max_model_len:
         changes.insert(0, {"engine.max_model_len": budget.longest})
     return " or ".join(filter(None, map(settings, changes)))
 

@@ -171,3 +171,30 @@ def test_code_of_ones_own_can_be_refused(tmp_path, capsys):
     path.write_text("model: llama-3-8b\nengine: {scheduling_policy: 'mine:Policy'}\n")
     assert main(["memory", str(path), "--no-own-code"]) == 2
     assert "mine:Policy" in capsys.readouterr().err
+
+
+def test_blocks_that_are_given_are_the_cache(capsys):
+    """They were ignored, and the utilization was 1: 230,768 tokens on this card."""
+    words = ["--model", "llama-3-8b", "--gpu", "L40S", "--max-model-len", "3200"]
+    blocks = [*words, "--num-gpu-blocks-override"]
+    found, plain = figures(capsys, *blocks, "200"), figures(capsys, *words)
+    assert (found["num_gpu_blocks"], found["tokens"]) == (200, 3200)
+    assert found["kv_cache_bytes"] == 200 * 16 * found["kv_bytes_per_token"]
+    assert found["usable_bytes"] == plain["usable_bytes"]
+    assert f"num_gpu_blocks={plain['num_gpu_blocks']} with num_gpu" in found["log"][2]
+    assert main(["memory", *blocks, "199"]) == 2
+    assert "estimated maximum model length is 3184" in capsys.readouterr().err
+    assert main(["memory", *blocks, "50000"]) == 2
+    assert "50,000 blocks take 97.66 GiB" in capsys.readouterr().err
+
+
+def test_a_command_names_the_model_alone(capsys):
+    """`--model` was dropped or taken without a word; a rank was text."""
+    serve = ["--command", "vllm serve llama-3-8b --enable-lora --max-lora-rank 64"]
+    found = figures(capsys, "--gpu", "L40S", *serve)
+    words = ["--enable-lora", "--max-lora-rank", "64"]
+    assert (
+        found["parts"] == figures(capsys, "--gpu", "L40S", "--model", "llama-3-8b", *words)["parts"]
+    )
+    assert main(["memory", "--model", "qwen3-14b", "--gpu", "L40S", *serve]) == 2
+    assert "--model qwen3-14b: --command names a model, too" in capsys.readouterr().err
