@@ -50,7 +50,10 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "mapping": (_block, "a mapping"),
     "mappings": (_blocks, "a mapping of mappings"),
-    "changes": (lambda one: isinstance(one, bool) or _blocks(one), "a mapping of mappings"),
+    "changes": (
+        lambda one: isinstance(one, bool) or one == "local" or _blocks(one),
+        "a mapping of mappings",
+    ),
 }
 ROWS = [*csv.DictReader(Path(__file__).with_suffix(".csv").read_text("utf-8").splitlines())]
 KIND_OF = {row["key"]: KINDS[row["kind"]] for row in ROWS}

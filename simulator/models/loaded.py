@@ -14,6 +14,7 @@ from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import Gpu
 from simulator.models.modules import FULL, Module
+from simulator.models.quantization import Quantization
 from simulator.models.spec import ModelSpec, module_bytes
 
 VOCABULARY = 64  # rows that a GPU's part of a table is a multiple of (vLLM, SGLang)
@@ -72,6 +73,9 @@ def _modules_bytes(
     within, spread = (1, gpus * ranks) if whole else (gpus, 1)
     tensors: dict[str, float] = {}
     for one in modules:
+        among = within if "experts." in one.name else gpus
+        if formats is not None and among > 1 and one.quantizes and sizes.fraction_of != "free":
+            _check_blocks(one, formats, among, model.num_key_value_heads)
         if not one.is_expert:
             size = module_bytes(one, formats, width, gpus, model.num_key_value_heads)
         else:
@@ -83,6 +87,35 @@ def _modules_bytes(
     if sizes.fraction_of != "static":
         return sum(tensors.values())
     return sum(ceil(n / CHUNK) * CHUNK if n >= CHUNKED else n for n in tensors.values())
+
+
+SHARED = re.compile(r"\b(self_attn|mlp)\.")
+OF_EXPERTS = ("output_size of gate's and up's", "input_size of down's")
+OF_LAYERS = ("output_partition_size", "input_size_per_partition")
+
+
+def _check_blocks(module: Module, formats: Quantization, gpus: int, kv_heads: int) -> None:
+    """Raise ValueError, in the engine's words, where GPUs would share a block of weights.
+
+    As validate_fp8_block_shape and Fp8MoEMethod (vLLM, SGLang) for blocks, AWQLinearMethod and
+    GPTQLinearMethod for groups. Kernels of experts in int4 take narrower groups; bitsandbytes,
+    which has scales of 4 bytes, takes any size.
+    """
+    found = formats.of(module.name)
+    if found is None or module.split == "whole" or not SHARED.search(module.name):
+        return
+    at = int(module.split == "inputs")
+    size, block = module.share(gpus, kv_heads)[at], (found.rows, found.group)[at]
+    if not block or size % block == 0:
+        return
+    why = ""
+    if found.rows > 1:
+        whose = f"The {OF_EXPERTS[at]} weight" if module.is_expert else f"Weight {OF_LAYERS[at]}"
+        why = f"{whose} = {size} is not divisible by weight quantization block_{'nk'[at]} = {block}"
+    elif found.word.startswith("int") and found.scale < 4 and not module.is_expert:
+        why = "The input size is not aligned with the quantized weight shape"
+    if why:
+        raise ValueError(f"engine.tensor_parallel_size: {gpus} is refused: {why} ({module.name})")
 
 
 def _padded(module: Module, gpus: int, multiples: tuple[int, int]) -> Module:

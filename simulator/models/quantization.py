@@ -186,8 +186,10 @@ def _grouped(config: Mapping[str, Any]) -> Iterator[Rule]:
     `dynamic` and `extra_config` have other formats for modules of some names, or none.
     """
     keys = ("bits", "group_size")
-    usual = {"bits": config.get("w_bit"), "group_size": 128}
+    usual = {"bits": config.get("w_bit"), "group_size": config.get("q_group_size")}
     usual |= {key: config[key] for key in keys if config.get(key) is not None}
+    if usual["group_size"] is None:  # vLLM: "Cannot find any of ['q_group_size', 'group_size']"
+        raise ValueError("quantization_config: group_size is missing")
     found = _integers(usual["bits"], usual["group_size"], True)
     for key in ("dynamic", "extra_config"):
         changes = config.get(key)

@@ -79,8 +79,8 @@ def test_mxfp4_is_of_the_experts_alone(tmp_path: Path) -> None:
     ("config", "dtype"),
     [
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
-        ({"quant_method": "awq", "bits": 4}, "int4"),
-        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         (
             {
@@ -111,7 +111,10 @@ def test_published_quantization(tmp_path: Path, config: dict, dtype: str) -> Non
             "quantization_config: weights of None bits are not",
         ),
         ({"quant_method": "magic"}, "quantization_config: quant_method 'magic' is not known"),
-        ({"quant_method": "gptq", "bits": 3}, "quantization_config: weights of 3 bits are not"),
+        (
+            {"quant_method": "gptq", "bits": 3, "group_size": 128},
+            "quantization_config: weights of 3 bits are not",
+        ),
     ],
 )
 def test_a_quantization_that_is_not_known(tmp_path: Path, config: object, told: str) -> None:

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from simulator.models.engine_sizes import EngineSizes
+from simulator.models.gpus import find_gpu
 from simulator.models.load import load_model
+from simulator.models.loaded import loaded
 from simulator.models.quantization import Format, Quantization, read_quantization
 from tests.support.model_configs import write_config
 
@@ -24,6 +27,7 @@ def read(**config: object) -> Quantization:
         ({"quant_method": "fp8"}, 256 * 512 + 256 * 4),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 256 * 512 + 2 * 4 * 4),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, 256 * 512 / 2 + 256 * 4 * 2.5),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, 256 * 512 / 2 + 256 * 8 * 2.5),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 256 * 512 + 256 * 3),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 256 * 512 / 2 + 256 * 8 * 4),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 256 * 512 / 2 + 256 * 32),
@@ -44,7 +48,12 @@ def test_names_are_compared_by_whole_parts() -> None:
     assert found.of(DOWN) is None
     assert found.of("layers.10.self_attn.q_proj") is not None
     assert found.of("layers.3.mlp.gate_proj") is not None
-    fused = read(quant_method="awq", bits=4, modules_to_not_convert=["qkv_proj", "feed_forward"])
+    fused = read(
+        quant_method="awq",
+        w_bit=4,
+        q_group_size=64,
+        modules_to_not_convert=["qkv_proj", "feed_forward"],
+    )
     assert [fused.of(name) for name in (Q, DOWN)] == [None, None]
 
 
@@ -122,9 +131,14 @@ COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP
         ({"quant_method": "fp8", "modules_to_not_convert": {}}, "must be a list of names"),
         ({"quant_method": "gptq", "bits": 4, "group_size": "x"}, "group_size: must be a whole"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": 5}}, "dynamic: must be a mapping"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}, "no regular expression"),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 8, "dynamic": {"-:(": {}}},
+            "no regular expression",
+        ),
         ({"quant_method": "awq", "bits": "4"}, "bits: must be a whole number, not '4'"),
-        ({"quant_method": "awq", "bits": 3}, "weights of 3 bits"),
+        ({"quant_method": "awq", "bits": 3, "group_size": 128}, "weights of 3 bits"),
+        ({"quant_method": "awq", "bits": 4}, "group_size is missing"),
+        (COMPRESSED | {"input_activations": {"dynamic": "far"}}, "dynamic: must be a mapping"),
         ({"quant_method": "quark", "global_quant_config": {}}, "weights of Quark's 'null'"),
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": 3}}, "must be a mapping of"),
         (COMPRESSED | {"ignore": ["re:("]}, "no regular expression"),
@@ -159,3 +173,48 @@ def test_a_quantized_head_counts(tmp_path: Path) -> None:
     (head,) = [one for one in plain.outer if one.name == "lm_head"]
     saved = 2 * head.numbers - head.outputs * (head.inputs / 2 + 2.5 * head.inputs / 8)
     assert plain.weight_bytes() - quantized.weight_bytes() == saved
+
+
+def test_activations_scaled_by_groups_count_as_those_scaled_by_tokens() -> None:
+    """llm-compressor's NVFP4 says `dynamic: local`; it was refused."""
+    weights = {"num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}
+    for dynamic in ("local", True):
+        group = {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": {"dynamic": dynamic},
+        }
+        assert read(quant_method="compressed-tensors", config_groups={"g": group}).word == "nvfp4"
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+H100 = find_gpu("H100-80GB")
+
+
+@pytest.mark.parametrize(
+    ("inner", "formats", "why"),
+    [
+        (1536, BLOCKS, "Weight output_partition_size = 192 is not divisible .* block_n = 128"),
+        (29568, {"quant_method": "awq", "bits": 4, "group_size": 128}, "The input size is not"),
+    ],
+)
+def test_gpus_share_no_block_of_weights(
+    tmp_path: Path, inner: int, formats: dict, why: str
+) -> None:
+    """vLLM stops there, and Headway gave figures."""
+    sizes = {"hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
+    path = write_config(tmp_path, **sizes, intermediate_size=inner, quantization_config=formats)
+    model = load_model(path)
+    assert loaded(model, H100, EngineSizes(tensor_parallel_size=1)).layers > 0
+    with pytest.raises(ValueError, match=why):
+        loaded(model, H100, EngineSizes(tensor_parallel_size=8))
+
+
+def test_gpus_share_no_block_of_an_expert() -> None:
+    """Qwen3-235B-A22B-FP8 on 8 GPUs (vLLM, issue 17569); whole experts fit."""
+    model = load_model("Qwen/Qwen3-235B-A22B-FP8")
+    eight = EngineSizes(tensor_parallel_size=8)
+    with pytest.raises(ValueError, match="output_size of gate's and up's weight = 192 is not"):
+        loaded(model, H100, eight)
+    assert loaded(model, H100, eight._replace(enable_expert_parallel=True)).layers > 0
+    assert loaded(model, H100, eight._replace(tensor_parallel_size=4)).layers > 0
