@@ -87,9 +87,15 @@ LENGTHS = table_format(
 
 def _aiperf(path: Path, problems: Problems) -> Iterator[Found]:
     """Yield the requests of the measured phase, not those of the warm-up."""
+    key, warmup = "metadata.benchmark_phase", 0
     for line, values in json_requests(path, problems):
-        if values.get("metadata.benchmark_phase") != "warmup":
+        if values.get(key) == "warmup":
+            warmup += 1
+        else:
             yield line, values
+    if warmup:
+        told = f"{path}: {key}: requests of the warm-up left out: {warmup}"
+        warnings.warn(told, HeadwayWarning, stacklevel=2)
 
 
 AIPERF = table_format(
