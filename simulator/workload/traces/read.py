@@ -11,6 +11,7 @@ import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import session_starts, take
+from simulator.workload.traces.fields import UNITS
 from simulator.workload.traces.format import Table
 from simulator.workload.traces.formats import (
     FORMATS,
@@ -31,6 +32,7 @@ BY_CLOCK = {
     "router: prefix_hash": "hashes are of other names here, so requests go to other replicas",
 }
 """What of a run its file of requests does not carry."""
+RUSH = 1e5  # requests/s: hardly the unit that was meant
 ALIKE = ("segments", "after", "delay", "client", "priority", "max_tokens", "cancel_after", "hint",
          "model", "images")  # fmt: skip
 """Columns that a table and a workload have alike."""
@@ -168,6 +170,11 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
         raise HeadwayError(f"{path}: no requests in it")
     timed = ~np.isnan(table.time)
     arrival = (table.time - table.time[timed].min()) / table.per_second
+    rate = (timed.sum() - 1) / max(np.ptp(arrival[timed]), 1e-9)
+    if rate > RUSH and arrival[timed].any():
+        unit = next((name for name, size in UNITS.items() if size == table.per_second), "its unit")
+        text = f"{path}: {rate:,.0f} requests/s, if its times count {unit}: is that their unit?"
+        warnings.warn(text, HeadwayWarning, stacklevel=3)
     workload = workload_of(table, arrival, f"{path.name} ({form})")
     early = int((arrival[timed] < np.maximum.accumulate(arrival[timed])).sum())
     if early:
