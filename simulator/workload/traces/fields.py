@@ -109,7 +109,7 @@ NOTED = {
          "follow another's answer, and come at their recorded times all the same"),
         ("samples", "n best_of num_samples num_completions num_return_sequences gen_ai_request_n "
          "gen_ai_request_choice_count choices",
-         "ask for several answers, of which one is played"),
+         "ask for several answers, played as one of all output tokens that are logged"),
         ("retries", "retries num_retries retry_count attempted_retries retry_success_count "
          "x_litellm_attempted_retries",
          "were tried again, and are played once"),
