@@ -7,7 +7,7 @@ import pytest
 
 from simulator.workload.traces import read_trace
 from simulator.workload.traces.read import read_measured
-from tests.workload.test_ledger import HEAD, told
+from tests.workload.test_ledger import HEAD, as_json, told
 
 ZEROS = "00000000-0000-0000-0000-000000000000"
 
@@ -20,6 +20,49 @@ def test_sent_goes_before_planned_in_any_order(put, planned, sent):
     head = f"{planned},{sent},prompt_tokens,output_tokens\n"
     work = read_trace(put(head + "0,0,9,5\n0.01,0.5,9,5\n"))
     assert work.arrival.tolist() == [0, 0.5]
+
+
+def test_a_planned_time_that_is_named_goes_before_sent(put):
+    """As the user has it, in CSV and JSON."""
+    columns = "arrival=planned_time,prompt=prompt_tokens,output=output_tokens"
+    csv = "planned_time,send_time,prompt_tokens,output_tokens\n0,0,9,5\n0.01,0.5,9,5\n"
+    for text in (csv, as_json(csv)):
+        work, table, _ = read_measured(put(text), None, {"columns": columns})
+        assert work.arrival.tolist() == [0, 0.01]
+        assert [k for k, as_what in table.ledger.used.items() if as_what == "arrival"] == [
+            "planned_time"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("field", "failed", "fine", "unknown"),
+    [
+        ("cancelled", ["Y", "T", "1.0", "true", "Cancelled"], ["N", "f", "0.0", "-", ""], "ja"),
+        ("success", ["0.0", "n", "F", "error"], ["1.0", "y", "T", "", "ok"], "ja"),
+        ("is_error", ["1.0", "y", "boom"], ["0.0", "n", "{}", "[]", "-", "N/A", ""], None),
+        ("cache_hit", ["1.0", "Y", "HIT"], ["0.0", "n", "-", ""], "ja"),
+    ],
+)
+def test_words_for_yes_and_no(put, field, failed, fine, unknown):
+    words = [*failed, *fine, *([unknown] if unknown else [])]
+    rows = "".join(f"{k},{k + 1},5,{word}\n" for k, word in enumerate(words))
+    work, said = told(put(f"arrival,prompt_tokens,output_tokens,{field}\n{rows}"))
+    assert work.prompt_tokens.tolist() == [*range(len(failed) + 1, len(words) + 1)]
+    named = [one for one in said if "not understood" in one]
+    assert named == (
+        [f"{field}: 'ja': not understood, and taken as answered by the engine: requests: 1"]
+        if unknown
+        else []
+    )
+
+
+def test_times_in_a_wrong_unit_are_asked_about(put):
+    """Seconds that a format takes as ns; not a burst that came at once."""
+    row = {"num_input_tokens": 9, "num_output_tokens": 5}
+    for step, count in ((0.25, 1), (0, 0), (10**9, 0)):
+        lines = [row | {"start_timestamp": k * step} for k in range(4)]
+        _, said = told(put(json.dumps(lines)), format="trtllm_bench")
+        assert sum("requests/s, if its times count ns: is that" in one for one in said) == count
 
 
 @pytest.mark.parametrize("unit", ["", "_ms"])
@@ -76,7 +119,8 @@ def test_choices_are_several_answers_where_there_are_several(put):
     row = {"created": 0, "prompt_tokens": 9, "completion_tokens": 5, "choices": [{}]}
     lines = [row, row | {"created": 1, "choices": [{}, {}]}]
     _, said = told(put("\n".join(map(json.dumps, lines))))
-    assert said == ["choices: requests that ask for several answers, of which one is played: 1"]
+    text = "choices: requests that ask for several answers, played as one of all output tokens that"
+    assert said == [f"{text} are logged: 1"]
 
 
 def test_an_answer_of_helicones_cache_names_the_one_before(put):
@@ -112,6 +156,10 @@ def test_aiperf_tells_images_and_reasoning(put):
     work, said = told(put(json.dumps(line)))
     assert work.images.tolist() == [2]
     assert said[0].startswith("metrics.reasoning_token_count.value: requests that reason")
+    warmup = line | {"metadata": {"request_start_ns": 1, "benchmark_phase": "warmup"}}
+    work, said = told(put("\n".join(map(json.dumps, [warmup, warmup, line]))))
+    assert work.images.tolist() == [2]
+    assert said[0] == "metadata.benchmark_phase: requests of the warm-up left out: 2"
 
 
 def test_burstgpt_tells_sessions_models_and_how_long_it_took(put):

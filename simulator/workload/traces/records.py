@@ -59,8 +59,6 @@ from simulator.workload.workload import Floats, Ints
 UNTOLD = {"client": "unknown", "conversation": "unknown"}
 """What a request that names none has there, where others do."""
 NAMES = ("client", "model", "conversation", "prompt_id", "prefix", "media")
-NO_ERROR = {*NOTHING, "false", "0"}
-NO_SUCCESS = {"false", "0", "no"}
 JUDGED = ("error", "success", "finish", "status", "status_code", "cancelled")
 """Fields that say whether a request failed."""
 CHANGING = {
@@ -73,7 +71,10 @@ CHANGING = {
 }
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
-YES = {"true", "1", "yes", "hit"}
+YES = r"true|t|yes|y|on|1|1\.0"
+NO = r"false|f|no|n|off|0|0\.0"
+UNSAID = r"none|null|nan|n/?a|-|\[\]|\{\}|"
+"""How columns write yes, no and nothing, in lower case."""
 NO_GENERATION = re.compile(
     r"embed|rerank|score|moderat|transcri|translat|speech|tts|stt|image|video|ocr|tool|file|batch|"
     r"chain|retriev|pars|agent|guardrail|evaluat|^prompt$"
@@ -85,20 +86,30 @@ UNFINISHED = re.compile(
 )
 """In a word for how a request ended that is none for a whole answer, such as 429 or 503."""
 FINISHED = re.compile(
-    r"(none|null|nan|ok|okay|true|yes|stop|eos|len|max_|model_length|end|succe|complete|finish|done|"
+    rf"{YES}|{UNSAID}|(none|null|nan|ok|okay|true|yes|stop|eos|len|max_|model_length|end|succe|complete|finish|done|"
     r"pass|tool|function|content_filter|default|unset|normal|recitation|safety|debug|info|warn|"
-    r"[123]\d\d\b).*|"
+    r"[123]\d\d\b).*"
 )
 """Of those that have an answer."""
 UUID = "[0-9a-f]{8}-[0-9a-f-]{27}"
 """Of the answer that Helicone's cache gave; of zeros where it gave none."""
-HIT = re.compile(rf"true|1|yes|.*\bhit\b.*|cached|(?!0{{8}}-){UUID}")
-MISSED = re.compile(r"(none|null|nan|false|0|no|.*miss|bypass|disabled|expired|off|refresh).*|")
+HIT = re.compile(rf"^({YES}|.*\bhit\b.*|cached|(?!0{{8}}-){UUID})$")
+MISSED = re.compile(
+    rf"{NO}|{UNSAID}|(none|null|nan|false|0|no|.*miss|bypass|disabled|expired|refresh).*"
+)
 KNOWN = {
     **dict.fromkeys(("finish", "status", "status_code"), (UNFINISHED, FINISHED)),
+    "error": (re.compile(rf"^(?!({NO}|{UNSAID})$)"), re.compile(rf"{NO}|{UNSAID}")),
+    "success": (re.compile(rf"^({NO})$|{UNFINISHED.pattern}"), FINISHED),
+    "cancelled": (
+        re.compile(rf"^({YES}|cancell?ed|aborted)$"),
+        re.compile(rf"{NO}|{UNSAID}"),
+    ),
     "cache_hit": (HIT, MISSED),
 }
-"""Words of fields, of which others are told."""
+"""Words of fields that say that a request was not answered by the engine, and that it was; others
+are named.
+"""
 LARGEST_SHOWN = 3  # words
 LONG = 120.0  # s that half of the requests take: likewise
 SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
@@ -115,11 +126,14 @@ class Records:
         sources: Sources,
         idle: Sequence[str] = (),
         used: Mapping[str, str] = MappingProxyType({}),
+        *,
+        named: bool = False,
     ) -> None:
         self.problems = problems
         self.sources = dict(sources)
         self.idle = idle  # names that this format has, and that are without effect
         self.used = used  # names that the format reads itself, and as what
+        self.named = named  # by the user, whose column of arrivals no other goes before
         self.met: set[str] = set()
         self.names: dict[str, None] = {}  # of these, those with a value
         self.lines: Sequence[int] = []
@@ -170,7 +184,8 @@ class Records:
             plain = field in {*NOTED, *NAMES, "images"} or lists.isdisjoint(source.names)
             word = plain_words(source.names[0])
             if field == "arrival" and {word, word.rpartition("_")[0]} & {*SENT.split()}:
-                self._prefer(source)  # also with a unit behind its name
+                if not self.named:
+                    self._prefer(source)  # also with a unit behind its name
             elif plain and field in CHANGING and field not in self.sources:
                 self.sources[field] = source
                 self.values[field] = [None] * len(self.lines)
@@ -351,32 +366,24 @@ def _pick(values: Sequence[Any], kept: Sequence[int]) -> list[Any]:
 
 def failures(words: Mapping[str, Sequence[str]], size: int) -> npt.NDArray[np.bool_]:
     """Return which requests failed, by what is said of errors, success, finish and status."""
-    told: dict[str, Callable[[str], bool]] = {
-        "error": lambda word: word not in NO_ERROR,
-        "success": lambda word: word in NO_SUCCESS or bool(UNFINISHED.search(word)),
-        "cancelled": lambda word: word in YES,
-    }
-    told |= dict.fromkeys(
-        ("finish", "status", "status_code"), lambda word: bool(UNFINISHED.search(word))
-    )
-    return _any(words, told, size)
+    return _any(words, {field: KNOWN[field][0].search for field in JUDGED}, size)
 
 
 def apart(words: Mapping[str, Sequence[str]], size: int) -> dict[str, npt.NDArray[np.bool_]]:
     """Return which requests no engine had to generate text for, by the field that says so."""
-    hits = _any(words, {"cache_hit": lambda word: bool(HIT.fullmatch(word))}, size)
-    others = _any(words, {"call_type": lambda word: bool(NO_GENERATION.search(word))}, size)
+    hits = _any(words, {"cache_hit": HIT.search}, size)
+    others = _any(words, {"call_type": NO_GENERATION.search}, size)
     found = {"cache_hit": hits, "call_type": others & ~hits}
     return {name: mask for name, mask in found.items() if mask.any()}
 
 
 def _any(
-    words: Mapping[str, Sequence[str]], checks: Mapping[str, Callable[[str], bool]], size: int
+    words: Mapping[str, Sequence[str]], checks: Mapping[str, Callable[[str], object]], size: int
 ) -> npt.NDArray[np.bool_]:
     """Return of which requests one of some fields says a word that a check takes."""
     found = np.zeros(size, np.bool_)
     for name in checks.keys() & words.keys():
-        known = {word: checks[name](word.strip().lower()) for word in set(words[name])}
+        known = {word: bool(checks[name](word.strip().lower())) for word in set(words[name])}
         found |= np.array([known[word] for word in words[name]], np.bool_)
     return found
 
