@@ -36,10 +36,12 @@ def mark_of(line: str) -> str:
     return max(MARKS, key=line.count)
 
 
-def read_csv(path: Path, sources: Sources, idle: Sequence[str] = ()) -> Table:
+def read_csv(
+    path: Path, sources: Sources, idle: Sequence[str] = (), *, named: bool = False
+) -> Table:
     """Read a CSV by the names in its header; HeadwayError names every line that is wrong.
 
-    A column of arrivals may be missing where `sources` says so by a name "".
+    A column of arrivals may be missing where `sources` says so by a name "". `named`: by the user.
     """
     number, line = first_line(path)
     names, mark, problems = header(line), mark_of(line), Problems(path)
@@ -56,7 +58,7 @@ def read_csv(path: Path, sources: Sources, idle: Sequence[str] = ()) -> Table:
         else:
             found[field] = Source(tuple(there), source.per_second)
     problems.stop()
-    records = Records(problems, found, idle)
+    records = Records(problems, found, idle, named=named)
     records.meet(names)
     used = used_as(records.sources)
     for name in used:

@@ -37,6 +37,7 @@ from simulator.workload.traces.records import Records
 def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
     """Read a file by the names of its columns, or by `columns`: see `parse_columns`."""
     sources = None if columns is None else parse_columns(columns)
+    named = sources is not None
     if sources and "cached" in sources:  # told, it is where each prompt starts
         sources["warm"] = sources["cached"]
     if sources is not None and "arrival" in lacks(sources):
@@ -47,7 +48,7 @@ def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
         if sources is None:
             sources = without_length(find_fields(header(line)), ())
             check_needed(sources, f"{path}:{number}")
-        return read_csv(path, sources)
+        return read_csv(path, sources, named=named)
     problems = Problems(path)
     needed = {"prompt": sources["prompt"].names} if sources else None
     found = list(json_requests(path, problems, needed))
@@ -59,7 +60,7 @@ def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
     if sources is None:
         sources = without_length(find_fields(names), ())
         check_needed(sources, f"{path}:1")
-    records = Records(problems, sources)
+    records = Records(problems, sources, named=named)
     for place, row in found:
         records.add(place, row)
     return records.table()
