@@ -80,7 +80,8 @@ app = App(
 )
 for verb, line in VERBS.items():
     place = ABOVE.get(verb, f"headway.cli.{verb}:{verb}")
-    app.command(place, name=verb, help=line)
+    asks = [] if verb == "memory" else ["--version"]  # there it is the engine's
+    app.command(place, name=verb, help=line, version_flags=asks)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

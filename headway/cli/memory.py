@@ -1,6 +1,8 @@
 """The verb `headway memory`: what fills a GPU's memory, and what fits into the rest."""
 
 import json
+import re
+import warnings
 from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
@@ -18,7 +20,7 @@ from headway.cli.options import (
     silent,
     with_launch,
 )
-from simulator.util.errors import HeadwayError
+from simulator.util.errors import HeadwayError, HeadwayWarning
 
 if TYPE_CHECKING:
     from simulator.models.kv_budget import MemoryBudget
@@ -35,10 +37,13 @@ OTHER_NAMES = {
         ("max_num_seqs", "max_running_requests max_batch_size"),
         ("max_num_batched_tokens", "chunked_prefill_size max_num_tokens"),
         ("block_size", "page_size"),
+        ("version", "engine_version"),
     )
     for name in names.split()
 }
-"""What vLLM for short, SGLang and TensorRT-LLM call keys of an engine."""
+"""What vLLM for short, SGLang and TensorRT-LLM call keys of an engine; its release."""
+LENGTHS = ("max_model_len", "max_num_batched_tokens")
+MOST_GIB = 1024  # of a GPU
 
 
 def flag(help: str) -> Parameter:
@@ -93,17 +98,15 @@ def memory(
     if model is not None and command is not None:
         raise HeadwayError(f"--model {model}: --command names a model, too: give one of them")
     named = {"model": '""' if model == "" else model, "gpu.name": gpu, "engine.name": engine}
-    sets = {
-        f"{key}={value}": f"--{key.partition('.')[0]} {value}"
-        for key, value in named.items()
-        if value is not None
-    }
+    sets = {}
+    for key, value in named.items():
+        if value is not None:  # 4090 is a name, too
+            text = value if key == "model" else json.dumps(value, ensure_ascii=False)
+            sets[f"{key}={text}"] = f"--{key.partition('.')[0]} {value}"
     for option, value in keys.items():
         name = option.replace("-", "_")
-        key, given = OTHER_NAMES.get(name, name), value
-        if key == "speculative_config":
-            given = _with_worth(value)
-        sets[f"engine.{key}={given}"] = f"--{option} {value}"
+        key = OTHER_NAMES.get(name, name)
+        sets[f"engine.{key}={_plain(key, value)}"] = f"--{option} {value}"
     source = scenario or {"cost": {"kind": "roofline"}}
     try:
         budget, change = read_budget(
@@ -123,6 +126,18 @@ def memory(
         where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
         raise HeadwayError(f"{where} does not start: {why.rstrip('.')}{enough}")
     return 0
+
+
+def _plain(key: str, value: str) -> str:
+    """Write an option's value as the scenario's key has it: 32k is 32000, as in vLLM's command."""
+    from simulator.launch.fields import read_size
+
+    if key == "speculative_config":
+        return _with_worth(value)
+    if key == "version":
+        return json.dumps(value)  # 0.10 is no number
+    sized = key in LENGTHS and re.fullmatch(r"\d+[kmKM]", value)
+    return str(read_size(value)) if sized else value
 
 
 def _with_worth(drafts: str) -> str:
@@ -149,14 +164,20 @@ def read_budget(
     from simulator.models.load import load_model
     from simulator.scenario.kv_room import engine_sizes, remedies
     from simulator.scenario.load import load_scenario
+    from simulator.scenario.settle import beyond_positions
 
     scenario = load_scenario(source, overrides, fits=False)
     gpu, model = find_gpu(scenario.gpu.name), load_model(scenario.known_model, scenario.folder)
     if gib is not None:
         if not 0 < gib < inf:
             raise HeadwayError(f"--gpu-memory-gib {gib:g}: must be a positive number of GiB")
+        if gib > MOST_GIB:
+            what = f"must be at most {MOST_GIB:,}: GiB, not MiB"
+            raise HeadwayError(f"--gpu-memory-gib {gib:g}: {what}")
         gpu = gpu._replace(memory=int(gib * GIB))
     budget = estimate(model, gpu, engine_sizes(scenario.engine, model))
+    if beyond := beyond_positions(model, budget.max_model_len):
+        warnings.warn(beyond, HeadwayWarning, stacklevel=2)
     if not budget.refusal:
         return budget, ""
     return budget, remedies(scenario, budget)

@@ -64,7 +64,9 @@ def memory_table(budget: MemoryBudget) -> str:
     rows.append((f"KV per token ({budget.kv_cache_dtype})", per_token))
     rows.append((f"blocks of {sizes.block_size} tokens", f"{budget.num_gpu_blocks:,}"))
     width = max(len(label) for label, _ in rows)
-    lines = [f"{model.name} on {gpus} x {budget.gpu.name}", ""]
+    ranks = sizes.data_parallel_size
+    what = f": each of {ranks} data-parallel ranks" if ranks > 1 else ""
+    lines = [f"{model.name} on {gpus} x {budget.gpu.name}{what}", ""]
     lines += [f"{label:<{width}}  {value:>12}" for label, value in rows]
     lines += ["", "the engine's log", *(f"  {line}" for line in log_lines(budget))]
     if budget.unread:
@@ -115,6 +117,7 @@ def memory_figures(budget: MemoryBudget) -> dict[str, Any]:
         "model": budget.model.name,
         "gpu": budget.gpu.name,
         "gpus": budget.gpus,
+        "data_parallel_size": budget.sizes.data_parallel_size,
         "fits": not budget.refusal,
         "memory_bytes": budget.gpu.memory,
         "usable_bytes": budget.usable,

@@ -90,8 +90,10 @@ class MemoryBudget(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """GPUs that share the model."""
-        return self.sizes.tensor_parallel_size * self.sizes.pipeline_parallel_size
+        """GPUs of the server, of all its data-parallel ranks."""
+        sizes = self.sizes
+        ranks = sizes.data_parallel_size
+        return sizes.tensor_parallel_size * sizes.pipeline_parallel_size * ranks
 
     @property
     def max_model_len(self) -> int:

@@ -149,15 +149,17 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
     )
 
 
+def beyond_positions(model: ModelSpec, longest: int) -> str:
+    """Say that a longest request is beyond the model's positions; "": it is not."""
+    most = model.max_position_embeddings
+    beyond = f"engine.max_model_len {longest:,} is beyond the {most:,} positions of {model.name}"
+    return f"{beyond}: vLLM takes it only if told to" if longest > most else ""
+
+
 def _warnings(spec: EngineSpec) -> Iterator[str]:
     """Say what an engine does otherwise than it was asked to, or than the real one would."""
     engine, model, longest = spec.engine, spec.model, spec.max_model_len
-    if longest > model.max_position_embeddings:
-        yield (
-            f"engine.max_model_len {longest:,} is beyond the "
-            f"{model.max_position_embeddings:,} positions of {model.name}: vLLM takes it only if "
-            "told to"
-        )
+    yield from filter(None, [beyond_positions(model, longest)])
     if engine.name == VLLM and model.keeps_window and engine.disable_hybrid_kv_cache_manager:
         room = ""
         if engine.num_gpu_blocks_override is None:

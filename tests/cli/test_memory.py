@@ -198,3 +198,27 @@ def test_a_command_names_the_model_alone(capsys):
     )
     assert main(["memory", "--model", "qwen3-14b", "--gpu", "L40S", *serve]) == 2
     assert "--model qwen3-14b: --command names a model, too" in capsys.readouterr().err
+
+
+def test_an_option_is_read_as_it_is_meant(capsys):
+    """`--version` was Headway's, 4090 a number, 32k no length, two ranks were on one GPU."""
+    words = ["--model", "llama-3-8b", "--gpu", "L40S"]
+    for option in ("--version", "--engine-version"):
+        assert figures(capsys, *words, option, "0.10")["cuda_graphs_bytes"] == 0
+    assert figures(capsys, *words)["cuda_graphs_bytes"] > 0
+    assert figures(capsys, *words, "--max-model-len", "8k")["max_model_len"] == 8000
+    found = figures(capsys, *words, "--dp", "2")
+    assert (found["gpus"], found["data_parallel_size"]) == (2, 2)
+    assert main(["memory", *words, "--dp", "2"]) == 0
+    assert capsys.readouterr().out.startswith("llama-3-8b on 2 x L40S: each of 2 data-parallel")
+    assert main(["memory", "--model", "llama-3-8b", "--gpu", "4090"]) == 2
+    assert "no GPU '4090' in the table; did you mean RTX-4090?" in capsys.readouterr().err
+    assert main(["memory", *words, "--gpu-memory-gib", "46068"]) == 2
+    assert "46068: must be at most 1,024: GiB, not MiB" in capsys.readouterr().err
+
+
+def test_a_length_beyond_the_positions_is_named(capsys):
+    """As by `init` and `run`."""
+    serve = "vllm serve llama-3-8b --max-model-len 9000"
+    assert main(["memory", "--gpu", "H100-80GB", "--command", serve]) == 0
+    assert "max_model_len 9,000 is beyond the 8,192 positions" in capsys.readouterr().err
