@@ -80,8 +80,10 @@ app = App(
 )
 for verb, line in VERBS.items():
     place = ABOVE.get(verb, f"headway.cli.{verb}:{verb}")
-    asks = [] if verb == "memory" else ["--version"]  # there it is the engine's
-    app.command(place, name=verb, help=line, version_flags=asks)
+    if verb == "memory":  # its --version is the engine's
+        app.command(place, name=verb, help=line, version_flags=[])
+    else:  # what is an App by itself takes no flags here
+        app.command(place, name=verb, help=line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
