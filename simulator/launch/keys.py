@@ -244,6 +244,13 @@ def _longest(launch: Launch, option: Option) -> None:
         )
 
 
+def _block_size(launch: Launch, option: Option) -> None:
+    """Take a page that vLLM has kernels for: ROCm's MLA has 1, old releases 8."""
+    if option.value is not None and option.value % 16 and option.value not in (1, 8):
+        raise _UnsimulatedError("vLLM has no attention backend for it: they take multiples of 16")
+    _set(launch, "block_size", option.value, option)
+
+
 def _text_alone(launch: Launch, option: Option) -> None:
     """Leave out the encoder where nothing but text may come; other limits change no time."""
     limits = {"image": 0} if option.value is True else option.value
@@ -293,6 +300,7 @@ OWN = {
     ("vllm", "kv_offloading_size"): _offload,
     ("vllm", "scheduler_cls"): _scheduler_class,
     ("vllm", "max_model_len"): _longest,
+    ("vllm", "block_size"): _block_size,
     ("vllm", "api_server_count"): _api_servers,
     ("vllm", "limit_per_prompt"): _text_alone,
     ("vllm", "language_model_only"): _text_alone,

@@ -164,6 +164,7 @@ def test_a_command_is_found_in_what_has_it(text, version, tmp_path):
         (f"{SERVE} --speculative-config '{{\"method\"'", "--speculative-config: must be JSON"),
         (f"{SERVE} --speculative-config '{{\"x\": 1}}'", "x: is no key of it"),
         (f"{SERVE} -dcp 2", "-dcp 2: is not simulated: a context that GPUs share"),
+        (f"{SERVE} --block-size 17", "--block-size 17: vLLM has no attention backend for it"),
         (f"{SERVE} --swap-space 8", "has no such option: it went after"),
         ("docker run vllm/vllm-openai:v0.19.1 m --watermark 0.1", "it came with 0.24"),
         ("sglang serve --model m --dp-size 2", "cluster.replicas"),
