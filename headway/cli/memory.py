@@ -124,7 +124,8 @@ def memory(
     if why := budget.refusal:
         enough = f"; it starts with {change}" if change else ""
         where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
-        raise HeadwayError(f"{where} does not start: {why.rstrip('.')}{enough}")
+        first = why.split(". ")[0].rstrip(".")  # the log above has it whole
+        raise HeadwayError(f"{where} does not start: {first}{enough}")
     return 0
 
 
