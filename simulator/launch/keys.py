@@ -27,6 +27,7 @@ QUANTIZATIONS = {
 }
 """How weights are quantized, by the names of vLLM and SGLang."""
 SGLANG_SCHEDULES = "engine.scheduling_policy."
+BY_NAME = {"eagle-": "eagle", "eagle3": "eagle3"}  # as vLLM, where no method is given
 DRAFT_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 
 
@@ -162,10 +163,20 @@ def _check_block(option: Option, config: str) -> dict[str, tuple[EngineField, An
 
 def _compilation(launch: Launch, option: Option) -> None:
     for row, value in _check_block(option, "CompilationConfig").values():
-        if row.effect == "told":
+        if row.field == "cudagraph_mode" and value in (0, "NONE"):
+            _set(launch, "enforce_eager", True, option)
+        elif row.effect == "told":
             launch.told.append(f"{row.field} {json.dumps(value)} is not simulated: {row.note}")
         else:
             launch.without_effect.append(f"{row.options or option.text.split()[0]} ({row.field})")
+
+
+def _level(launch: Launch, option: Option) -> None:
+    """Take -O0, which has no CUDA graphs; other levels change no time here."""
+    if str(option.value) == "0":
+        _set(launch, "enforce_eager", True, option)
+    else:
+        launch.told.append(f"{option.text} is not simulated: {option.row.note}")
 
 
 DRAFT_KEYS = (
@@ -178,7 +189,9 @@ DRAFT_KEYS = (
 def _speculative(launch: Launch, option: Option) -> None:
     """Write drafts as the scenario has them; a command does not say what they are worth."""
     given = {name: value for name, (_, value) in _check_block(option, "SpeculativeConfig").items()}
-    method = given.get("method") or ("draft_model" if given.get("model") else "ngram")
+    model = str(given.get("model") or "")
+    detected = next((one for name, one in BY_NAME.items() if name in model.lower()), "draft_model")
+    method = given.get("method") or (detected if model else "ngram")
     method = "ngram" if method == "[ngram]" else "mtp" if method.endswith("_mtp") else method
     if method not in DRAFT_METHODS:
         raise _UnsimulatedError(f"method {method} is not simulated: {', '.join(DRAFT_METHODS)} are")
@@ -192,6 +205,8 @@ def _speculative(launch: Launch, option: Option) -> None:
         "acceptance": usual if rates is None else rates,
     }
     block |= {name: given[name] for name in DRAFT_KEYS if given.get(name)}
+    if model and method in TYPICAL:
+        launch.told.append(f"{model} is not read: {method} counts as the published ones")
     supposed = [] if rates is not None else [f"acceptance: {usual}"]
     if method == "draft_model":
         block["model"] = given.get("model")
@@ -296,6 +311,7 @@ CONFIGS = {
     "compilation_config": _compilation,
 }
 OWN = {
+    ("vllm", "optimization_level"): _level,
     ("vllm", "quantization"): _quantization,
     ("vllm", "kv_offloading_size"): _offload,
     ("vllm", "scheduler_cls"): _scheduler_class,

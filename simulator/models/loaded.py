@@ -172,6 +172,8 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
         own = loaded(draft, gpu, EngineSizes(tensor_parallel_size=gpus, tower=False))
         return sum(own)
     if method == "mtp":
+        if not model.has_mtp:
+            raise ValueError(f"engine.speculative_config: mtp: {model.name} has no MTP layers")
         head = f"layers.{model.num_hidden_layers - 1}."
         last = (one for one in model.modules if one.name.startswith(head))
         named = (one._replace(name="mtp." + one.name) for one in last)

@@ -72,6 +72,7 @@ class Quantization(NamedTuple):
 
     rules: tuple[Rule, ...]
     cache: str = ""  # dtype of the KV cache where --kv-cache-dtype is auto; "": that of the rest
+    method: str = ""  # quant_method
 
     @property
     def word(self) -> str:
@@ -157,7 +158,7 @@ def read_quantization(config: object) -> Quantization | None:
         raise ValueError(
             f"quantization_config: {short_repr(error.pattern)} is no regular expression: {error}"
         ) from None
-    return Quantization(rules, _cache(config))
+    return Quantization(rules, _cache(config), method)
 
 
 def _cache(config: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Launch commands: what a scenario takes from them, and what they are refused for."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from headway.report.vllm_serve import serve_command
 from simulator.launch.keys import LaunchCommand, read_launch
 from simulator.scenario.load import load_scenario
 from simulator.util.errors import HeadwayError
+from tests.support.model_configs import write_config
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
@@ -32,6 +34,8 @@ DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
         ("--quantization compressed-tensors", {}),
         ("--kv-offloading-size 8", {"kv_offloading_size": 8.0}),
         ("--port 9000 --seed 3 -O3 --compilation-config.mode 3", {}),
+        ("-O0", {"enforce_eager": True}),
+        ('--compilation-config \'{"cudagraph_mode": "NONE"}\'', {"enforce_eager": True}),
         ("--compilation-config '{\"cudagraph_capture_sizes\": [1, 2]}'", {}),
         ("--enable-lora --lora-modules a=b c=d", {"enable_lora": True}),
         ("--language-model-only", {"multimodal_config": {"limit_mm_per_prompt": {"image": 0}}}),
@@ -52,6 +56,36 @@ def test_dotted_keys_make_one_configuration():
     given = "--speculative-config.method ngram --speculative_config.num_speculative_tokens 4"
     drafts = read_launch(f"{SERVE} {given}").engine["speculative_config"]
     assert drafts == {"method": "ngram", "num_speculative_tokens": 4, "acceptance": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("draft", "method"),
+    [("yuhuili/EAGLE3-LLaMA3", "eagle3"), ("x/EAGLE-llama", "eagle"), ("m-0.6b", "draft_model")],
+)
+def test_vllm_knows_eagle_by_the_name_of_its_draft(draft, method):
+    given = json.dumps({"model": draft, "num_speculative_tokens": 3})
+    launch = read_launch(f"{SERVE} --speculative-config '{given}'")
+    assert launch.engine["speculative_config"]["method"] == method
+    assert any("is not read" in line for line in launch.told) == (method != "draft_model")
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "why"),
+    [
+        ("awq", "fp8", r"the model config \(awq\) does not match"),
+        ("awq", "gptq", r"the model config \(awq\) does not match"),
+        ("awq", "awq_marlin", None),
+        (None, "awq", "Cannot find the config file for awq"),
+        (None, "fp8", None),
+    ],
+)
+def test_a_command_quantizes_as_its_checkpoint_does(tmp_path, method, asked, why):
+    """Headway gave figures of servers that vLLM does not start."""
+    formats = method and {"quant_method": method, "bits": 4, "group_size": 128}
+    path = write_config(tmp_path, quantization_config=formats)
+    command = LaunchCommand(f"vllm serve {path.parent} --quantization {asked}")
+    with pytest.raises(HeadwayError, match=why) if why else nullcontext():
+        load_scenario({"gpu": "H100-80GB", "cost": {"kind": "roofline"}}, [command], fits=False)
 
 
 @pytest.mark.parametrize(

@@ -218,3 +218,8 @@ def test_gpus_share_no_block_of_an_expert() -> None:
         loaded(model, H100, eight)
     assert loaded(model, H100, eight._replace(enable_expert_parallel=True)).layers > 0
     assert loaded(model, H100, eight._replace(tensor_parallel_size=4)).layers > 0
+
+
+def test_a_model_without_mtp_layers_drafts_nothing() -> None:
+    with pytest.raises(ValueError, match="llama-3-8b has no MTP layers"):
+        loaded(load_model("llama-3-8b"), H100, EngineSizes(drafts="mtp"))
