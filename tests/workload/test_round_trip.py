@@ -152,12 +152,13 @@ def test_a_fleet_of_several_models(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
-def test_a_first_request_that_is_rejected_shares_nothing(tmp_path):
+@pytest.mark.parametrize("ended", ["rejected", "unfinished", "timeout", "shed"])
+def test_a_first_request_without_an_answer_shares_nothing(tmp_path, ended):
     """Its cell of whom it shares with is empty, as that of others that share nothing."""
     text = (
         "id,arrival,prompt_tokens,output_tokens,asked_output_tokens,prefix_request,prefix_tokens,"
     )
-    rows = ["0,0,90,0,5,,0,rejected", "1,1,90,5,5,0,40,stop"]
+    rows = [f"0,0,90,0,5,,0,{ended}", "1,1,90,5,5,0,40,stop"]
     path = tmp_path / "requests.csv"
     path.write_text("\n".join([f"{text}finish_reason", *rows]) + "\n")
     again = read_trace(path)
