@@ -22,7 +22,7 @@ Milliseconds = Annotated[float, Field(ge=0, le=1e9)]
 class TraceConfig(Config):
     """A published trace, and the part of it to play."""
 
-    path: str = Field(description="the file, plain or packed by gzip")
+    path: str = Field(description="the file, plain or packed (gzip, bz2, xz, zip, zstd)")
     format: (
         Literal[
             "azure",

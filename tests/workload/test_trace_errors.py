@@ -281,6 +281,21 @@ def test_options_that_do_not_belong_are_refused(put):
     ]
 
 
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b'[{"timestamp": "2026-03-02T09:00:00Z", "prompt_tokens": 1}, {"ti', ":1: line: bad JSON"),
+        (b"[]", ":1: line: a list of no requests"),
+        (gzip.compress(gzip.compress(b"arrival\n")), "is packed twice: unpack the gzip file"),
+        (bytes(range(256)), "byte 0x80 is not UTF-8 beside NUL bytes: no text"),
+    ],
+)
+def test_what_holds_no_requests_is_called_by_its_cause(put, data, why):
+    """A list that is torn or empty, a file packed twice, and bytes that are no text."""
+    with pytest.raises(HeadwayError, match=why):
+        read_trace(put(data))
+
+
 def test_what_is_no_text_is_called_so(put):
     with pytest.raises(HeadwayError, match="is not Parquet"):
         read_trace(put("arrival,prompt_tokens,output_tokens\n0,5,3\n", "t.parquet"), None)

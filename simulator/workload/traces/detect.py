@@ -85,9 +85,11 @@ def _head(path: Path, line: str) -> Head:
         return Head(columns=tuple(header(line)), line=line)
     first = first_value(path, line)
     if first is None:
-        if DATE.search(line):
+        if DATE.search(line) and not line.startswith("[{"):
             return Head(line=line)  # a log's line in brackets
         parse(path, read_text(path))  # says what is wrong
     if isinstance(first, list):
-        first = first[0] if first else {}
+        if not first:
+            raise HeadwayError(f"{path}:1: line: a list of no requests")
+        first = first[0]
     return Head(first=first if isinstance(first, dict) else {})

@@ -152,7 +152,7 @@ IN_MS = {"native_tokens_prompt", "request_created_at"}
 NEEDED = ("arrival", "prompt", "output")
 TELLABLE = (
     "arrival, prompt, output, client, model, priority, max_tokens, images, prefix, prefix_tokens, "
-    "cached, ttft, tpot, e2el"
+    "cached, conversation, cancelled, ttft, tpot, e2el"
 )
 """Fields that people name most."""
 NEAR = {

@@ -79,6 +79,8 @@ def text_blocks(path: Path, size: int) -> Iterator[str]:
     except UnicodeDecodeError as error:
         line += error.object.count(b"\n", 0, error.start)
         what = f"byte 0x{error.object[error.start]:02x} is not {encoding.upper()}"
+        if 0 in error.object[:512]:
+            what += " beside NUL bytes: no text, if none of another encoding"
         raise HeadwayError(
             f"{path}:{line}: line: {what}; say its encoding, as --encoding cp1252, in a scenario "
             "trace: {encoding: cp1252}, or write it as UTF-8"
@@ -133,6 +135,9 @@ def _check_text(path: Path, head: bytes) -> None:
     for mark, what in OTHERS.items():
         if head.startswith(mark):
             raise HeadwayError(f"{path}: is {what}")
+    for mark, packer in PACKERS.items():
+        if head.startswith(mark):
+            raise HeadwayError(f"{path}: is packed twice: unpack the {packer} file that is in it")
     if head[257:262] == TAR:
         raise HeadwayError(f"{path}: is a tar archive; unpack it")
     marked = path in _ENCODINGS or head.startswith(tuple(MARKS))

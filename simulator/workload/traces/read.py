@@ -171,7 +171,7 @@ def _workload(table: Table, path: Path, form: str) -> Workload:
     timed = ~np.isnan(table.time)
     arrival = (table.time - table.time[timed].min()) / table.per_second
     rate = (timed.sum() - 1) / max(np.ptp(arrival[timed]), 1e-9)
-    if rate > RUSH and arrival[timed].any():
+    if timed.sum() > 2 and rate > RUSH and arrival[timed].any():
         unit = next((name for name, size in UNITS.items() if size == table.per_second), "its unit")
         text = f"{path}: {rate:,.0f} requests/s, if its times count {unit}: is that their unit?"
         warnings.warn(text, HeadwayWarning, stacklevel=3)
