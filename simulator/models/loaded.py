@@ -28,6 +28,10 @@ SGLang logs what is gone of the GPU, vLLM what its tensors have."""
 EAGLE3_VOCABULARY = 32_000  # of the drafts, as the published heads have
 
 
+LEAST_CAPABILITY = {"fp8": 7.5, "mxfp4": 8.0}
+"""Compute capability that vLLM's methods need at least (get_min_capability); bfloat16: 8.0."""
+
+
 class Loaded(NamedTuple):
     """Bytes on each GPU; `layers` and `rest` are the language model's."""
 
@@ -41,7 +45,14 @@ class Loaded(NamedTuple):
 
 def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     """Work out what each GPU has; ValueError where a checkpoint does not say its formats."""
-    gpus = sizes.tensor_parallel_size
+    gpus, word = sizes.tensor_parallel_size, model.weight_dtype(sizes.weights)
+    least = 8.0 if sizes.dtype == "bfloat16" else LEAST_CAPABILITY.get(word, 0.0)
+    if sizes.fraction_of == "all" and 0 < gpu.compute_capability < least:
+        what = "bfloat16" if sizes.dtype == "bfloat16" else word
+        raise ValueError(
+            f"gpu: vLLM runs {what} from compute capability {least} on; {gpu.name} has "
+            f"{gpu.compute_capability}"
+        )
     layers = _modules_bytes(model, gpu, sizes, model.modules)
     if model.latent is not None:
         heads = model.num_attention_heads

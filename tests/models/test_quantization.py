@@ -223,3 +223,18 @@ def test_gpus_share_no_block_of_an_expert() -> None:
 def test_a_model_without_mtp_layers_drafts_nothing() -> None:
     with pytest.raises(ValueError, match="llama-3-8b has no MTP layers"):
         loaded(load_model("llama-3-8b"), H100, EngineSizes(drafts="mtp"))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "keys", "least"),
+    [
+        ("gpt-oss-20b", "T4", {}, "mxfp4 from compute capability 8.0"),
+        ("llama-3-8b", "V100-16GB", {"quantization": "fp8"}, "fp8 from compute capability 7.5"),
+        ("llama-3-8b", "T4", {"dtype": "bfloat16"}, "bfloat16 from compute capability 8.0"),
+    ],
+)
+def test_a_gpu_may_be_too_old_for_a_format(model: str, gpu: str, keys: dict, least: str) -> None:
+    """They were counted as if they ran."""
+    with pytest.raises(ValueError, match=least):
+        loaded(load_model(model), find_gpu(gpu), EngineSizes(**keys))
+    assert loaded(load_model("llama-3-8b"), find_gpu(gpu), EngineSizes(dtype="float16")).layers > 0
