@@ -88,13 +88,13 @@ def _tell_end(server: "Server", out: Path | None) -> None:
     """Say what was served and whether it came on time; write the files."""
     result = server.result()
     served = server.served()
+    late, whole = served["late_ms"]["p99"], int(result.request_table().completed.sum())
     count = len(result.workload)
-    print(f"{count:,} requests served; answers late by {served['late_ms']['p99']:.1f} ms (P99)")
+    print(f"{whole:,} of {count:,} requests served; answers late by {late:.1f} ms (P99)")
     if count and not served["on_time"]:
-        print("warning: this machine was too slow: what clients measured is off", file=sys.stderr)
+        print("warning: answers later than 5 ms: lower the load or --speed", file=sys.stderr)
     if out is not None:
-        names = [path.name for path in server.write(out)]
-        print(f"written to {out}: {', '.join(names)}")
+        print(f"written to {out}: {', '.join(path.name for path in server.write(out))}")
 
 
 def tokenizer(

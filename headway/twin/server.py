@@ -39,6 +39,7 @@ from simulator.util.files import Writer
 from simulator.util.http_log import LOOPBACK, is_foreign, leave_out_bad_requests
 from simulator.util.yaml_lines import dump_yaml
 from simulator.workload.traces.write import write_timed_trace
+from simulator.workload.unused import has_media
 
 VERSION = "0.33.0"  # of vLLM, whose rules are the newest that are simulated
 MOST_CONNECTIONS = 12_000  # idle ones and those of slow clients included
@@ -269,9 +270,10 @@ class Server:
         from simulator.simulation.write import write_run
 
         result = self.result()
-        load = {"trace": {"path": "served.jsonl", "format": "timed_trace"}}
-        again = result.scenario.resolved() | {"workload": load}
-        text = dump_yaml(again).encode()
+        load = {"path": "served.jsonl", "format": "timed_trace"}  # in which images are text
+        if has_media(result.workload):
+            load = {"path": "requests.csv", "format": "requests"}
+        text = dump_yaml(result.scenario.resolved() | {"workload": {"trace": load}}).encode()
         more: dict[str, Writer] = {
             "served.jsonl": partial(write_timed_trace, result.workload, self.engine.block_size),
             "replay.yaml": lambda file: file.write(text),

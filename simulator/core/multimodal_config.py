@@ -22,7 +22,7 @@ def _ascending(value: Any) -> Any:
         return None
     good = isinstance(value, list) and bool(value) and all(map(_is_pair, value))
     if not good or any(one[0] >= two[0] for one, two in pairwise(value)):
-        raise ValueError(": must be a list of [tokens, seconds], the tokens ascending")
+        raise ValueError(": must be a list of [tokens, seconds], all above 0, the tokens ascending")
     return value
 
 

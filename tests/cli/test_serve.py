@@ -35,7 +35,7 @@ def test_it_serves_until_it_is_told_to_stop_and_writes_the_run(tmp_path: Path) -
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert rest.startswith("1 requests served; answers late by ")
+    assert rest.startswith("1 of 1 requests served; answers late by ")
     assert names(out) == sorted([*FILES, "replay.yaml", "served.jsonl"])
     assert json.loads((out / "summary.json").read_text())["completed"] == 1
 

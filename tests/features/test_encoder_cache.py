@@ -224,6 +224,7 @@ def test_a_run_with_images_leaps_as_it_steps(tmp_path: Path) -> None:
     [
         ("engine.multimodal_config", "null", "workload.multimodal: goes with engine.multimodal_"),
         ("engine.multimodal_config.encoder_seconds", "null", "has no vision_config that is known"),
+        ("engine.multimodal_config.encoder_seconds", "[[0, 0.0], [9, 1.0]]", "all above 0, the"),
         ("engine.enable_lora", "true", "multimodal_config: goes with enable_lora: false"),
         ("engine.scheduling_policy", "srpt", "multimodal_config: srpt has no encoder"),
         ("engine.version", "0.31.0", "multimodal_config: goes with the rules of vLLM 0.32 or"),

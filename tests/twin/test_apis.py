@@ -15,6 +15,7 @@ from headway.twin.api.messages import KEPT
 from headway.twin.api.openai import NOT_SIMULATED, USUAL
 from headway.twin.api.openapi import openapi
 from headway.twin.api.tokenizers import BpeTokens, train
+from headway.twin.commands import _tell_end
 from headway.twin.options import ServeOptions
 from headway.twin.server import Server, token_counter
 from simulator.scenario.load import load_scenario
@@ -188,6 +189,38 @@ def test_words_cannot_be_read_back_from_their_tokens() -> None:
         assert response.status == 501
 
     served_by(play)
+
+
+def test_what_vllm_refuses_is_refused_in_its_words() -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        for more, told in (
+            ({"suffix": "x"}, "suffix is only supported for models with FIM completion rendering"),
+            (
+                {"response_format": {"type": "json_schema"}},
+                "When response_format type is 'json_schema', the 'json_schema' field must be "
+                "provided. (parameter=response_format)",
+            ),
+        ):
+            response = await client.post("/v1/completions", json={"prompt": "a", **more})
+            assert (response.status, (await response.json())["error"]["message"]) == (400, told)
+
+    served_by(play)
+
+
+def test_the_last_line_counts_whole_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    async def play(client: ClientSession, server: Server) -> None:
+        body = {"prompt": "a", "max_tokens": 7000, "ignore_eos": True, "stream": True}
+        await (await client.post("/v1/completions", json={"prompt": "a"})).read()
+        response = await client.post("/v1/completions", json=body)
+        await response.content.readany()
+        server.engine.clock.lateness = lambda **_: {"p99": 7.0}  # type: ignore[method-assign]
+        _tell_end(server, None)
+        response.close()
+
+    served_by(play, speed=1)
+    told = capsys.readouterr()
+    assert told.out == "1 of 2 requests served; answers late by 7.0 ms (P99)\n"
+    assert "later than 5 ms: lower the load" in told.err
 
 
 def test_addresses_and_bodies_are_vllms() -> None:

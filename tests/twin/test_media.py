@@ -88,8 +88,13 @@ def test_the_served_requests_play_again(tmp_path: Path) -> None:
         again = run(server.scenario, workload=server.result().workload)
         assert [*again.requests.ttft] == pytest.approx([*server.result().requests.ttft], abs=0.01)
 
+        told.extend(server.result().requests.ttft)
+
+    told: list[float] = []
     served_by(play, ENGINE, LAW)
-    assert len(load_scenario(tmp_path / "replay.yaml").make_workload()) == 3
+    again = run(load_scenario(tmp_path / "replay.yaml"))
+    assert [*again.requests.ttft] == pytest.approx(told, abs=1e-6)
+    assert told[0] > 10 > told[2]  # the encoder's time of one image, and that of one it has seen
 
 
 def test_more_images_than_the_limit_are_refused() -> None:

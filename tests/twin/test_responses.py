@@ -149,7 +149,7 @@ def test_a_response_satisfies_a_schema() -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"background": True}, "does not support `store=True`"),
+        ({"background": True}, "background is not simulated"),
         ({"background": True, "store": False}, "only be used when `store` is true"),
         ({"prompt": {"id": "a"}}, "prompt template is not supported"),
         ({"tool_choice": "required"}, "must be specified with 'tools'"),

@@ -145,7 +145,7 @@ def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
 def test_what_is_not_simulated_is_told() -> None:
     async def play(client: ClientSession, _: Server) -> None:
         for stream in (True, False):
-            body = {"prompt": PROMPT, "max_tokens": 2, "suffix": ".", "stream": stream}
+            body = {"prompt": PROMPT, "max_tokens": 2, "bad_words": ["."], "stream": stream}
             body |= {
                 "prompt_logprobs": 3,
                 "temperature": 0.7,
@@ -154,7 +154,7 @@ def test_what_is_not_simulated_is_told() -> None:
                 "seed": None,
             }
             response = await client.post("/v1/completions", json=body)
-            assert response.headers["X-Headway-Ignored"] == "prompt_logprobs, suffix"
+            assert response.headers["X-Headway-Ignored"] == "prompt_logprobs, bad_words"
         more = {"logit_bias": {"3": 1.0}, "best_of": 2, "skip_special_tokens": False}
         response = await client.post("/v1/completions", json={"prompt": "a", **more})
         assert response.headers["X-Headway-Ignored"] == "logit_bias, skip_special_tokens, best_of"

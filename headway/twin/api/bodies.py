@@ -121,6 +121,7 @@ class CompletionBody(Body):
     """Of a completion."""
 
     prompt: list[Token] | list[list[Token]] | str | list[str] | None = None
+    suffix: str | None = None
     echo: bool | None = False
     logprobs: int | None = None
 

@@ -31,7 +31,7 @@ TINY, MOST = 5e-324, 1.7976931348623157e308  # the least positive and the larges
 FINITE, POSITIVE = "a finite number", "greater than zero"
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 NOT_SIMULATED = (
-    *("stop_token_ids", "prompt_logprobs", "suffix", "use_beam_search", "truncate_prompt_tokens"),
+    *("stop_token_ids", "prompt_logprobs", "use_beam_search", "truncate_prompt_tokens"),
     *("bad_words", "logit_bias", "allowed_token_ids", "return_token_ids", "prompt_embeds"),
     *("chat_template", "continue_final_message", "logprob_token_ids", "return_token_offsets"),
     *("return_tokens_as_token_ids", "return_weight_versions", "return_prompt_text", "thinking"),
@@ -213,6 +213,13 @@ def _check_options(asked: Body) -> None:
     if asked.stream_options is not None and not asked.stream:
         why = "Stream options can only be defined when `stream=True`."
         raise BadRequestError(why, parameter="stream_options")
+    if isinstance(asked, CompletionBody) and asked.suffix is not None:
+        why = "suffix is only supported for models with FIM completion rendering"
+        raise BadRequestError(why, param="suffix")
+    form = asked.response_format
+    if form is not None and form.type == "json_schema" and form.json_schema is None:
+        why = "When response_format type is 'json_schema', the 'json_schema' field must be "
+        raise BadRequestError(why + "provided.", parameter="response_format")
     if isinstance(asked, ChatBody) and asked.top_logprobs and not asked.logprobs:
         why = "when using `top_logprobs`, `logprobs` must be set to true."
         raise BadRequestError(why, parameter="top_logprobs")

@@ -21,11 +21,6 @@ NOT_THERE = "kv_transfer_params ec_transfer_params input_messages output_message
 NOT_STORED = "background can only be used when `store` is true"
 NO_TOOLS = "Tool choice 'required' must be specified with 'tools' parameter."
 NO_SUCH_TOOL = "Tool choice 'function' not found in 'tools' parameter."
-NO_BACKGROUND = (
-    "This vLLM engine does not support `store=True` and therefore does not support the background "
-    "mode. To enable these features, set the environment variable "
-    "`VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server."
-)
 
 
 class Item(BaseModel):
@@ -125,14 +120,13 @@ class ResponsesBody(Sampling):
         unknown = isinstance(choice, ResponseTool) and choice.name not in names
         for wrong, why, key in (
             (self.background and not self.store, NOT_STORED, "background"),
+            (self.background, "background is not simulated", "background"),
             (self.prompt is not None, "prompt template is not supported", "prompt"),
             (choice == "required" and not names, NO_TOOLS, "tool_choice"),
             (unknown, NO_SUCH_TOOL, "tool_choice"),
         ):
             if wrong:
                 raise BadRequestError(why, parameter=key)
-        if self.background:
-            raise BadRequestError(NO_BACKGROUND, kind="invalid_request_error", param="background")
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the input as messages of a chat: one is of the calls and texts of one turn."""
