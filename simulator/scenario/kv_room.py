@@ -20,6 +20,7 @@ EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 """Dtypes of a KV cache that fp8 would not make narrower."""
 TIMES = (2, 4, 8)  # as many GPUs as there are
 ROOM = 4096  # tokens: of a request that there must be room for where nobody says how long they are
+SHORTEST = 1024  # tokens: no shorter requests are proposed
 
 
 MEMORY_KEYS = {*EngineSizes._fields} & {*EngineConfig.model_fields}
@@ -156,12 +157,16 @@ def least_change(
         else:
             enough = kv_blocks(own.engine, model, gpu, **keys) >= needed
         if enough:
-            change = {f"engine.{name}": value for name, value in keys.items()}
-            if size := keys.get("tensor_parallel_size"):
-                times = size // own.engine.tensor_parallel_size
-                change["gpu.count"] = times * own.gpu.count
-            return change
+            return _of_replica(own, keys)
     return {}
+
+
+def _of_replica(own: EngineBlocks, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Write keys of an engine as those of its replica's scenario, with the GPUs that they take."""
+    change = {f"engine.{name}": value for name, value in keys.items()}
+    if size := keys.get("tensor_parallel_size"):
+        change["gpu.count"] = size // own.engine.tensor_parallel_size * own.gpu.count
+    return change
 
 
 def enough_memory(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> MemoryBudget:
@@ -184,10 +189,27 @@ def remedies(own: EngineBlocks, budget: MemoryBudget) -> str:
 
     "": nothing that is known.
     """
-    changes = [least_change(own, budget.model, budget.gpu)]
-    if ROOM <= budget.longest < budget.max_model_len:
-        changes.insert(0, {"engine.max_model_len": budget.longest})
+    least = least_change(own, budget.model, budget.gpu)
+    changes = (_shortened(own, budget, least), least)
     return " or ".join(filter(None, map(settings, changes)))
+
+
+def _shortened(
+    own: EngineBlocks, budget: MemoryBudget, least: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the longest requests that start an engine, on fewer GPUs than `least` takes."""
+    most = least.get("engine.tensor_parallel_size", 0)
+    sizes = [keys.get("tensor_parallel_size", 0) for keys in _changes(own, budget.gpu)]
+    for size in [0, *sorted(size for size in sizes if 0 < size < most)]:
+        wider = {"tensor_parallel_size": size} if size else {}
+        engine = own.engine.model_copy(update=wider)
+        try:
+            found = estimate(budget.model, budget.gpu, engine_sizes(engine, budget.model))
+        except ValueError:  # that many GPUs cannot share it
+            continue
+        if SHORTEST <= found.longest < found.max_model_len:
+            return _of_replica(own, wider) | {"engine.max_model_len": found.longest}
+    return {}
 
 
 def settings(change: Mapping[str, Any]) -> str:

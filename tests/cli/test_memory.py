@@ -225,3 +225,21 @@ def test_a_length_beyond_the_positions_is_named(capsys):
     serve = "vllm serve llama-3-8b --max-model-len 9000"
     assert main(["memory", "--gpu", "H100-80GB", "--command", serve]) == 0
     assert "max_model_len 9,000 is beyond the 8,192 positions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ("--model gemma-2-9b --gpu L4", "engine.max_model_len=3952 or"),
+        (
+            "--model llama-3.1-70b --gpu H100",
+            "engine.tensor_parallel_size=2 gpu.count=2 engine.max_model_len=12864 or",
+        ),
+    ],
+)
+def test_shorter_requests_come_before_more_gpus(capsys, options: str, change: str) -> None:
+    """And on fewer GPUs than all of the model's positions take; the server then starts."""
+    assert main(["memory", *options.split()]) == 2
+    assert f"it starts with {change}" in capsys.readouterr().err
+    given = [word for key in change.split()[:-1] for word in ("--set", key)]
+    assert main(["memory", *options.split(), *given]) == 0
