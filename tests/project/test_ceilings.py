@@ -28,7 +28,7 @@ GRANTS = {
     "answers a buyer can act on": (100, 500, 0, 0),
     "serve for every client": (0, 600, 0, 0),
     "time on servers nobody tuned on": (400, 400, 0, 0),
-    "memory and traces, as strangers tried them": (100, 150, 0, 0),
+    "memory, traces, answers and serve, as strangers tried them": (120, 220, 0, 0),
 }
 """What a piece of work may add to each: it goes once that has landed, and the ceilings fall."""
 FEATURES = {
