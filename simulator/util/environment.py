@@ -18,7 +18,8 @@ def need_package(what: str, extra: str, *modules: str) -> None:
         try:
             import_module(module)
         except ImportError:
-            raise HeadwayError(f"{what}: needs {module}: pip install 'headway[{extra}]'") from None
+            install = f"pip install 'headway[{extra}]', or '.[{extra}]' in a checkout"
+            raise HeadwayError(f"{what}: needs {module}: {install}") from None
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Anthropic's Messages, and the smaller addresses of a vLLM server."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from headway.twin.commands import _tell_end
 from headway.twin.options import ServeOptions
 from headway.twin.server import Server, token_counter
 from simulator.scenario.load import load_scenario
+from simulator.util.environment import need_package
+from simulator.util.errors import HeadwayError
 from tests.support.commands import ROOT
 from tests.support.twins import named_events, served_by
 from tests.support.wire import described
@@ -205,6 +208,12 @@ def test_what_vllm_refuses_is_refused_in_its_words() -> None:
             assert (response.status, (await response.json())["error"]["message"]) == (400, told)
 
     served_by(play)
+
+
+def test_a_missing_package_is_named_with_both_ways_to_install_it() -> None:
+    told = re.escape("pip install 'headway[serve]', or '.[serve]' in a checkout")
+    with pytest.raises(HeadwayError, match=f"serve: needs no_such_package: {told}"):
+        need_package("serve", "serve", "no_such_package")
 
 
 def test_the_last_line_counts_whole_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,29 @@ def test_the_served_requests_play_again(tmp_path: Path) -> None:
     assert told[0] > 10 > told[2]  # the encoder's time of one image, and that of one it has seen
 
 
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([{"type": "refusal", "refusal": "no two"}, {"type": "output_text", "text": "a"}], 3),
+        ([{"type": "text", "text": "a"}, {"type": "foo", "foo": 1}], None),
+    ],
+)
+def test_parts_of_unknown_kinds_are_refused_in_vllms_words(parts: Any, words: int | None) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        status, _, answer = await ask(client, user(*parts))
+        if words is None:
+            why = answer["error"]["message"]
+            assert status == 400
+            assert why.startswith(
+                "Unsupported chat content part type: 'foo'. Supported types: audio_"
+            )
+            assert why.endswith("video_embeds, video_url. (parameter=type, value=foo)")
+        else:
+            assert answer["usage"]["prompt_tokens"] == words
+
+    served_by(play)
+
+
 def test_more_images_than_the_limit_are_refused() -> None:
     """As in vLLM: five beside a limit of four; sounds have a limit of their own, or none."""
 

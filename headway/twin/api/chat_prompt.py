@@ -20,10 +20,13 @@ MARKED = re.compile(re.escape(MARK) + r"(\d+)\0")
 MEDIA_PARTS = {
     **dict.fromkeys(("image_url", "input_image", "image_pil", "image_embeds"), "image"),
     **dict.fromkeys(("audio_url", "input_audio", "audio_embeds"), "audio"),
-    "video_url": "video",
-    "file": "file",
+    **dict.fromkeys(("video_url", "video_embeds"), "video"),
+    **dict.fromkeys(("file", "prompt_embeds"), "file"),
 }
-"""Kinds of vLLM's parts of a message that are no text, with their modality."""
+"""Kinds of parts of a message that are no text, with their modality; a "file" counts nothing."""
+TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")
+TEXT_PARTS |= {"refusal": "refusal", "thinking": "thinking", "tool_reference": "name"}
+"""The other kinds, with the key of their text."""
 Found = list[tuple[Media, int]]
 """Images and clips of a chat, with their tokens."""
 
@@ -43,7 +46,11 @@ def chat_prompt(
     parts = [
         one for said in chat.messages if isinstance(said.content, list) for one in said.content
     ]
-    kinds = Counter(kind for part in parts if (kind := _kind(part)) in MEDIA_PARTS)
+    kinds = Counter(kind for part in parts if (kind := _kind(part)) not in TEXT_PARTS)
+    for kind in kinds.keys() - MEDIA_PARTS:
+        supported = ", ".join(sorted(TEXT_PARTS.keys() | MEDIA_PARTS.keys() - {"file"}))
+        why = f"Unsupported chat content part type: {kind!r}. Supported types: {supported}."
+        raise BadRequestError(why, parameter="type", value=kind)
     if laws is not None:
         laws.check(Counter(MEDIA_PARTS[kind] for kind in kinds.elements()))
     found: Found = []
@@ -62,7 +69,7 @@ def chat_prompt(
             tokens += [0] * size
     if not tokens:
         raise BadRequestError("The decoder prompt cannot be empty")
-    ignored = [kind for kind in kinds if laws is None or kind == "file"]
+    ignored = [kind for kind in kinds if laws is None or MEDIA_PARTS[kind] == "file"]
     return Prompt(tokens, items=items), ignored
 
 
@@ -95,11 +102,11 @@ def _plain(
     parts, marks, texts = [], [], []
     for part in [content] if isinstance(content, str) else content:
         kind = _kind(part)
-        text = part if isinstance(part, str) else part.get("text")
+        text = part if isinstance(part, str) else part.get(TEXT_PARTS.get(kind, ""))
         if isinstance(text, str):
             texts.append(text)
             parts.append({"type": "text", "text": text})
-        elif laws is not None and kind in MEDIA_PARTS and kind != "file":
+        elif laws is not None and MEDIA_PARTS.get(kind, "file") != "file":
             assert not isinstance(part, str)
             marks.append(f"{MARK}{len(found)}\0")
             found.append(laws.read(MEDIA_PARTS[kind], part))
