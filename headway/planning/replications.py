@@ -25,7 +25,7 @@ from headway.planning.runs import (
 from headway.report.comparison import ALIKE
 from headway.report.metric_rows import BY_KEY, DOLLARS, Metric, find_metric, part_values
 from headway.report.text import align
-from headway.report.winner import LEADS, overload_lines, prices_differ
+from headway.report.winner import LEADS, overload_lines, overloaded, prices_differ
 from simulator.costs.noise import with_drawn_noise
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.scenario import Scenario
@@ -265,18 +265,17 @@ def compare_intervals(
         "chance: as many pairs would decide. --until-decided runs them for what names a winner."
     )
     if hidden:
-        left_out, them = (f"line of {ALIKE:.0%} at most that may be chance is", "it")
-        if hidden > 1:
-            left_out, them = (f"lines of {ALIKE:.0%} at most that may be chance are", "them")
-        blocks[-1] += f"\n{hidden} {left_out} left out: --all shows {them}."
+        blocks[-1] += f"\nLeft out: {hidden} of {ALIKE:.0%} at most that may be chance (--all)"
     return "\n\n".join(blocks)
 
 
 def overloaded_lines(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) -> list[str]:
-    """Say which of several get more than they serve, each by its replication in the middle."""
-    middle = len(runs[0]) // 2
-    each = [sorted(same, key=lambda run: run.get("served_by_last_arrival") or 1.0) for same in runs]
-    return overload_lines(labels, [{"headway": {}, **same[middle]} for same in each])
+    """Say which of several get more than they serve: those whose queues grow in many replications.
+
+    One replication in ten at most may be chance: the test of each is at 1 %.
+    """
+    each = [sorted(({**run, "headway": {}} for run in same), key=overloaded) for same in runs]
+    return overload_lines(labels, [same[-1 - len(same) // 10] for same in each])
 
 
 def winner_lines(
@@ -284,7 +283,8 @@ def winner_lines(
 ) -> list[str]:
     """Name the best run by SLO attainment, else by each of LEADS, as far as chance allows.
 
-    By the cost of a token, too, where what is paid differs.
+    By the cost of a token, too, where what is paid differs. None wins where no run keeps the
+    service levels in most replications, as in a comparison of single runs.
 
     The best is the one with the best mean. It wins where each of its paired differences to the
     others is significant at 5 %, by Holm over the differences of all pairs of runs (it was not
@@ -293,6 +293,9 @@ def winner_lines(
     tests, lines, leads = _tests(runs, looks), overloaded_lines(labels, runs), _leads(runs)
     if lines:
         leads = [key for key in leads if not key.endswith("_ms")]
+    met = [columns(same, ["slo_met"]).get("slo_met", [1.0]) for same in runs]
+    if not any(2 * sum(kept) > len(kept) for kept in met):
+        return [*lines, "No winner: none keeps the service levels."]
     return lines + [line for key in leads for line in _winner(labels, runs, key, tests)]
 
 

@@ -18,6 +18,7 @@ from headway.planning.replications import (
     differences,
     draw_intervals,
     encode_differences,
+    overloaded_lines,
     replicate,
     replicate_until_decided,
     seeds,
@@ -264,6 +265,33 @@ def test_the_winner_is_told_from_all_others_or_there_is_none():
     ]
 
 
+GROWS = {"stationary": False, "trend_per_s": 2.0, "served_by_last_arrival": 0.5}
+
+
+def test_a_run_is_overloaded_by_its_growing_replications_not_by_its_middle_one():
+    """Three of eight grow, though not the one that serves the middle share; one of 20 is chance."""
+    steady = {"completed": 9, **GROWS, "stationary": True, "output_throughput": 1.0}
+    some = [{**steady, **GROWS, "served_by_last_arrival": x} for x in (0.1, 0.2, 0.9)]
+    runs = [[*some, *[steady] * 5], [steady] * 8]
+    (line,) = [told for told in winner_lines(["a", "l"], runs) if "Overloaded" in told]
+    assert "arrival a 90% of the requests" in line
+    assert overloaded_lines(["a"], [[some[0], *[steady] * 19]]) == []
+
+
+def test_no_run_that_breaks_the_levels_wins_replicated_either():
+    """One rule with and without replications; most replications decide whether a run keeps them."""
+    runs = runs_with([0.2, 0.21, 0.2], [0.5, 0.52, 0.5], [0.6, 0.6, 0.6])
+    for one in (one for same in runs for one in same):
+        one |= {"completed": 9, "slo_met": False}
+    assert winner_lines(["a", "b", "c"], runs) == [
+        "No winner: none keeps the service levels.",
+    ]
+    for one in runs[1][:2]:
+        one["slo_met"] = True
+    (line,) = winner_lines(["a", "b", "c"], runs)
+    assert line.startswith("SLO attainment (%): the winner is c (60.00)")
+
+
 @pytest.mark.parametrize("others", [1, 2])
 def test_the_table_and_the_winner_tell_the_same_p(others):
     """A p of 0.03 for throughput alone is chance among several lines, for the winner, too."""
@@ -301,15 +329,11 @@ def test_where_prices_differ_the_cost_of_a_token_is_compared(other, told):
         assert (row.difference > 0, row.verdict) == (True, "worse")
 
 
-def test_one_line_that_is_left_out_is_one():
+def test_lines_that_are_left_out_are_counted():
     """What is within 1 % and may be chance is left out."""
     runs = runs_with([0.8, 0.82, 0.8], [0.8, 0.82, 0.801])
     said = compare_intervals(["a", "b"], differences(runs))
-    assert said.endswith("\n1 line of 1% at most that may be chance is left out: --all shows it.")
-    said = compare_intervals(["a", "b", "c"], differences([*runs, runs[1]]))
-    assert said.endswith(
-        "\n2 lines of 1% at most that may be chance are left out: --all shows them."
-    )
+    assert said.endswith("\nLeft out: 1 of 1% at most that may be chance (--all)")
 
 
 def test_a_factor_that_may_be_chance_is_shown_with_the_pairs_that_decide():
