@@ -332,10 +332,12 @@ def parse_slo(text: str) -> Slo:
 
 
 def _seconds(text: str) -> float:
-    """Read h:mm or h:mm:ss; ValueError where it is neither."""
+    """Read h:mm or h:mm:ss; ValueError where it is neither, or 0."""
     if (match := re.fullmatch(r"(\d+):([0-5]\d)(?::([0-5]\d))?", text)) is None:
         raise ValueError
     hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    if not hours and not minutes and not seconds:  # nothing ends before it begins
+        raise ValueError
     return 3600 * hours + 60 * minutes + seconds
 
 

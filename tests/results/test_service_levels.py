@@ -106,6 +106,7 @@ def test_the_loosest_percentile_bounds_requests_and_goodput_where_it_is_asked_fo
         ("p99_tft_ms<=1", "no metric 'p99_tft_ms'"),
         ("goodput>=0.9", "needs bounds"),
         ("finish<=6", "or finish<=6:00"),
+        ("finish<=0:00", "or finish<=6:00"),
         ("finish<=6:70", "or finish<=6:00"),
         ("finish>=6:00", "finish is to be <= something"),
     ],
