@@ -41,7 +41,7 @@ $(CLIENTS)/installed: Makefile
 	-npm install --silent --prefix $(CLIENTS)/node/bin openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92
 	-$(CLIENTS)/guidellm/bin/pip install --quiet $(TORCH) guidellm==0.8.1
 	-$(CLIENTS)/aiperf/bin/pip install --quiet aiperf==0.13.0
-	$(CLIENTS)/vllm/bin/pip install --quiet $(TORCH) transformers aiohttp tqdm numpy msgspec psutil pyzmq cloudpickle regex cachetools pydantic datasets pandas prometheus-client xgrammar fastapi partial-json-parser llguidance einops pybase64 pillow cbor2 requests openai openai-harmony uvloop
+	$(CLIENTS)/vllm/bin/pip install --quiet $(TORCH) transformers aiohttp tqdm numpy msgspec psutil pyzmq cloudpickle regex cachetools pydantic datasets pandas prometheus-client xgrammar fastapi partial-json-parser llguidance einops pybase64 pillow cbor2 requests openai openai-harmony uvloop py-cpuinfo uvicorn watchfiles orjson
 	$(CLIENTS)/vllm/bin/pip install --quiet --no-deps vllm==0.33.0
 	touch $@
 
