@@ -116,7 +116,8 @@ class LiveMetrics:
         found = counts.histograms
         if stream.last < 0:
             counts.prompt_tokens += request.prompt_tokens
-            counts.queries += request.prompt_tokens
+            if self.engine.scenario.engine.enable_prefix_caching:  # else vLLM looks nothing up
+                counts.queries += request.prompt_tokens
             counts.hits += request.cached
             found["time_to_first_token_seconds"].observe(now - stream.sent_at)
             new -= 1

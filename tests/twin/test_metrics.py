@@ -37,6 +37,8 @@ def test_metrics_count_what_was_served() -> None:
         started = value("process_start_time_seconds", "process_start_time_seconds")
         assert began - 1e-3 <= started <= time.time()
         assert value("vllm:prompt_tokens", "vllm:prompt_tokens_total") == 500
+        assert not server.engine.scenario.engine.enable_prefix_caching
+        assert value("vllm:prefix_cache_queries", "vllm:prefix_cache_queries_total") == 0
         ended = "vllm:request_success", "vllm:request_success_total"
         assert value(*ended, finished_reason="length") == 5
         ttft, e2e = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"

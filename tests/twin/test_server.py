@@ -137,7 +137,9 @@ def test_a_prompt_that_came_before_is_found_in_the_cache() -> None:
             found.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert found == [0, 96, 0]  # 6 full blocks of 16
         text = await (await client.get("/metrics")).text()
-        assert 'vllm:prefix_cache_hits_total{model_name="llama-3-8b",engine="0"} 96.0' in text
+        for name, tokens in (("hits", 96.0), ("queries", 303.0)):
+            labels = 'model_name="llama-3-8b",engine="0"'
+            assert f"vllm:prefix_cache_{name}_total{{{labels}}} {tokens}" in text
 
     served_by(play, "engine.enable_prefix_caching=true")
 
