@@ -65,7 +65,8 @@ TOKENS_BY_CONCURRENCY = (0, 20, 0)
 """From here on vLLM's `GPU KV cache size` is its maximum concurrency times max_model_len; before,
 its blocks by tables (0.20.2 and 0.11.0, kv_cache_utils.py)."""
 DRAFT_MODEL = (
-    "the draft model, with weights and cache of its own: speculative_config.model names it"
+    "the draft model, with weights and cache of its own: speculative_config.model must be a "
+    "shipped model or the path of a config.json"
 )
 LEFT_OVER = "left over"
 

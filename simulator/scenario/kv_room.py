@@ -1,6 +1,7 @@
 """Which keys of an engine give it more room for KV blocks, and the least change that is enough."""
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any
 
 from simulator.core.engine_config import EngineConfig
@@ -112,7 +113,7 @@ def kv_blocks(engine: EngineConfig, model: ModelSpec, gpu: Gpu, **keys: Any) -> 
     return changed.num_gpu_blocks_override or fit
 
 
-def _changes(own: EngineBlocks, gpu: Gpu) -> Iterator[dict[str, Any]]:
+def _changes(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> Iterator[dict[str, Any]]:
     """Yield keys of an engine that give it more KV blocks, the least change first.
 
     What changes no answer comes first: more of the memory, more GPUs; then narrower numbers.
@@ -129,7 +130,7 @@ def _changes(own: EngineBlocks, gpu: Gpu) -> Iterator[dict[str, Any]]:
     wider: list[dict[str, Any]] = []
     if not own.cost or own.cost.get("kind") == "roofline":
         wider = [{"tensor_parallel_size": n * engine.tensor_parallel_size} for n in TIMES]
-        if engine.quantization is None:
+        if engine.quantization is None and model.checkpoint is None:  # vLLM replaces no format
             narrower.append({"quantization": "fp8" if gpu.fp8_flops else "int8"})
     yield from wider
     yield from narrower
@@ -151,7 +152,7 @@ def least_change(
     included, by dotted keys of its replica's scenario; {} if none is known. None: after which it
     starts, with room for a request of ROOM tokens.
     """
-    for keys in _changes(own, gpu):
+    for keys in _changes(own, model, gpu):
         if needed is None:
             enough = _starts(own.engine.model_copy(update=keys), model, gpu)
         else:
@@ -198,17 +199,18 @@ def _shortened(
     own: EngineBlocks, budget: MemoryBudget, least: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return the longest requests that start an engine, on fewer GPUs than `least` takes."""
-    most = least.get("engine.tensor_parallel_size", 0)
-    sizes = [keys.get("tensor_parallel_size", 0) for keys in _changes(own, budget.gpu)]
-    for size in [0, *sorted(size for size in sizes if 0 < size < most)]:
-        wider = {"tensor_parallel_size": size} if size else {}
-        engine = own.engine.model_copy(update=wider)
+    most = least.get("engine.tensor_parallel_size", 0) if least else inf
+    wider = _changes(own, budget.model, budget.gpu)
+    sizes = {keys.get("tensor_parallel_size", 0) for keys in wider}
+    for size in sorted({0} | {size for size in sizes if size < most}):
+        keys = {"tensor_parallel_size": size} if size else {}
+        engine = own.engine.model_copy(update=keys)
         try:
             found = estimate(budget.model, budget.gpu, engine_sizes(engine, budget.model))
         except ValueError:  # that many GPUs cannot share it
             continue
         if SHORTEST <= found.longest < found.max_model_len:
-            return _of_replica(own, wider) | {"engine.max_model_len": found.longest}
+            return _of_replica(own, keys) | {"engine.max_model_len": found.longest}
     return {}
 
 

@@ -141,7 +141,8 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
 
     What is simulated all the same are the requests that fit.
     """
-    if own.engine.name != VLLM or own.engine.num_gpu_blocks_override or not budget.refusal:
+    scarce = own.engine.num_gpu_blocks_override and budget.kv_cache <= budget.room  # as asked
+    if own.engine.name != VLLM or scarce or not budget.refusal:
         return ""
     return (
         f'vLLM would not start here: its log would say "{budget.refusal}"; it starts with '

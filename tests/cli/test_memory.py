@@ -2,11 +2,16 @@
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 
 from headway.cli.main import main
+from simulator import load_scenario, run
+from simulator.util.errors import HeadwayWarning
+
+MODELS = Path(__file__).parents[2] / "simulator" / "models" / "configs"
 
 
 def test_memory_prints_the_budget(capsys):
@@ -243,3 +248,31 @@ def test_shorter_requests_come_before_more_gpus(capsys, options: str, change: st
     assert f"it starts with {change}" in capsys.readouterr().err
     given = [word for key in change.split()[:-1] for word in ("--set", key)]
     assert main(["memory", *options.split(), *given]) == 0
+
+
+def test_no_format_of_a_checkpoint_is_replaced(capsys, tmp_path: Path):
+    """vLLM refuses --quantization beside another format, and a size that splits a block."""
+    raw = json.loads((MODELS / "qwen3-30b-a3b" / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert main(["memory", "--model", str(tmp_path), "--gpu", "A10"]) == 2
+    told = capsys.readouterr().err
+    assert told.endswith("it starts with engine.tensor_parallel_size=2 gpu.count=2\n")
+    assert "quantization" not in told
+
+
+def test_a_run_says_that_its_blocks_do_not_fit():
+    """Fewer than fit are what the key is for; more would end the server."""
+    keys = ["model=llama-3.1-8b", "gpu.name=L40S", "engine={name: vllm, max_model_len: 8192}"]
+    with pytest.warns(HeadwayWarning, match="CUDA out of memory: 50,000 blocks take"):
+        run(
+            load_scenario(
+                "demo", [*keys, "engine.num_gpu_blocks_override=50000", "workload.num_prompts=2"]
+            )
+        )
+    with warnings.catch_warnings(action="error", category=HeadwayWarning):
+        run(
+            load_scenario(
+                "demo", [*keys, "engine.num_gpu_blocks_override=600", "workload.num_prompts=2"]
+            )
+        )
