@@ -86,7 +86,15 @@ def _draw_memory(source: Path, names: list[str] | None) -> "Figure":
     source = source / "scenario.yaml" if source.is_dir() else source
     found = names or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour]
     roofline = ["cost={kind: roofline}"]  # profiles are of one GPU
-    return draw_memory([read_budget(source, [f"gpu.name={one}", *roofline])[0] for one in found])
+    budgets, refusal = [], None
+    for one in found:
+        try:
+            budgets.append(read_budget(source, [f"gpu.name={one}", *roofline])[0])
+        except HeadwayError as error:  # it has no kernels for the model's format
+            refusal = error
+    if refusal is not None and (names or not budgets):
+        raise refusal
+    return draw_memory(budgets)
 
 
 def _draw_table(kind: Kind, folders: list[Path]) -> "Figure":

@@ -250,6 +250,15 @@ def test_shorter_requests_come_before_more_gpus(capsys, options: str, change: st
     assert main(["memory", *options.split(), *given]) == 0
 
 
+def test_the_picture_leaves_out_gpus_without_kernels_for_the_format(tmp_path: Path, capsys):
+    """Unless the user asks for one: a T4 runs no mxfp4."""
+    path = tmp_path / "s.yaml"
+    path.write_text("model: gpt-oss-20b\ngpu: {name: H100-80GB}\n")
+    assert main(["plot", "memory", str(path)]) == 0
+    assert main(["plot", "memory", str(path), "--gpu", "T4", "--gpu", "L4"]) == 2
+    assert "mxfp4 from compute capability 8.0" in capsys.readouterr().err
+
+
 def test_no_format_of_a_checkpoint_is_replaced(capsys, tmp_path: Path):
     """vLLM refuses --quantization beside another format, and a size that splits a block."""
     raw = json.loads((MODELS / "qwen3-30b-a3b" / "config.json").read_text())
