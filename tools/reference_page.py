@@ -5,6 +5,7 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -12,7 +13,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 import yaml
 
 from simulator.cluster.routers import ROUTERS
-from simulator.costs.linear import Fitted
 from simulator.costs.profile import FORMS
 from simulator.policies.predictor import KINDS as PREDICTORS
 from simulator.scenario.json_schema import GENERATOR_KEYS
@@ -30,93 +30,91 @@ from simulator.workload.sessions import PrefixGroups, Sessions
 
 GOODPUT_TAIL = """
 `goodput: {ttft: 1000, client batch: {e2el: 600000}}`: a key `client NAME`, `priority N` or `model
-NAME` has the bounds of these requests, in place of `ttft`, `tpot` and `e2el` above. A request of
-several has the bounds of the first. Without `slo`, 99 % of each must keep them.
+NAME` has the bounds of these requests, in place of the general ones. A request of several has the
+bounds of the first. Without `slo`, 99 % of each must keep them.
 """
 PAGE_HEAD = """# Scenario reference
 
-Which keys may a scenario file have? This page lists each with its default, type and meaning
-(`python -m tools.reference_page` makes it). You may leave out every key that is not required. An
-unknown key is an error that names the likeliest one. Of keys of vLLM and SGLang that Headway spells
-otherwise, or does not simulate, the error says so.
+Which keys may a scenario file have? This page lists each as `key: default` (values): meaning
+(`python -m tools.reference_page` makes it). `null` means none, or no limit, unless the key says
+more. A block's keys are in the section of its name.
 
-A GB is 10^9 bytes. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported. A scenario
-may name code (`module:Class`): do not run a stranger's ([SECURITY.md](../SECURITY.md)).
-[Commands](commands.md#scenarios-on-the-command-line) says how paths and names are found.
+An error names the likeliest key, or says that Headway does not simulate this one. A GB is 10^9
+bytes. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported. A scenario may name code:
+do not run a stranger's ([SECURITY.md](../SECURITY.md)).
+[Commands](commands.md#scenarios-on-the-command-line) says how paths are found.
 """
+NOTHING = re.compile(r"(, see below)?; null: (none|no limit)(?= \(|$)|, see below(?=;|$)")
 PREFIX_GROUP_KEYS = {
     "num_prefixes": "number of prefixes",
     "prefix_len": "tokens of a prefix",
-    "zipf": "the k-th prefix has popularity k ** -zipf; 0: all alike",
+    "zipf": "popularity of the k-th is k ** -zipf; 0: all alike",
 }
 SESSION_KEYS = {
     "turns": "turns of a session",
     "think_time": "seconds from an answer to the next turn",
 }
 ADAPTER_KEYS = {
-    "num_adapters": "how many: adapter-1, the most popular, and so on",
-    "zipf": "the k-th has popularity k ** -zipf; 0: all alike",
-    "base": "share of the requests, or sessions, for the model itself",
+    "num_adapters": "adapter-1 is the most popular",
+    "zipf": "as in prefix_groups",
+    "base": "share of requests, or sessions, for the model itself",
 }
 MULTIMODAL_KEYS = {
     "items": "images of a request; null: 1, or the trace's column `images`",
-    "tokens": "tokens of each; they come on top of the text's",
+    "tokens": "tokens of each, on top of the text's",
     "distinct": "number of different images; null: all are new",
-    "zipf": "the k-th of these has popularity k ** -zipf",
+    "zipf": "as in prefix_groups",
 }
 POLICIES_HEAD = """## engine.scheduling_policy
 
 A name, or `{policy: NAME, argument: value}`, with defaults in brackets; or a class of your own,
-`{policy: package.module:Class, ...}`, with the arguments of its constructor.
+`{policy: package.module:Class, ...}`.
 """
 PREDICTORS_HEAD = """## predictor
 
-A kind, or `{kind: ..., ...}`, with defaults in brackets. `requests.csv` has the predictions in the
-column `predicted_output_tokens`. Errors depend on `seed` and the request's number alone.
+A kind, or `{kind: ..., ...}`, with defaults in brackets. Errors depend on `seed` and the request's
+number alone.
 """
 GENERATOR_HEAD = """Without `trace` Headway generates requests, in the words of `vllm bench serve`.
-Beside `trace` you may give `max_concurrency`, `clients`, `priorities`, `max_tokens`, `models`,
-`adapters` and `multimodal`.
+A trace also takes `max_concurrency`, `clients`, `priorities`, `max_tokens`, `models`, `adapters`
+and `multimodal`.
 """
 INTRODUCTIONS = {
     "workload.trace": """\
-For a trace whose columns no format knows, `workload.columns`, beside `trace`, names them
+`workload.columns`, beside `trace`, names the columns of a format of your own
 ([workloads.md](workloads.md)).
 """,
     "workload.frontend": """\
-The delay of a request before the scheduler, with or without `trace`; by default (null) none.
-`frontend: client` is that of vLLM's clients, `frontend: server` that on the server's own clock
-([accuracy.md](accuracy.md)). `client_latency`, in seconds, is its `latency` alone.
+The delay of a request before the scheduler. `frontend: client` is that of vLLM's clients,
+`frontend: server` that on the server's own clock. `client_latency`, in s, is its `latency` alone.
 """,
     "cluster": """\
-Several replicas of the engine, see [fleet.md](fleet.md).
+Several replicas of the engine ([fleet.md](fleet.md)).
 """,
 }
 ROUTERS_HEAD = """### Routers
 
-What each takes besides `router`, with the default in brackets:
+Arguments have their default in brackets:
 """
 COSTS_HEAD = """## cost
 
-`{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. What the engine adds to its
-kernels (`simulator/costs/overheads.yaml`, by `engine.version`) comes on top. `overhead: vllm` adds
-that to a profile that does not ask for it; `overhead: {host_per_sequence: 2e-5}` changes its terms.
-`{kind: ...}` defines a cost model by its terms, in seconds. `base` and `dense` are required; other
-terms are 0 unless brackets have another default. T is the number of tokens in a step, n that of its
-sequences, S the cached tokens that its decodes read.
+`{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. The engine's overheads
+(`simulator/costs/overheads.yaml`, by `engine.version`) come on top. `overhead: vllm` adds them to a
+profile that does not ask for them; `overhead: {host_per_sequence: 2e-5}` changes their terms.
+`{kind: ...}` defines a cost model by its terms in seconds, 0 by default; `base` and `dense` are
+required. A step has T tokens and n sequences, and its decodes read S cached tokens.
 """
 COST_TEXTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
-    "piecewise": "The form of the shipped profiles (`simulator/costs/piecewise.py`). `dense` is "
-    "a list of [tokens, seconds], `cudagraph_capture_sizes` one of the batches that "
-    "have a CUDA graph: a step of decodes costs what the next larger one costs. So "
-    "does a step with prompts by the rows of `graph_mixed`.",
-    "piecewise-split": "B200 with an fp8 cache, from vLLM 0.14 on: besides the terms of "
-    "`piecewise` a step that decodes waits `per_key` for each key of its longest sequence or, with "
-    "few sequences, of an even share of all keys. RTX GPUs: for keys `beyond_mean` "
-    "(`simulator/costs/split.py`).",
-    "roofline": "From the model's sizes and the GPU's data sheet, at the efficiency that kernels "
-    "reach on it, or else on another GPU.",
+    "piecewise": "The form of the shipped profiles: `headway profile show NAME` prints its terms, "
+    "[cost models](cost-models.md#the-form) explains them. `dense` is a list of [tokens, seconds]. "
+    "`cudagraph_capture_sizes` lists batches with a CUDA graph: a step of decodes costs what the "
+    "next larger one costs. So does a step with prompts by the rows of `graph_mixed`.",
+    "piecewise-split": "Besides these terms a step that decodes waits `per_key` for each key of "
+    "its longest sequence or, with few sequences, of an even share of all keys (B200, fp8 cache, "
+    "vLLM 0.14 on); on RTX GPUs for keys `beyond_mean`. See `simulator/costs/split.py`.",
+    "roofline": "From the model's sizes and the GPU's data sheet, at the efficiency of measured "
+    "kernels.",
 }
 DISTRIBUTIONS_HEAD = """## Distributions
 
@@ -175,20 +173,22 @@ def _block_keys(key: Key) -> Iterator[str]:
     block = block_class(key) or block_class((*key, "each"))
     assert block is not None
     for name, field in block.model_fields.items():
-        kind = field.annotation
-        if hasattr(kind, "model_fields"):
-            yield f"- `{name}`: see below"
-            continue
-        values = " ".join(filter(None, [_values(field.kind), _bounds(field.limits)]))
-        yield _key(name, field.default, dataclasses.MISSING, values, field.description or "")
+        if not hasattr(field.annotation, "model_fields"):
+            values = " ".join(filter(None, [_values(field.kind), _bounds(field.limits)]))
+            yield _key(name, field.default, values, field.description or "")
 
 
-def _key(name: str, default: object, missing: object, values: str, meaning: str) -> str:
+def _key(name: str, default: object, values: str, meaning: str) -> str:
     """Show a key as YAML has it, with its default, and what it takes and means."""
-    if isinstance(default, bool):
-        return f"- `{name}: {_yaml(default)}`: {meaning}"
-    shown = f"{name}" if default is missing else f"{name}: {_yaml(as_plain(default))}"
-    return f"- `{shown}` ({values}{', required' if default is missing else ''}): {meaning}"
+    required = default is dataclasses.MISSING
+    shown = name if required else f"{name}: {_yaml(as_plain(default))}"
+    plain = "boolean|list|mapping|number|text" + ("" if default is None else "|integer")
+    values = re.sub(rf"^({plain})( (?=[≥>\d])|$)", "", values)
+    named = re.findall(r"`([^`]+)`", values)
+    if named and all(name == default or f"{name}:" in meaning for name in named):
+        values = ""
+    taken = ", ".join(filter(None, [values, "required" if required else ""]))
+    return f"- `{shown}`{taken and f' ({taken})'}: {NOTHING.sub('', meaning)}"
 
 
 def _values(kind: Any) -> str:
@@ -205,17 +205,17 @@ def _values(kind: Any) -> str:
         limits = (_bounds(note.limits) for note in kind.__metadata__ if hasattr(note, "limits"))
         return " ".join(filter(None, [_values(kind.__origin__), *limits]))
     words: dict[Any, str] = {int: "integer", float: "number", str: "text", bool: "boolean"}
-    words |= {Distribution: "number or distribution", Named: "text or mapping"}
+    words |= {Distribution: "distribution", Named: "text or mapping"}
     return words.get(kind, "mapping")
 
 
 def _bounds(limits: Mapping[str, Any]) -> str:
     """Write down the bounds, but for large ones, which are only there to refuse slips."""
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     at = {k: f"{v:,}" for k, v in limits.items() if k in signs and v < 100_000}
     if "ge" in at and "le" in at:
         return f"{at['ge']} to {at['le']}".replace(".0", "")
-    return ", ".join(f"{signs[name]} {limit}" for name, limit in at.items())
+    return ", ".join(f"{signs[name]}{limit}" for name, limit in at.items())
 
 
 def _dataclass_keys(cls: type, meanings: dict[str, str]) -> Iterator[str]:
@@ -223,20 +223,20 @@ def _dataclass_keys(cls: type, meanings: dict[str, str]) -> Iterator[str]:
     for field in dataclasses.fields(cls):
         meaning = meanings[field.name]
         default = field.default.value if isinstance(field.default, Fixed) else field.default
-        yield _key(field.name, default, dataclasses.MISSING, _values(field.type), meaning)
+        yield _key(field.name, default, _values(field.type), meaning)
 
 
 def _policies() -> Iterator[str]:
     """List the policies with the arguments that are not keys of the engine."""
     engine = set(inspect.signature(Scheduler).parameters)
     for name, cls in POLICIES.items():
-        yield f"- `{name}`: {_arguments(cls, engine)}. {_first_paragraph(cls)}"
+        yield f"- `{name}`{_arguments(cls, engine)}: {_first_paragraph(cls)}"
 
 
 def _routers() -> Iterator[str]:
     """List the routers with their arguments."""
     for name, cls in ROUTERS.items():
-        yield f"- `{name}`: {_arguments(cls)}. {_first_paragraph(cls)}"
+        yield f"- `{name}`{_arguments(cls)}: {_first_paragraph(cls)}"
 
 
 def _first_paragraph(cls: type) -> str:
@@ -250,31 +250,28 @@ def _arguments(cls: type, without: Collection[str] = ()) -> str:
         for name, one in inspect.signature(cls).parameters.items()
         if name not in without
     }
-    return ", ".join(f"`{key}` ({text})" for key, text in defaults.items()) or "no arguments"
+    return "".join(f", `{key}` ({text})" for key, text in defaults.items())
 
 
 def _costs() -> Iterator[str]:
     """List the kinds of cost models with the terms that a scenario may give."""
-    given = {field.name for field in dataclasses.fields(Fitted)}
+    piecewise = {field.name for field in dataclasses.fields(FORMS["piecewise"])}
     for name, meaning in COST_TEXTS.items():
-        keys = _keys(FORMS[name], given).replace(" (0.0)", "") if name in FORMS else "no terms"
-        if name == "piecewise":  # the next one has these, too
-            given |= {field.name for field in dataclasses.fields(FORMS[name])}
-        yield f"- `{name}`: {keys}. {meaning}"
+        keys = _keys(FORMS[name], piecewise).replace(" (0.0)", "") if name in FORMS else ""
+        yield f"- `{name}`{keys}: {meaning}"
 
 
 def _kinds(kinds: Mapping[str, type]) -> Iterator[str]:
     """List the kinds of distributions, or of predictors."""
     for name, cls in kinds.items():
-        fields = _keys(cls, set()) or "no fields"
-        yield f"- `{name}`: {fields}. {(cls.__doc__ or '').splitlines()[0]}"
+        yield f"- `{name}`{_keys(cls, set())}: {(cls.__doc__ or '').splitlines()[0]}"
 
 
 def _keys(cls: type, without: set[str]) -> str:
     """List the fields of a dataclass, with their defaults in brackets."""
     fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in without]
-    return ", ".join(
-        f"`{f.name}`" + ("" if f.default is dataclasses.MISSING else f" ({_yaml(f.default)})")
+    return "".join(
+        f", `{f.name}`" + ("" if f.default is dataclasses.MISSING else f" ({_yaml(f.default)})")
         for f in fields
     )
 

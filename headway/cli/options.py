@@ -65,9 +65,7 @@ class Reading:
     encoding: Annotated[str | None, silent("encoding of the file, as cp1252 [default: UTF-8]")] = (
         None
     )
-    result: Annotated[int | None, silent("which benchmark of a file with several, from 1 on")] = (
-        None
-    )
+    result: Annotated[int | None, silent("which benchmark of several in a file, from 1 on")] = None
 
     @property
     def given(self) -> dict[str, Any]:

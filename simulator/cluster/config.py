@@ -27,29 +27,27 @@ class KvTransferConfig(Config):
 
     bandwidth: Annotated[float, Field(ge=1e-6, le=1_000_000)] = Field(
         50.0,
-        description="GB/s at which each GPU of a producer sends; 50 is a network card "
-        "of 400 Gb/s for each",
+        description="GB/s of each GPU of a producer; 50: a network card of 400 Gb/s each",
     )
     latency: Amount = Field(0.0, description="ms of each transfer besides its bytes")
     layerwise: bool = Field(
         False,
-        description="each layer's KV goes as soon as it is computed, to blocks that the consumer "
-        "has taken before; false: it pulls all when the prompt is computed",
+        description="send each layer's KV as it is computed; false: the consumer pulls all "
+        "when the prompt is computed",
     )
     max_local_prefill_length: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="most tokens that a consumer's prefix cache may lack of a prompt for the "
-        "consumer to compute it itself",
+        description="a consumer computes a prompt of which its prefix cache lacks at most this "
+        "number of tokens",
     )
     ratio: Annotated[str, Field(pattern=r"^[1-9]\d{0,4}P[1-9]\d{0,4}D$")] | None = Field(
         None,
-        description="xPyD, as 1P3D: how cluster.replicas are shared out among one group of "
-        "producers and one of consumers; null: each group says its own",
+        description="xPyD, as 1P3D: shares out cluster.replicas among producers and consumers; "
+        "null: each group says its own",
     )
     router: RouterSpec | None = Field(
         None,
-        description="the router to the consumers; null: as cluster.router, which is that to "
-        "the producers",
+        description="to the consumers; null: as cluster.router, which leads to the producers",
     )
 
     def shared_out(self, replicas: int) -> dict[str, int]:
@@ -84,10 +82,10 @@ class SleepModeConfig(Config):
     )
     groups: list[str] = Field([], description="groups that share them; []: all")
     idle_timeout: NonNegativeFloat = Field(
-        0.0, description="s without requests after which a model gives way to one that waits"
+        0.0, description="s without requests until a model gives way to one that waits"
     )
     max_wait: NonNegativeFloat = Field(
-        10.0, description="s after which one that waits takes the GPUs of one that is busy"
+        10.0, description="s until a model that waits takes a busy one's GPUs"
     )
     bandwidth: PositiveAmount = Field(22.0, description="GB/s between a GPU and host memory")
     disk_bandwidth: PositiveAmount = Field(4.1, description="GB/s from the disk to a server")
@@ -97,12 +95,12 @@ class AdmissionConfig(Config):
     """What the cluster refuses at its door."""
 
     max_outstanding: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="most requests let in and not ended, per open replica"
+        None, description="most unfinished requests per open replica"
     )
     shed_from: PositiveShare = Field(
         1.0,
-        description="from this share of max_outstanding on, requests of priority 1 and more "
-        "are refused",
+        description="share of max_outstanding from which requests of priority 1 and more are "
+        "refused",
     )
     rate: PositiveFloat | None = Field(
         None, description="requests/s of one client, by a token bucket; null: no limit"
@@ -114,26 +112,24 @@ class ClientConfig(Config):
     """What clients do when they are refused or have to wait."""
 
     timeout: PositiveFloat | None = Field(
-        None, description="longest s from sending to the last token; then the request is cancelled"
+        None, description="s from sending to the last token until a client cancels"
     )
-    ttft_timeout: PositiveFloat | None = Field(
-        None, description="longest s from sending to the first token; then the request is cancelled"
-    )
+    ttft_timeout: PositiveFloat | None = Field(None, description="likewise to the first token")
     max_retries: Annotated[int, Field(ge=0, le=1000)] = Field(
-        0, description="how often a client tries again after a refusal or timeout"
+        0, description="tries after a refusal or timeout"
     )
     backoff: NonNegativeFloat = Field(1.0, description="s before the first retry")
     backoff_factor: Annotated[float, Field(ge=1)] = Field(
         2.0, description="factor by which each further wait is longer"
     )
-    jitter: Share = Field(0.0, description="a wait is longer by a random share, up to this one")
+    jitter: Share = Field(0.0, description="largest random share by which a wait is longer")
 
 
 class OutageConfig(Config):
     """One failure of one replica."""
 
     replica: Annotated[int, Field(ge=0)] = Field(
-        description="number of the replica, from 0, in the order of the groups; all its ranks fail"
+        description="from 0, in the order of groups; all its ranks fail"
     )
     start: NonNegativeFloat = Field(description="s")
     duration: PositiveFloat | None = Field(
@@ -157,13 +153,10 @@ class AutoscalingConfig(Config):
     group: str | None = Field(None, description="the group to scale; null: the only one")
     metric: Literal["queue_depth", "kv_usage", "slo_attainment"] = Field(
         "queue_depth",
-        description="queue_depth: waiting requests per replica; kv_usage: share of the KV "
-        "cache in use; slo_attainment: share of the requests that ended since the last "
-        "look and kept the scenario's goodput",
+        description="queue_depth: waiting requests per replica; kv_usage: share of KV "
+        "cache in use; slo_attainment: share of requests since the last look that kept `goodput`",
     )
-    target: PositiveFloat = Field(
-        2.0, description="target of the metric; replicas are scaled by metric / target"
-    )
+    target: PositiveFloat = Field(2.0, description="replicas are scaled by metric / target")
     min_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(
         1, description="fewest replicas"
     )
@@ -176,7 +169,7 @@ class AutoscalingConfig(Config):
     )
     startup_delay: NonNegativeFloat = Field(
         120.0,
-        description="s from the order of a replica to its start; it is paid for from its order on",
+        description="s from a replica's order, from which it is paid for, to its start",
     )
 
     def _check(self) -> None:

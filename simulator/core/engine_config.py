@@ -84,20 +84,19 @@ class GpuConfig(Config):
 
     name: str = Field(
         "A100-80GB",
-        description="GPU, by its name in the table of hardware; `gpu: L4` is short for that alone",
+        description="`gpu: L4` is short for this key alone",
     )
     count: Count = Field(
         1,
-        description="GPUs of one engine: tensor_parallel_size x pipeline_parallel_size x "
-        "data_parallel_size; left out, their product; given alone, it sets "
-        "tensor_parallel_size",
+        description="GPUs of one engine; left out, the product of the three parallel sizes; given "
+        "alone, it sets tensor_parallel_size",
     )
     dollars_per_hour: Amount | None = Field(
         None, description="your price of one GPU; null: its list price"
     )
     power: PowerConfig = Field(PowerConfig(), description="what a GPU draws: see metrics.md")
     carbon_intensity: Amount = Field(
-        473.0, description="g CO2e per kWh of its electricity; the world's in 2024 (Ember)"
+        473.0, description="g CO2e per kWh; 473: the world's in 2024 (Ember)"
     )
 
 
@@ -117,20 +116,19 @@ class HostConfig(Config):
 
     per_step: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="s of the host's work in each step, which asynchronous scheduling hides "
-        "behind the kernels; null: by `engine.version`",
+        description="s of host work in each step, which asynchronous scheduling hides behind the "
+        "kernels; null: by `engine.version`",
     )
     per_sequence: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="s more for each sequence in the step; null: by `engine.version`"
+        None, description="s more for each sequence; null: likewise"
     )
     launch_gap: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="s of each step that nothing hides (launches); null: by `engine.version`",
+        description="s of each step that nothing hides; null: likewise",
     )
     per_step_interval: Annotated[tuple[float, float] | None, _interval] = Field(
         None,
-        description="[low, high]: the 95 % interval of per_step; null: by `engine.version`, or "
-        "none if per_step is given",
+        description="[low, high], 95 % of per_step; null: likewise, or none if per_step is given",
     )
 
 
@@ -169,254 +167,237 @@ class EngineConfig(Config):
         "hf",
     ] = Field(
         "vllm",
-        description="the engine whose defaults keys have that are left out (engines.md); `engine: "
-        "sglang` is short for `engine: {name: sglang}`. Defaults here are vllm's",
+        description="the engine whose defaults apply (engines.md); here they are vllm's. `engine: "
+        "sglang` is short for `engine: {name: sglang}`",
     )
     version: Annotated[str | None, version_text] = Field(
         None,
-        description="a release of vLLM, such as 0.11.2 (0.11: its last). It selects the "
-        "scheduler's rules (conformance.md), what the engine adds to its kernels "
-        "(cost-models.md) and, with name vllm, the defaults; null: the newest known, "
-        "0.33",
+        description="a release of vLLM, as 0.11.2 (0.11: its last), for the scheduler's rules "
+        "(conformance.md), overheads and, under name vllm, defaults; null: 0.33",
     )
     generation_config: Literal["auto", "vllm"] = Field(
         "auto",
-        description="auto: sample as the model's generation_config.json says (with top_p or "
-        "top_k vLLM before 0.17, except 0.9 to 0.11.0, sorts the logits of each "
-        "step); vllm: without top_p and top_k",
+        description="auto: sample as the model's generation_config.json says; vllm: without top_p "
+        "and top_k (cost-models.md)",
     )
     scheduling_policy: Annotated[Named, read_named("policy", "module:Class")] = Field(
         Named("fcfs"),
-        description="a name listed below, or package.module:Class; with arguments: "
-        "{policy: name, argument: value}",
+        description="a name, package.module:Class, or with arguments {policy: name, argument: "
+        "value}",
     )
     scheduler: Literal["headway", "vllm"] = Field(
         "headway",
-        description="vllm: the installed vLLM's scheduler decides (slow; see conformance.md)",
+        description="vllm: the installed vLLM decides (slow; conformance.md)",
     )
     scheduler_cls: str | None = Field(
         None,
-        description="with scheduler vllm: your own scheduler, as package.module.Class; "
-        "null: vLLM's",
+        description="under scheduler vllm: your own, as package.module.Class",
     )
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         256,
-        description="most requests that run at once; left out, by the GPU: 256; 1024 from 70 "
-        "GiB on, except A100",
+        description="most requests that run at once; left out, 256, and 1024 on a GPU of 70 GiB or "
+        "more, except A100",
     )
     max_num_batched_tokens: Count = Field(
         2048,
-        description="most tokens that one step computes; >= max_num_seqs; left out, by the "
-        "GPU: 2048; 8192 from 70 GiB on, except A100; 16384 from 160 GiB on",
+        description="most tokens of a step, max_num_seqs or more; left out, 2048, 8192 on a GPU of "
+        "70 GiB or more, except A100, 16384 from 160 GiB on",
     )
     max_num_active_seqs: Count | None = Field(
         None,
-        description="most requests that run at once, if fewer than max_num_seqs (vLLM 0.31 on)",
+        description="the same, if fewer than max_num_seqs (vLLM 0.31 on)",
     )
     max_num_scheduled_tokens: Count | None = Field(
         None,
-        description="most tokens that a step computes, if fewer than max_num_batched_tokens "
-        "(vLLM 0.26 on)",
+        description="the same, if fewer than max_num_batched_tokens (vLLM 0.26 on)",
     )
     max_num_queued_reqs: WholeNumber | None = Field(
         None,
-        description="a server with this many requests, running or waiting, rejects the next (503); "
-        "null: no limit (vLLM 0.29 on)",
+        description="a server with this many requests rejects the next, 503 (vLLM 0.29 on)",
     )
     max_num_queued_tokens: WholeNumber | None = Field(
         None,
-        description="a server rejects requests (503) while prompts whose answer has not begun "
-        "have this many tokens; null: no limit (vLLM 0.29 on)",
+        description="likewise while prompts whose answer has not begun have this many tokens (vLLM "
+        "0.29 on)",
     )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
     )
     gpu_memory_utilization: PositiveShare = Field(
-        0.92, description="share of the GPU's memory that the engine may use"
+        0.92, description="share of its GPU's memory that an engine uses"
     )
     num_gpu_blocks_override: Annotated[int, Field(ge=2, le=10_000_000)] | None = Field(
-        None, description="KV blocks, one of them vLLM's null block; null: as many as fit"
+        None, description="KV blocks, vLLM's null block included; null: all that fit"
     )
     enable_prefix_caching: bool = Field(
-        True, description="keep the KV blocks of finished requests for prompts that begin alike"
+        True, description="reuse KV blocks for prompts that begin alike"
     )
     prefix_cache: Literal["hash", "radix"] = Field(
         "hash",
-        description="how to find such prompts; hash: by chained hashes of blocks, as vLLM; "
-        "radix: in a tree, as SGLang (always, under the policy sglang)",
+        description="hash: by chained hashes of blocks, as vLLM; radix: in a tree, as SGLang "
+        "(always, under the policy sglang)",
     )
     kv_offloading_size: PositiveAmount | None = Field(
         None,
-        description="GiB of host memory, over all GPUs, for blocks of the prefix cache; null: none",
+        description="GiB of host memory for blocks of the prefix cache, over all GPUs; null: none",
     )
     kv_offloading_bandwidth: PositiveAmount | None = Field(
         None,
-        description="GB/s at which blocks come back to each GPU; null: as swapped "
-        "ones, by the cost profile, else 85 % of the bus",
+        description="GB/s back to each GPU; null: as swap_bandwidth",
     )
     kv_offloading_latency: Amount = Field(
-        0.0, description="ms until the first of a prompt's blocks comes back"
+        0.0, description="ms until a prompt's first block is back"
     )
     hicache_write_policy: Literal["write_back", "write_through", "write_through_selective"] = Field(
         "write_back",
-        description="when blocks are copied to the host; write_back: as the GPU evicts them; "
-        "write_through: as they are computed, as in vLLM (so by default under name: sglang); "
-        "write_through_selective, in SGLang alone: as a second request has them",
+        description="blocks are copied to the host: write_back: when evicted; write_through: when "
+        "computed (vLLM; SGLang's default); write_through_selective: when a second "
+        "request has them (SGLang alone)",
     )
     store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0, description="with write_through: copy a block when it is offered for the n-th time"
+        0, description="under write_through: copy a block when it is offered for the n-th time"
     )
     secondary_tiers: Annotated[list[SecondaryTierConfig], Field(max_length=2)] = Field(
-        [], description="disks and stores behind the host's memory, the nearest first (memory.md)"
+        [], description="disks and stores behind host memory, the nearest first (memory.md)"
     )
     enable_chunked_prefill: bool = Field(
         True,
-        description="split prompts over steps; false: max_num_batched_tokens >= max_model_len",
+        description="split prompts over steps; false: only with max_num_batched_tokens >= "
+        "max_model_len",
     )
     max_model_len: Count | None = Field(
-        None, description="most tokens of prompt and answer together; null: the model's"
+        None, description="most tokens of prompt and answer; null: the model's"
     )
     enforce_eager: bool = Field(
-        False, description="no CUDA graphs: the memory that they take is left to the KV cache"
+        False, description="no CUDA graphs, which leaves their memory to the KV cache"
     )
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], _dtype] = Field(
         "auto",
-        description="type of weights and activations; auto: the model's; also bf16, fp16, "
-        "half, fp32, float",
+        description="of weights and activations; auto: the model's; also bf16, fp16, half, fp32, "
+        "float",
     )
     quantization: Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"] | None = Field(
         None,
-        description="type of the weights; mxfp4: of experts alone; null: as the model's "
-        "config.json says",
+        description="of the weights; mxfp4: of experts alone; null: by config.json",
     )
     kv_cache_dtype: Annotated[
         Literal[
             "auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4"
         ],
         _dtype,
-    ] = Field("auto", description="type of the KV cache; auto: as dtype; short names as there")
+    ] = Field("auto", description="of the KV cache; auto: as dtype; short names as there")
     tensor_parallel_size: Count = Field(1, description="GPUs that share each layer")
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
-        description="pipeline stages, each on tensor_parallel_size GPUs (engines.md)",
+        description="stages, each on tensor_parallel_size GPUs (engines.md)",
     )
     pipeline_parallel_bandwidth: PositiveAmount | None = Field(
         None,
-        description="GB/s from the GPUs of a stage to the next stage's; null: the "
-        "link between the GPUs of a server",
+        description="GB/s between GPUs of two stages; null: the server's link",
     )
     enable_expert_parallel: bool = Field(
         False, description="each GPU has whole experts, not a slice of every one"
     )
     expert_routing: Literal["auto", "uniform", "power_law_1.01", "power_law_1.2"] = Field(
         AUTO,
-        description="how unevenly tokens choose experts; power_law: the experts' loads follow a "
-        "power law; auto: by the model (cost-models.md)",
+        description="how unevenly tokens choose experts; auto: by the model (cost-models.md)",
     )
     data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
-        description="engine cores of one server behind vLLM's internal load balancer, each on "
-        "tensor_parallel_size GPUs (fleet.md); all sizes here are of one core",
+        description="engine cores of one server, each on tensor_parallel_size GPUs (fleet.md); all "
+        "sizes here are of one core",
     )
     api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
-        description="front ends of such a server; each balances by itself; null: "
-        "data_parallel_size, as vLLM",
+        description="front ends of such a server; null: data_parallel_size",
     )
     long_prefill_token_threshold: WholeNumber = Field(
-        0, description="most tokens of one prompt that a step computes; 0: no such limit"
+        0, description="most tokens of one prompt in a step; 0: no limit"
     )
     long_prefill_token_threshold_adaptive: bool = Field(
         False,
-        description="raise that limit to max_num_batched_tokens divided by the requests present",
+        description="raise that limit to max_num_batched_tokens / requests",
     )
     prefill_schedule_interval: Count = Field(
         1, description="while decodes run, compute prompts only in each n-th step"
     )
     async_scheduling: bool = Field(
         True,
-        description="decide a step while the one before it runs; left out, false with drafts, "
-        "swap, a radix tree and schedulers that need the last step",
+        description="decide a step while the one before runs; left out, false with drafts, swap, a "
+        "radix tree and schedulers that need the last step",
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
-        description="true: every layer keeps the KV of all tokens; false: layers with a sliding "
-        "window keep the window alone; left out, false under vllm if the model has "
-        "windows (memory.md)",
+        description="true: every layer keeps all tokens; false: a layer with a window keeps that "
+        "alone; left out, false under vllm if the model has windows (memory.md)",
     )
     prefix_cache_retention_interval: WholeNumber | None = Field(
         0,
-        description="of layers that keep a window alone the prefix cache has blocks at the end of "
-        "each prompt, where prompts were seen to branch, and every n tokens; 0: at the "
-        "former alone; null: all of them, as vLLM before 0.29",
+        description="a layer that keeps a window alone caches blocks at the ends of prompts, where "
+        "they branch, and every n tokens (0: not these); null: all, as vLLM before 0.29",
     )
     speculative_config: SpeculativeConfig | None = Field(
-        None, description="speculative decoding, see below; null: none"
+        None, description="speculative decoding (speculative.md); null: none"
     )
     scheduler_reserve_full_isl: bool = Field(
-        True, description="admit a request only while its whole prompt fits into the free blocks"
+        True, description="admit a request only while its whole prompt fits"
     )
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="share of the KV blocks that admission leaves free"
+        0.0, description="share of KV blocks that admission leaves free"
     )
     min_decode_blocks: WholeNumber = Field(
         0,
         description="KV blocks that admission leaves free for each running request, the new one "
-        "included, while others run",
+        "included",
     )
     min_decode_blocks_scope: Literal["running", "newcomer"] = Field(
         "running",
-        description="running: min_decode_blocks for each running request; newcomer: "
-        "min_decode_blocks in all",
+        description="running: for each running request; newcomer: in all",
     )
     reserve_output_tokens: Annotated[
         int | Literal["max_tokens", "max_model_len"] | None, _reservation
     ] = Field(
         None,
-        description="admit a request only if its prompt and this many tokens of answer fit beside "
-        "all reserved ones; max_tokens: what it may generate; max_model_len: what "
-        "any request may; null: reserve no answer",
+        description="tokens of answer that an admitted request reserves; max_tokens: what it may "
+        "generate; max_model_len: what any may; null: none",
     )
     preemption_mode: Literal["recompute", "swap", "auto"] = Field(
         "recompute",
-        description="recompute: compute a preempted request again; swap: copy its KV blocks to "
-        "the host and back, as vLLM before V1; auto: the cheaper by expectation",
+        description="recompute: compute a preempted request again; swap: copy its KV blocks to the "
+        "host and back; auto: the cheaper",
     )
     swap_space: Amount = Field(
         4.0,
-        description="GiB of host memory per GPU for swap; a request that does not fit "
-        "is computed again",
+        description="GiB of host memory per GPU; a request that does not fit is computed again",
     )
     swap_bandwidth: PositiveAmount | None = Field(
         None,
-        description="GB/s between a GPU and its host, each way; null: the swap terms "
-        "of the cost profile, else 85 % of the bus",
+        description="GB/s between a GPU and its host, each way; null: by the cost profile, else 85 "
+        "% of the bus",
     )
     swap_overlap: bool = Field(
         False,
-        description="the step takes the longer of compute and copies to and from the host, not "
-        "their sum",
+        description="a step takes the longer of compute and copies, not the sum",
     )
     enable_lora: bool = Field(
         False,
-        description="serve adapters beside the model: each request may ask for one (memory.md)",
+        description="serve adapters; a request may ask for one (memory.md)",
     )
     max_loras: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        1, description="adapters that run at once: slots on the GPU"
+        1, description="adapters that run at once"
     )
     max_cpu_loras: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
-        None, description="adapters kept in host memory, at least max_loras; null: max_loras"
+        None, description="adapters in host memory; null: max_loras, the least"
     )
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
-        16, description="rank for which slots are made, whatever an adapter's own"
+        16, description="rank of every slot"
     )
     lora_load_bandwidth: PositiveAmount = Field(
         2.1,
-        description="GB/s at which an adapter is read into host memory; 2.1: vLLM's "
-        "loader, on one core, from the page cache",
+        description="GB/s into host memory; 2.1: vLLM's loader from the page cache",
     )
     multimodal_config: MultimodalConfig | None = Field(
-        None, description="take images and clips in prompts, see below; null: text alone"
+        None, description="images and clips in prompts; null: text alone"
     )
     allocation: Literal["paged", "contiguous"] = Field(
         "paged", description="contiguous: reserve max_model_len on admission, as before paging"

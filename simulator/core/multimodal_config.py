@@ -39,13 +39,13 @@ class MultimodalConfig(Config):
 
     limit_mm_per_prompt: Annotated[dict[str, WholeNumber], _modalities] = Field(
         {},
-        description="images of a prompt at most, {image: 4}; one with more is refused; with 0 of "
-        "each the encoder is not loaded (vLLM's --language-model-only)",
+        description="most images of a prompt, {image: 4}, else it is refused; with 0 of each the "
+        "encoder is not loaded",
     )
     max_num_encoder_input_tokens: Count | None = Field(
         None,
-        description="encoder tokens of a step at most; null: max_num_batched_tokens, or the "
-        "model's largest image",
+        description="most encoder tokens of a step; null: max_num_batched_tokens, or the model's "
+        "largest image",
     )
     encoder_cache_size: Count | None = Field(
         None, description="tokens whose encoder outputs are kept; null: likewise"
@@ -55,8 +55,8 @@ class MultimodalConfig(Config):
     )
     encoder_seconds: Annotated[list[list[float]] | None, _ascending] = Field(
         None,
-        description="what encoding one takes, a list of [tokens, seconds], straight between; null: "
-        "by roofline, from the model's vision_config",
+        description="[tokens, seconds] of encoding one; null: by roofline, from the model's "
+        "vision_config",
     )
 
     @property

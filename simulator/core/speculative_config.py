@@ -22,16 +22,14 @@ Seconds = Annotated[float, Field(ge=0, le=1e6)]
 class DraftConfig(Config):
     """What drafting takes, beside the target's own step: the sum of the terms given."""
 
-    seconds: Seconds = Field(
-        0.0, description="s of each draft step; there are num_speculative_tokens of them"
-    )
+    seconds: Seconds = Field(0.0, description="s of each of num_speculative_tokens draft steps")
     seconds_per_sequence: Seconds = Field(
         0.0, description="s more for each sequence in each draft step"
     )
     fraction: Share = Field(
         0.0,
-        description="the first draft step takes this share of the verified step, each other one "
-        "this share of a plain decode step",
+        description="share of the verified step that the first draft step takes, and of a plain "
+        "decode step that each other takes",
     )
 
 
@@ -66,38 +64,36 @@ class SpeculativeConfig(Config):
 
     method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"] | None = Field(
         None,
-        description="all but ngram keep KV slots for their drafts ahead; null: draft_model if "
-        "`draft` is given, else ngram",
+        description="null: draft_model if `draft` is given, else ngram",
     )
     model: str | None = Field(
         None,
-        description="draft_model's: a shipped model, or the path of its config.json, whose weights "
-        "and cache take memory; null: they are not counted",
+        description="of draft_model: a name or path, whose weights and cache take memory; null: "
+        "they are not counted",
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
-        description="draft tokens that a step verifies for each sequence that decodes"
+        description="drafts that a step verifies for each sequence"
     )
     num_speculative_tokens_per_batch_size: Annotated[list[list[int]] | None, _by_batch_size] = (
         Field(
             None,
-            description="[first, last, drafts] by the requests of a step, the first from 1 on: "
-            "drafts made after it; num_speculative_tokens at most",
+            description="[first, last, drafts]: drafts made after a step of first to last "
+            "requests; the first is 1",
         )
     )
     disable_eagle_block_drop: bool = Field(
-        False, description="vLLM's: EAGLE and MTP find blocks of a prompt as other methods do"
+        False, description="EAGLE and MTP find blocks of a prompt as other methods do"
     )
     disable_lookahead_block_hashes: bool = Field(
         False,
-        description="vLLM's, from 0.33 on: EAGLE and MTP do not use the last block that they find, "
-        "as before",
+        description="EAGLE and MTP do not use the last block that they find, as before 0.33",
     )
     acceptance: Annotated[Share | list[Share] | Literal["typical"], _acceptance] = Field(
-        description="probability that a draft token is accepted if all before it were: one "
-        "number, or one for each position; typical: as published for eagle, eagle3 and mtp"
+        description="probability that a draft is accepted if all before it were, or one for each "
+        "position; typical: as published (eagle, eagle3, mtp)"
     )
     draft: DraftConfig | None = Field(
-        None, description="the cost of drafting; null: by the weights that it reads (ngram: 0)"
+        None, description="cost of drafting; null: by the weights that it reads (ngram: 0)"
     )
 
     def _check(self) -> None:

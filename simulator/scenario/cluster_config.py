@@ -26,34 +26,31 @@ class GroupConfig(Config):
     )
     model: str | None = Field(
         None,
-        description="as `model`; null: the scenario's. Where groups differ, a request goes to "
-        "the groups of the model that it asks for (fleet.md)",
+        description="null: the scenario's; requests go to groups of the model that they ask for",
     )
-    gpu: GpuConfig | None = Field(None, description="as `gpu`; null: the scenario's")
-    engine: EngineConfig | None = Field(
-        None, description="keys of `engine` that differ from the scenario's"
-    )
+    gpu: GpuConfig | None = Field(None, description="null: the scenario's")
+    engine: EngineConfig | None = Field(None, description="keys that differ from the scenario's")
     cost: dict[str, Any] | None = Field(
-        None, description="as `cost`; null: the scenario's, or by the group's own GPU"
+        None, description="null: the scenario's, or by the group's GPU"
     )
     host: HostConfig | None = Field(
-        None, description="as `host`; null: the scenario's, or by the engine where gpu differs"
+        None, description="null: the scenario's, or by the engine where gpu differs"
     )
     kv_role: Literal["kv_producer", "kv_consumer"] | None = Field(
         None,
-        description="kv_producer: computes prompts; kv_consumer: decodes them; all groups have a "
-        "role or none; null: both",
+        description="kv_producer: computes prompts; kv_consumer: decodes; all groups have a role "
+        "or none",
     )
     ec_role: Literal["ec_producer", "ec_consumer"] | None = Field(
         None,
-        description="ec_producer: encodes images; ec_consumer: takes the outputs; all groups have "
-        "a role or none",
+        description="ec_producer: encodes images; ec_consumer: takes them; all groups have a role "
+        "or none",
     )
     autoscaling: AutoscalingConfig | None = Field(
-        None, description="as `cluster.autoscaling`, of this group; null: as that says"
+        None, description="as `cluster.autoscaling`, of this group alone; null: that"
     )
     dollars_per_hour: NonNegativeFloat | None = Field(
-        None, description="price of one replica; null: that of its GPUs in the table of hardware"
+        None, description="price of a replica; null: its GPUs' list price"
     )
 
 
@@ -62,24 +59,24 @@ class ClusterConfig(Config):
 
     replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
         None,
-        description="equal servers, or the servers that kv_transfer.ratio shares out; null: 1, or "
-        "by groups",
+        description="equal servers, or all that kv_transfer.ratio shares out; null: 1, or by "
+        "groups",
     )
     router: RouterSpec = Field(
         Named("round_robin"),
-        description="a name listed below, or package.module:function (or Class); with arguments: "
-        "{router: name, argument: value}",
+        description="a name, package.module:function (or Class), or with arguments {router: name, "
+        "argument: value}",
     )
     pods: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
         None,
         description="equal parts of the replicas; `router`, which must look at no replica, chooses "
-        "the part, and its own router the replica in it; null: router chooses the replica",
+        "the part; null: router chooses the replica",
     )
     pod_router: RouterSpec | None = Field(
-        None, description="router of each pod; null: least_outstanding"
+        None, description="router in a pod; null: least_outstanding"
     )
     groups: dict[str, GroupConfig] = Field(
-        {}, description="in place of replicas: groups of different servers, by name"
+        {}, description="different servers, by name, in place of replicas"
     )
 
     kv_transfer: KvTransferConfig | None = Field(
@@ -87,13 +84,13 @@ class ClusterConfig(Config):
     )
     ec_transfer: EcTransferConfig | None = Field(None, description="the links of ec_producers")
     sleep_mode: SleepModeConfig | None = Field(
-        None, description="groups that share GPUs, one awake at a time; null: each has its own"
+        None, description="groups share GPUs, one awake at a time; null: each has its own"
     )
     admission: AdmissionConfig | None = Field(
         None, description="limits on requests; null: everybody is let in"
     )
     client: ClientConfig | None = Field(
-        None, description="clients that give up and try again; null: clients wait for ever"
+        None, description="clients that give up and try again; null: they wait for ever"
     )
     failures: FailuresConfig | None = Field(None, description="replicas that fail; null: none")
     autoscaling: AutoscalingConfig | None = Field(
@@ -101,13 +98,12 @@ class ClusterConfig(Config):
     )
     max_gpu_budget: Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="GPUs that all groups may have at once. A group whose autoscaler wants more "
-        "takes a replica from one that can spare it; null: no limit",
+        description="most GPUs of all groups; a group that wants more takes a replica from one "
+        "that can spare it; null: no limit",
     )
     switch_delay: NonNegativeFloat | None = Field(
         None,
-        description="s until a replica whose GPUs another group gave up serves; "
-        "null: startup_delay of its group",
+        description="s until a replica on such GPUs serves; null: its group's startup_delay",
     )
 
     def _check(self) -> None:

@@ -14,34 +14,30 @@ from simulator.workload.workload import FRONTENDS
 
 GENERATOR_KEYS = {
     "request_rate": "requests (with sessions: sessions) per second; inf: all at once",
-    "burstiness": "shape of the Gamma distribution of the gaps: 1 Poisson, less is burstier",
-    "rescale": "stretch the gaps so that the last arrival is at num_prompts / request_rate",
+    "burstiness": "shape of the gaps' Gamma distribution; 1: Poisson; less is burstier",
+    "rescale": "stretch gaps so that the last arrival is at num_prompts / request_rate",
     "ramp_up_strategy": "linear or exponential; in place of request_rate",
     "ramp_up_start_rps": "rate at the beginning, requests per second",
     "ramp_up_end_rps": "rate at the end, requests per second",
-    "diurnal": "{period: s, amplitude: share}: the load swings about request_rate, from its "
-    "lowest on; left out, 86400 and 0.5; {rates: [...]}: each for an equal part of the period, "
-    "relative to their mean, which is request_rate",
+    "diurnal": "{period: 86400, amplitude: 0.5}: the load swings about request_rate, from its "
+    "lowest on; {rates: [...]}: relative rates of equal parts of the period",
     "num_prompts": "requests; with sessions, their turns",
     "max_concurrency": "most requests sent and unfinished; null: no limit",
     "input_len": "tokens of a prompt; null: 1024",
     "output_len": "tokens of an answer; null: 128",
-    "range_ratio": "r makes a length n uniform from n (1 - r) to n (1 + r); a number, or "
-    "{input: r, output: r}",
-    "n": "samples of each prompt, sent together and ended each by itself",
-    "lengths": "{path, format}: draw prompt and answer lengths together from a trace",
+    "range_ratio": "lengths are uniform from n (1 - r) to n (1 + r); r, or {input: r, output: r}",
+    "n": "samples of each prompt, sent together",
+    "lengths": "{path, format}: draw both lengths together from a trace",
     "prefix_len": "tokens that all prompts begin with, before input_len",
-    "prefix_groups": "prompts that begin with one of a few prefixes, see below",
-    "sessions": "conversations of several turns, see below",
-    "clients": "how many clients, or a list with the weight of each; null: no names",
-    "priorities": "a whole number for each client, the smaller the more urgent",
-    "max_tokens": "output tokens that each request's client allows: longer "
-    "answers end there, with finish_reason length; null: each its answer's own length, as "
-    "vllm bench serve asks for it",
-    "models": "{name: weight} of the models that requests ask for, where a cluster's groups serve "
-    "several; null: the trace's, or one",
-    "adapters": "which adapters (LoRA) requests ask for, see below; null: none",
-    "multimodal": "images, {image: {...}}, likewise video and audio, see below; null: none",
+    "prefix_groups": "prompts begin with one of a few prefixes",
+    "sessions": "conversations of several turns",
+    "clients": "number of clients, or the weight of each; null: no names",
+    "priorities": "one of each client; the smaller, the more urgent",
+    "max_tokens": "output tokens that a client allows; longer answers end there (finish_reason "
+    "length); null: the answer's own length, as vllm bench serve",
+    "models": "{name: weight} of the models that requests ask for; null: the trace's, or one",
+    "adapters": "adapters (LoRA) that requests ask for; null: none",
+    "multimodal": "{image: {...}}, likewise video and audio; null: none",
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """Of JSON Schema."""

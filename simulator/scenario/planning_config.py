@@ -16,7 +16,7 @@ class SpreadConfig(Config):
     """Where the random values of a key come from."""
 
     low: int | float | None = Field(
-        None, description="least value; of two whole numbers only whole numbers are drawn"
+        None, description="least value; two whole numbers draw whole numbers"
     )
     high: int | float | None = Field(None, description="greatest value")
     log: bool = Field(False, description="spread evenly over the logarithm")
@@ -70,11 +70,11 @@ class RolloutsConfig(Config):
 
     steps: Annotated[int, Field(ge=1, le=100_000)] = Field(10, description="steps to simulate")
     oversampling: Annotated[float, Field(ge=0, le=10)] = Field(
-        0.0, description="share of groups begun beyond the number that a step ends with"
+        0.0, description="share of groups begun beyond what a step ends with"
     )
     partial: bool = Field(
         False,
-        description="true: what a step cuts off goes on in the next one; false: it is thrown away",
+        description="true: what a step cuts off goes on in the next; false: it is lost",
     )
     train_time: Annotated[float, Field(ge=0, lt=inf)] = Field(
         0.0, description="s between two steps, in which the engines idle"
@@ -94,18 +94,18 @@ class PlanConfig(Config):
     cheapest: bool = Field(False, description="find the cheapest candidate that carries the load")
     objective: Literal["cost", "energy"] = Field(
         "cost",
-        description="the best candidate has the lowest cost (without prices: the fewest GPUs), "
-        "or the fewest watts",
+        description="the best has the lowest cost (without prices: the fewest GPUs), or the fewest "
+        "watts",
     )
     replications: Annotated[int, Field(ge=1, le=1000)] = Field(
-        3, description="runs under other seeds, where one run cannot decide"
+        3, description="runs under other seeds where one cannot decide"
     )
     most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
         96,
-        description="most such runs; they double while the confidence interval cannot decide",
+        description="they double up to this number while the interval cannot decide",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="confidence of the interval over batches of requests and replications"
+        0.95, description="of the interval over batches of requests and replications"
     )
     tolerance: PositiveShare = Field(0.05, description="relative tolerance of the largest rate")
     min_duration: PositiveSeconds = Field(
@@ -118,8 +118,8 @@ class PlanConfig(Config):
 
     window: PositiveSeconds | None = Field(
         None,
-        description="s; each bound must be kept by the requests of every such stretch, as 3600: "
-        "every hour; null: by all requests",
+        description="s; every such stretch must keep the bounds, as 3600: every hour; null: the "
+        "whole",
     )
 
     def _check(self) -> None:

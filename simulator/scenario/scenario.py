@@ -122,8 +122,8 @@ class Scenario(Config):
     description: str = Field("", description="a line for reports")
     model: Annotated[str | FineTune, _model] = Field(
         "llama-3-8b",
-        description="a shipped config.json by name, or the path of one or its folder; of a "
-        "fine-tune {like: either, name: what the server loads}",
+        description="a shipped model, or the path of a config.json or its folder; of a fine-tune "
+        "{like: either, name: what the server loads}",
     )
     gpu: GpuConfig = GpuConfig()
     engine: EngineConfig = EngineConfig()
@@ -134,24 +134,22 @@ class Scenario(Config):
     )
     cost: dict[str, Any] | None = Field(
         None,
-        description="{profile: name or path}, or {kind: linear, roofline or piecewise, ...}; "
-        "null: the shipped profile of this model and GPU, else roofline",
+        description="{profile: name or path}, or {kind: ...}; null: the shipped profile of this "
+        "model and GPU, else roofline",
     )
     cluster: ClusterConfig | None = Field(
-        None, description="several replicas behind a router (fleet.md); null: one engine"
+        None, description="several replicas behind a router; null: one engine"
     )
     predictor: Annotated[PredictorSpec | None, _predictor] = Field(
         None,
-        description="{kind: oracle, noisy, bucketed or percentile, ...}: predicts lengths of "
-        "answers for policies; null: no predictions",
+        description="{kind: ...}: predicts lengths of answers for policies; null: none",
     )
     workload: WorkloadConfig = WorkloadConfig()
     goodput: GoodputConfig = GoodputConfig()
     slo: list[str] = Field(
         [],
-        description="service levels, as p99_ttft_ms<=1000 or goodput>=0.95; empty: 99 % of "
-        "goodput, if that has bounds. For `headway plan`, too, if its own block has "
-        "none",
+        description="service levels, as p99_ttft_ms<=1000 or goodput>=0.95, of `plan` without its "
+        "own, too; []: 99 % of goodput, if that has bounds",
     )
     sweep: SweepConfig | None = Field(
         None, description="what `headway sweep` varies; other commands ignore it"

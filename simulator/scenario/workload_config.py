@@ -48,7 +48,7 @@ class TraceConfig(Config):
             "custom",
         ]
         | None
-    ) = Field(None, description="null: by how the file begins")
+    ) = Field(None, description="a format of workloads.md; null: by how the file begins")
     start_s: NonNegativeFloat | None = Field(
         None, description="leave out requests that arrive before, s"
     )
@@ -64,30 +64,26 @@ class TraceConfig(Config):
     max_input_len: Count | None = Field(None, description="leave out longer prompts, tokens")
     max_output_len: Count | None = Field(None, description="leave out longer answers, tokens")
     time_unit: Literal["s", "ms"] | None = Field(
-        None, description="of the timestamps of mooncake (null: ms) and timed_trace (null: s)"
+        None, description="of timestamps; null: ms for mooncake, s for timed_trace"
     )
     hash_block_size: Count | None = Field(
         None, description="tokens of a hash id; null: 512, timed_trace: 16"
     )
     session_turns: Literal["delta", "whole"] | None = Field(
         None,
-        description="whether a later turn has only its new tokens (null: delta) or its "
-        "whole prompt",
+        description="a later turn has only its new tokens, or its whole prompt; null: delta",
     )
     chars_per_token: PositiveFloat | None = Field(
-        None, description="to estimate lengths from the texts of custom and sharegpt"
+        None, description="estimates lengths of the texts of custom and sharegpt"
     )
-    encoding: str | None = Field(
-        None, description="of the file's text, as cp1252; null: UTF-8, or what its mark says"
-    )
+    encoding: str | None = Field(None, description="as cp1252; null: UTF-8, or by the file's mark")
     result: Count | None = Field(
-        None, description="which benchmark of a file with several, from 1 on"
+        None, description="which benchmark of several in a file, from 1 on"
     )
     lanes: Count | None = Field(
         None,
-        description="for dynamo, weka, agentic_mooncake: number of agents' plays side by side; "
-        "a lane's next play begins when the one before has ended. null: each at its "
-        "time",
+        description="plays of agents side by side (dynamo, weka, agentic_mooncake); a lane's next "
+        "one begins when the last has ended; null: each at its time",
     )
 
     def _check(self) -> None:
