@@ -39,40 +39,6 @@ PROBE_PERIOD = 10  # s
 LONGEST_PERIOD, LONGEST_STABILIZATION = 1800, 3600  # s, that a HorizontalPodAutoscaler takes
 LEAST_STARTUP = 600  # s that a server may take until it is healthy
 SHM = {"name": "shm", "emptyDir": {"medium": "Memory"}}  # for NCCL between the GPUs of a server
-PRODUCTS = {
-    "A100-40GB": "NVIDIA-A100-SXM4-40GB",
-    "A100-80GB": "NVIDIA-A100-SXM4-80GB",
-    "A100-80GB-PCIe": "NVIDIA-A100-80GB-PCIe",
-    "H100-80GB": "NVIDIA-H100-80GB-HBM3",
-    "H100-PCIe": "NVIDIA-H100-PCIe",
-    "H100-NVL": "NVIDIA-H100-NVL",
-    "H200": "NVIDIA-H200",
-    "H200-NVL": "NVIDIA-H200-NVL",
-    "GH200": "NVIDIA-GH200-480GB",
-    "H20": "NVIDIA-H20",
-    "B200": "NVIDIA-B200",
-    "B300": "NVIDIA-B300-SXM6-AC",
-    "GB200": "NVIDIA-GB200",
-    "GB300": "NVIDIA-GB300",
-    "A10": "NVIDIA-A10",
-    "A10G": "NVIDIA-A10G",
-    "A5000": "NVIDIA-RTX-A5000",
-    "A6000": "NVIDIA-RTX-A6000",
-    "L4": "NVIDIA-L4",
-    "L40": "NVIDIA-L40",
-    "L40S": "NVIDIA-L40S",
-    "RTX-3090": "NVIDIA-GeForce-RTX-3090",
-    "RTX-4080": "NVIDIA-GeForce-RTX-4080",
-    "RTX-4090": "NVIDIA-GeForce-RTX-4090",
-    "RTX-5060-Ti-16GB": "NVIDIA-GeForce-RTX-5060-Ti",
-    "RTX-5080": "NVIDIA-GeForce-RTX-5080",
-    "RTX-5090": "NVIDIA-GeForce-RTX-5090",
-    "RTX-PRO-6000": "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
-    "GB10": "NVIDIA-GB10",
-    "T4": "Tesla-T4",
-    "V100-16GB": "Tesla-V100-SXM2-16GB",
-}
-"""Values of the node label nvidia.com/gpu.product (NVIDIA's gpu-feature-discovery)."""
 METRICS = {"queue_depth": "vllm:num_requests_waiting", "kv_usage": "vllm:kv_cache_usage_perc"}
 """What vLLM V1 exports of that by which a fleet is scaled."""
 Manifest = dict[str, Any]
@@ -116,7 +82,7 @@ class Group:
     @property
     def product(self) -> str | None:
         """Value of the label of its nodes; None: nobody knows."""
-        return PRODUCTS.get(find_gpu(self.scenario.gpu.name).name)
+        return find_gpu(self.scenario.gpu.name).product or None
 
 
 def groups_of(scenario: Scenario) -> list[Group]:

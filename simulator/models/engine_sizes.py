@@ -1,5 +1,8 @@
 """What of an engine its memory depends on."""
 
+import csv
+from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from simulator.models.spec import ModelSpec
@@ -12,6 +15,18 @@ FractionOf = Literal["all", "static", "free"]
 activations and libraries leave the rest to the cache (vLLM). `static`: of what is free before
 loading, but activations and libraries lie outside (SGLang's `mem_fraction_static`). `free`: of what
 weights, activations and libraries leave (TensorRT-LLM's `free_gpu_memory_fraction`; TGI)."""
+
+
+@cache
+def term_of(name: str, share: FractionOf, release: Release) -> int:
+    """Return the bytes that `memory_terms.csv` has of a term in a release, its last; 0: none."""
+    table = Path(__file__).with_name("memory_terms.csv").read_text("utf-8").splitlines()
+    found = 0
+    for row in csv.DictReader(table):
+        since = tuple(map(int, row["since"].split(".")))
+        if (row["term"], row["share"]) == (name, share) and since <= release:
+            found = int(row["bytes"])
+    return found
 
 
 class EngineSizes(NamedTuple):
@@ -42,6 +57,10 @@ class EngineSizes(NamedTuple):
     adapters: int = 0  # bytes set aside for adapters (LoRA)
     encoder_cache: int | None = None  # tokens; None: by the other keys
     trtllm: bool = False
+
+    def term(self, name: str) -> int:
+        """Bytes of a term of `memory_terms.csv`."""
+        return term_of(name, self.fraction_of, self.release)
 
     @property
     def weights(self) -> str:

@@ -1,4 +1,16 @@
-"""A table of GPUs: what their makers publish, and the memory that CUDA lets a program use."""
+"""A table of GPUs: what their makers publish, and the memory that CUDA lets a program use.
+
+`gpus.csv` has bandwidth and FLOP/s of the data sheets of NVIDIA (SXM versions of A100, H100, H200,
+B200, B300, V100 where the name says nothing else; cards on PCIe without NVLink bridges) and of AMD
+(MI300X, MI325X, MI355X; their compute capability is that of gfx942 and gfx950, their link the sum
+of those to seven peers). Memory: totals that vLLM and PyTorch print; of GH200, H20, GB200, GB300,
+AMD's, A10, A5000, PCIe's A100 and V100, and GeForce cards of 16 GB an estimate: what is sold, less
+what the others keep back. Prices: list prices of AWS EC2 on demand, Linux, us-east-1, after the
+cuts of June 2025, per GPU of the smallest instance that has it. Power: the maximum of the data
+sheets (TDP, TBP), of B200 and B300 on an HGX board; GH200's is that of CPU and GPU together. That
+of A10G, which has none, is the limit that nvidia-smi shows on AWS's g5. `instances.csv` has how the
+names of instances with whole GPUs begin: of AWS, Google Cloud, Azure and Oracle.
+"""
 
 import csv
 import re
@@ -10,20 +22,20 @@ GIB = 1 << 30
 NVLINK = 100e9  # bytes/s, less than any; PCIe 5.0 has 64e9
 GRACE = {"GH200", "GB200", "GB300"}
 SXM = re.compile(r"sxm\d?\b", re.IGNORECASE)
+# What `nvidia-smi -L` and vLLM's report of its environment put around a name.
 LISTED = re.compile(r"^.*\bGPU \d+: *|\(UUID.*", re.IGNORECASE)
-"""What `nvidia-smi -L` and vLLM's report of its environment put around a name."""
 PART = re.compile(r"MIG[ -]\w+\.\w+|\bGRID\b.*", re.IGNORECASE)
 SIZE = re.compile(r"\d+g(i?b)?")
 HOST_SIZES = {120, 240, 480}  # GB beside a Grace CPU, which its driver puts into the name
+# Words that drivers and clouds put into names, and that tell no GPU from another.
 NOISE = re.compile(
     r"nvidia|corporation|geforce|tesla|amd|instinct|hbm\d?e?|oam|ac|mega|shared|blackwell|server|"
     r"workstation|max|q|edition|gpu|vf"
 )
-"""Words that drivers and clouds put into names, and that tell no GPU from another."""
 ORACLE = re.compile(r"(?:BM|VM)\.GPU\.([A-Z]+[0-9]+\w*)\.\d", re.IGNORECASE)
+# Of `host_bandwidth`, what copies between GPU and pinned host memory are taken to reach: an
+# assumption, not a measurement. A profile with swap terms of its own overrides it.
 HOST_SHARE = 0.85
-"""Of `host_bandwidth`, what copies between GPU and pinned host memory are taken to reach: an
-assumption, not a measurement. A profile with swap terms of its own overrides it."""
 
 
 class Gpu(NamedTuple):
@@ -43,6 +55,7 @@ class Gpu(NamedTuple):
     compute_capability: float
     dollars_per_hour: float | None = None
     max_power: float | None = None  # W, of the data sheet; None: none that is the GPU's alone
+    product: str = ""  # value of the node label nvidia.com/gpu.product (gpu-feature-discovery)
 
     @property
     def host_bandwidth(self) -> float:
@@ -85,6 +98,7 @@ def _read(row: dict[str, str]) -> Gpu:
         compute_capability=float(row["capability"]),
         dollars_per_hour=float(row["dollars_per_hour"]) or None,
         max_power=float(row["watts"]) or None,
+        product=row["product"],
     )
 
 
@@ -93,30 +107,11 @@ GPUS = {
     row["name"]: _read(row)
     for row in csv.DictReader((TABLES / "gpus.csv").read_text("utf-8").splitlines())
 }
-"""Bandwidth and FLOP/s: the data sheets of NVIDIA (SXM versions of A100, H100, H200, B200, B300
-where the name says nothing else; cards on PCIe without NVLink bridges) and of AMD (MI300X, MI325X,
-MI355X; their compute capability is that of gfx942 and gfx950, their link the sum of those to seven
-peers). Memory: totals that vLLM and PyTorch print; of GH200, H20, GB200, GB300, AMD's, A10,
-A5000 and cards of 16 GB an estimate: what is sold, less what the others keep back. Prices: list
-prices of AWS EC2 on demand, Linux, us-east-1, after the cuts of June 2025, per GPU of the smallest
-instance that has it. Power: the maximum of the data sheets (TDP, TBP), of B200 and B300 on an HGX
-board; GH200's is that of CPU and GPU together. That of A10G, which has none, is the limit that
-nvidia-smi shows on AWS's g5."""
-
 INSTANCES = dict(csv.reader((TABLES / "instances.csv").read_text("utf-8").splitlines()[1:]))
-"""How the names of instances with whole GPUs begin: of AWS, Google Cloud, Azure and Oracle."""
 
-CPU = Gpu(
-    "CPU",
-    memory=16 * GIB,
-    bandwidth=20e9,
-    bf16_flops=100e9,
-    fp8_flops=None,
-    link_bandwidth=20e9,
-    compute_capability=0.0,
-)
-"""One core of a server, on which the torch engine runs small models; round figures for the order of
-magnitude. What a step takes there must be calibrated."""
+# One core of a server, on which the torch engine runs small models; round figures for the order of
+# magnitude. What a step takes there must be calibrated.
+CPU = Gpu("CPU", 16 * GIB, 20e9, 100e9, None, link_bandwidth=20e9, compute_capability=0.0)
 
 
 def find_gpu(name: str, price: float | None = None) -> Gpu:
@@ -152,18 +147,25 @@ def _find(name: str) -> Gpu:
     if found := _named(words):
         return found
 
-    def alike(part: str) -> list[str]:
-        return [known for known in GPUS if part in "".join(_words(known))] if part else []
-
-    if longer := alike("".join(words)):
-        hint = " or ".join(longer)
+    kinds = {known: _words(known) for known in GPUS}
+    wanted = "".join(words)
+    near = [known for known, own in kinds.items() if words and wanted in "".join(own)]
+    if not near:  # another of its chip: of other memory, on another bus, a laptop's
+        near = [known for known, own in kinds.items() if {*_chip(own)} <= {*words}]
+        near.sort(key=lambda known: -len({*kinds[known]}.intersection(words)))
+    if near:
+        near.sort(key=lambda known: "PCIe" in known and "pcie" not in words)
+        hint = " or ".join(near[:3])
         raise ValueError(f"gpu.name: no GPU {name!r} in the table; did you mean {hint}?")
-    near = alike("".join(words)[:4])
     from difflib import get_close_matches
 
-    near += get_close_matches(name.upper(), [n for n in GPUS if n not in near], cutoff=0.5)
-    order = dict.fromkeys([*near, *GPUS])
+    order = dict.fromkeys([*get_close_matches(name.upper(), GPUS, cutoff=0.5), *GPUS])
     raise ValueError(f"gpu.name: no GPU {name!r} in the table; there are {', '.join(order)}")
+
+
+def _chip(words: list[str]) -> list[str]:
+    """Return a name's words without its memory and its bus."""
+    return [word for word in words if word not in ("pcie", "nvl") and not SIZE.fullmatch(word)]
 
 
 def _named(words: list[str]) -> Gpu | None:

@@ -7,11 +7,12 @@ from config.json; the rest is estimated here:
 
 - the layers' peak: for each of `max_num_batched_tokens` tokens two hidden states and the MLP's
   gate, up and product (with experts: per chosen expert, and what it gives back), 2 bytes each;
-- the sampler's peak: bytes for each logit of `max_num_seqs` rows of the vocabulary, by release.
-  Layers and sampler do not peak together, so the larger counts;
+- the sampler's peak: bytes for each logit of `max_num_seqs` rows of the vocabulary. Layers and
+  sampler do not peak together, so the larger counts;
 - an encoder's peak, likewise, and its outputs, which stay through the other two;
-- `CONTEXT_BYTES` for what libraries take outside of PyTorch, and `NVLINK_BYTES` between GPUs that
-  NVLink connects.
+- what libraries take outside of PyTorch, and between GPUs that NVLink connects.
+
+`memory_terms.csv` has the bytes of each of these by engine and release, with sources.
 
 vLLM 0.11 found 119,008 tokens for Llama-2-7B and 40,592 for CodeLlama-34B on an H100 (server logs
 of inference-sim, Apache-2.0); the estimates are 0.1 % and 1.5 % above. docs/memory.md compares
@@ -30,36 +31,6 @@ from simulator.models.kv_layout import KvLayout, kv_layout, model_groups
 from simulator.models.loaded import Loaded, loaded
 from simulator.models.sliding_window import LayerGroups
 from simulator.models.spec import ModelSpec
-
-SORTED_LOGIT_BYTES = 40
-"""Peak bytes per logit in vLLM's sampler before 0.17: float32 copies, 64-bit sort indices,
-probabilities. From the 1.26 GiB that vLLM reported for 256 sequences of Llama-3-8B, with TP 1 and
-TP 2 alike (vllm-project/vllm, pull request 10511)."""
-
-LOGIT_BYTES = 14
-"""The same from 0.17 on, whose kernel for top_p and top_k sorts nothing: logits in 16 bits, float32
-copies for temperature, probabilities and noise. Chosen in view of a log (Gemma 4 on an L4)."""
-UNSORTED_SINCE = (0, 17, 0)
-
-GRAPHS_SINCE = (0, 20, 2)
-"""The first vLLM known to subtract the CUDA graphs that it estimates (envs.py; its own message says
-0.21)."""
-GRAPH_BYTES, EXPERT_GRAPH_BYTES = 18 << 20, 30 << 20
-"""Of CUDA graphs for each layer, dense or with experts. Chosen in view of logs: 0.56 GiB for
-Llama-3-8B, 1.04 for gpt-oss-120b."""
-
-CONTEXT_BYTES = GIB // 4
-"""Bytes outside PyTorch's allocator: cuBLAS, NCCL and attention workspaces (0.1 to 0.3 GiB)."""
-
-NVLINK_BYTES = int(1.79 * GIB)
-"""The same that NCCL and vLLM's all-reduce take besides, between GPUs that NVLink connects: vLLM
-reported 1.79 GiB for Llama-3-8B on one H100 and 3.58 on each of two (pull request 10511). Between
-GPUs without NVLink it reported 0.2 to 0.25 GiB in all (14447, issue 13061), as on one GPU."""
-
-CUDA_CONTEXT, SGLANG_NVLINK = GIB // 2, int(1.4 * GIB)
-"""What SGLang does not find free before it loads: the CUDA context, and NCCL over NVLink."""
-TRTLLM_BYTES = int(1.55 * GIB)
-"""What TensorRT-LLM's process takes more than vLLM's. Chosen in view of a log (Qwen3-8B)."""
 
 TOKENS_BY_CONCURRENCY = (0, 20, 0)
 """From here on vLLM's `GPU KV cache size` is its maximum concurrency times max_model_len; before,
@@ -280,10 +251,7 @@ def _layers_peak(model: ModelSpec, sizes: EngineSizes) -> int:
 
 
 def _sampler_peak(model: ModelSpec, sizes: EngineSizes) -> int:
-    if sizes.fraction_of != "all":
-        return 0
-    each = LOGIT_BYTES if sizes.release >= UNSORTED_SINCE else SORTED_LOGIT_BYTES
-    return sizes.max_num_seqs * model.vocab_size * each
+    return sizes.max_num_seqs * model.vocab_size * sizes.term("logit")
 
 
 def _encoder_bytes(model: ModelSpec, sizes: EngineSizes) -> tuple[int, int]:
@@ -329,8 +297,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
         )
     parts, cache = loaded(model, gpu, sizes), sizes.cache(model)
     peak, outputs = _encoder_bytes(model, sizes)
-    graphs = GRAPH_BYTES if not model.num_experts else EXPERT_GRAPH_BYTES
-    subtracts = sizes.fraction_of == "all" and sizes.release >= GRAPHS_SINCE
+    graphs = sizes.term("expert_graph" if model.num_experts else "dense_graph")
     budget = MemoryBudget(
         model=model,
         gpu=gpu,
@@ -340,7 +307,7 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
         weights=int(sum(parts)),
         activations=max(peak, activation_bytes(model, sizes)) + outputs,
         context=_context(gpu, sizes),
-        graphs=graphs * model.num_hidden_layers * (subtracts and not sizes.enforce_eager),
+        graphs=graphs * model.num_hidden_layers * (not sizes.enforce_eager),
         kv_bytes_per_token=model.kv_bytes_per_token(cache)
         * model.kv_share(sizes.tensor_parallel_size),
         layout=kv_layout(model, sizes),
@@ -359,9 +326,8 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
 def _context(gpu: Gpu, sizes: EngineSizes) -> int:
     """Bytes of libraries; under SGLang what is not free before it loads."""
     linked = sizes.tensor_parallel_size > 1 and gpu.link_bandwidth > NVLINK
-    if sizes.fraction_of == "static":
-        return CUDA_CONTEXT + linked * SGLANG_NVLINK
-    return CONTEXT_BYTES + linked * NVLINK_BYTES + sizes.trtllm * TRTLLM_BYTES
+    own = sizes.trtllm * sizes.term("trtllm")
+    return sizes.term("context") + linked * sizes.term("nvlink") + own
 
 
 def _stage_budget(

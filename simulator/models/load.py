@@ -1,15 +1,13 @@
 """Find a model: a shipped one by its own name or a listed one of the hub, or a config.json."""
 
 import csv
-import json
 import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from simulator.models.config_json import read_config
-from simulator.models.quantization import read_quantization
+from simulator.models.quantization import TABLE, read_quantization
 from simulator.models.spec import ModelSpec
 from simulator.util.config import Config
 from simulator.util.files import resolve, why_not_regular
@@ -108,49 +106,26 @@ def shipped_name(name: str) -> str | None:
     return name if name in shipped_models() else _hub_names().get(name.lower())
 
 
-@cache
-def _formats_of_words(told: str) -> dict[str, Any] | None:
-    """Return the formats that words of a checkpoint's name tell of, the likeliest."""
-    named = json.loads((MODELS.parent / "named_formats.json").read_text("utf-8"))
-    return next((config for words, config in named.items() if re.fullmatch(words, told)), None)
-
-
-META_405B = {
-    "quant_method": "fbgemm_fp8",
-    "ignore": ["self_attn", "layers.0", "layers.125"],
-}
-"""Of Meta's own FP8."""
-
-
 def _of_precision(name: str) -> ModelSpec | None:
     """Return the shipped model of the name without the words of a precision, in that precision.
 
     None where the name has no such words, or no shipped model has its shape; its `unread` says
-    that the formats are those of the name. Some makers leave attention, or all but the experts, in
+    that the formats are those of the name: of `named` of `formats.json`, the first that has its
+    maker, its shape and one of its parts. Some makers leave attention, or all but the experts, in
     16 bits.
     """
-    shape = same_shape(name)
+    shape, maker = same_shape(name), name.lower().partition("/")[0]
     told = "-".join(word for word in _words(name) if PRECISION.fullmatch(word))
-    config = _formats_of_words(told)
-    if shape is None or config is None:
+    if shape is None:
         return None
-    own, maker = _shipped_model(shape), name.lower().partition("/")[0]
-    method, nvfp4 = config["quant_method"], config.get("quant_algo") == "NVFP4"
-    if (shape, told, maker) == ("llama-3.1-405b", "fp8", "meta-llama"):
-        config = META_405B
-    elif nvfp4 and (own.latent or own.linear or own.full_head_dim):
-        config = config | {"ignore": EXPERTS_ALONE}
-    elif own.linear and method in ("awq", "gptq", "modelopt"):
-        alone = method == "gptq" and maker == "qwen"
-        config = config | {"ignore": EXPERTS_ALONE if alone else ["linear_attn"]}
-    return replace(
-        own,
-        checkpoint=read_quantization(config),
-        unread=f"formats of the weights, taken for {told} by the name; its config.json has them",
-    )
-
-
-EXPERTS_ALONE = ["self_attn", "linear_attn", "shared_experts"]  # what is left in 16 bits
+    own = _shipped_model(shape)
+    for row in TABLE["named"]:
+        meant = row.get("maker", maker) == maker and row.get("shape", shape) == shape
+        parts = not row.get("parts") or any(getattr(own, part) for part in row["parts"])
+        if meant and parts and re.fullmatch(row["words"], told):
+            why = f"formats of the weights, taken for {told} by the name; its config.json has them"
+            return replace(own, checkpoint=read_quantization(row["config"]), unread=why)
+    return None
 
 
 def _unknown(name: str) -> ValueError:

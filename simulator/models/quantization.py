@@ -6,11 +6,13 @@ Names are compared without the parts that wrap a language model (`model.`, `lang
 whole parts between dots: `gate` is the router, not `gate_proj`.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import translate
 from functools import cache
 from math import ceil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulator.models.config_keys import keys_of, wrong_kinds
@@ -18,17 +20,8 @@ from simulator.util.from_mapping import short_repr
 
 WRAPPERS = re.compile(r"^(?:(?:model|language_model|text_model|backbone)\.)+")
 HEADS = ("", "model.", "model.language_model.", "language_model.model.", "backbone.")
-SPELLINGS = (
-    (r"\b[qkv]_proj$", "qkv_proj"),
-    (r"\b(gate|up)_proj$", "gate_up_proj"),
-    (r"\bmlp\b", "block_sparse_moe"),
-    (r"\bmlp\b", "feed_forward"),
-    (r"\b(mlp|self_attn)\b", "mixer"),
-    (r"\bshared_experts\b", "shared_expert"),
-)
-"""What some files call a module of ours: kinds that they name together, or another family's."""
+# Keys of the modules left in 16 bits, by method; the first that has some counts.
 IGNORED = keys_of("names")["ignored"]
-"""Keys of the modules left in 16 bits, by method; the first that has some counts."""
 
 
 class Format(NamedTuple):
@@ -46,15 +39,9 @@ class Format(NamedTuple):
         return outputs * inputs * self.bits / 8 + ceil(outputs / self.rows) * groups * self.scale
 
 
-FORMATS = {
-    "fp8": Format("fp8", 8, 4, 0),
-    "int8": Format("int8", 8, 4, 0),
-    "int4": Format("int4", 4, 2.5, 128),
-    "nvfp4": Format("nvfp4", 4, 1, 16),
-    "mxfp4": Format("mxfp4", 4, 1, 32),
-}
-"""Of each of Headway's words, where no file says more: scales of outputs in 32 bits; groups of 128
-with a scale in 16 bits and a zero point in 4; blocks of 16 and 32 with a scale in 8 bits."""
+TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("formats.json").read_text("utf-8"))
+FORMATS = {name: Format(**row) for name, row in TABLE["formats"].items()}
+DEFAULTS = ("fp8", "int8", "int4", "nvfp4", "mxfp4")  # of Headway's words, where no file says more
 
 
 EXPERTS = ("experts",)  # what alone is in mxfp4
@@ -113,7 +100,8 @@ def _patterns(names: tuple[str, ...]) -> tuple[frozenset[str], "re.Pattern[str] 
 @cache
 def _spellings(name: str) -> tuple[str, ...]:
     """Return the names that checkpoints give to a module."""
-    return tuple(dict.fromkeys([name, *(re.sub(ours, to, name) for ours, to in SPELLINGS)]))
+    others = (re.sub(ours, to, name) for ours, to in TABLE["spellings"])
+    return tuple(dict.fromkeys([name, *others]))
 
 
 def _matches(names: tuple[str, ...], name: str) -> bool:
@@ -220,7 +208,7 @@ def _mxfp4(_: Mapping[str, Any]) -> Iterator[Rule]:
 def _bitsandbytes(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read bitsandbytes': 4 bits with a scale of 32 bits for 64, which vLLM keeps unpacked."""
     eight = config.get("load_in_8bit") and not config.get("load_in_4bit")
-    yield Rule((), FORMATS["int8"] if eight else Format("int4", 4, 4, 64))
+    yield Rule((), FORMATS["int8"] if eight else FORMATS["bitsandbytes"])
 
 
 def _modelopt(config: Mapping[str, Any]) -> Iterator[Rule]:
@@ -238,22 +226,12 @@ def _modelopt(config: Mapping[str, Any]) -> Iterator[Rule]:
         yield Rule((), _algorithm(config))
 
 
-ALGORITHMS = {
-    **dict.fromkeys(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", ""), FORMATS["fp8"]),
-    **dict.fromkeys(("FP8_PB_WO", "FP8_PB_REAL"), Format("fp8", 8, 4, 128, 128)),
-    **dict.fromkeys(("INT8_SQ", "W8A16", "INT8"), FORMATS["int8"]),
-    "NVFP4": FORMATS["nvfp4"],
-    **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ"), Format("int4", 4, 2, 128)),
-    "MXFP8": Format("fp8", 8, 1, 32),
-}
-"""Of ModelOpt, `quant_algo`."""
-
-
 def _algorithm(config: Mapping[str, Any]) -> Format:
     name, group = str(config.get("quant_algo") or ""), config.get("group_size")
-    found = ALGORITHMS.get("NVFP4" if "FP4" in name else name)
-    if found is None:
+    word = TABLE["modelopt"].get("NVFP4" if "FP4" in name else name)
+    if word is None:
         raise ValueError(f"quantization_config: quant_algo {name!r} is not known")
+    found = FORMATS[word]
     return found._replace(group=max(group, 0)) if group and found.bits == 4 else found
 
 
@@ -285,20 +263,17 @@ def _weights(weights: Mapping[str, Any]) -> Format:
     return _integers(bits, group, weights.get("symmetric") is False)
 
 
-QUARK = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int8": "int8", "int4": "int4", "uint4": "int4"}
-"""Of AMD Quark, the `dtype` of weights."""
-
-
 def _quark(config: Mapping[str, Any]) -> Iterator[Rule]:
     """Read Quark's: one format, and others for modules of some names."""
     named = [((name,), one) for name, one in (config.get("layer_quant_config") or {}).items()]
     for names, block in [*named, ((), config.get("global_quant_config") or {})]:
         dtype = str((block.get("weight") or {}).get("dtype", "null"))
-        if dtype not in QUARK:
+        if dtype not in TABLE["quark"]:
             raise ValueError(f"quantization_config: weights of Quark's {dtype!r} are not supported")
-        yield Rule(names, FORMATS[QUARK[dtype]])
+        yield Rule(names, FORMATS[TABLE["quark"][dtype]])
 
 
+# Readers of the rules of each `quant_method`, the one of most modules last.
 READERS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8"), _fp8),
     "compressed-tensors": _compressed,
@@ -308,4 +283,3 @@ READERS = {
     "bitsandbytes": _bitsandbytes,
     "quark": _quark,
 }
-"""Readers of the rules of each `quant_method`, the one of most modules last."""

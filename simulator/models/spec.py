@@ -15,7 +15,7 @@ from typing import NamedTuple
 from simulator.models.attention import LatentAttention, LinearAttention
 from simulator.models.dtypes import HALF, bytes_of
 from simulator.models.modules import ATTENTION, FULL, STATES, WINDOW, Module
-from simulator.models.quantization import FORMATS, Quantization, in_one_format
+from simulator.models.quantization import DEFAULTS, Quantization, in_one_format
 from simulator.models.vision import VisionEncoder
 
 REQUIRED = (
@@ -213,7 +213,7 @@ class ModelSpec:
         Raises ValueError, `model: what is not known`, where the checkpoint does not say them.
         """
         word = self.weight_dtype(dtype)
-        if word in FORMATS:
+        if word in DEFAULTS:
             own = self.checkpoint
             return own if own and own.word == word else in_one_format(word)
         if self.checkpoint and not self.checkpoint.rules:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from headway.cli.main import main
-from headway.deploy.deployment import PRODUCTS, deployment
+from headway.deploy.deployment import deployment
 from simulator import load_scenario
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import ONE_A_SECOND
@@ -134,7 +134,7 @@ def test_what_vllm_does_not_export_is_said(tmp_path: Path) -> None:
 def test_every_gpu_of_nvidia_has_the_name_of_its_nodes() -> None:
     from simulator.models.gpus import GPUS
 
-    assert PRODUCTS.keys() == {name for name in GPUS if not name.startswith("MI3")}
+    assert {name for name, gpu in GPUS.items() if not gpu.product} == {"MI300X", "MI325X", "MI355X"}
 
 
 def test_gpus_of_amd_are_asked_for_by_their_own_name(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_a_chip_is_the_one_with_nvlink(said: str, name: str) -> None:
 
 def test_an_ambiguous_gpu_is_not_guessed() -> None:
     """`A100` could be either; the message asks."""
-    what = "in the table; did you mean A100-40GB or A100-80GB or A100-80GB-PCIe"
+    what = "in the table; did you mean A100-40GB or A100-80GB or A100-40GB-PCIe"
     with pytest.raises(ValueError, match=rf"^gpu.name: no GPU 'A100' {what}\?$"):
         find_gpu("A100")
     with pytest.raises(ValueError, match="there are "):
@@ -65,7 +65,11 @@ DRIVERS = {
     "A6000": ["NVIDIA RTX A6000"],
     "A10G": ["NVIDIA A10G", "g5.xlarge"],
     "T4": ["Tesla T4", "GPU models and configuration: GPU 0: Tesla T4", "g4dn.xlarge"],
-    "V100-16GB": ["Tesla V100-SXM2-16GB"],
+    "V100-16GB": ["Tesla V100-SXM2-16GB", "p3.2xlarge"],
+    "V100-32GB": ["Tesla V100-SXM2-32GB"],
+    "V100-16GB-PCIe": ["Tesla V100-PCIE-16GB"],
+    "A100-40GB-PCIe": ["NVIDIA A100-PCIE-40GB"],
+    "A4000": ["NVIDIA RTX A4000"],
     "MI300X": ["AMD Instinct MI300X OAM", "AMD_Instinct_MI300X_OAM", "BM.GPU.MI300X.8"],
 }
 
@@ -80,11 +84,12 @@ def test_gpus_by_what_machines_call_them(name: str, said: list[str]) -> None:
     ("said", "why"),
     [
         ("Voodoo 2", "no GPU 'Voodoo 2'"),
-        ("Tesla V100-SXM2-32GB", "there are V100-16GB"),
-        ("NVIDIA GH200 144G HBM3e", "no GPU"),
-        ("NVIDIA H20-3e", "no GPU"),
-        ("NVIDIA GeForce RTX 3090 Ti", "no GPU"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "no GPU"),
+        ("Tesla V100-PCIE-32GB", "did you mean V100-16GB-PCIe or V100-32GB or V100-16GB"),
+        ("NVIDIA A100-SXM-64GB", "did you mean A100-40GB or A100-80GB"),
+        ("NVIDIA GH200 144G HBM3e", r"did you mean GH200\?"),
+        ("NVIDIA H20-3e", r"did you mean H20\?"),
+        ("NVIDIA GeForce RTX 3090 Ti", r"did you mean RTX-3090\?"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", r"did you mean RTX-4090\?"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "is MIG 1g.5gb, a part of a GPU"),
         ("GRID A100D-40C", "a part of a GPU"),
     ],
