@@ -49,6 +49,8 @@ METRICS = {
     "TTFT": "mean_ttft_ms",
     "TTFT P99": "p99_ttft_ms",
 }
+SHOWN = ("all", "run", "GPU", "source")
+"""The kinds of classes that the page shows; the CSV has all."""
 WORSE = 0.02  # of a class's error, or of the share that its intervals hold
 SMALL = 3e9  # parameters of a dense model, fewer than which make it a small one
 SURE = 1e-9  # what rounding leaves
@@ -189,26 +191,27 @@ def read_csv(text: str) -> list[Line]:
 
 
 def as_markdown(lines: Sequence[Line]) -> str:
-    """Write the table as the page shows it: a row a class, `median, 90 % (in intervals)`."""
-    rows = ["", f"| runs | {' | '.join(METRICS)} | left out |", f"|---|{'---|' * len(METRICS)}---|"]
+    """Write the table as the page shows it: a row a class, `median, 90 % (in intervals/runs)`."""
+    rows = ["", f"| runs | {' | '.join(METRICS)} |", f"|---|{'---|' * len(METRICS)}"]
     for at in range(0, len(lines), len(METRICS)):
         some = lines[at : at + len(METRICS)]
         kind, name = some[0].kind, some[0].name
-        title = name if kind == "all" else f"{kind}: {name}"
-        rows.append(f"| {title} | {' | '.join(map(_cell, some))} | {_left_out(some[0])} |")
+        title = (name if kind == "all" else f"{kind}: {name}") + _left_out(some[0])
+        if kind in SHOWN:
+            rows.append(f"| {title} | {' | '.join(map(_cell, some))} |")
     return "\n".join([*rows, "", ""])
 
 
 def _cell(line: Line) -> str:
     if line.median is None or line.p90 is None:
         return ""
-    held = f" ({line.inside} of {line.intervals})" if line.intervals else ""
-    return f"{line.runs}: {line.median:.1%}, {line.p90:.1%}{held}".replace("%", "")
+    inside = f"{line.inside}/" if line.intervals else ""
+    return f"{line.median:.1%}, {line.p90:.1%} ({inside}{line.runs})".replace("%", "")
 
 
 def _left_out(line: Line) -> str:
-    told = {"not predicted": line.not_predicted, "impossible": line.impossible}
-    return ", ".join(f"{count} {why}" for why, count in told.items() if count) or "none"
+    counts = {"not predicted": line.not_predicted, "impossible": line.impossible}
+    return "".join(f", {count} {why}" for why, count in counts.items() if count)
 
 
 def with_table(page: str, lines: Sequence[Line]) -> str:

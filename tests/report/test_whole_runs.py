@@ -31,7 +31,7 @@ def test_a_kind_of_run_has_the_errors_of_the_campaign(profile, prompt, row, blin
     (line,) = (line for line in page.splitlines() if line.startswith(row))
     for metric, cell in zip(("E2E", "TPOT", "TTFT", "TTFT P99"), line.split("|")[2:], strict=False):
         if runs := cell.strip():
-            count, _, errors = runs.partition(": ")
+            errors, _, count = runs.rstrip(")").rpartition("/")
             ninth = float(errors.split(", ")[1].split(" ")[0])
             assert any(f"{ninth + half:.0f} % ({metric} of {count})" in told for half in (0, 0.04))
     assert told.rpartition("tuned on ")[2].removesuffix(" % (medians)") in page.partition(blind)[2]
