@@ -4,10 +4,12 @@ Names, labels and buckets are those of vllm/v1/metrics/loggers.py. Each sample h
 file can be put into Prometheus: `promtool tsdb create-blocks-from openmetrics`.
 """
 
+import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,34 +21,27 @@ from simulator.results.token_times import token_times
 from simulator.util.errors import HeadwayError
 from simulator.util.files import write_atomic
 
-TTFT_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
-    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-ITL_BUCKETS = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
-    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-E2E_BUCKETS = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
-    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-ITERATION_TOKENS_BUCKETS = tuple(float(2**k) for k in (0, *range(3, 15)))
-SCALARS = (
-    ("num_requests_running", "gauge", "Number of requests in model execution batches."),
-    ("num_requests_waiting", "gauge", "Number of requests waiting to be processed."),
-    ("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage."),
-    ("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache."),
-    ("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache."),
-    ("num_preemptions_total", "counter", "Preemptions."),
-    ("prompt_tokens_total", "counter", "Prompt tokens computed, or found in the prefix cache."),
-    ("generation_tokens_total", "counter", "Tokens generated."),
-    ("request_success_total", "counter", "Requests finished."),
-)
-"""Name, type and description of what is one number, or a few."""
+
+class Family(NamedTuple):
+    """A metric of vLLM's, as a row of vllm_metrics.csv says it."""
+
+    name: str
+    kind: str
+    about: str
+    of: str  # run: a simulation has it, too; server: each server; else servers that are so
+    label: str  # a further label, and
+    values: str  # its values
+    buckets: str  # of a histogram; tokens: as many as `histogram_kinds` finds
+
+
+ROWS = Path(__file__).with_name("vllm_metrics.csv").read_text("utf-8").splitlines()
+FAMILIES = [Family(**row) for row in csv.DictReader(ROWS)]
+SCALARS = [one for one in FAMILIES if one.kind != "histogram"]
 FINISHED = {"stop": "stop", "length": "length", "abort": "unfinished"}
 """What vLLM calls a request's end, and how it is logged here."""
 
+Histogram = tuple[str, Sequence[float]]
+"""Its description and buckets."""
 INTERVAL = 15.0
 """Seconds between two samples: how often Prometheus scrapes in its examples."""
 MOST_SAMPLES = 100_000
@@ -54,22 +49,17 @@ DASHBOARD = Path(__file__).with_name("grafana.json")
 """A dashboard for Grafana over these names: import it there."""
 
 
-def histogram_kinds(longest: int) -> dict[str, tuple[str, Sequence[float]]]:
+def histogram_kinds(longest: int, of: Sequence[str] = ("run",)) -> dict[str, Histogram]:
     """Return description and buckets of the histograms, of requests of up to `longest` tokens."""
     steps = (m * 10**k for k in range(len(str(longest))) for m in (1, 2, 5))
     tokens = [float(value) for value in steps if value <= longest]
     return {
-        "time_to_first_token_seconds": ("Time to first token.", TTFT_BUCKETS),
-        "inter_token_latency_seconds": ("Time between two tokens.", ITL_BUCKETS),
-        "iteration_tokens_total": ("Tokens of each engine step.", ITERATION_TOKENS_BUCKETS),
-        "request_prompt_tokens": ("Prompt tokens of a request.", tokens),
-        "request_generation_tokens": ("Tokens generated.", tokens),
-        "request_time_per_output_token_seconds": ("Mean over a request.", ITL_BUCKETS),
-        "e2e_request_latency_seconds": ("Sent to last token.", E2E_BUCKETS),
-        "request_queue_time_seconds": ("Sent to first scheduled.", E2E_BUCKETS),
-        "request_inference_time_seconds": ("Scheduled to last token.", E2E_BUCKETS),
-        "request_prefill_time_seconds": ("Scheduled to first token.", E2E_BUCKETS),
-        "request_decode_time_seconds": ("First to last token.", E2E_BUCKETS),
+        one.name: (
+            one.about,
+            tokens if one.buckets == "tokens" else [*map(float, one.buckets.split())],
+        )
+        for one in FAMILIES
+        if one.kind == "histogram" and one.of in of
     }
 
 
@@ -106,7 +96,7 @@ def metrics_text(record: Record, interval: float = INTERVAL, start: float = 0.0)
     labels = [f'model_name="{model}",engine="{number}"' for number in range(len(engines))]
     scalars = [engine.scalars(samples, record.interrupted) for engine in engines]
     lines: list[str] = []
-    for name, kind, about in SCALARS:
+    for name, kind, about in (one[:3] for one in SCALARS if one.of == "run"):
         family = name.removesuffix("_total")
         lines += [f"# HELP vllm:{family} {about}", f"# TYPE vllm:{family} {kind}"]
         for label, found in zip(labels, scalars, strict=True):
@@ -185,7 +175,8 @@ class _Engine:
             for word, code in ((word, REASONS.index(name)) for word, name in FINISHED.items())
         }
         found = [*({"": value} for value in values), ended]
-        return {name: value for (name, *_), value in zip(SCALARS, found, strict=True)}
+        names = (one.name for one in SCALARS if one.of == "run")
+        return dict(zip(names, found, strict=True))
 
     def _gauges(self, samples: Floats, interrupted: bool) -> tuple[Floats, Floats, Floats]:
         """Return who runs and who waits at each sample, and the part of the KV cache in use."""

@@ -1,6 +1,7 @@
 """vLLM's /metrics of engines that run, counted as requests come and go."""
 
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from time import time
 
@@ -9,33 +10,9 @@ import numpy as np
 from headway.report.prometheus import SCALARS, histogram_kinds
 from headway.twin.live_engine import ABORT, LiveEngine, Stream
 from simulator.core.log import DRAFT
-from simulator.core.request import Step
+from simulator.core.request import Media, Request, Step, items_of
 from simulator.engine.core import EngineCore
 from simulator.schedulers.door import Door
-
-MORE_SCALARS = (
-    ("num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason."),
-    ("engine_sleep_state", "gauge", "Whether the engine sleeps: it never does."),
-    ("external_prefix_cache_queries_total", "counter", "Tokens asked of other instances: none."),
-    ("external_prefix_cache_hits_total", "counter", "Tokens found at other instances: none."),
-    ("mm_cache_queries_total", "counter", "Images and the like that were looked up: none."),
-    ("mm_cache_hits_total", "counter", "Images and the like that were found: none."),
-    ("prompt_tokens_by_source_total", "counter", "Prompt tokens by where they came from."),
-    ("prompt_tokens_cached_total", "counter", "Prompt tokens found in a prefix cache."),
-)
-"""What a live server of vLLM 0.33 tells beside SCALARS."""
-TIER_SCALARS = (
-    ("prompt_tokens_cached_by_source_total", "counter", "Cached tokens by the tier that had them."),
-)
-DRAFT_SCALARS = (
-    ("spec_decode_num_drafts_total", "counter", "Number of drafts."),
-    ("spec_decode_num_draft_tokens_total", "counter", "Number of draft tokens."),
-    ("spec_decode_num_accepted_tokens_total", "counter", "Number of accepted draft tokens."),
-)
-"""The same of an engine that decodes speculatively."""
-TIERS = ("device", "host", "p2p", "disk", "external_unspecified")
-PARAMS_N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
-PREEMPTIONS_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
 class Histogram:
@@ -65,20 +42,30 @@ class _Counts:
     """What has come of the requests of one engine core."""
 
     def __init__(self, longest: int) -> None:
-        self.queries = self.hits = self.preemptions = self.prompt_tokens = self.tokens = 0
-        self.drafts = self.draft_tokens = self.accepted = 0
+        self.values: Counter[tuple[str, str]] = Counter()  # by family, and value of its label
+        self.seen: set[Media] = set()  # images and clips of prompts
         self.drafted = -1.0  # s, when the last step with drafts began
-        self.ended = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
-        kinds = histogram_kinds(longest)
-        tokens = kinds["request_prompt_tokens"][1]
-        kinds |= {
-            "request_max_num_generation_tokens": ("Longest of its n answers.", tokens),
-            "request_params_n": ("The n of a request.", PARAMS_N_BUCKETS),
-            "request_params_max_tokens": ("The max_tokens of a request.", tokens),
-            "request_num_preemptions": ("Preemptions of a request.", PREEMPTIONS_BUCKETS),
-            "request_prefill_kv_computed_tokens": ("Prompt tokens not cached.", tokens),
-        }
+        kinds = histogram_kinds(longest, ("run", "server"))
         self.histograms = {name: Histogram(name, *kind) for name, kind in kinds.items()}
+
+    def add(self, name: str, count: int, value: str = "") -> None:
+        """Count something of a family."""
+        self.values[f"{name}_total", value] += count
+
+    def begin(self, request: Request, looked_up: bool) -> None:
+        """Count a prompt whose first token has come; `looked_up`: in a prefix cache."""
+        tokens, hits = request.prompt_tokens, request.cached
+        self.add("prompt_tokens", tokens)
+        self.add("prefix_cache_queries", tokens * looked_up)
+        for name in ("prefix_cache_hits", "prompt_tokens_cached"):
+            self.add(name, hits)
+        self.add("prompt_tokens_cached_by_source", hits, "device")
+        self.add("prompt_tokens_by_source", tokens - hits, "local_compute")
+        self.add("prompt_tokens_by_source", hits, "local_cache_hit")
+        for item in items_of(request.segments):
+            self.add("mm_cache_queries", 1)
+            self.add("mm_cache_hits", item.media in self.seen)
+            self.seen.add(item.media)
 
 
 class LiveMetrics:
@@ -100,31 +87,28 @@ class LiveMetrics:
             last = np.frombuffer(bytes(core.log.draft_rows[-DRAFT.itemsize :]), DRAFT)
             if last.size and last["start"][0] != counts.drafted:  # else all of them had ended
                 counts.drafted = float(last["start"][0])
-                counts.drafts += int(last["decodes"][0])
-                counts.draft_tokens += int(last["drafts"][0])
+                counts.add("spec_decode_num_drafts", int(last["decodes"][0]))
+                counts.add("spec_decode_num_draft_tokens", int(last["drafts"][0]))
 
     def _gaps(self, core: EngineCore, gaps: dict[float, int], now: float) -> None:
         counts = self.counts[core]
         for last, times in gaps.items():
-            counts.tokens += times
+            counts.add("generation_tokens", times)
             counts.histograms["inter_token_latency_seconds"].observe(now - last, times)
 
     def _tokens(self, stream: Stream, new: int, now: float) -> None:
         assert stream.core is not None
         counts, request = self.counts[stream.core], stream.request
-        counts.tokens += new
+        counts.add("generation_tokens", new)
         found = counts.histograms
         if stream.last < 0:
-            counts.prompt_tokens += request.prompt_tokens
-            if self.engine.scenario.engine.enable_prefix_caching:  # else vLLM looks nothing up
-                counts.queries += request.prompt_tokens
-            counts.hits += request.cached
+            counts.begin(request, self.engine.scenario.engine.enable_prefix_caching)
             found["time_to_first_token_seconds"].observe(now - stream.sent_at)
             new -= 1
         else:
             found["inter_token_latency_seconds"].observe(now - stream.last)
             new -= 1
-            counts.accepted += new
+            counts.add("spec_decode_num_accepted_tokens", new)
         if new:  # of one step: at once
             found["inter_token_latency_seconds"].observe(0.0, new)
 
@@ -132,9 +116,8 @@ class LiveMetrics:
         if stream.core is None:
             return
         counts, request = self.counts[stream.core], stream.request
-        counts.preemptions += request.preemptions
-        if reason in counts.ended:
-            counts.ended[reason] += 1
+        counts.add("num_preemptions", request.preemptions)
+        counts.add("request_success", 1, reason)
         if reason == ABORT or request.finish < 0:
             return
         first, decode = request.first_token, request.finish - request.first_token
@@ -162,18 +145,19 @@ class LiveMetrics:
             for number, core in enumerate(self.engine.cores)
         }
         config, late = self.engine.scenario.engine, self.engine.clock.lateness()
-        more = MORE_SCALARS + DRAFT_SCALARS * (config.speculative_config is not None)
-        if config.kv_offloading_size is None:  # else which tier had cached tokens is not known
-            more += TIER_SCALARS
-        values = {core: self._scalars(core) | self._more_scalars(core) for core in labels}
+        told = ["run", "server"] + ["drafts"] * (config.speculative_config is not None)
+        told += ["one tier"] * (config.kv_offloading_size is None)  # else which had them is unknown
+        values = {core: self._values(core) for core in labels}
         lines: list[str] = []
-        for name, kind, about in SCALARS + more:
+        for one in SCALARS:
+            if one.of not in told:
+                continue
             rows = {
-                label + more: value
+                label + (f',{one.label}="{value}"' if value else ""): values[core][one.name, value]
                 for core, label in labels.items()
-                for more, value in values[core][name].items()
+                for value in one.values.split() or [""]
             }
-            lines += _family(f"vllm:{name}", kind, about, rows)
+            lines += _family(f"vllm:{one.name}", one.kind, one.about, rows)
         for name, first in next(iter(self.counts.values())).histograms.items():
             lines += _family(f"vllm:{name}", "histogram", first.about, {})
             for core, label in labels.items():
@@ -206,53 +190,19 @@ class LiveMetrics:
         }
         return ",".join(f'{name}="{value}"' for name, value in labels.items())
 
-    def _scalars(self, core: EngineCore) -> dict[str, dict[str, float]]:
-        counts, gauges = self.counts[core], self.engine.gauges[core]
+    def _values(self, core: EngineCore) -> Mapping[tuple[str, str], float]:
+        """Return what is counted, and the gauges, as of now."""
+        gauges = self.engine.gauges[core]
+        values = defaultdict[tuple[str, str], float](float, self.counts[core].values)
         live = self.engine.streams.values()
         preempted = sum(one.request.preemptions for one in live if one.core is core)
-        values = (
-            *(gauges.running, gauges.waiting, gauges.kv_usage),
-            *(counts.queries, counts.hits, counts.preemptions + preempted),
-            *(counts.prompt_tokens, counts.tokens),
-        )
-        found: list[dict[str, float]] = [{"": float(value)} for value in values]
-        ends = {f',finished_reason="{word}"': float(n) for word, n in counts.ended.items()}
-        names = [name for name, *_ in SCALARS]
-        return dict(zip(names, [*found, ends], strict=True))
-
-    def _more_scalars(self, core: EngineCore) -> dict[str, dict[str, float]]:
-        """Return the values of what is told beside SCALARS, by name and further labels."""
-        counts, waiting = self.counts[core], self.engine.gauges[core].waiting
-        labelled = {
-            "num_requests_waiting_by_reason": ("reason", {"capacity": waiting, "deferred": 0}),
-            "engine_sleep_state": (
-                "sleep_state",
-                {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
-            ),
-            "prompt_tokens_by_source_total": (
-                "source",
-                {
-                    "local_compute": counts.prompt_tokens - counts.hits,
-                    "local_cache_hit": counts.hits,
-                    "external_kv_transfer": 0,
-                },
-            ),
-            "prompt_tokens_cached_by_source_total": (
-                "source",
-                dict.fromkeys(TIERS, 0) | {"device": counts.hits},
-            ),
-        }
-        plain = {
-            "prompt_tokens_cached_total": counts.hits,
-            "spec_decode_num_drafts_total": counts.drafts,
-            "spec_decode_num_draft_tokens_total": counts.draft_tokens,
-            "spec_decode_num_accepted_tokens_total": counts.accepted,
-        }
-        found = {name: {"": 0.0} for name, *_ in MORE_SCALARS}
-        found |= {name: {"": float(value)} for name, value in plain.items()}
-        for name, (label, values) in labelled.items():
-            found[name] = {f',{label}="{key}"': float(n) for key, n in values.items()}
-        return found
+        values["num_preemptions_total", ""] += preempted
+        values["num_requests_running", ""] = gauges.running
+        values["num_requests_waiting", ""] = gauges.waiting
+        values["num_requests_waiting_by_reason", "capacity"] = gauges.waiting
+        values["kv_cache_usage_perc", ""] = gauges.kv_usage
+        values["engine_sleep_state", "awake"] = 1
+        return values
 
 
 def _family(name: str, kind: str, about: str, rows: Mapping[str, float]) -> list[str]:

@@ -1,6 +1,7 @@
 """Images and clips in prompts: counted by the scenario's law, in their places, up to limits."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def test_an_image_comes_again_from_the_caches() -> None:
         names = [segments[0][0] for segments in server.result().workload.segments or () if segments]
         assert all(isinstance(name, Media) for name in names)
         assert names[0] == names[2] != names[1]
+        text = await (await client.get("/metrics")).text()
+        assert re.findall(r"vllm:mm_cache_(.*)_total\{.* (.*)", text) == [
+            ("queries", "3.0"),
+            ("hits", "1.0"),
+        ]
 
     served_by(play, ENGINE, LAW, "engine.enable_prefix_caching=true")
 
