@@ -1,5 +1,6 @@
 """Anthropic's Messages, and the smaller addresses of a vLLM server."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import ClientSession
 
-from headway.twin.api.bodies import ChatBody
+from headway.twin.api.bodies import REFUSALS, ChatBody
 from headway.twin.api.messages import KEPT
 from headway.twin.api.openai import NOT_SIMULATED, USUAL
 from headway.twin.api.openapi import openapi
@@ -208,6 +209,21 @@ def test_what_vllm_refuses_is_refused_in_its_words() -> None:
             assert (response.status, (await response.json())["error"]["message"]) == (400, told)
 
     served_by(play)
+
+
+def test_each_refusal_is_one_of_the_table() -> None:
+    """And each of the table is made somewhere."""
+    made = set()
+    for path in (Path(ROOT) / "headway/twin").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(call, ast.Call) or not call.args:
+                continue
+            name, first = ast.unparse(call.func), call.args[0]
+            if name == "BadRequestError.of" and isinstance(first, ast.Constant):
+                made.add(first.value)
+            elif name == "refuse" and isinstance(first, ast.Dict):
+                made |= {one.value for one in first.keys if isinstance(one, ast.Constant)}
+    assert made == REFUSALS.keys()
 
 
 def test_a_missing_package_is_named_with_both_ways_to_install_it() -> None:

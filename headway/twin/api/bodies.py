@@ -7,7 +7,8 @@ here, in its order and with its types, so the errors are word for word its own (
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -21,26 +22,48 @@ BRANCHES = {"str", "int", "list", "dict", "none", "float", "bool"}
 """Parts of a place that name a type, not a key."""
 
 
-class BadRequestError(Exception):
-    """What the client has asked for cannot be.
+REFUSALS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("refusals.json").read_text("utf-8")
+)
 
-    `parameter` and `value` are told in vLLM's words, `param` is the key that the answer names.
-    """
+
+class BadRequestError(Exception):
+    """What the client has asked for cannot be; `param` is the key that the answer names."""
 
     def __init__(
-        self,
-        why: str,
-        status: int = 400,
-        kind: str = "BadRequestError",
-        param: str | None = None,
-        *,
-        parameter: str | None = None,
-        value: object = None,
+        self, why: str, status: int = 400, kind: str = "BadRequestError", param: str | None = None
     ) -> None:
-        more = [] if parameter is None else [f"parameter={parameter}"]
-        more += [] if value is None else [f"value={value}"]
-        super().__init__(f"{why} ({', '.join(more)})" if more else why)
-        self.status, self.kind, self.param = status, kind, parameter or param
+        super().__init__(why)
+        self.status, self.kind, self.param = status, kind, param
+
+    @classmethod
+    def of(cls, name: str, /, **given: Any) -> Self:
+        """Return a refusal of refusals.json, with what is `given` in its words.
+
+        As in vLLM's words a `parameter` of it, and a `value` that is given, are told behind them.
+        """
+        row: dict[str, Any] = {
+            key: text.format(**given) if isinstance(text, str) else text
+            for key, text in REFUSALS[name].items()
+        }
+        if parameter := row.pop("parameter", None):
+            row["param"] = parameter
+            value = f", value={given['value']}" if "value" in given else ""
+            row["why"] += f" (parameter={parameter}{value})"
+        return cls(**row)
+
+
+def refuse(wrong: Mapping[str, object]) -> None:
+    """Raise BadRequestError for the first of these refusals whose condition is true."""
+    for name, is_so in wrong.items():
+        if is_so:
+            raise BadRequestError.of(name)
+
+
+class Open(BaseModel):
+    """What keeps keys that it does not know."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class JsonSchema(BaseModel):
@@ -57,10 +80,8 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Open):
     """vLLM's own words for it; `regex` and others are kept, and not understood."""
-
-    model_config = ConfigDict(extra="allow")
 
     json_schema: str | dict[str, Any] | None = Field(None, alias="json")
     choice: list[str] | None = None
@@ -74,10 +95,8 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = False
 
 
-class Sampling(BaseModel):
+class Sampling(Open):
     """What all bodies that ask for an answer have in common; other keys are kept."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     frequency_penalty: float | None = None
@@ -126,20 +145,16 @@ class CompletionBody(Body):
     logprobs: int | None = None
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(Open):
     """A function that the model may call."""
-
-    model_config = ConfigDict(extra="allow")
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(BaseModel):
+class Tool(Open):
     """A tool that the model may use."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["function"] = "function"
     function: FunctionDefinition
@@ -155,26 +170,20 @@ def _from_json(arguments: object) -> object:
         raise ValueError("nested too deeply") from None
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Open):
     """The function of a past call."""
-
-    model_config = ConfigDict(extra="allow")
 
     arguments: Annotated[dict[str, Any], BeforeValidator(_from_json)] = {}
 
 
-class ToolCall(BaseModel):
+class ToolCall(Open):
     """A past call."""
-
-    model_config = ConfigDict(extra="allow")
 
     function: CalledFunction
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Open):
     """What one side has said."""
-
-    model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | list[str | dict[str, Any]] | None = None
@@ -195,10 +204,8 @@ class ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(Open):
     """Of a prompt or a chat whose tokens are told."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     prompt: str | None = None
@@ -227,7 +234,7 @@ def parse_json(data: bytes) -> object:
         }
         raise _refusal([found]) from None
     except (ValueError, RecursionError):
-        raise BadRequestError("There was an error parsing the body") from None
+        raise BadRequestError.of("no body") from None
 
 
 def read_types(body: object, kind: type[BaseModel]) -> Any:
@@ -245,9 +252,7 @@ def _refusal(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
     lines = [f"{len(errors)} validation {label}:"]
     for one in errors[:MOST_ERRORS]:
         told = {**one, "loc": _place(one["loc"]), "input": _shown(one["input"])}
-        text = str(
-            {key: told[key] for key in ("type", "loc", "msg", "input", "ctx") if key in told}
-        )
+        text = str({key: told[key] for key in KEYS if key in told})
         lines.append(f"  {text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + '...[truncated]'}")
     if len(errors) > MOST_ERRORS:
         lines.append(f"  ...and {len(errors) - MOST_ERRORS} more {label}")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from typing import Any
 
-from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage
+from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, refuse
 from headway.twin.api.chat_template import to_json
 from headway.twin.api.prompts import MediaLaws, Prompt
 from headway.twin.api.tokenizers import TokenCounter
@@ -39,18 +39,14 @@ def chat_prompt(
     Images and clips count by `laws`; None: nothing. Raises BadRequestError for a chat without a
     message or a token, and for more images or clips than the laws allow.
     """
-    if not chat.messages:
-        raise BadRequestError(
-            "Cannot apply chat template to an empty conversation. Provide at least one message."
-        )
+    refuse({"empty chat": not chat.messages})
     parts = [
         one for said in chat.messages if isinstance(said.content, list) for one in said.content
     ]
     kinds = Counter(kind for part in parts if (kind := _kind(part)) not in TEXT_PARTS)
     for kind in kinds.keys() - MEDIA_PARTS:
         supported = ", ".join(sorted(TEXT_PARTS.keys() | MEDIA_PARTS.keys() - {"file"}))
-        why = f"Unsupported chat content part type: {kind!r}. Supported types: {supported}."
-        raise BadRequestError(why, parameter="type", value=kind)
+        raise BadRequestError.of("part", value=kind, known=supported)
     if laws is not None:
         laws.check(Counter(MEDIA_PARTS[kind] for kind in kinds.elements()))
     found: Found = []
@@ -67,8 +63,7 @@ def chat_prompt(
             media, size = found[int(piece)]
             items.append(Item(media, len(tokens), len(tokens) + size))
             tokens += [0] * size
-    if not tokens:
-        raise BadRequestError("The decoder prompt cannot be empty")
+    refuse({"empty prompt": not tokens})
     ignored = [kind for kind in kinds if laws is None or MEDIA_PARTS[kind] == "file"]
     return Prompt(tokens, items=items), ignored
 

@@ -68,7 +68,7 @@ class ChatTemplate:
         try:
             return self._template.render(given)
         except Exception as error:  # whatever it was: a template is a program
-            raise BadRequestError(f"chat template: {error}", param="messages") from None
+            raise BadRequestError.of("template", error=error) from None
 
 
 def to_json(value: object, indent: int | None = None, **_: object) -> str:

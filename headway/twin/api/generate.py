@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from headway.twin.api import bodies
 from headway.twin.api.answers import Answer, ChatAnswer, Choice
-from headway.twin.api.bodies import BadRequestError, ChatBody, CompletionBody, read_types
+from headway.twin.api.bodies import BadRequestError, ChatBody, CompletionBody, read_types, refuse
 from headway.twin.api.messages import CountTokensBody, MessageAnswer, MessagesBody
 from headway.twin.api.openai import (
     MOST_TOKENS,
@@ -36,10 +36,7 @@ MOST_REQUESTS = 10_000  # at once
 MOST_ANSWERS = 128  # to one request
 READ_SECONDS = 60.0  # that a body may take
 ANSWERED = ("stop", "length")
-UNAVAILABLE = "ServiceUnavailableError"
-REFUSED = "The request does not fit into the engine's KV cache, or was refused by the cluster."
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-JSON_ONLY = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
 ANSWERS: dict[str, tuple[type[BaseModel], type[Answer]]] = {
     "/v1/completions": (CompletionBody, Answer),
     "/v1/chat/completions": (ChatBody, ChatAnswer),
@@ -72,10 +69,9 @@ class ApiServer:
     def _turn_away(self) -> None:
         """Raise BadRequestError for a request whatever it asks for, if there is a reason to."""
         if self.open >= MOST_REQUESTS:
-            raise BadRequestError(f"more than {MOST_REQUESTS:,} requests at once", 503, UNAVAILABLE)
+            raise BadRequestError.of("full", most=MOST_REQUESTS)
         self.engine.clock.advance()
-        if not self.engine.is_open():
-            raise BadRequestError("no replica is up", 503, UNAVAILABLE)
+        refuse({"down": not self.engine.is_open()})
         self._check_room()
         if (failure := self.failures.draw()) is not None:
             message, kind, status = failure
@@ -85,19 +81,18 @@ class ApiServer:
         """Refuse a request beyond the limits of the queue, as `AsyncLLM.check_admission`."""
         door = self.engine.cores[0].door
         if door is not None and (why := door.refuses(self.engine.clock.now)):
-            raise BadRequestError(f"{why} is reached", 503, UNAVAILABLE)
+            raise BadRequestError.of("queue", limit=why)
 
     async def body(self, request: web.Request, kind: type[BaseModel]) -> Any:
         """Read the body of a request, a message as a chat; raise BadRequestError for another."""
-        if request.content_type != "application/json":
-            raise BadRequestError(JSON_ONLY, kind="Bad Request")
+        refuse({"no JSON type": request.content_type != "application/json"})
         try:
             async with asyncio.timeout(READ_SECONDS):
                 data = await request.read()
         except TimeoutError:
-            raise BadRequestError("the body did not come in time", 408) from None
+            raise BadRequestError.of("slow body") from None
         except web.HTTPRequestEntityTooLarge:
-            raise BadRequestError(f"the body has more than {MOST_BYTES:,} bytes", 413) from None
+            raise BadRequestError.of("long body", most=MOST_BYTES) from None
         body = read_types(bodies.parse_json(data), kind)
         if isinstance(body, ResponsesBody):
             return read_types(body.chat(self.responses.before(body)), ResponseChat)
@@ -149,7 +144,7 @@ class ApiServer:
             wanted.length = length
         serial, count = self._serial, len(wanted.prompts) * (wanted.asked.n or 1)
         if count > MOST_ANSWERS:
-            raise BadRequestError(f"more than {MOST_ANSWERS} answers to one request")
+            raise BadRequestError.of("answers", most=MOST_ANSWERS)
         choices = [self._choice(wanted, index) for index in range(count)]
         answer = answers(wanted, self.reader.model, serial, choices)
         answer.fingerprint = {"system_fingerprint": self.fingerprint}
@@ -229,8 +224,7 @@ class ApiServer:
             raise
         if LOST in reasons and request.transport is not None:
             request.transport.abort()  # as the connections of a server that is killed
-        if not {*reasons} <= {*ANSWERED}:
-            raise BadRequestError(REFUSED)
+        refuse({"engine": not {*reasons} <= {*ANSWERED}})
 
     async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         early = [answer.start()]  # what came before the head of the answer was out
@@ -283,8 +277,7 @@ class ApiServer:
     async def cancel_response(self, request: web.Request) -> web.Response:
         """Refuse to cancel a response: there is none in the background."""
         self.responses.get(request.match_info["id"])
-        why = "Cannot cancel a synchronous response."
-        raise BadRequestError(why, kind="invalid_request_error", param="response_id")
+        raise BadRequestError.of("cancel")
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Tell the tokens of a prompt or a chat."""
@@ -306,7 +299,7 @@ class ApiServer:
         """Tell the text of tokens."""
         body = await self.body(request, bodies.DetokenizeBody)
         if (text := self.reader.counter.decode(body.tokens)) is None:
-            raise BadRequestError("detokenize: needs --tokenizer", 501, "NotImplementedError")
+            raise BadRequestError.of("tokenizer", key="detokenize: needs")
         return web.json_response({"prompt": text})
 
     async def count_tokens(self, request: web.Request) -> web.Response:

@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from headway.twin.api.answers import ChatAnswer, Choice, event
+from headway.twin.api.bodies import Open
 from headway.twin.api.openai import compact
 
 ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -18,10 +19,8 @@ KEPT += "ignore_eos min_tokens priority seed thinking kv_transfer_params ec_tran
 """Keys that are a chat's, too; vLLM has those from `request_id` to `seed` elsewhere only."""
 
 
-class Block(BaseModel):
+class Block(Open):
     """A part of a message."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str
     text: str | None = None
@@ -60,10 +59,8 @@ class MessageToolChoice(BaseModel):
     name: str | None = None
 
 
-class CountTokensBody(BaseModel):
+class CountTokensBody(Open):
     """Of a chat whose tokens are counted."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: Annotated[str, Field(min_length=1)]
     messages: list[Message]

@@ -1,11 +1,12 @@
 """OpenAI's words for requests, as vLLM's server has them (0.33)."""
 
+import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
+from pathlib import Path
 from typing import Any
 
 from headway.twin.api.bodies import (
@@ -15,6 +16,7 @@ from headway.twin.api.bodies import (
     CompletionBody,
     StreamOptions,
     Tool,
+    refuse,
 )
 from headway.twin.api.chat_prompt import chat_prompt
 from headway.twin.api.prompts import MediaLaws, Prompt
@@ -27,8 +29,9 @@ DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the
 MOST_TOKENS = 2**31 - 1
 LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
-TINY, MOST = 5e-324, 1.7976931348623157e308  # the least positive and the largest float
-FINITE, POSITIVE = "a finite number", "greater than zero"
+TABLE = Path(__file__).with_name("ranges.csv").read_text("utf-8").splitlines()
+RANGES = [*csv.DictReader(TABLE)]
+"""What vLLM says of a sampling parameter beyond its range, or at 0 and below it."""
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 NOT_SIMULATED = (
     *("stop_token_ids", "prompt_logprobs", "use_beam_search", "truncate_prompt_tokens"),
@@ -95,8 +98,7 @@ class Reader:
     def read(self, asked: Body) -> Wanted:
         """Say what a body asks for; raise BadRequestError where it cannot be."""
         if asked.model not in (None, "", self.model):
-            why = f"The model `{asked.model}` does not exist. Valid aliases: {self.model}."
-            raise BadRequestError(why, 404, "NotFoundError", "model")
+            raise BadRequestError.of("model", model=asked.model, known=self.model)
         limit = self._limit(asked)
         _check_options(asked)
         media: list[str] = []  # kinds of parts that count nothing
@@ -123,7 +125,7 @@ class Reader:
         if prompt.text is not None:
             return prompt._replace(echo=counter.pieces(prompt.text))
         if counter.decode(prompt.tokens) is None:
-            raise BadRequestError("echo: tokens need --tokenizer", 501, "NotImplementedError")
+            raise BadRequestError.of("tokenizer", key="echo: tokens need")
         return prompt._replace(echo=[counter.decode([token]) or "" for token in prompt.tokens])
 
     def _limit(self, asked: Body) -> int | None:
@@ -136,18 +138,14 @@ class Reader:
         elif limit is None:
             limit = DEFAULT_MAX_TOKENS
         if (limit or 0) > self.max_model_len:
-            why = f"{key}={limit} cannot be greater than max_model_len={self.max_model_len}. "
-            why += "Please request fewer output tokens."
-            raise BadRequestError(why, parameter=key, value=limit)
+            most = self.max_model_len
+            raise BadRequestError.of("max_tokens", key=key, value=limit, most=most)
         return limit
 
     def _room(self, tokens: int) -> int:
         """Return the tokens of an answer that a prompt of so many leaves room for."""
         if tokens > self.max_model_len:
-            why = f"This model's maximum context length is {self.max_model_len} tokens. However, "
-            why += f"your prompt contains {tokens} input tokens, which exceeds this limit even "
-            why += "without any output tokens. Please reduce the length of the input prompt."
-            raise BadRequestError(why, parameter="input_tokens", value=tokens)
+            raise BadRequestError.of("context", most=self.max_model_len, value=tokens)
         return self.max_model_len - tokens
 
 
@@ -207,34 +205,22 @@ def _by_schema(schema: object, key: str, **more: Any) -> tuple[FixedText | None,
 
 def _check_options(asked: Body) -> None:
     """Refuse options that contradict each other."""
-    if asked.cache_salt == "":
-        why = "Parameter 'cache_salt' must be a non-empty string if provided."
-        raise BadRequestError(why, parameter="cache_salt")
-    if asked.stream_options is not None and not asked.stream:
-        why = "Stream options can only be defined when `stream=True`."
-        raise BadRequestError(why, parameter="stream_options")
-    if isinstance(asked, CompletionBody) and asked.suffix is not None:
-        why = "suffix is only supported for models with FIM completion rendering"
-        raise BadRequestError(why, param="suffix")
-    form = asked.response_format
-    if form is not None and form.type == "json_schema" and form.json_schema is None:
-        why = "When response_format type is 'json_schema', the 'json_schema' field must be "
-        raise BadRequestError(why + "provided.", parameter="response_format")
-    if isinstance(asked, ChatBody) and asked.top_logprobs and not asked.logprobs:
-        why = "when using `top_logprobs`, `logprobs` must be set to true."
-        raise BadRequestError(why, parameter="top_logprobs")
-    if "" in asked.stops:
-        raise BadRequestError("stop cannot contain an empty string.")
-    choice = asked.tool_choice if isinstance(asked, ChatBody) else None
-    if choice in (None, "none") or not isinstance(asked, ChatBody):
-        return
-    if asked.tools is None:
-        why = "When using `tool_choice`, `tools` must be set."
-        raise BadRequestError(why, parameter="tool_choice")
-    names = [tool.function.name for tool in asked.tools]
-    if isinstance(choice, Tool) and choice.function.name not in names:
-        why = "The tool specified in `tool_choice` does not match any of the specified `tools`"
-        raise BadRequestError(why, parameter="tool_choice")
+    form, chat = asked.response_format, asked if isinstance(asked, ChatBody) else None
+    refuse(
+        {
+            "cache_salt": asked.cache_salt == "",
+            "stream_options": asked.stream_options is not None and not asked.stream,
+            "suffix": isinstance(asked, CompletionBody) and asked.suffix is not None,
+            "json_schema": form and form.type == "json_schema" and form.json_schema is None,
+            "top_logprobs": chat and chat.top_logprobs and not chat.logprobs,
+            "stop": "" in asked.stops,
+        }
+    )
+    choice = None if chat is None else chat.tool_choice
+    if chat is not None and choice not in (None, "none"):
+        names = [tool.function.name for tool in chat.tools or ()]
+        unknown = isinstance(choice, Tool) and choice.function.name not in names
+        refuse({"tools": chat.tools is None, "tool_choice": unknown})
 
 
 def output_tokens(more: Mapping[str, Any], key: str) -> int | None:
@@ -244,74 +230,51 @@ def output_tokens(more: Mapping[str, Any], key: str) -> int | None:
         return None
     if re.fullmatch("[0-9]{1,10}", str(value)) and 0 < int(str(value)) <= MOST_TOKENS:
         return int(str(value))
-    raise BadRequestError(f"{key}: {str(value)[:40]!r} is no number of tokens", param=key)
+    raise BadRequestError.of("output tokens", key=key, got=str(value)[:40])
 
 
 def client_name(name: object, key: str = "user") -> str:
     """Return who asks, by a name that a trace can hold, too, from `key`; raise BadRequestError."""
     if not isinstance(name, str) or len(name) > LONGEST_NAME or name_problem(name):
-        why = f"{key}: not a name of at most {LONGEST_NAME} characters"
-        raise BadRequestError(why, param=key)
+        raise BadRequestError.of("client", key=key, most=LONGEST_NAME)
     return name
 
 
 def _check_sampling(asked: Body, limit: int) -> None:
     """Refuse what vLLM's SamplingParams refuse (`_verify_args`), of which most is not simulated."""
-    n, least, penalty = asked.n, asked.min_tokens, asked.repetition_penalty
-    greedy, cold = asked.temperature == 0, (asked.temperature or 0) < 0
-    endless = penalty is not None and not penalty < inf
-    # The key, its value, the least and the most that it may be, in words, and whether it is named.
-    rules: list[tuple[str, float | None, float, float, str, bool]] = [
-        ("n", n, 1, inf, "at least 1", False),
-        ("n", n, 1, 1 if greedy else inf, "1 when using greedy sampling", False),
-        ("presence_penalty", asked.presence_penalty, -2, 2, "in [-2, 2]", False),
-        ("frequency_penalty", asked.frequency_penalty, -2, 2, "in [-2, 2]", False),
-        ("repetition_penalty", penalty, TINY, MOST, FINITE if endless else POSITIVE, False),
-        ("temperature", asked.temperature, 0, 2, "non-negative" if cold else "in [0, 2]", True),
-        ("top_p", asked.top_p, TINY, 1, "in (0, 1]", True),
-        ("top_k", asked.top_k, -1, inf, "0 (disable), or at least 1", False),
-        ("min_p", asked.min_p, 0, 1, "in [0, 1]", False),
-        ("max_tokens", limit, 1, inf, "at least 1", True),
-        ("min_tokens", least, 0, inf, "greater than or equal to 0", False),
-        ("min_tokens", least, 0, limit, f"less than or equal to max_tokens={limit}", False),
-        ("stream_interval", asked.stream_interval, 1, inf, "at least 1", True),
-    ]
-    for key, value, low, high, words, named in rules:
-        if value is not None and not low <= value <= high:
-            why = f"{key} must be {words}, got {value}."
-            raise BadRequestError(why, **{"parameter": key, "value": value} if named else {})  # type: ignore[arg-type]
-    told = asked.top_logprobs if isinstance(asked, ChatBody) else _logprobs(asked)
-    for name, count in (("logprobs", told), ("prompt_logprobs", asked.prompt_logprobs)):
-        _check_logprobs(name, count)
-
-
-def _check_logprobs(name: str, count: int | None) -> None:
-    """Refuse more of them than vLLM gives; -1 is all."""
-    if count is None or count == -1 or 0 <= count <= MOST_LOGPROBS:
-        return
-    kind = "sample" if name == "logprobs" else "prompt"
-    why = (
-        f"Requested {kind} logprobs of {count}, which is greater than max allowed: {MOST_LOGPROBS}"
-    )
-    if count < 0:
-        why = f"{name} must be non-negative or -1, got {count}."
-    raise BadRequestError(why, parameter=name, value=count)
+    given: dict[str, Any] = {**asked.__dict__, "max_tokens": limit}
+    for row in RANGES:
+        key, value = row["key"], given[row["key"]]
+        if value is not None and not float(row["least"]) <= value <= float(row["most"]):
+            words = row["below"] if row["below"] and value <= 0 else row["words"]
+            if row["named"]:
+                raise BadRequestError.of("range, named", key=key, words=words, value=value)
+            raise BadRequestError.of("range", key=key, words=words, got=value)
+    n, least = asked.n or 1, asked.min_tokens
+    if n > 1 and asked.temperature == 0:
+        raise BadRequestError.of("n of greedy sampling", n=n)
+    if least > limit:
+        raise BadRequestError.of("min_tokens", least=least, most=limit)
+    top = asked.top_logprobs if isinstance(asked, ChatBody) else _logprobs(asked)
+    for key, count in (("logprobs", top), ("prompt_logprobs", asked.prompt_logprobs)):
+        more = {"key": key, "value": count, "most": MOST_LOGPROBS}
+        if count is not None and count < -1:
+            raise BadRequestError.of("logprobs", **more)
+        if count is not None and count > MOST_LOGPROBS:
+            kind = "sample" if key == "logprobs" else "prompt"
+            raise BadRequestError.of("many logprobs", kind=kind, **more)
 
 
 def _prompts(prompt: Any, counter: TokenCounter, vocab_size: int) -> list[Prompt]:
-    if prompt is None or prompt == "":
-        why = "Either prompt or prompt_embeds must be provided and non-empty."
-        raise BadRequestError(why, parameter="prompt")
-    if prompt == []:
-        raise BadRequestError("You must pass at least one prompt")
+    refuse({"prompt": prompt is None or prompt == "", "prompts": prompt == []})
     if isinstance(prompt, str):
-        if not (tokens := counter.encode(prompt)):
-            raise BadRequestError("prompt: no tokens", param="prompt")
+        tokens = counter.encode(prompt)
+        refuse({"no tokens": not tokens})
         return [Prompt(tokens, prompt)]
     if not isinstance(prompt[0], int):
         return [one for part in prompt for one in _prompts(part, counter, vocab_size)]
     if (most := max(prompt)) >= vocab_size:
-        raise BadRequestError(f"Token id {str(most)[:40]} is out of vocabulary")
+        raise BadRequestError.of("vocabulary", token=str(most)[:40])
     return [Prompt(prompt)]
 
 

@@ -52,18 +52,15 @@ class MediaLaws:
     """How many images and clips a prompt may have, and how many tokens each."""
 
     def __init__(self, scenario: Scenario, limits: Mapping[str, int], largest: int) -> None:
-        self.limits, self.largest = (
-            limits,
-            largest,
-        )  # tokens of one, which the encoder's cache takes
+        self.limits = limits
+        self.largest = largest  # tokens of one, which the encoder's cache takes
         self._laws = scenario.workload.generator.multimodal or {}
 
     def check(self, counts: Mapping[str, int]) -> None:
         """Raise BadRequestError for more of a kind than vLLM's limit_mm_per_prompt allows."""
         for modality, most in self.limits.items():
             if counts.get(modality, 0) > most:
-                why = f"At most {most} {modality}(s) may be provided in one prompt."
-                raise BadRequestError(why, parameter=modality)
+                raise BadRequestError.of("images", most=most, key=modality)
 
     def read(self, modality: str, part: Mapping[str, Any]) -> tuple[Media, int]:
         """Name an image or a clip by its contents, and draw its tokens by the scenario's law.
@@ -76,8 +73,6 @@ class MediaLaws:
         law = self._laws.get(modality, USUAL)
         size = int(token_counts(law.tokens, drawn)[0])
         if size > self.largest:
-            why = f"The decoder prompt contains a(n) {modality} item with {size} embedding tokens, "
-            why += f"which exceeds the pre-allocated encoder cache size {self.largest}. Please "
-            why += "reduce the input size or increase the encoder cache size by setting "
-            raise BadRequestError(why + "--limit-mm-per-prompt at startup.")
+            given = {"modality": modality, "size": size, "most": self.largest}
+            raise BadRequestError.of("large image", **given)
         return Media(modality, name), size

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from headway.twin.api.answers import ChatAnswer, Choice, event
-from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, Sampling
+from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, Open, Sampling, refuse
 from headway.twin.api.openai import NOT_SIMULATED, compact
 
 TOLD = "instructions metadata parallel_tool_calls tool_choice tools background max_tool_calls "
@@ -18,15 +16,10 @@ KEPT = 1000  # responses that a later one may go on from
 LOGPROBS = "message.output_text.logprobs"
 USUAL = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 NOT_THERE = "kv_transfer_params ec_transfer_params input_messages output_messages"
-NOT_STORED = "background can only be used when `store` is true"
-NO_TOOLS = "Tool choice 'required' must be specified with 'tools' parameter."
-NO_SUCH_TOOL = "Tool choice 'function' not found in 'tools' parameter."
 
 
-class Item(BaseModel):
+class Item(Open):
     """A part of the conversation: a message, a call, or what a call has brought."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str = "message"
     role: str | None = None
@@ -37,10 +30,8 @@ class Item(BaseModel):
     output: str | list[dict[str, Any]] = ""
 
 
-class ResponseTool(BaseModel):
+class ResponseTool(Open):
     """A tool that the model may use: a function, or one of the server's own."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str
     name: str | None = None
@@ -48,18 +39,14 @@ class ResponseTool(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(Open):
     """What an answer must be."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "json_object", "json_schema"]
 
 
-class ResponseText(BaseModel):
+class ResponseText(Open):
     """The same, beside how much it says."""
-
-    model_config = ConfigDict(extra="allow")
 
     format: TextFormat | None = None
 
@@ -118,15 +105,15 @@ class ResponsesBody(Sampling):
         """Refuse what contradicts itself."""
         choice, names = self.tool_choice, {tool.name for tool in self.tools}
         unknown = isinstance(choice, ResponseTool) and choice.name not in names
-        for wrong, why, key in (
-            (self.background and not self.store, NOT_STORED, "background"),
-            (self.background, "background is not simulated", "background"),
-            (self.prompt is not None, "prompt template is not supported", "prompt"),
-            (choice == "required" and not names, NO_TOOLS, "tool_choice"),
-            (unknown, NO_SUCH_TOOL, "tool_choice"),
-        ):
-            if wrong:
-                raise BadRequestError(why, parameter=key)
+        refuse(
+            {
+                "not stored": self.background and not self.store,
+                "background": self.background,
+                "prompt template": self.prompt is not None,
+                "response without tools": choice == "required" and not names,
+                "response without that tool": unknown,
+            }
+        )
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the input as messages of a chat: one is of the calls and texts of one turn."""
@@ -288,8 +275,7 @@ class Stored:
         Raises BadRequestError where there is none of that name.
         """
         if (found := self._kept.get(name)) is None:
-            why = f"Response with id '{name}' not found."
-            raise BadRequestError(why, 404, "invalid_request_error", "response_id")
+            raise BadRequestError.of("no response", name=name)
         return found
 
     def before(self, body: ResponsesBody) -> list[ChatMessage]:
