@@ -43,7 +43,6 @@ UNCHANGED = {
     *[
         "watermarking",
         "length_penalty",
-        "truncation_side",
         "session_id",
         "mm_payload",
         "return_mm_kwargs",
@@ -204,9 +203,69 @@ def test_what_vllm_refuses_is_refused_in_its_words() -> None:
                 "When response_format type is 'json_schema', the 'json_schema' field must be "
                 "provided. (parameter=response_format)",
             ),
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+                "You must use one kind of structured outputs constraint but none are specified: {",
+            ),
+            (
+                {"structured_outputs": {}},
+                "You must use one kind of structured outputs constraint but none are specified: {",
+            ),
+            (
+                {"structured_outputs": {"json": {"type": "word"}}},
+                "Grammar error: ",
+            ),
+            (
+                {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+                "You can only use one kind of constraints for structured outputs ('json', 'regex'",
+            ),
+            (
+                {"logprobs": -2},
+                "`logprobs` must be a positive value or -1. (parameter=logprobs, value=-2)",
+            ),
+            (
+                {"logprobs": -1},
+                "Requested sample logprobs of 128256, which is greater than max allowed: 20 "
+                "(parameter=logprobs, value=128256)",
+            ),
+            (
+                {"prompt_logprobs": 1, "stream": True},
+                "`prompt_logprobs` are not available when `stream=True`. "
+                "(parameter=prompt_logprobs)",
+            ),
+            (
+                {"truncate_prompt_tokens": 9000},
+                "truncate_prompt_tokens=9000 cannot be greater than max_model_len = 8192. Please "
+                "request a smaller truncation size. "
+                "(parameter=truncate_prompt_tokens, value=9000)",
+            ),
+            ({"truncate_prompt_tokens": 0}, "The decoder prompt cannot be empty"),
         ):
             response = await client.post("/v1/completions", json={"prompt": "a", **more})
-            assert (response.status, (await response.json())["error"]["message"]) == (400, told)
+            found = (await response.json())["error"]["message"]
+            assert (response.status, found[: len(told)]) == (400, told)
+
+    served_by(play)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"truncate_prompt_tokens": 2}, " three four"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, "one two three"),
+        ({"truncate_prompt_tokens": -1}, "one two three four"),
+        ({"truncate_prompt_tokens": 9}, "one two three four"),
+    ],
+)
+def test_a_prompt_is_truncated_as_vllm_does(more: Any, text: str) -> None:
+    async def play(client: ClientSession, server: Server) -> None:
+        body = {"prompt": "one two three four", "echo": True, "max_tokens": 0, **more}
+        answer = await (await client.post("/v1/completions", json=body)).json()
+        assert answer["choices"][0]["text"] == text
+        assert answer["usage"]["prompt_tokens"] == len(text.split())
+        body = {"input": "a " * 9000, "max_output_tokens": 1, "truncation": "auto"}
+        answer = await (await client.post("/v1/responses", json=body)).json()
+        assert answer["usage"]["input_tokens"] == 8191
 
     served_by(play)
 

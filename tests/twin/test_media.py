@@ -28,7 +28,8 @@ BY_PARTS = (
 
 
 def part(kind: str, name: str = "a") -> dict[str, Any]:
-    return {"type": kind, kind: {"url": f"data:{name}"}}
+    sound = {"data": name, "format": "wav"}
+    return {"type": kind, kind: sound if kind == "input_audio" else {"url": f"data:{name}"}}
 
 
 def user(*parts: dict[str, Any] | str) -> dict[str, Any]:
@@ -54,8 +55,10 @@ def test_images_and_sounds_count_by_the_law() -> None:
         assert await tokens(client, user("one two")) == 2
         assert await tokens(client, user("one two", part("image_url"))) == 102
         assert await tokens(client, user(part("input_audio"), "one"), user("two")) == 32
-        status, heads, answer = await ask(client, user("one", part("image_url"), part("file")))
+        by_key = {"image_url": "data:a"}  # without a type, as vLLM
+        status, heads, answer = await ask(client, user("one", by_key, part("file")))
         assert (status, answer["usage"]["prompt_tokens"]) == (200, 101)
+        assert answer["usage"]["prompt_tokens_details"]["multimodal_tokens"] == {"image": 100}
         ignored = {"X-Headway-Ignored": "file", "X-Headway-Estimated": "prompt_tokens"}
         assert heads == ignored
         text = await (await client.get("/report/requests")).text()
@@ -109,6 +112,7 @@ def test_the_served_requests_play_again(tmp_path: Path) -> None:
         ([{"type": "refusal", "refusal": "no two"}, {"type": "output_text", "text": "a"}], 3),
         ([{"type": "text", "text": "a"}, {"type": "foo", "foo": 1}], None),
     ],
+    ids=["known", "unknown"],
 )
 def test_parts_of_unknown_kinds_are_refused_in_vllms_words(parts: Any, words: int | None) -> None:
     async def play(client: ClientSession, _: Server) -> None:
@@ -122,6 +126,25 @@ def test_parts_of_unknown_kinds_are_refused_in_vllms_words(parts: Any, words: in
             assert why.endswith("video_embeds, video_url. (parameter=type, value=foo)")
         else:
             assert answer["usage"]["prompt_tokens"] == words
+
+    served_by(play)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"type": "image_url"}, "'loc': 'body.image_url', 'msg': 'Field required'"),
+        ({"type": "image_url", "image_url": {}}, "'loc': 'body.image_url.url'"),
+        ({"type": "image_url", "image_url": "data:a"}, "'loc': 'body.image_url'"),
+        ({"type": "input_audio", "input_audio": {"data": "a"}}, "'body.input_audio.format'"),
+        ({"words": "a"}, "Missing 'type' field in multimodal part. (parameter=type)"),
+    ],
+)
+def test_a_part_without_what_it_is_of_is_refused(wrong: Any, told: str) -> None:
+    async def play(client: ClientSession, _: Server) -> None:
+        status, _, answer = await ask(client, user("one", wrong))
+        assert status == 400
+        assert told in answer["error"]["message"]
 
     served_by(play)
 

@@ -149,17 +149,24 @@ def test_what_is_not_simulated_is_told() -> None:
         for stream in (True, False):
             body = {"prompt": PROMPT, "max_tokens": 2, "bad_words": ["."], "stream": stream}
             body |= {
-                "prompt_logprobs": 3,
+                "use_beam_search": True,
                 "temperature": 0.7,
                 "top_p": "0.5",
                 "top_k": 2.0,
                 "seed": None,
             }
             response = await client.post("/v1/completions", json=body)
-            assert response.headers["X-Headway-Ignored"] == "prompt_logprobs, bad_words"
-        more = {"logit_bias": {"3": 1.0}, "best_of": 2, "skip_special_tokens": False}
+            assert response.headers["X-Headway-Ignored"] == "use_beam_search, bad_words"
+        more = {
+            "prompt_logprobs": 3,
+            "logit_bias": {"3": 1.0},
+            "best_of": 2,
+            "skip_special_tokens": False,
+        }
         response = await client.post("/v1/completions", json={"prompt": "a", **more})
-        assert response.headers["X-Headway-Ignored"] == "logit_bias, skip_special_tokens, best_of"
+        assert response.headers["X-Headway-Ignored"] == (
+            "prompt_logprobs, logit_bias, skip_special_tokens, best_of"
+        )
         tools = [{"function": {"name": "f", "parameters": {"not": {}}}}]
         chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "tools": tools}
         chat |= {"tool_choice": "required"}

@@ -1,6 +1,7 @@
 """Answers to completions and chats, whole or token by token, as vLLM's server has them (0.33)."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -267,10 +268,15 @@ class ChatAnswer(Answer):
         return {"message": message}
 
     def _details(self) -> dict[str, Any]:
-        """Count the whole blocks of the prompt that the cache had not, too."""
-        asked, found = len(self.wanted.tokens), super()._details()
+        """Count the whole blocks that the cache had not, and tokens of images and clips, too."""
+        prompt, found = self.wanted.prompts[0], super()._details()
+        asked = len(prompt.tokens)
         whole = asked - asked % self.cached_block
-        return found | {"created_cache_tokens": max(whole - found["cached_tokens"], 0)}
+        found["created_cache_tokens"] = max(whole - found["cached_tokens"], 0)
+        media: Counter[str] = Counter()
+        for item in prompt.items:
+            media[item.media.modality] += item.end - item.start
+        return found | ({"multimodal_tokens": media} if media else {})
 
     def _logprobs(self, choice: Choice, first: int, last: int) -> Any:
         found = super()._logprobs(choice, first, last)

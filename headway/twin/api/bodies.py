@@ -69,7 +69,7 @@ class Open(BaseModel):
 class JsonSchema(BaseModel):
     """The schema of an answer, by name."""
 
-    name: str | None = None
+    name: str
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
 
 
@@ -81,11 +81,14 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(Open):
-    """vLLM's own words for it; `regex` and others are kept, and not understood."""
+    """vLLM's own words for it; `regex`, `grammar` and `structural_tag` are not understood."""
 
     json_schema: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
     choice: list[str] | None = None
+    grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | None = None
 
 
 class StreamOptions(BaseModel):
@@ -128,6 +131,8 @@ class Body(Sampling):
     stream_options: StreamOptions | None = None
     min_tokens: int = 0
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT64 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     stream_interval: int | None = None
 
     @property

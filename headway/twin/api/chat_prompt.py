@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from typing import Any
 
-from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, refuse
+from pydantic import BaseModel, create_model
+
+from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, read_types, refuse
 from headway.twin.api.chat_template import to_json
 from headway.twin.api.prompts import MediaLaws, Prompt
 from headway.twin.api.tokenizers import TokenCounter
@@ -27,6 +29,29 @@ MEDIA_PARTS = {
 TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")
 TEXT_PARTS |= {"refusal": "refusal", "thinking": "thinking", "tool_reference": "name"}
 """The other kinds, with the key of their text."""
+
+
+class Url(BaseModel):
+    """Where an image or a clip is, or its data."""
+
+    url: str
+
+
+class Sound(BaseModel):
+    """A sound."""
+
+    data: str
+    format: str
+
+
+CONTENTS: dict[str, type[BaseModel]] = {
+    kind: create_model(kind, **{kind: (content, ...)})  # type: ignore[call-overload]
+    for kind, content in (
+        *(("image_url", Url), ("audio_url", Url), ("video_url", Url)),
+        ("input_audio", Sound),
+    )
+}
+"""What a part must have that has a type, and no uuid."""
 Found = list[tuple[Media, int]]
 """Images and clips of a chat, with their tokens."""
 
@@ -43,7 +68,7 @@ def chat_prompt(
     parts = [
         one for said in chat.messages if isinstance(said.content, list) for one in said.content
     ]
-    kinds = Counter(kind for part in parts if (kind := _kind(part)) not in TEXT_PARTS)
+    kinds = Counter(kind for part in parts if (kind := _checked_kind(part)) not in TEXT_PARTS)
     for kind in kinds.keys() - MEDIA_PARTS:
         supported = ", ".join(sorted(TEXT_PARTS.keys() | MEDIA_PARTS.keys() - {"file"}))
         raise BadRequestError.of("part", value=kind, known=supported)
@@ -80,7 +105,19 @@ def _estimated(chat: ChatBody, messages: Sequence[Mapping[str, Any]]) -> list[st
 
 
 def _kind(part: str | Mapping[str, Any]) -> str:
-    return "text" if isinstance(part, str) else str(part.get("type", "text"))
+    """Return the kind of a part, which a key of its own may say, too."""
+    if isinstance(part, str):
+        return "text"
+    named = next((key for key in MEDIA_PARTS if key in part), "")
+    return str(part.get("type", named))
+
+
+def _checked_kind(part: str | Mapping[str, Any]) -> str:
+    """Return it; raise BadRequestError where there is none, or nothing that it is of."""
+    refuse({"no type": not (kind := _kind(part))})
+    if kind in CONTENTS and "type" in part and "uuid" not in part:
+        read_types(part, CONTENTS[kind])
+    return kind
 
 
 def _plain(

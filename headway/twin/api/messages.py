@@ -203,7 +203,8 @@ class MessageAnswer(ChatAnswer):
         return head | {"model": self.head["model"], **stop, "usage": self._message_usage()}
 
     def _message_usage(self) -> dict[str, int]:
-        count, (read, made) = self.choices[0].generated, self._details().values()
+        count, details = self.choices[0].generated, self._details()
+        read, made = details["cached_tokens"], details["created_cache_tokens"]
         found = {"input_tokens": len(self.wanted.tokens) - read - made, "output_tokens": count}
         return found | {"cache_read_input_tokens": read, "cache_creation_input_tokens": made}
 

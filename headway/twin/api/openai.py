@@ -15,14 +15,16 @@ from headway.twin.api.bodies import (
     ChatBody,
     CompletionBody,
     StreamOptions,
+    StructuredOutputs,
     Tool,
     refuse,
 )
 from headway.twin.api.chat_prompt import chat_prompt
 from headway.twin.api.prompts import MediaLaws, Prompt
 from headway.twin.api.said import FixedText
-from headway.twin.api.schema_text import UnmetSchemaError, schema_text
+from headway.twin.api.schema_text import NoSchemaError, UnmetSchemaError, schema_text
 from headway.twin.api.tokenizers import TokenCounter
+from simulator.core.request import Item
 from simulator.workload.traces.format import name_problem
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the context
@@ -33,8 +35,12 @@ TABLE = Path(__file__).with_name("ranges.csv").read_text("utf-8").splitlines()
 RANGES = [*csv.DictReader(TABLE)]
 """What vLLM says of a sampling parameter beyond its range, or at 0 and below it."""
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
+LOGPROBS = {
+    **dict.fromkeys(("logprobs", "top_logprobs"), "sample logprobs"),
+    "prompt_logprobs": "prompt logprobs",
+}
 NOT_SIMULATED = (
-    *("stop_token_ids", "prompt_logprobs", "use_beam_search", "truncate_prompt_tokens"),
+    *("stop_token_ids", "prompt_logprobs", "use_beam_search"),
     *("bad_words", "logit_bias", "allowed_token_ids", "return_token_ids", "prompt_embeds"),
     *("chat_template", "continue_final_message", "logprob_token_ids", "return_token_offsets"),
     *("return_tokens_as_token_ids", "return_weight_versions", "return_prompt_text", "thinking"),
@@ -110,15 +116,34 @@ class Reader:
             prompts = _prompts(asked.prompt, self.counter, self.vocab_size)
             if asked.echo:
                 prompts = [self._echoed(prompt) for prompt in prompts]
+        if asked.truncate_prompt_tokens is not None:
+            prompts = [self._truncated(prompt, asked) for prompt in prompts]
         longest = max(len(prompt.tokens) for prompt in prompts)
         room = self._room(longest)
         limit = room if limit is None else min(limit, room)  # without a word, as vLLM
         if isinstance(asked, CompletionBody) and asked.echo and asked.max_tokens == 0:
             limit = min(1, room)  # it computes the prompt, and a token that is not told
-        _check_sampling(asked, limit)
+        _check_sampling(asked, limit, self.vocab_size)
         wanted = Wanted(asked, prompts, limit, self.counter)
         wanted.notes += media
         return wanted
+
+    def _truncated(self, prompt: Prompt, asked: Body) -> Prompt:
+        """Keep a part of a prompt: its last tokens, unless those of the other side are asked for.
+
+        An image or a clip of which a part is cut off counts as text from there on.
+        """
+        keep, most, size = asked.truncate_prompt_tokens, self.max_model_len, len(prompt.tokens)
+        assert keep is not None
+        if keep > most:
+            raise BadRequestError.of("truncate", value=keep, most=most)
+        keep = min(most - 1 if keep < 0 else keep, size)
+        first = 0 if asked.truncation_side == "right" else size - keep
+        inside = [one for one in prompt.items if first <= one.start and one.end <= first + keep]
+        items = [Item(one.media, one.start - first, one.end - first) for one in inside]
+        refuse({"empty prompt": not keep})
+        kept = slice(first, first + keep)
+        return Prompt(prompt.tokens[kept], None, prompt.echo[kept], items)
 
     def _echoed(self, prompt: Prompt) -> Prompt:
         counter = self.counter
@@ -198,6 +223,8 @@ def _guided(asked: Body) -> tuple[FixedText | None, list[str]]:
 def _by_schema(schema: object, key: str, **more: Any) -> tuple[FixedText | None, list[str]]:
     try:
         before, after = schema_text(schema)
+    except NoSchemaError as error:
+        raise BadRequestError.of("schema", error=error) from None
     except UnmetSchemaError:
         return None, [key]
     return FixedText(before, after, bool(after), **more), []
@@ -206,12 +233,19 @@ def _by_schema(schema: object, key: str, **more: Any) -> tuple[FixedText | None,
 def _check_options(asked: Body) -> None:
     """Refuse options that contradict each other."""
     form, chat = asked.response_format, asked if isinstance(asked, ChatBody) else None
+    by_schema, named = form and form.type == "json_schema", form and form.json_schema
+    own = asked.structured_outputs
+    constraints = {*own.model_dump(exclude_none=True)} if own else set()
     refuse(
         {
             "cache_salt": asked.cache_salt == "",
             "stream_options": asked.stream_options is not None and not asked.stream,
             "suffix": isinstance(asked, CompletionBody) and asked.suffix is not None,
-            "json_schema": form and form.type == "json_schema" and form.json_schema is None,
+            "json_schema": by_schema and named is None,
+            "no constraint": (by_schema and named and named.json_schema is None)
+            or (own and not constraints & StructuredOutputs.model_fields.keys()),
+            "constraints": own and len({"json_schema", "regex", "choice"} & constraints) > 1,
+            "streamed prompt_logprobs": asked.stream and asked.prompt_logprobs,
             "top_logprobs": chat and chat.top_logprobs and not chat.logprobs,
             "stop": "" in asked.stops,
         }
@@ -240,7 +274,7 @@ def client_name(name: object, key: str = "user") -> str:
     return name
 
 
-def _check_sampling(asked: Body, limit: int) -> None:
+def _check_sampling(asked: Body, limit: int, vocab_size: int) -> None:
     """Refuse what vLLM's SamplingParams refuse (`_verify_args`), of which most is not simulated."""
     given: dict[str, Any] = {**asked.__dict__, "max_tokens": limit}
     for row in RANGES:
@@ -255,14 +289,15 @@ def _check_sampling(asked: Body, limit: int) -> None:
         raise BadRequestError.of("n of greedy sampling", n=n)
     if least > limit:
         raise BadRequestError.of("min_tokens", least=least, most=limit)
-    top = asked.top_logprobs if isinstance(asked, ChatBody) else _logprobs(asked)
-    for key, count in (("logprobs", top), ("prompt_logprobs", asked.prompt_logprobs)):
-        more = {"key": key, "value": count, "most": MOST_LOGPROBS}
-        if count is not None and count < -1:
-            raise BadRequestError.of("logprobs", **more)
-        if count is not None and count > MOST_LOGPROBS:
-            kind = "sample" if key == "logprobs" else "prompt"
-            raise BadRequestError.of("many logprobs", kind=kind, **more)
+    for key, kind in LOGPROBS.items():
+        count = given.get(key)
+        if count is None or isinstance(count, bool):
+            continue
+        if count < -1:
+            raise BadRequestError.of("logprobs", key=key, value=count)
+        if (value := vocab_size if count == -1 else count) > MOST_LOGPROBS:
+            told = {"key": kind.replace("sample ", "").replace(" ", "_"), "kind": kind}
+            raise BadRequestError.of("many logprobs", value=value, most=MOST_LOGPROBS, **told)
 
 
 def _prompts(prompt: Any, counter: TokenCounter, vocab_size: int) -> list[Prompt]:

@@ -85,6 +85,8 @@ class ResponsesBody(Sampling):
         found: dict[str, Any] = self.model_dump(include=PASSED, exclude_unset=True)
         found |= {name: value for name, value in extra.items() if name in NOT_SIMULATED}
         found |= {"response": self, "max_output_tokens": self.max_output_tokens}
+        if self.truncation == "auto":
+            found["truncate_prompt_tokens"] = -1
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         found["messages"] = [*system, *before, *self.messages()]
         if self.tools:
@@ -96,7 +98,8 @@ class ResponsesBody(Sampling):
                 found["tool_choice"] = {"type": "function", "function": name}
         if self.text is not None and self.text.format is not None:
             form = self.text.format.model_dump()
-            found["response_format"] = {**form, "json_schema": form}
+            named = {"json_schema": form} if form["type"] == "json_schema" else {}
+            found["response_format"] = {**form, **named}
         if LOGPROBS in (self.include or ()):
             found |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         return found
@@ -251,11 +254,12 @@ class ResponseAnswer(ChatAnswer):
         return found
 
     def _response_usage(self) -> dict[str, Any]:
-        read, made = self._details().values()
+        details: dict[str, Any] = self._details()
+        read, made = details["cached_tokens"], details["created_cache_tokens"]
         usage = {"input_tokens": len(self.wanted.tokens)}
         usage["output_tokens"] = self.choices[0].generated
         found: dict[str, Any] = usage | {"total_tokens": sum(usage.values())}
-        details: dict[str, Any] = {"cached_tokens": read, "cache_write_tokens": made}
+        details = {"cached_tokens": read, "cache_write_tokens": made}
         details |= {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
         found["input_tokens_details"] = details
         details = {"reasoning_tokens": 0, "tool_output_tokens": 0}

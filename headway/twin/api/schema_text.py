@@ -25,17 +25,26 @@ FORMATS = {"date-time": "2026-01-01T00:00:00Z", "date": "2026-01-01", "time": "0
 WRONG = (TypeError, LookupError, AttributeError, ArithmeticError, ValueError, StopIteration)
 
 
+KINDS = ("array", "boolean", "integer", "null", "number", "object", "string")
+
+
 class UnmetSchemaError(ValueError):
     """A schema has a keyword that is not understood, has no value, or is none."""
+
+
+class NoSchemaError(UnmetSchemaError):
+    """A schema is of a type that JSON does not have."""
 
 
 def schema_text(schema: object) -> tuple[str, str]:
     """Return what comes before and behind the words; without room for words, all and nothing.
 
-    Raises UnmetSchemaError.
+    Raises UnmetSchemaError, or NoSchemaError.
     """
     try:
         text = json.dumps(_Values(schema).value(schema))
+    except UnmetSchemaError:
+        raise
     except WRONG:
         raise UnmetSchemaError from None
     before, _, after = text.partition(json.dumps(FREE)[1:-1])
@@ -67,6 +76,8 @@ class _Values:
         kind = schema.get("type", usual)
         if isinstance(kind, list):
             kind = next((one for one in kind if one != "null"), "null")
+        if kind not in KINDS:
+            raise NoSchemaError(f"type must be one of {', '.join(KINDS)}; got {str(kind)[:40]!r}")
         return getattr(self, f"_{kind}")(schema, depth + 1)
 
     def _first(self, options: list[Any], rest: Mapping[str, Any], depth: int) -> Any:
