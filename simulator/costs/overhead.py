@@ -53,7 +53,7 @@ from simulator.costs.tables import MAX_TABLE_TOKENS, check_intervals
 from simulator.models.gpus import CPU, Gpu
 from simulator.models.spec import ModelSpec
 from simulator.util.from_mapping import raise_if
-from simulator.util.yaml_lines import parse
+from simulator.util.yaml_lines import read_own
 
 FILE = Path(__file__).parent / "overheads.yaml"
 TERMS = (
@@ -232,8 +232,7 @@ def find_overhead(version: Version, gpu: Gpu, cache_dtype: str, *, overlapped: b
 @cache
 def _entries() -> list[tuple[Version, dict[str, Any]]]:
     """Read the models that come with the package, by the version from which on they hold."""
-    raw, _ = parse(FILE.read_text(), str(FILE))
-    assert isinstance(raw, dict)
+    raw = read_own(FILE)
     return [(read_version(since, 0) or (0, 0, 0), terms) for since, terms in raw.items()]
 
 

@@ -160,6 +160,11 @@ def read_text(path: Path) -> str:
         raise HeadwayError(f"{path}:{line}: is not UTF-8 text") from None
 
 
+def read_own(path: Path) -> Any:
+    """Read a table that comes with the package."""
+    return parse(path.read_text("utf-8"), str(path))[0]
+
+
 def parse(text: str, source: str) -> tuple[object, dict[Key, int]]:
     """Read one YAML document and the line, from 1 on, of every key in it.
 

@@ -10,138 +10,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.util.errors import HeadwayError, did_you_mean
+from simulator.util.yaml_lines import read_own
 
 UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 """Of times, by the end of a column's name: how many there are in a second."""
 
 
-def _names(**texts: str) -> dict[str, tuple[str, ...]]:
-    return {field: tuple(text.split()) for field, text in texts.items()}
-
-
-SENT = (
-    "send_time sent_time sent_at sent send_timestamp sent_timestamp actual_send_time "
-    "request_sent_at dispatched_at dispatch_time actual_start_time"
+NAMES: Any = read_own(Path(__file__).with_name("names.yaml"))
+"""What people call things: every name that this package looks for in a file of no format's own."""
+SENT = NAMES["sent"].split()
+CLOCKS, COUNTS, WORDS, PRIORITY, SPANS = (
+    {field: tuple(text.split()) for field, text in NAMES[kind].items()}
+    for kind in ("clocks", "counts", "words", "priority", "spans")
 )
-CLOCKS = _names(
-    arrival=f"{SENT} arrival arrival_time arrived_at "
-    "submitted_at submit_time start start_time started_at timestamp request_start_time "
-    "request_created_at created_at created create_time scheduled_at scheduled_time",
-    first="first_token_time first_token_at first_token completion_start_time first_chunk_time",
-    end="end end_time ended_at finished_at finish_time last_chunk_time response_created_at "
-    "time_iso8601 time_local",
-)
-"""Fields that are read off a clock: seconds from anywhere, since 1970, or dates. When a request was
-sent goes before when it was planned."""
-SPANS = _names(
-    ttft="ttft time_to_first_token",
-    tpot="tpot time_per_output_token mean_itl itl",
-    e2el="e2e e2el latency e2e_latency request_latency end_to_end_latency request_time "
-    "request_duration response_time",
-    decode="generation_time decode decode_time",
-    client_queue="client_queue_time",
-    cancel_after="cancel_after",
-)
-"""Fields that are lengths of time."""
-COUNTS = _names(
-    prompt="input_tokens prompt_tokens input_num_tokens num_input_tokens prompt_len input_len isl "
-    "context_tokens request_tokens num_prefill_tokens input_token_count prompt_token_count "
-    "tokens_in input_usage llm_input_token number_input_tokens "
-    "native_tokens_prompt tokens_prompt gen_ai_usage_input_tokens "
-    "gen_ai_usage_prompt_tokens",
-    output="output_tokens generation_tokens output_num_tokens num_output_tokens completion_tokens "
-    "output_len osl generated_tokens response_tokens num_decode_tokens output_token_count "
-    "completion_token_count candidates_token_count tokens_out output_usage llm_output_token "
-    "number_output_tokens native_tokens_completion "
-    "tokens_completion gen_ai_usage_output_tokens gen_ai_usage_completion_tokens",
-    max_tokens="max_tokens max_completion_tokens max_output_tokens max_new_tokens",
-    images="images num_images image_count n_images",
-    turn="input_num_turns turn turn_index round_index",
-    hint="predicted_output_tokens",
-    asked="asked_output_tokens",
-    cached="cached_tokens num_cached_tokens native_tokens_cached tokens_cached "
-    "prompt_tokens_cached cached_prompt_tokens input_cached_tokens prompt_cache_hit_tokens "
-    "prompt_cache_read_tokens cached_content_token_count cache_read_input_tokens "
-    "cache_read_input_token_count llm_cached_input_token "
-    "llm_token_count_prompt_details_cache_read gen_ai_usage_cached_tokens "
-    "gen_ai_usage_cache_read_input_tokens cached_input_tokens cache_hit_tokens prefix_hit_tokens "
-    "cache_read",
-    cache_write="cache_creation_input_tokens cache_write_input_token_count",
-    thoughts="thoughts_token_count",
-    requests="num_model_requests n_requests num_requests request_count requests",
-    prefix_tokens="prefix_tokens prefix_length prefix_len shared_prefix_tokens",
-    prefix_request="prefix_request",
-    whole_prompt="server_input_tokens",
-    warm="",
-)
-WORDS = _names(
-    client="client_id client user user_id end_user session_id",
-    model="adapter lora model",
-    conversation="conversation conversation_id thread_id chat_id dialogue_id session session_id",
-    prompt_id="prompt_id prompt_hash",
-    error="error error_message error_type exception is_error failed",
-    success="success ok is_success succeeded",
-    finish="finish_reason finish_reason_normalized",
-    status="status result outcome level",
-    status_code="status_code http_status response_code response_status",
-    cancelled="cancelled canceled was_cancelled is_cancelled is_canceled aborted "
-    "client_disconnected",
-    cache_hit="cache_hit from_cache is_cached response_cache_hit cache_status cached "
-    "cache_reference_id x_cache",
-    call_type="call_type api_type request_type operation run_type gen_ai_operation_name",
-    prefix="prefix_group prefix_id prefix_hash",
-    total="total_tokens total_token_count total_usage",
-    media="media",
-)
-NOTED = {
-    field: (tuple(names.split()), told)
-    for field, names, told in (
-        ("deadline", "deadline deadline_ms deadline_us timeout timeout_s timeout_ms slo_ms "
-         "ttft_slo_ms",
-         "have a deadline, which no client here keeps but by cancel_after or client.timeout"),
-        ("parent", "parent_chat_id parent_request_id previous_response_id parent_message_id",
-         "follow another's answer, and come at their recorded times all the same"),
-        ("samples", "n best_of num_samples num_completions num_return_sequences gen_ai_request_n "
-         "gen_ai_request_choice_count choices",
-         "ask for several answers, played as one of all output tokens that are logged"),
-        ("retries", "retries num_retries retry_count attempted_retries retry_success_count "
-         "x_litellm_attempted_retries",
-         "were tried again, and are played once"),
-        ("attempts", "attempt attempts attempt_number num_attempts",
-         "were tried more than once, and are played once"),
-        ("reasoning", "reasoning_tokens native_tokens_reasoning tokens_reasoning reason_ratio "
-         "output_reasoning_tokens thinking_tokens reasoning_token_count",
-         "reason, in tokens that count if the log counts them as output"),
-        ("audio", "audio_tokens num_input_audio_prompt audio_seconds audio_count",
-         "have audio, whose tokens are taken as text"),
-        ("video", "video_tokens video_seconds video_count num_videos",
-         "have video, whose tokens are taken as text"),
-        ("image_tokens", "image_tokens",
-         "have tokens of images, which are taken as text (workload.multimodal draws images)"),
-        ("media_count", "num_media_prompt",
-         "have media without sizes, whose encoder is not simulated"),
-        ("tools", "tool_wait_ms tool_duration_ns num_tool_calls",
-         "wait for tools, and come at their recorded times all the same"),
-        ("group", "model_name model_group model_id request_model gen_ai_response_model "
-         "gen_ai_request_model",
-         "name one of several models, of which one serves all here"),
-        ("shared", "system_prompt_id prompt_template_id",
-         "begin with a prefix of unknown length, and share none here (prefix_tokens= names it)"),
-        ("rank", "service_tier slo_class sla_class qos_class priority_class",
-         "have a class of service, which is no priority here (priority= names one)"),
-        ("blocks", "hash_ids block_hashes prefix_hashes input_sequence_hashes",
-         "name the blocks of their prompts, which only formats with a size of blocks read"),
-    )
-}  # fmt: skip
+CLOCKS["arrival"] = (*SENT, *CLOCKS["arrival"])
+NOTED = {field: (tuple(one["names"].split()), one["told"]) for field, one in NAMES["noted"].items()}
 """Fields that change a load and cannot be simulated from a column alone, and what is said of the
 requests that have one."""
-PRIORITY = {"priority": ("priority", "vllm_priority")}
 FIELDS = {
     **CLOCKS, **COUNTS, **WORDS, **PRIORITY, **SPANS, **{k: v for k, (v, _) in NOTED.items()},
 }  # fmt: skip
@@ -155,14 +47,7 @@ TELLABLE = (
     "cached, conversation, cancelled, ttft, tpot, e2el"
 )
 """Fields that people name most."""
-NEAR = {
-    "arrival": r"time|date|when|arriv|start|utc|zeit|heure|hora|(^|_)ts($|_)|(^|_)(at|t)$",
-    "prompt": r"prompt|input|context|ctx|prefill|eingabe|entr|(^|_)(in|isl)($|_)",
-    "output": r"output|completion|generat|response|decode|ausgabe|sort|salida|(^|_)(out|osl)($|_)",
-    "client": r"user|client|tenant|customer|account",
-    "priority": r"prio|urgen",
-}
-"""What a name like that of each field holds, in lower case with `_` between its words."""
+NEAR: dict[str, str] = NAMES["near"]
 NO_DATE = "is not a date and time as 2023-11-16 18:15:46 (UTC, or with +01:00 behind it)"
 DATES, EARLIEST = (946_684_800.0, 4_102_444_800.0), 315_532_800.0
 """2000, 2100 and 1980, s since 1970."""

@@ -7,32 +7,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from simulator.util.errors import printable
-from simulator.workload.traces.fields import find_fields, plain_words
+from simulator.workload.traces.fields import NAMES, find_fields, plain_words
 
-IDLE = re.compile(
-    r"(^|_)(ids?|uuid|guid|keys?|url|uri|ip|host|port|names?|version|hash|label|tags?|schema|type|"
-    r"date|day|kind|index)$"
-    r"|cost|spend|price|usd|discount|byok|usage$|^total|_total(_|$)|flags|path$|finish_reason|throughput|percent|pct"
-    r"|^(texts?|contents?|messages?|prompt|request|response|body|input|output|choices|generated_texts?|"
-    r"details?|metadata|attributes|resource|scope|events|links|kind|object)$"
-    r"|provider|model|engine|region|^app|origin|router|endpoint|backend|tokenizer|referer|agent"
-    r"|api_base|server_request|trace_(state|flags)|level$|sdk|language$|status|ip_address"
-    r"|temperature|top_[pk]|moderation|_details$|cache_write|seed|^stop|stream|penalty|logprobs|fingerprint"
-    r"|(^|_)(ttft|tpot|itls?|e2el?|latency|latencies|duration|elapsed|queue|wait|prefill|decode|time|"
-    r"times|at|timestamps?)(_(s|ms|us|ns|seconds|unix|nano|to))*$"
-    r"|^(turn|turn_index|prompt_id|prompt_hash|pd_ratio|preemptions|replica|prefill_replica|seat_.*|batch_steps|.*cached_tokens_.*|num_chunks|"
-    r"text_tokens|chunks)$"
-)
+IDLE = re.compile("|".join(NAMES["without_effect"]))
 """Names of what the simulator works out itself, or what says nothing of the load."""
 MOST_NAMED = 12
 BESIDE = {"cache_hit": "answered by a proxy's cache", "call_type": "no calls to generate text"}
 """Fields that say that a request was no load of an engine, and how it is told."""
-FEW = {"", "none", "null", "nan", "false", "0", "-1", "[]", "{}"}
-"""Values of NOTED that say nothing."""
-
-
-USUAL = {"samples": ("1",), "attempts": ("1",), "rank": ("default", "standard", "auto")}
-"""Likewise, of a field."""
 
 
 @dataclass(slots=True)
@@ -118,7 +99,7 @@ def sort_columns(names: Iterable[str], used: Mapping[str, str], idle: Sequence[s
 def is_told(field_name: str, word: str) -> bool:
     """Return whether a value of one of NOTED says anything."""
     plain = word.strip().lower().removesuffix(".0")
-    return plain not in FEW and plain not in USUAL.get(field_name, ())
+    return plain not in NAMES["untold"] and plain not in NAMES["usual"].get(field_name, ())
 
 
 def _listed(names: Sequence[str]) -> str:

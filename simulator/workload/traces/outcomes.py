@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from simulator.workload.traces.fields import NAMES
+
 Flags = npt.NDArray[np.bool_]
 Words = Mapping[str, Sequence[str]]  # of each request, by field
 JUDGED = ("error", "success", "finish", "status", "status_code", "cancelled")
@@ -15,30 +17,18 @@ YES = r"true|t|yes|y|on|1|1\.0"
 NO = r"false|f|no|n|off|0|0\.0"
 UNSAID = r"none|null|nan|n/?a|-|\[\]|\{\}|"
 """How columns write yes, no and nothing, in lower case."""
-NO_GENERATION = re.compile(
-    r"embed|rerank|score|moderat|transcri|translat|speech|tts|stt|image|video|ocr|tool|file|batch|"
-    r"chain|retriev|pars|agent|guardrail|evaluat|^prompt$"
+NO_GENERATION, UNFINISHED, ENDED = (
+    "|".join(NAMES[name].split()) for name in ("no_generation", "unfinished", "finished")
 )
-"""In the type of a call that is none to generate text."""
-UNFINISHED = re.compile(
-    r"reject|unfinished|shed|time.?out|timed|abort|error|cancel|fail|exception|dropp|disconnect|closed|kill|"
-    r"refus|throttl|rate.?limit|unavail|interrupt|hung|crash|denied|invalid|overload|^[45]\d\d\b"
-)
-"""In a word for how a request ended that is none for a whole answer, such as 429 or 503."""
-FINISHED = re.compile(
-    rf"{YES}|{UNSAID}|(ok|stop|eos|len|max_|model_length|end|succe|complete|finish|done|"
-    r"pass|tool|function|content_filter|default|unset|normal|recitation|safety|debug|info|warn|"
-    r"[123]\d\d\b).*"
-)
-"""Of those that have an answer."""
+FINISHED = re.compile(rf"{YES}|{UNSAID}|({ENDED}).*")
 UUID = "[0-9a-f]{8}-[0-9a-f-]{27}"
 """Of the answer that Helicone's cache gave; of zeros where it gave none."""
 HIT = re.compile(rf"^({YES}|.*\bhit\b.*|cached|(?!0{{8}}-){UUID})$")
 MISSED = re.compile(rf"{NO}|{UNSAID}|(0|no|.*miss|bypass|disabled|expired|refresh).*")
 KNOWN = {
-    **dict.fromkeys(("finish", "status", "status_code"), (UNFINISHED, FINISHED)),
+    **dict.fromkeys(("finish", "status", "status_code"), (re.compile(UNFINISHED), FINISHED)),
     "error": (re.compile(rf"^(?!({NO}|{UNSAID})$)"), re.compile(rf"{NO}|{UNSAID}")),
-    "success": (re.compile(rf"^({NO})$|{UNFINISHED.pattern}"), FINISHED),
+    "success": (re.compile(rf"^({NO})$|{UNFINISHED}"), FINISHED),
     "cancelled": (
         re.compile(rf"^({YES}|cancell?ed|aborted)$"),
         re.compile(rf"{NO}|{UNSAID}"),
@@ -68,7 +58,7 @@ def failures(words: Words, size: int) -> Flags:
 def apart(words: Words, size: int) -> dict[str, Flags]:
     """Return which requests no engine had to generate text for, by the field that says so."""
     hits = _any(words, {"cache_hit": HIT.search}, size)
-    others = _any(words, {"call_type": NO_GENERATION.search}, size)
+    others = _any(words, {"call_type": re.compile(NO_GENERATION).search}, size)
     found = {"cache_hit": hits, "call_type": others & ~hits}
     return {name: mask for name, mask in found.items() if mask.any()}
 

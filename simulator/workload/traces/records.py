@@ -130,7 +130,7 @@ class Records:
         for field, source in without_length(found, self.sources).items():
             plain = field in {*NOTED, *NAMES, "images"} or lists.isdisjoint(source.names)
             word = plain_words(source.names[0])
-            if field == "arrival" and {word, word.rpartition("_")[0]} & {*SENT.split()}:
+            if field == "arrival" and {word, word.rpartition("_")[0]} & {*SENT}:
                 if not self.named:
                     self._prefer(source)  # also with a unit behind its name
             elif plain and field in CHANGING and field not in self.sources:
