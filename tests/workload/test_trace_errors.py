@@ -270,7 +270,7 @@ def test_options_that_do_not_belong_are_refused(put):
     """An option is never ignored."""
     path = put(AZURE)
     assert complaints(path, time_unit="s", chars_per_token=4.0) == [
-        "time_unit: not an option of format azure, only of mooncake or timed_trace",
+        "time_unit: not an option of format azure, only of timed_trace or mooncake",
         "chars_per_token: not an option of format azure, only of sharegpt or custom",
     ]
     path = put(MOONCAKE)

@@ -2,13 +2,11 @@
 
 It may import what `workload` may. Start with `read.py`, which all that reads a trace goes through.
 
-To add a format, write a `Format` (`format.py`) in a module of `formats/`, and list its place in
-`formats/__init__.py`. A `Format` has two functions:
-
-- `detect` gets the names in the first line of a file, and says whether it is in this format;
-- `read` reads a file into a `Table`. What is a table of names, be it CSV or JSON, is a row of
-  `formats/tables.py`. Others give their requests to `Records` (`records.py`). What is wrong becomes
-  `FILE:LINE: column: what is wrong`.
+To add a format, write its row in `formats.yaml`: how its files begin, and which column or key is
+what. A table of names, be it CSV or JSON, needs no more. What else has to be worked out is a
+function in a module of `formats/` that the row names: it finds the requests of a file, or reads all
+of it and gives its requests to `Records` (`records.py`). What is wrong becomes
+`FILE:LINE: column: what is wrong`.
 """
 
 from simulator.workload.traces.formats import FORMATS, formats_with, missing_trace

@@ -15,7 +15,7 @@ import numpy as np
 from simulator.util.csv_text import unescape_formula
 from simulator.workload.traces.documents import first_line, line_blocks
 from simulator.workload.traces.fields import COUNTS, PRIORITY, WORDS, Source, Sources, used_as
-from simulator.workload.traces.format import Problems, Table
+from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.records import Records
 
 MARKS = ",;\t|"
@@ -37,7 +37,7 @@ def mark_of(line: str) -> str:
 
 
 def read_csv(
-    path: Path, sources: Sources, idle: Sequence[str] = (), *, named: bool = False
+    path: Path, form: Format, sources: Sources | None = None, *, named: bool = False
 ) -> Table:
     """Read a CSV by the names in its header; HeadwayError names every line that is wrong.
 
@@ -48,8 +48,8 @@ def read_csv(
     if not any(names):
         problems.add(number, "line", f"no header of a CSV: {line[:80]!r}")
     problems.stop()
-    found = dict(sources)
-    for field, source in sources.items():
+    found = dict(form.columns if sources is None else sources)
+    for field, source in [*found.items()]:
         there = [name for name in source.names if name in names]
         if not there and "" in source.names:
             del found[field]
@@ -58,7 +58,7 @@ def read_csv(
         else:
             found[field] = Source(tuple(there), source.per_second)
     problems.stop()
-    records = Records(problems, found, idle, named=named)
+    records = Records(problems, form, found, named=named)
     records.meet(names)
     used = used_as(records.sources)
     for name in used:

@@ -15,27 +15,9 @@ from simulator.workload.traces.documents import (
 )
 from simulator.workload.traces.fields import LONGEST, NEEDED, check_needed, find_fields, propose
 from simulator.workload.traces.format import Head
-from simulator.workload.traces.formats import FORMATS, missing_trace, named
+from simulator.workload.traces.formats import FORMATS, NO_REQUESTS, missing_trace
 from simulator.workload.traces.formats.logs import DATE
 from simulator.workload.traces.formats.named import first_request
-
-NO_REQUESTS = {
-    r"Avg prompt throughput|Prefill batch|Decode batch": "is a server's log of its "
-    "throughput, without requests: take /metrics (headway trace from-metrics) or a proxy's log",
-    r"^metric_name,timestamp,metric_value|^Type,Name,Request Count": "is a report of k6 or "
-    "Locust, which counts no tokens: take the server's spans, or the log of a proxy",
-    r"request_throughput .*request_latency|^# (HELP|TYPE) ": "is a summary of a run, or "
-    "of a server, without requests: take AIPerf's profile_export.jsonl, or trace from-metrics",
-    r"Received request .*SamplingParams\(": "is vLLM's request log, which does not say how long "
-    "answers were: take spans (--otlp-traces-endpoint) or the log of a proxy",
-    r"^Metric,avg,": "is a summary of GenAI-Perf or AIPerf, without requests: take AIPerf's "
-    "profile_export.jsonl",
-    r"service_kind .*experiments": "is the raw export of GenAI-Perf, which counts no tokens: take "
-    "AIPerf's profile_export.jsonl",
-    r"world_info .*performance": "is the report of trtllm-bench, without requests: write them by "
-    "--request_json",
-}
-"""What a line, or the keys of an object, show of files that have no requests with lengths."""
 
 
 def detect_format(path: Path, option: str = "--columns ") -> str:
@@ -49,10 +31,10 @@ def detect_format(path: Path, option: str = "--columns ") -> str:
     packed = parquet_names(path)
     number, line = (1, "") if packed else first_line(path)
     head = Head(columns=packed) if packed else _head(path, line)
-    for form in (named.FORMAT,) if packed else FORMATS.values():
+    for form in (FORMATS["requests"],) if packed else FORMATS.values():
         if form.detect(head):
             return form.name
-    begins = " ".join(head.keys) or line[:5000]
+    begins = " ".join(head.first) or line[:5000]
     for pattern, what in NO_REQUESTS.items():
         if re.search(pattern, begins):
             raise HeadwayError(f"{path}:{number}: format: {what}")

@@ -72,14 +72,10 @@ def source(*names: str, unit: str | None = None) -> Source:
 Sources = Mapping[str, Source]
 
 
-def name_sources(text: str) -> dict[str, Source]:
-    """Read `FIELD=COLUMN|COLUMN:UNIT, ..`: the first of some columns that has a value."""
-    found = {}
-    for part in text.split(","):
-        field, _, columns = part.strip().partition("=")
-        names, _, unit = columns.partition(":")
-        found[field] = source(*names.split("|"), unit=unit or None)
-    return found
+def column_source(text: str) -> Source:
+    """Read `COLUMN|COLUMN:UNIT`: the first of some columns that has a value."""
+    names, _, unit = text.partition(":")
+    return source(*names.split("|"), unit=unit or None)
 
 
 def used_as(sources: Sources) -> dict[str, str]:

@@ -4,17 +4,18 @@ How to add one is told in the package's `__init__`.
 """
 
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
+from simulator.workload.traces.fields import Sources, used_as
 from simulator.workload.traces.ledger import Ledger
 from simulator.workload.workload import Floats, Ints
 
@@ -104,33 +105,48 @@ class Head:
     line: str = ""  # the first one, where it is text
 
     @property
-    def keys(self) -> Set[str]:
-        """The keys of the first JSON object."""
-        return self.first.keys()
+    def names(self) -> set[str]:
+        """The columns, or the keys of the first object."""
+        return {*self.columns, *self.first}
 
 
-class Published(NamedTuple):
-    """Well-known files of a format, to tell who has none of them whose they are."""
-
-    name_parts: tuple[str, ...]  # of the files' names, in lower case
-    source: str  # what it is, its paper and licence, and where to get it
-
-
-class Format(NamedTuple):
-    """One format of traces.
-
-    `read` takes the file's path and, by name, those `options` that are given. It raises
-    HeadwayError with all that is wrong in the file, see `Problems`.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One format of traces, as `formats.yaml` has it."""
 
     name: str
-    begins: str  # what a file begins with, for people
-    detect: Callable[[Head], bool]
-    read: Callable[..., Table]
-    options: tuple[str, ...] = ()
-    published: tuple[Published, ...] = ()
-    used: Mapping[str, str] = MappingProxyType({})  # what its columns are used as; {}: by FIELDS
-    idle: tuple[str, ...] = ()  # patterns of columns without effect
+    begins: str
+    known_by: str | Sequence[str]
+    columns: Sources
+    beside: Mapping[str, str]  # what its reader takes besides, and as what
+    idle: Sequence[str] = ()
+    requests: str = ""
+    read_by: str = "tables.read_table"
+    options: Sequence[str] = ()
+    block_size: int = 0
+    files: Mapping[str, str]
+
+    @property
+    def used(self) -> dict[str, str]:
+        """What its columns or keys are used as; {}: by the well-known names."""
+        return {k: what for k, what in {**used_as(self.columns), **self.beside}.items() if k}
+
+    def detect(self, head: Head) -> bool:
+        """Return whether a file that begins so is in this format."""
+        if isinstance(self.known_by, str):
+            return bool(reader(self.known_by)(head))
+        return any(head.names.issuperset(names.split(", ")) for names in self.known_by)
+
+    def read(self, path: Path, **options: Any) -> Table:
+        """Read a file; HeadwayError with all that is wrong in it, see `Problems`."""
+        found: Table = reader(self.read_by)(path, self, **options)
+        return found
+
+
+def reader(place: str) -> Any:
+    """Return a function of the readers, which are imported when they are asked for."""
+    module, _, name = place.partition(".")
+    return getattr(import_module(f"{__package__}.formats.{module}"), name)
 
 
 class Problems:

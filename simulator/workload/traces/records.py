@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import chain
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from simulator.workload.traces.fields import (
     without_length,
     wrong_century,
 )
-from simulator.workload.traces.format import Numbers, Problems, Table
+from simulator.workload.traces.format import Format, Numbers, Problems, Table
 from simulator.workload.traces.ledger import BESIDE, sort_columns
 from simulator.workload.traces.make_table import UNTOLD, Columns, make_table, pick
 from simulator.workload.traces.outcomes import JUDGED, apart, failures, unknown_words
@@ -70,22 +69,20 @@ class Records:
     def __init__(
         self,
         problems: Problems,
-        sources: Sources,
-        idle: Sequence[str] = (),
-        used: Mapping[str, str] = MappingProxyType({}),
+        form: Format,
+        sources: Sources | None = None,
         *,
         named: bool = False,
     ) -> None:
         self.problems = problems
-        self.sources = dict(sources)
-        self.idle = idle  # names that this format has, and that are without effect
-        self.used = used  # names that the format reads itself, and as what
+        self.form = form
+        self.sources = dict(form.columns if sources is None else sources)
         self.named = named  # by the user, whose column of arrivals no other goes before
         self.met: set[str] = set()
         self.names: dict[str, None] = {}  # of these, those with a value
         self.lines: Sequence[int] = []
         self.labels: list[str] = []  # before the column's name, where lines do not tell enough
-        self.values: dict[str, list[object]] = {field: [] for field in sources}
+        self.values: dict[str, list[object]] = {field: [] for field in self.sources}
         self.parts: list[dict[str, Any]] = []  # columns of what was converted
         self.units: dict[str, float] = {}
         self.beside: Counter[str] = Counter()  # requests that are no load of an engine, by field
@@ -123,9 +120,11 @@ class Records:
     def meet(self, names: Sequence[str], lists: Set[str] = frozenset()) -> None:
         """Note names of columns; of those not asked for, take the fields that change a load."""
         self.names |= dict.fromkeys(names)
-        taken = {name for source in self.sources.values() for name in source.names} | {*self.used}
+        taken = {name for source in self.sources.values() for name in source.names} | {
+            *self.form.beside
+        }
         taken |= {name.rpartition(".")[2] for name in taken}
-        idle = {n for n in names if any(fnmatchcase(n, one) for one in self.idle)}
+        idle = {n for n in names if any(fnmatchcase(n, one) for one in self.form.idle)}
         found = find_fields(n for n in names if n not in taken | idle)
         for field, source in without_length(found, self.sources).items():
             plain = field in {*NOTED, *NAMES, "images"} or lists.isdisjoint(source.names)
@@ -188,7 +187,9 @@ class Records:
                     columns[field] = column
             elif first is not None:
                 columns[field] = np.concatenate(found)
-        ledger = sort_columns(self.names, {**used_as(self.sources), **self.used}, self.idle)
+        ledger = sort_columns(
+            self.names, {**used_as(self.sources), **self.form.beside}, self.form.idle
+        )
         for field, count in self.beside.items():
             name, why = ledger.name_of[field], BESIDE[field]
             ledger.note(f"{name}: requests left out", count, f", {why}")
@@ -221,7 +222,7 @@ class Records:
             if wrong := wrong_century(np.asarray(columns[field]), self.units[field]):
                 name, (k, why) = self._name(field), wrong
                 why = why.replace("arrival=NAME", f"{field}={name}")
-                why = why.partition(", say")[0] if self.idle or self.used else why
+                why = why.partition(", say")[0] if self.form.columns else why
                 raise HeadwayError(f"{self.problems.path}:{place[k]}: {name}: {why}")
 
     def _check_totals(self, columns: Columns, place: Ints) -> None:

@@ -64,9 +64,9 @@ def write_timed_trace(workload: Workload, block: int, file: BinaryIO) -> None:
 
 def _warn_lost_sharing(path: Path, before: float) -> None:
     """Read a file again and warn where blocks of 512 tokens are too coarse for its sharing."""
-    from simulator.workload.traces.formats.mooncake import read_mooncake
+    from simulator.workload.traces.formats import FORMATS
 
-    table = read_mooncake(path)
+    table = FORMATS["mooncake"].read(path)
     times = table.time.astype(np.float64)
     again = Workload(times, table.prompt, table.output, segments=table.segments)
     after = (shared_prefix_tokens(again) or 0) / again.total_input

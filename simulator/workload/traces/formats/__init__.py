@@ -1,40 +1,30 @@
-"""The formats of traces that are known: those of a kind together in a module.
+"""The formats of traces that are known, rows of `formats.yaml`, and what reads their files.
 
-They import `traces/format.py` and what lies below. Start with `tables.py`: tables of names.
+The readers import `traces/format.py` and what lies below. Start with `tables.py`: tables of names.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from simulator.util.errors import HeadwayError
-from simulator.util.imported import Imported
+from simulator.util.yaml_lines import read_own
+from simulator.workload.traces.fields import column_source
 from simulator.workload.traces.format import Format
 
-_PLACES = {
-    "azure": "tables:AZURE",
-    "burstgpt": "tables:BURSTGPT",
-    "lengths": "tables:LENGTHS",
-    "dynamo": "agents:DYNAMO",
-    "weka": "agents:WEKA",
-    "agentic_mooncake": "agentic_mooncake:AGENTIC_MOONCAKE",
-    "copilot": "copilot:FORMAT",
-    "mooncake": "mooncake:MOONCAKE",
-    "timed_trace": "mooncake:TIMED_TRACE",
-    "llmservingsim": "mooncake:LLMSERVINGSIM",
-    "vllm_bench": "tables:VLLM_BENCH",
-    "trtllm_bench": "tables:TRTLLM_BENCH",
-    "agentperfbench": "tables:AGENTPERFBENCH",
-    "guidellm": "tables:GUIDELLM",
-    "aiperf": "tables:AIPERF",
-    "inference_perf": "tables:INFERENCE_PERF",
-    "otel": "logs:OTEL",
-    "access_log": "logs:ACCESS_LOG",
-    "requests": "named:FORMAT",
-    "sharegpt": "custom:SHAREGPT",
-    "custom": "custom:FORMAT",
-}
-FORMATS: Imported[Format] = Imported(
-    {name: f"{__name__}.{place}" for name, place in _PLACES.items()}
-)
+_ROWS: dict[str, dict[str, Any]] = read_own(Path(__file__).parents[1] / "formats.yaml")
+NO_REQUESTS: Mapping[str, str] = _ROWS.pop("no format")
+"""What a line, or the keys of an object, show of files that have no requests with lengths."""
+
+
+def _format(name: str, row: dict[str, Any]) -> Format:
+    columns, beside, files = (row.pop(key, {}) for key in ("columns", "used", "files"))
+    sources = {field: column_source(text) for field, text in columns.items()}
+    used = {one: what for what, names in beside.items() for one in names}
+    return Format(name=name, columns=sources, beside=used, files=files, **row)
+
+
+FORMATS = {name: _format(name, row) for name, row in _ROWS.items()}
 """By name. The first that `detect`s a file's first line is taken."""
 
 
@@ -45,10 +35,10 @@ def formats_with(option: str) -> tuple[str, ...]:
 
 def missing_trace(path: Path) -> HeadwayError:
     """Say that the file is missing and, of a well-known trace, whose it is and how to get it."""
-    for published in (one for form in FORMATS.values() for one in form.published):
-        if any(part in path.name.lower() for part in published.name_parts):
+    for parts, what in (one for form in FORMATS.values() for one in form.files.items()):
+        if any(part in path.name.lower() for part in parts.split(", ")):
             return HeadwayError(
-                f"{path}: no such file. It is {published.source}, and put it, plain or packed by "
+                f"{path}: no such file. It is {what}, and put it, plain or packed by "
                 f"gzip, as {path.name} under traces/ in the folder that HEADWAY_DATA names"
             )
     return HeadwayError(f"{path}: no such file")

@@ -4,33 +4,21 @@ from math import isnan
 from pathlib import Path
 
 from simulator.util.from_mapping import short_repr
-from simulator.workload.traces.fields import name_sources, used_as
-from simulator.workload.traces.format import Format, Table
+from simulator.workload.traces.format import Format, Head, Table
 from simulator.workload.traces.formats.agents import Call, Recording
 from simulator.workload.traces.json_lines import HashBlocks, Row, rows
 
-SOURCES = name_sources(
-    "arrival=timestamp|created_time|not_before_ms|:ms, prompt=input_length|input_tokens, "
-    "output=output_length|output_tokens"
-)
-USED = {
-    **dict.fromkeys(("hash_ids", "block_size"), "prefix"),
-    **dict.fromkeys(("request_id", "wait_for", "dependencies"), "waits for"),
-    **dict.fromkeys(("delay", "delay_ms", "tool_wait_ms"), "delay"),
-    **dict.fromkeys(("play_id", "session_id"), "session"),
-}
-
 
 def read_agentic_mooncake(
-    path: Path, hash_block_size: int | None = None, lanes: int | None = None
+    path: Path, form: Format, hash_block_size: int | None = None, lanes: int | None = None
 ) -> Table:
     """Read Dynamo's agentic Mooncake JSONL: requests that name those whose answers they wait for.
 
     In its first version `wait_for`, `delay` and `tool_wait_ms`, in its second, behind a header,
     `dependencies` and `not_before_ms`; times in ms.
     """
-    found = Recording(path, SOURCES, AGENTIC_MOONCAKE)
-    blocks = HashBlocks(hash_block_size or 512, fixed=hash_block_size is not None)
+    found = Recording(path, form)
+    blocks = HashBlocks(hash_block_size or form.block_size, fixed=hash_block_size is not None)
     wanted: dict[str, list[str]] = {}
     for row in rows(path, found.problems):
         values = row.values
@@ -81,18 +69,9 @@ def _dependencies(row: Row) -> tuple[list[str], float]:
     return [str(one.get("request_id")) for one in typed], last.number("delay_ms") / 1e3
 
 
-AGENTIC_MOONCAKE = Format(
-    "agentic_mooncake",
-    'JSONL: {"request_id": .., "input_length": .., "wait_for": [..], "tool_wait_ms": ..}',
-    lambda head: (
-        (
-            "request_id" in head.keys
-            and bool({"input_length", "input_tokens"} & head.keys)
-            and bool({"hash_ids", "wait_for", "play_id"} & head.keys)
-        )
-        or str(head.first.get("schema", "")).startswith("dynamo.agentic_mooncake")
-    ),
-    read_agentic_mooncake,
-    ("hash_block_size", "lanes"),
-    used=used_as(SOURCES) | USED,
-)
+def is_agentic(head: Head) -> bool:
+    """Return whether requests name others, or the first line names one of the versions."""
+    named, length = "request_id" in head.first, {"input_length", "input_tokens"} & head.names
+    if named and length and {"hash_ids", "wait_for", "play_id"} & head.names:
+        return True
+    return str(head.first.get("schema", "")).startswith("dynamo.agentic_mooncake")

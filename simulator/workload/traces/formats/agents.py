@@ -28,30 +28,11 @@ from simulator.workload.traces.documents import (
     parse_object,
     read_text,
 )
-from simulator.workload.traces.fields import Sources, name_sources, used_as
-from simulator.workload.traces.format import Format, Problems, Table
+from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import HashBlocks, Row, rows
 from simulator.workload.traces.records import Records
 from simulator.workload.workload import Floats, Ints
 
-DYNAMO_SOURCES = name_sources(
-    "arrival=request_received_ms:ms, e2el=total_time_ms:ms, end=event_time_unix_ms:ms, "
-    "prompt=input_length|input_tokens, output=output_tokens, error=failed"
-)
-DYNAMO_USED = {
-    **dict.fromkeys(("input_sequence_hashes", "trace_block_size"), "prefix"),
-    **dict.fromkeys(("session_id", "trajectory_id", "program_id"), "session"),
-    **dict.fromkeys(
-        ("parent_session_id", "parent_trajectory_id", "parent_program_id"), "session's parent"
-    ),
-}
-DYNAMO_IDLE = ("*tool*", "*cached*", "event_source")
-WEKA_SOURCES = name_sources("arrival=t:s, e2el=api_time:s, prompt=in, output=out, error=failed")
-WEKA_USED = {
-    **dict.fromkeys(("hash_ids", "block_size", "hash_id_scope"), "prefix"),
-    **dict.fromkeys(("requests", "type", "status"), "session"),
-}
-WEKA_IDLE = ("think_time", "tool_tokens", "system_tokens")
 NO_ANSWER = {"failed": "no answer"}
 
 
@@ -80,9 +61,9 @@ class Call:
 class Recording:
     """The calls of a file, and which session started which."""
 
-    def __init__(self, path: Path, sources: Sources, form: Format) -> None:
+    def __init__(self, path: Path, form: Format) -> None:
         self.problems = Problems(path)
-        self.records = Records(self.problems, sources, form.idle, form.used)
+        self.records = Records(self.problems, form)
         self.calls: list[Call] = []
         self.parents: dict[Hashable, Hashable] = {}
         self.background: set[Hashable] = set()  # sessions that nobody waits for
@@ -209,13 +190,13 @@ def _predecessors_first(order: Ints, after: Ints, path: Path, calls: list[Call])
     return np.array(found, np.int64)
 
 
-def read_dynamo(path: Path, lanes: int | None = None) -> Table:
+def read_dynamo(path: Path, form: Format, lanes: int | None = None) -> Table:
     """Read Dynamo's request trace: `request_end` records, bare or in their sink's envelope.
 
     Requests with an `agent_context` wait within their sessions; others come at their times. The
     times of tools lie between an answer and the next request, so their records add nothing.
     """
-    found, blocks = Recording(path, DYNAMO_SOURCES, DYNAMO), HashBlocks(1)
+    found, blocks = Recording(path, form), HashBlocks(1)
     for row in rows(path, found.problems):
         event = row.values.get("event")
         record = event if isinstance(event, dict) else row.values
@@ -250,13 +231,13 @@ def _session(context: Mapping[str, Any], prefix: str = "") -> str:
     return next((str(context[name]) for name in names if context.get(name)), "")
 
 
-def read_weka(path: Path, lanes: int | None = None) -> Table:
+def read_weka(path: Path, form: Format, lanes: int | None = None) -> Table:
     """Read plays of Weka's kv-cache-tester, one JSON object each: one in the file, or one a line.
 
     The times of a subagent's requests count from its own start, or from that of the play, as the
     published ones do: where one is before its subagent's, from its own. A play starts at 0.
     """
-    found = Recording(path, WEKA_SOURCES, WEKA)
+    found = Recording(path, form)
     plays = list(_plays(path, found.problems))
     relative = any(
         isinstance(inner.get("t"), int | float) and inner["t"] < entry["t"]
@@ -333,28 +314,9 @@ class _Plays:
                 self.add(one, child, begun + start if self.relative else 0.0)
 
 
-def _is_dynamo(first: Mapping[str, Any]) -> bool:
-    event = first.get("event")
-    record = event if isinstance(event, dict) else first
+def is_dynamo(head: Head) -> bool:
+    """Return whether the first record, bare or in its envelope, is one of Dynamo's."""
+    event = head.first.get("event")
+    record = event if isinstance(event, dict) else head.first
     schema = str(record.get("schema", ""))
     return schema.startswith("dynamo.") and "event_type" in record
-
-
-DYNAMO = Format(
-    "dynamo",
-    'JSONL: {"schema": "dynamo.request.trace.v1", "event_type": "request_end", ..}',
-    lambda head: _is_dynamo(head.first),
-    read_dynamo,
-    ("lanes",),
-    used=used_as(DYNAMO_SOURCES) | DYNAMO_USED,
-    idle=DYNAMO_IDLE,
-)
-WEKA = Format(
-    "weka",
-    'JSON or JSONL: {"id": .., "block_size": 64, "requests": [{"t": s, "in": .., "out": ..}]}',
-    lambda head: {"block_size", "requests"} <= head.keys,
-    read_weka,
-    ("lanes",),
-    used=used_as(WEKA_SOURCES) | WEKA_USED,
-    idle=WEKA_IDLE,
-)

@@ -10,26 +10,14 @@ from pathlib import Path
 
 from simulator.core.request import Segments
 from simulator.workload.traces.documents import flat
-from simulator.workload.traces.fields import name_sources, used_as
 from simulator.workload.traces.format import Format, Table
 from simulator.workload.traces.formats.agents import NO_ANSWER, Call, Recording, objects_of
 from simulator.workload.traces.json_lines import Row, rows
 
-SOURCES = name_sources(
-    "arrival=timestamp, e2el=duration_ms:ms, prompt=tokens.prompt, output=tokens.completion, "
-    "group=model, error=failed"
-)
-USED = {
-    **dict.fromkeys(("session_id", "turns", "llm_calls"), "session"),
-    "tokens.cached": "prefix",
-    "result": "status",
-    "tool_batches": "delay",
-}
 
-
-def read(path: Path, lanes: int | None = None) -> Table:
+def read_copilot(path: Path, form: Format, lanes: int | None = None) -> Table:
     """Read sessions; calls without an answer are left out, cancelled ones are told."""
-    found, cancelled = Recording(path, SOURCES, FORMAT), 0
+    found, cancelled = Recording(path, form), 0
     for row in rows(path, found.problems):
         session = str(row.values.get("session_id"))
         found.records.meet(list(row.values))
@@ -68,14 +56,3 @@ def _share(calls: list[Call]) -> None:
         if own := call.prompt - sum(count for _, count in parts):
             parts.append((("own", call.row), own))
         call.segments = before[call.session] = tuple(parts)
-
-
-FORMAT = Format(
-    "copilot",
-    'JSONL: {"session_id": .., "turns": [{"llm_calls": [..], "tool_batches": [..]}]}',
-    lambda head: {"session_id", "turns"} <= head.keys,
-    read,
-    options=("lanes",),
-    used=used_as(SOURCES) | USED,
-    idle=("turn_id", "initiator_type", "message_metadata", "tokens.cached_pct", "status_code"),
-)

@@ -7,18 +7,14 @@ from pathlib import Path
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import items, parse, read_text
 from simulator.workload.traces.format import Problems
-from simulator.workload.traces.formats.mooncake import LLMSERVINGSIM_KEYS
-from simulator.workload.traces.formats.table import Found, table_format
+from simulator.workload.traces.formats.tables import Found
 from simulator.workload.traces.json_lines import rows
 
 ESTIMATE = "estimate it by --chars-per-token 4, in a scenario trace: {chars_per_token: 4}"
 LENGTHS = ("prompt_len", "input_len")
-KEYS = {"prompt", *LENGTHS, "output_tokens", "output_len", "expected_output_len"}
 
 
-def _custom(
-    path: Path, problems: Problems, chars_per_token: float | None = None
-) -> Iterator[Found]:
+def custom(path: Path, problems: Problems, chars_per_token: float | None = None) -> Iterator[Found]:
     """Yield the requests of vLLM's custom JSONL.
 
     There is no tokenizer here: the length of a prompt is read from `prompt_len` or `input_len`,
@@ -39,7 +35,7 @@ def _custom(
 SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
 
 
-def _sharegpt(
+def sharegpt(
     path: Path, problems: Problems, chars_per_token: float | None = None
 ) -> Iterator[Found]:
     """Yield the lengths of ShareGPT's conversations, pruned as `vllm bench serve` does.
@@ -68,22 +64,3 @@ def _sharegpt(
             fits = prompt <= LONGEST_PROMPT and prompt + output <= LONGEST
             if fits and min(prompt, output) >= SHORTEST:
                 yield line, {"conversations": [prompt, output]}
-
-
-SHAREGPT = table_format(
-    "sharegpt",
-    'JSON: [{"conversations": [{"value": ..}, ..]}]',
-    lambda head: "conversations" in head.keys,
-    "prompt=conversations[0], output=conversations[1]",
-    requests=_sharegpt,
-    options=("chars_per_token",),
-)
-FORMAT = table_format(
-    "custom",
-    'JSONL: {"prompt": .., "prompt_len": .., "output_tokens": ..}',
-    lambda head: bool(KEYS & head.keys) and not LLMSERVINGSIM_KEYS & head.keys,
-    "prompt=prompt_len|input_len, output=output_tokens|output_len|expected_output_len",
-    requests=_custom,
-    options=("chars_per_token",),
-)
-"""Everything arrives at 0."""

@@ -8,49 +8,27 @@ from typing import Any
 
 from simulator.util.errors import HeadwayError
 from simulator.workload.traces.documents import BLANK, flat, is_json_lines, lines, read_text
-from simulator.workload.traces.fields import (
-    NEEDED,
-    find_fields,
-    name_sources,
-    parse_date,
-    source,
-)
+from simulator.workload.traces.fields import NEEDED, find_fields, parse_date, source
 from simulator.workload.traces.format import Format, Head, Problems, Table
-from simulator.workload.traces.formats.table import Found, table_format
+from simulator.workload.traces.formats import FORMATS
+from simulator.workload.traces.formats.tables import Found
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
 
 LANGFUSE = "langfuse.observation."
 IN_JSON = (f"{LANGFUSE}usage_details", f"{LANGFUSE}completion_start_time")
 """Attributes in which Langfuse's SDK writes JSON as text."""
-COLUMNS = (
-    "arrival=startTimeUnixNano|start_time|startTime, end=endTimeUnixNano|end_time|endTime, "
-    "first=completionStartTime|langfuse.observation.completion_start_time, "
-    "ttft=gen_ai.latency.time_to_first_token|gen_ai.response.time_to_first_chunk, "
-    "prompt=gen_ai.usage.input_tokens|gen_ai.usage.prompt_tokens|usageDetails.input|"
-    "langfuse.observation.usage_details.input|promptTokens|llm.token_count.prompt|"
-    "llm.usage.prompt_tokens, "
-    "output=gen_ai.usage.output_tokens|gen_ai.usage.completion_tokens|usageDetails.output|"
-    "langfuse.observation.usage_details.output|completionTokens|llm.token_count.completion|"
-    "llm.usage.completion_tokens, max_tokens=gen_ai.request.max_tokens, "
-    "client=user.id|enduser.id|langfuse.user.id|userId, "
-    "conversation=gen_ai.conversation.id|session.id|sessionId, "
-    "total=usageDetails.total|langfuse.observation.usage_details.total, error=error.type|failed"
-)
-"""The attributes of OpenTelemetry's conventions for generative AI, also as vLLM spells them, and
-the fields of Langfuse's observations."""
-SOURCES = name_sources(COLUMNS)
 IDS = ("spanId", "context.span_id", "id")
 PARENTS = ("parentSpanId", "parent_id", "parentObservationId")
 
 
-def _requests(path: Path, problems: Problems) -> Iterator[Found]:
+def spans(path: Path, problems: Problems) -> Iterator[Found]:
     """Yield the spans that tell their tokens; one that others with tokens lie in is their sum."""
-    found = list(_spans(path, problems))
+    found, columns = list(_all_spans(path, problems)), FORMATS["otel"].columns
     kept = [
         (line, span)
         for line, span in found
-        if all(any(span.get(name) is not None for name in SOURCES[f].names) for f in NEEDED)
+        if all(any(span.get(name) is not None for name in columns[f].names) for f in NEEDED)
     ]
     if found and not kept and not problems.count:
         raise HeadwayError(
@@ -70,7 +48,7 @@ def _first(span: Mapping[str, Any], names: tuple[str, ...]) -> object:
     return next((span[name] for name in names if span.get(name)), None)
 
 
-def _spans(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
+def _all_spans(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the spans of a file, flat: OTLP's JSON, those of an SDK's console, or Langfuse's."""
     for line, value in _objects(path, problems):
         groups = value.get("resourceSpans")
@@ -144,7 +122,8 @@ def _objects(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, An
                 problems.add(line, "line", "not a JSON object")
 
 
-def _is_span(head: Head) -> bool:
+def is_span(head: Head) -> bool:
+    """Return whether a file begins with a span, or with a page of them."""
     first: Mapping[str, Any] = head.first
     page = first.get("data")
     if isinstance(page, list) and page and isinstance(page[0], dict):
@@ -163,7 +142,7 @@ DATE = re.compile(f"{CLF_DATE}|{ISO_DATE}")
 PAIR = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)['\"]?(?:=|: ?)(\"[^\"]*\"|[^\s\",;|{}]+)")
 
 
-def read_access_log(path: Path) -> Table:
+def read_access_log(path: Path, form: Format) -> Table:
     """Read lines with a date and `name=value`; those without counts of tokens are left out.
 
     Where there is nginx's `request_time`, the date is when the answer had been sent, and the
@@ -195,7 +174,7 @@ def read_access_log(path: Path) -> Table:
         sources["e2el"] = source("request_time")
     for name in ("success", "turn"):
         sources.pop(name, None)
-    records = Records(problems, sources)
+    records = Records(problems, form, sources)
     for number, pairs in found:
         records.add(number, pairs)
     return records.table()
@@ -211,17 +190,6 @@ def _arrival(date: str, pairs: Mapping[str, str], number: int, problems: Problem
         return None
 
 
-OTEL = table_format(
-    "otel",
-    'JSON of OpenTelemetry or Langfuse: {"resourceSpans": ..}, or a span: {"traceId": ..}',
-    _is_span,
-    COLUMNS,
-    idle="flags, resource.*, scope.*, *.finish_reasons, status.*",
-    requests=_requests,
-)
-ACCESS_LOG = Format(
-    "access_log",
-    "lines of a web server with prompt_tokens=812 completion_tokens=64",
-    detect=lambda head: bool(DATE.search(head.line)),
-    read=read_access_log,
-)
+def has_date(head: Head) -> bool:
+    """Return whether a log's line begins the file."""
+    return bool(DATE.search(head.line))

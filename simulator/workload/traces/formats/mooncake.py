@@ -10,7 +10,6 @@ LLMServingSim's times are in ns, and its ids those of blocks of prompt and outpu
 
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from math import isnan, nan
 from pathlib import Path
 
@@ -19,25 +18,12 @@ import numpy as np
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayWarning
 from simulator.workload.traces.documents import flat
-from simulator.workload.traces.fields import has_requests, name_sources, used_as
-from simulator.workload.traces.format import Format, Problems, Published, Table
+from simulator.workload.traces.fields import has_requests, source
+from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import HashBlocks, Row, rows
 from simulator.workload.traces.records import Records
 
 TIMED_SIZE = 16  # tokens that an id of a timed_trace stands for
-TIMES = {
-    unit: name_sources(f"arrival=timestamp|:{unit}, prompt=input_length, output=output_length")
-    for unit in ("s", "ms")
-}
-USED = {
-    **dict.fromkeys(("hash_ids", "hash_block_size"), "prefix"),
-    "session_id": "session",
-    **dict.fromkeys(("delay", "delay_ms"), "delay"),
-}
-LLMSERVINGSIM_KEYS = {"arrival_time_ns", "input_toks"}
-LLMSERVINGSIM_SOURCES = name_sources(
-    "arrival=arrival_time_ns:ns, prompt=input_toks, output=output_toks"
-)
 
 
 @dataclass(slots=True)
@@ -55,12 +41,10 @@ class _Turn:
 
 def read_mooncake(
     path: Path,
+    form: Format,
     time_unit: str | None = None,
     hash_block_size: int | None = None,
     session_turns: str = "delta",
-    *,
-    usual_size: int = 512,
-    usual_unit: str = "ms",
 ) -> Table:
     """Read Mooncake's JSONL.
 
@@ -69,17 +53,16 @@ def read_mooncake(
 
     Args:
         path: the file.
-        time_unit: `ms` or `s`; None: `usual_unit`, but seconds where blocks of 16 tokens are asked
+        form: `mooncake` or `timed_trace`.
+        time_unit: `ms` or `s`; None: the format's, but seconds where blocks of 16 tokens are asked
             for, as only traces in seconds have, and a time has a fraction.
-        hash_block_size: tokens that one id stands for; None: what the lines say, else usual_size.
+        hash_block_size: tokens that one id stands for; None: what the lines say, else the format's.
         session_turns: `whole` where the line of a later turn holds its whole prompt, contrary to
             AIPerf.
-        usual_size: tokens of a block where nothing says it.
-        usual_unit: of the times, likewise.
     """
     problems = Problems(path)
-    blocks = HashBlocks(hash_block_size or usual_size, fixed=hash_block_size is not None)
-    records = Records(problems, TIMES["ms"], used=USED)
+    blocks = HashBlocks(hash_block_size or form.block_size, fixed=hash_block_size is not None)
+    records = Records(problems, form)
     told: list[_Turn] = []
     fractions = False
     for row in rows(path, problems):
@@ -91,8 +74,9 @@ def read_mooncake(
             fractions |= isinstance(time, float) and time % 1 != 0
     blocks.add_summary(problems)
     if time_unit is None and hash_block_size == TIMED_SIZE and fractions:
-        usual_unit = "s"
-    records.sources |= TIMES[time_unit or usual_unit]
+        time_unit = "s"
+    if time_unit is not None:
+        records.sources["arrival"] = source("timestamp", "", unit=time_unit)
     table = records.table()
     assert table.rows is not None
     turns = [told[row] for row in table.rows.tolist()]
@@ -179,14 +163,15 @@ def _prepend_history(turns: list[_Turn], last: int, i: int) -> None:
     turn.prompt += before.prompt + before.output
 
 
-def read_llmservingsim(path: Path, hash_block_size: int = 16) -> Table:
+def read_llmservingsim(path: Path, form: Format, hash_block_size: int | None = None) -> Table:
     """Read LLMServingSim's JSONL: blocks cover the prompt and then the output.
 
     The prompt's last tokens may share a block with the first of the output; where the output is
     too short to fill it, the block has no id and these tokens are shared with nobody.
     """
-    problems, blocks = Problems(path), HashBlocks(hash_block_size, open_end=True)
-    records = Records(problems, LLMSERVINGSIM_SOURCES, used={"hash_ids": "prefix"})
+    problems = Problems(path)
+    blocks = HashBlocks(hash_block_size or form.block_size, open_end=True)
+    records = Records(problems, form)
     told: list[list[int | str]] = []
     for row in rows(path, problems):
         ids = row.ids(row.values.get("hash_ids"))
@@ -207,42 +192,7 @@ def read_llmservingsim(path: Path, hash_block_size: int = 16) -> Table:
     return table
 
 
-MOONCAKE = Format(
-    "mooncake",
-    'JSONL: {"timestamp": ms, "input_length": .., "output_length": .., "hash_ids": []}',
-    detect=lambda head: (
-        not {"hash_block_size", "parent_chat_id"} & head.keys
-        and (
-            bool({"input_length", "text_input"} & head.keys)
-            or ("messages" in head.keys and not has_requests(flat(head.first)))
-        )
-    ),
-    read=read_mooncake,
-    options=("time_unit", "hash_block_size", "session_turns"),
-    used=used_as(TIMES["ms"]) | USED,
-    published=(
-        Published(
-            ("mooncake", "conversation_trace", "toolagent_trace", "synthetic_trace"),
-            "a Mooncake trace (Qin et al., FAST'25), licence Apache-2.0: get it from the folder "
-            "FAST25-release/traces of the repository kvcache-ai/Mooncake on GitHub",
-        ),
-    ),
-)
-TIMED_TRACE = MOONCAKE._replace(
-    name="timed_trace",
-    begins="JSONL: as mooncake, but in seconds and with 16 tokens per id, as vLLM reads it",
-    # Headway's own lines say how large blocks are, and Qwen's name the chat before theirs.
-    detect=lambda head: (
-        "input_length" in head.keys and bool({"hash_block_size", "parent_chat_id"} & head.keys)
-    ),
-    read=partial(read_mooncake, usual_unit="s", usual_size=TIMED_SIZE),
-    published=(),
-)
-LLMSERVINGSIM = Format(
-    "llmservingsim",
-    'JSONL: {"arrival_time_ns": .., "input_toks": .., "output_toks": ..}',
-    detect=lambda head: bool(LLMSERVINGSIM_KEYS & head.keys),
-    read=read_llmservingsim,
-    options=("hash_block_size",),
-    used={**used_as(LLMSERVINGSIM_SOURCES), "hash_ids": "prefix"},
-)
+def is_mooncake(head: Head) -> bool:
+    """Return whether there is a length, or a text in its place, in the words of these traces."""
+    texts = "messages" in head.first and not has_requests(flat(head.first))
+    return texts or bool({"input_length", "text_input"} & head.names)

@@ -34,7 +34,7 @@ from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
 
 
-def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
+def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None = None) -> Table:
     """Read a file by the names of its columns, or by `columns`: see `parse_columns`."""
     sources = None if columns is None else parse_columns(columns)
     named = sources is not None
@@ -48,7 +48,7 @@ def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
         if sources is None:
             sources = without_length(find_fields(header(line)), ())
             check_needed(sources, f"{path}:{number}")
-        return read_csv(path, sources, named=named)
+        return read_csv(path, form, sources, named=named)
     problems = Problems(path)
     needed = {"prompt": sources["prompt"].names} if sources else None
     found = list(json_requests(path, problems, needed))
@@ -60,7 +60,7 @@ def read(path: Path, columns: str | Mapping[str, str] | None = None) -> Table:
     if sources is None:
         sources = without_length(find_fields(names), ())
         check_needed(sources, f"{path}:1")
-    records = Records(problems, sources, named=named)
+    records = Records(problems, form, sources, named=named)
     for place, row in found:
         records.add(place, row)
     return records.table()
@@ -112,15 +112,6 @@ def first_request(head: Head) -> dict[str, object]:
     return flat(nested[0])
 
 
-def detect(head: Head) -> bool:
+def is_known(head: Head) -> bool:
     """Return whether times and lengths are there under names that are known."""
     return has_requests(head.columns) or has_requests(first_request(head))
-
-
-FORMAT = Format(
-    "requests",
-    "CSV or JSON: arrival,prompt_tokens,output_tokens, or names like these",
-    detect=detect,
-    read=read,
-    options=("columns",),
-)
