@@ -103,9 +103,8 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     """Return the answer, a line each."""
     best, *others = orders(answer.ranked)
     assert best.scenario is not None
-    slos = ", ".join(slo.text for slo in problem.criteria.slos)
     unsure = ", if it holds: that is too close to tell" if _close(problem, best) else ""
-    lines = [*problem.of_pods, f"Buy {line(best)}{unsure}", f"  under {slos}"]
+    lines = [*problem.of_pods, f"Buy {line(best)}{unsure}", f"  {problem.under}"]
     lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in verdicts(problem, best, best.best)]
     lines += [_speeds(problem, best), f"  looked at {looked_at(best.best)} of load"]
     lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]

@@ -194,6 +194,7 @@ def result_row(problem: PlanProblem, candidate: Candidate) -> dict[str, Any]:
     """
     best = candidate.result.best
     row: dict[str, Any] = {**candidate.varied, "holds": best is not None, "at": None}
+    row["candidate"] = candidate.label
     if problem.searches_rate:
         row |= dict.fromkeys(("capacity", "capacity_low", "capacity_high"))
     row["error"] = candidate.error or None

@@ -83,7 +83,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     notes += scenario_cost_lines([label for label, _ in held], [scenario for _, scenario in held])
     text = [
         *problem.of_pods,
-        "under " + ", ".join(slo.text for slo in bounds),
+        problem.under,
         "",
         align(lines, heads=0),
         "",
@@ -291,7 +291,8 @@ def write_plan(
     `question` is that of `question_key`: who asks another one later does not write over it.
     """
     rows = [result_row(problem, candidate) for candidate in candidates]
-    flat = [{key: one for key, one in row.items() if key != "verdicts"} for row in rows]
+    keys = dict.fromkeys(key for candidate in candidates for key in candidate.varied)
+    flat = [keys | {key: one for key, one in row.items() if key != "verdicts"} for row in rows]
     report = {
         "question": question,
         "slo": [slo.text for slo in problem.criteria.slos],
@@ -300,11 +301,10 @@ def write_plan(
         "best": candidates.index(best),
         "candidates": rows,
     }
-    if (
-        not answer and problem.criteria.window is not None
-    ):  # the table says little of the worst window
-        answer = [*_in_words(problem, best), *_by_need(problem, candidates)]
-    report |= {"answer": [*answer]} if answer else {}
+    if not answer:
+        first, *others = [*_in_words(problem, best), *_by_need(problem, candidates)]
+        answer = [first.removeprefix("* "), f"  {problem.under}", *others]
+    report["answer"] = [*answer]
     settings = problem.settings(best, PlannedRun(best.best.at, seconds=best.best.seconds))
     settings.append(("slo", json.dumps(report["slo"])))
     chosen = load_scenario(problem.path, problem.overrides, vary=settings)

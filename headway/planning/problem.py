@@ -71,6 +71,11 @@ class PlanProblem:
         return [told] if self.pods > 1 else []
 
     @property
+    def under(self) -> str:
+        """The service levels, in words."""
+        return f"under {', '.join(slo.text for slo in self.criteria.slos)}"
+
+    @property
     def searches_rate(self) -> bool:
         """Whether the largest load is asked for."""
         return bool(self.key) and not self.high

@@ -7,13 +7,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isinf
 from typing import Any
 
 from simulator.cluster.routers import ROUTERS
 from simulator.models.gpus import GPUS, find_gpu
 from simulator.models.load import shipped_models
+from simulator.results.service_levels import Slo, parse_slo
 from simulator.scenario.cluster_config import ClusterConfig
 from simulator.scenario.policy_table import POLICIES
 from simulator.scenario.scenario import Scenario
@@ -66,6 +67,8 @@ class Knob:
     values: Sequence[Value]
     menu: bool = False
     notes: Sequence[str] = ()  # what a menu says behind each value
+    levels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By key the scenario's service levels, where it bounds one of these, not each request."""
 
     def takes(self, value: object) -> bool:
         """Say whether it may be set to a value: of a slider to any between its ends, too."""
@@ -95,7 +98,6 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
         prefix = int(getattr(load.generator, "prefix_len", 0))
         found.append(_slider("prefix", "Prefix that all prompts share, tokens", prefix, PREFIXES))
     replicas = 1 if cluster is None else cluster.replicas
-    goodput = scenario.goodput
     found += [
         _menu("model", "Model", str(scenario.model), shipped_models()),
         _gpus(gpu.name),
@@ -106,8 +108,8 @@ def knobs_of(scenario: Scenario) -> list[Knob]:
         _slider("memory", "gpu_memory_utilization", engine.gpu_memory_utilization, MEMORY),
         _slider("replicas", "Replicas", replicas or 1, (1, 2, 3, 4, 6, 8, 12, 16)),
         _menu("router", "Router", router, list(ROUTERS)),
-        _bound("ttft", "SLO: TTFT, ms", goodput.ttft if goodput else None),
-        _bound("tpot", "SLO: TPOT, ms", goodput.tpot if goodput else None),
+        _bound("ttft", scenario),
+        _bound("tpot", scenario),
     ]
     if len(parts := _parts(scenario)) > 1:
         found.append(_menu("whose", "Whose SLO: 99 % of", ALL, [ALL, *parts]))
@@ -139,10 +141,33 @@ def _gpus(name: str) -> Knob:
     return replace(knob, notes=notes)
 
 
-def _bound(name: str, label: str, value: float | None) -> Knob:
-    """Make the slider of a service level, which a scenario may be without."""
+def _bound(latency: str, scenario: Scenario) -> Knob:
+    """Make the slider of a service level, which a scenario may be without.
+
+    Where it has levels, and none of them is on goodput, it is the first on this latency.
+    """
+    block = scenario.plan.slo or scenario.slo
+    slos = [parse_slo(text) for text in block]
+    if not block or any(slo.name == "goodput" for slo in slos):
+        value, statistic, levels = getattr(scenario.goodput, latency), "", {}
+    else:
+        level = next((slo for slo in slos if _turns(slo, latency)), None)
+        value, statistic = None if level is None else level.bound, _statistic(level)
+        levels = {"slo": block} | ({"plan.slo": block} if scenario.plan.slo else {})
     own = BOUNDS if value is None else sorted({*BOUNDS, value})
-    return Knob(name, label, NO_BOUND if value is None else value, (NO_BOUND, *own))
+    label = f"SLO: {statistic}{latency.upper()}, ms"
+    return Knob(
+        latency, label, NO_BOUND if value is None else value, (NO_BOUND, *own), levels=levels
+    )
+
+
+def _turns(slo: Slo, latency: str) -> bool:
+    return slo.latency == latency and not slo.part
+
+
+def _statistic(level: Slo | None) -> str:
+    """Name the statistic that a knob bounds, the P99 where there is no level yet."""
+    return f"{'p99' if level is None else level.metric.partition('_')[0]} ".capitalize()
 
 
 def _slider(name: str, label: str, value: float, values: Sequence[float]) -> Knob:
@@ -151,6 +176,18 @@ def _slider(name: str, label: str, value: float, values: Sequence[float]) -> Kno
 
 def _menu(name: str, label: str, value: str, values: Sequence[str]) -> Knob:
     return Knob(name, label, value, list(dict.fromkeys([value, *values])), menu=True)
+
+
+def _relevelled(levels: Sequence[str], bounds: Mapping[str, Value]) -> list[str]:
+    """Return service levels with the bounds of some latencies, ms, in place of their own."""
+    found, left = [], dict(bounds)
+    for text in levels:
+        slo = parse_slo(text)
+        latency = next((name for name in left if _turns(slo, name)), None)
+        bound = None if latency is None else left.pop(latency)
+        if bound is None or bound != NO_BOUND:
+            found.append(text if bound is None else slo._replace(bound=float(bound)).text)
+    return found + [f"p99_{name}_ms<={bound}" for name, bound in left.items() if bound != NO_BOUND]
 
 
 def overrides(knobs: Sequence[Knob], given: object) -> list[str]:
@@ -174,13 +211,17 @@ def overrides(knobs: Sequence[Knob], given: object) -> list[str]:
     other = any(turned[name] != known[name].value for name in HARDWARE if name in turned)
     turned = {k: v for k, v in turned.items() if v != known[k].value or (other and k in SIZES)}
     whose = turned.pop("whose", ALL)
+    bounds = {k: turned.get(k, known[k].value) for k in ("ttft", "tpot")}
+    levels = known["ttft"].levels
+    turned_levels = {k: turned.pop(k) for k in bounds if k in turned and levels}
     found: list[tuple[str, Any]] = [
         (KEYS[name], None if value == NO_BOUND else value) for name, value in turned.items()
     ]
     if whose != ALL:
-        levels = {k: turned.get(k, known[k].value) for k in ("ttft", "tpot") if k in known}
-        slo = [f"{whose}: p99_{k}_ms<={v}" for k, v in levels.items() if v != NO_BOUND]
-        found += [("slo", slo)] if slo else []
+        slo = [f"{whose}: p99_{k}_ms<={v}" for k, v in bounds.items() if v != NO_BOUND]
+        found += [(key, slo) for key in levels or ("slo",) if slo]
+    elif turned_levels:
+        found += [(key, _relevelled(own, turned_levels)) for key, own in levels.items()]
     if other:
         found += [(KEYS[name], None) for name in SIZES if name not in turned]
     if "gpus" in turned:

@@ -9,6 +9,7 @@ import pytest
 from headway.cli.main import main
 from headway.figures.grids import draw_costs, draw_grid, draw_room
 from headway.figures.tables import point_label
+from headway.report.html.table_page import answer_html, plan_columns
 from simulator.util.errors import HeadwayError
 from tests.support.scenarios import SMALL
 
@@ -66,13 +67,34 @@ def test_the_page_of_a_plan_says_what_its_verdicts_stand_on(tmp_path: Path, caps
     assert "replica can decode" in text
     assert bases[1] in capsys.readouterr().out
     assert f"those of the table are means of {bases[1].split()[0]} runs." in text
-    best = re.search("<h2[^>]*>The best</h2><p class=lines>(.*?)</p>", text)
+    best = re.search("The best</h2><p class=headline>(.*?)</p><p class=lines>(.*?)</p>", text, re.S)
     assert best is not None
     assert re.fullmatch(
-        r"engine.max_num_seqs=16, under p99_ttft_ms&lt;=250, completion&gt;=1; SLO attainment "
-        rf"[\d.]+ %; headroom \d+ %; 1 GPU, \$[\d.]+/h; \$[\d.]+/M output tokens; looked at "
-        rf"{bases[1]} of load\.",
+        r"engine.max_num_seqs=16: holds the load; SLO attainment [\d.]+ %; headroom \d+ %; 1 GPU, "
+        r"\$[\d.]+/h; \$[\d.]+/M output tokens",
         best[1],
+    )
+    under, looked, *_ = best[2].splitlines()
+    assert under.strip() == "under p99_ttft_ms&lt;=250, completion&gt;=1"
+    assert looked.strip() == f"looked at {bases[1]} of load"
+
+
+def test_candidates_of_unlike_keys_have_names() -> None:
+    """Rows of autoscaling had no key of their own, and so none."""
+    shared = {"holds": [True, False], "at": [2, 3]}
+    ragged = {"cluster.autoscaling": [None, "null"], **shared, "candidate": ["the scenario", "a=b"]}
+    columns = plan_columns(pd.DataFrame(ragged), "cluster.replicas")
+    assert [*columns][:3] == ["candidate", "holds", "at"]
+    alike = {"cluster.router": ["random", "fair"], **shared, "candidate": ["a", "b"]}
+    assert next(iter(plan_columns(pd.DataFrame(alike), ""))) == "cluster.router"
+
+
+def test_an_answer_is_a_headline_and_what_folds_away() -> None:
+    told = answer_html("Buy 2 x A\n  under p99<=1\nSecond best: B\n  means: 3\nThen C")
+    assert told == (
+        "<p class=headline>Buy 2 x A</p><p class=lines>  under p99&lt;=1</p>"
+        "<details><summary>Second best: B</summary><p class=lines>  means: 3</p></details>"
+        "<p>Then C</p>"
     )
 
 

@@ -72,6 +72,26 @@ def test_levels_may_be_of_one_client_or_priority() -> None:
     assert "whose" not in [knob.name for knob in knobs_of(load_scenario("demo"))]
 
 
+@pytest.mark.parametrize("key", ["slo", "plan.slo"])
+def test_levels_of_the_scenario_are_what_the_knobs_turn(key: str) -> None:
+    """They turned goodput, which nothing reads where there are percentiles."""
+    given = [f'{key}=["priority 0: p99_ttft_ms<=9", "p90_ttft_ms<=800", "mean_itl_ms<=30"]']
+    given.append("workload.clients=2")
+    given.append("workload.priorities=[0, 3]")
+    knobs = knobs_of(load_scenario("demo", given))
+    ttft, tpot = (next(one for one in knobs if one.name == name) for name in ("ttft", "tpot"))
+    assert (ttft.label, ttft.value) == ("SLO: P90 TTFT, ms", 800)
+    assert (tpot.label, tpot.value) == ("SLO: P99 TPOT, ms", "none")
+    turned = overrides(knobs, {"ttft": 500, "tpot": 40})
+    own = ["priority 0: p99_ttft_ms<=9", "p90_ttft_ms<=500", "mean_itl_ms<=30", "p99_tpot_ms<=40"]
+    assert turned == [f"{name}={json.dumps(own)}" for name in dict.fromkeys(["slo", key])]
+    assert overrides(knobs, {"ttft": "none"})[0] == f"slo={json.dumps([own[0], own[2]])}"
+    found = run(load_scenario("demo", [*given, *turned, "workload.num_prompts=50"])).summary()
+    assert [one["bound"] for one in found["headway"]["slo"]][1] == "p90_ttft_ms<=500"
+    goodput = knobs_of(load_scenario("demo", ["slo=[goodput>=0.95]"]))
+    assert overrides(goodput, {"ttft": 500}) == ["goodput.ttft=500"]
+
+
 def test_another_gpu_has_its_engine_s_own_sizes() -> None:
     """And a finding has the knob that this page can turn."""
     knobs = knobs_of(load_scenario("demo"))
@@ -114,10 +134,11 @@ def test_knobs_say_what_the_scenario_says() -> None:
 @pytest.mark.many
 @pytest.mark.parametrize("name", [knob.name for knob in knobs_of(load_scenario("demo"))])
 def test_every_knob_turned_to_an_end_runs_or_is_refused_in_words(name: str) -> None:
-    (knob,) = [knob for knob in knobs_of(load_scenario("demo")) if knob.name == name]
+    knobs = knobs_of(load_scenario("demo"))
+    (knob,) = [knob for knob in knobs if knob.name == name]
     settings = ["workload.num_prompts=20"]
     for value in (knob.values[0], knob.values[-1]):
-        job = Job(1, "demo", (*settings, *overrides([knob], {name: value})))
+        job = Job(1, "demo", (*settings, *overrides(knobs, {name: value})))
         with contextlib.suppress(HeadwayError):  # too large for the GPU, say
             (last,) = answers(job, lambda: False)
             assert last["requests"] == 20

@@ -2,11 +2,12 @@
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from html import escape
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.figures.data import Run
 from headway.figures.grids import draw_costs, draw_grid, draw_room
@@ -71,13 +72,13 @@ def table_page(folder: Path) -> tuple[str, str]:
     rows = _candidates(folder, "plan" if planned else "results")
     best, slo, count, searched = _plan_best(folder) if planned else (_sweep_best(rows), None, 1, "")
     rows.attrs["slo"] = slo or []
-    columns = _plan_columns(rows, searched) if planned else _sweep_columns(rows)
+    columns = plan_columns(rows, searched) if planned else _sweep_columns(rows)
     kind = "candidates" if planned else "points"
     runs, note = _best(folder, slo)
     if runs and count > 1:
         note += f" Its figures are of this one run; those of the table are means of {count} runs."
     above = (
-        ("The best", f"{_told(best)}<p class=note>{note}</p>"),
+        ("The best", f"{answer_html(best)}<p class=note>{note}</p>"),
         ("Over the keys", "".join(_pictures(rows, planned=planned))),
         (kind.capitalize(), _table(rows, columns)),
     )
@@ -90,7 +91,7 @@ def answer_of(folder: Path) -> dict[str, str]:
     rows = _candidates(folder, "plan")
     best, slo, _, searched = _plan_best(folder)
     rows.attrs["slo"] = slo
-    return {"answer": _told(best), "table": _grid(rows, _plan_columns(rows, searched))}
+    return {"answer": answer_html(best), "table": _grid(rows, plan_columns(rows, searched))}
 
 
 def _candidates(folder: Path, name: str) -> "pd.DataFrame":
@@ -106,13 +107,18 @@ def _candidates(folder: Path, name: str) -> "pd.DataFrame":
     return rows
 
 
-def _told(answer: str) -> str:
-    """Show an answer; of one with many lines, those on what was not bought fold away."""
-    first, _, rest = answer.partition("\nOf ")
-    count, _, others = rest.partition("\n")
-    head = f"<details><summary>Of {escape(count)}</summary>"
-    more = f"{head}<p class=lines>{escape(others)}</p></details>" if rest else ""
-    return f"<p class=lines>{escape(first)}</p>{more}"
+def answer_html(answer: str) -> str:
+    """Show an answer: its first line as a headline, what is indented below a later one folded."""
+    parts = [part.split("\n") for part in re.split(r"\n(?! )", escape(answer))]
+    texts: list[str] = []
+    for head, *more in parts:
+        lines = "<p class=lines>{}</p>".format("\n".join(more))
+        if not texts:
+            texts.append(f"<p class=headline>{head}</p>{lines}")
+        else:
+            folded = f"<details><summary>{head}</summary>{lines}</details>"
+            texts.append(folded if more else f"<p>{head}</p>")
+    return "".join(texts)
 
 
 def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
@@ -126,9 +132,14 @@ def _sweep_columns(rows: "pd.DataFrame") -> dict[str, tuple[str, float]]:
     return shown
 
 
-def _plan_columns(rows: "pd.DataFrame", searched: str) -> dict[str, tuple[str, float]]:
-    """Likewise of a plan; `searched` is the key that it searched a value of, if there is one."""
+def plan_columns(rows: "pd.DataFrame", searched: str) -> dict[str, tuple[str, float]]:
+    """Likewise of a plan; `searched` is the key that it searched a value of, if there is one.
+
+    Candidates of unlike keys, as with and without autoscaling, have their names in one column.
+    """
     first = [*rows.columns[: rows.columns.get_loc("holds")]] if "holds" in rows else []
+    if "candidate" in rows and rows[first].isna().any(axis=None):
+        first = ["candidate"]
     bounded = [key for key in rows if key.endswith("_ms")]
     shown = {str(key): (str(key), 1.0) for key in first}
     named = PLAN_COLUMNS | {"at": searched}
@@ -213,40 +224,8 @@ def _plan_best(folder: Path) -> tuple[str, list[str], int, str]:
         raise HeadwayError(f"{folder / 'plan.json'}: damaged: it names no best candidate")
     slo = [str(text) for text in plan.get("slo") or ()]
     row = candidates[best]
-    named = [*row][: [*row].index("holds")] if isinstance(row, dict) and "holds" in row else []
-    label = ", ".join(f"{key}={row[key]}" for key in named) or "the scenario"
-    key = str(plan.get("searched") or "")
-    found = f", {key}={row['at']:.4g}" if key else ""
-    said = f"{label}{found}, under {', '.join(slo)}{''.join(_answer(row, key))}."
-    if answer := plan.get("answer"):
-        said = "\n".join(map(str, answer))
-    return said, slo, row.get("replications") or 1, key
-
-
-def _answer(row: dict[str, Any], searched: str) -> Iterator[str]:
-    """Tell the answer of a plan in figures, as far as they are known."""
-
-    def read(key: str, scale: float = 1.0) -> float | None:
-        value = row.get(key)
-        return scale * value if isinstance(value, int | float) else None
-
-    capacity, low, high = (read(key) for key in ("capacity", "capacity_low", "capacity_high"))
-    if capacity is not None:
-        unit = " req/s" if searched == "workload.request_rate" else " x the trace's rate"
-        ends = f" ({low:.4g} to {high:.4g})" if low is not None and high is not None else ""
-        yield f"; capacity {capacity:.4g}{unit}{ends}"
-    if (share := read("attainment", 100.0)) is not None:
-        yield f"; SLO attainment {share:.2f} %"
-    if (room := read("headroom", 100.0)) is not None:
-        yield f"; {-room:.0f} % below the offered load" if room < 0 else f"; headroom {room:.0f} %"
-    if (gpus := read("gpus")) is not None:
-        yield f"; {gpus:.4g} GPU{'s' if gpus != 1 else ''}"
-    if (price := read("dollars_per_hour")) is not None:
-        yield f", ${price:,.4g}/h"
-    if (cost := read("dollars_per_million_output_tokens")) is not None:
-        yield f"; ${cost:.3g}/M output tokens"
-    if isinstance(row.get("looked_at"), str):
-        yield f"; looked at {row['looked_at']} of load"
+    said = "\n".join(map(str, plan.get("answer") or [row.get("candidate", "the best candidate")]))
+    return said, slo, row.get("replications") or 1, str(plan.get("searched") or "")
 
 
 def _best(folder: Path, slo: list[str] | None) -> tuple[list[Run], str]:
