@@ -354,7 +354,7 @@ def test_other_settings_of_the_best_order_are_told_by_whether_they_surely_hold(w
 
     best, sure, unsure = offer(100), offer(100, max_num_seqs="64"), offer(999, max_num_seqs="32")
     criteria = SimpleNamespace(slos=[parse_slo("p90_ttft_ms<=1000")])
-    problem = SimpleNamespace(criteria=criteria, of_pods=["one of 4 pods"])
+    problem = SimpleNamespace(criteria=criteria, under="under x", of_pods=["one of 4 pods"])
     told = buy_lines(problem, Answer([best, sure, unsure], [], True))  # type: ignore[arg-type]
     assert told[0] == "one of 4 pods"
     assert "  means: TTFT 7 ms, TPOT 7 ms, E2EL 7 ms; p90_ttft_ms takes 10 % of its bound" in told

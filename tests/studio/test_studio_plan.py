@@ -163,7 +163,7 @@ def test_from_my_log_to_this_fleet(
         asked = "How few replicas of this GPU do: own.csv, gpu L40S"
         assert wait_for_plan(driver) == f"Cancelled: {asked}"
         plan_again(driver)
-        assert "cluster.replicas=1, under" in driver.find_element("id", "plan-best").text
+        assert "cluster.replicas=1 holds the load" in driver.find_element("id", "plan-best").text
         assert yaml.safe_load(copied(driver, "plan-yaml"))["gpu"]["name"] == "L40S"
         driver.find_element("id", "question").send_keys("How much")
         driver.find_element("id", "reset").send_keys(ENTER)
