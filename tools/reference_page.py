@@ -36,8 +36,8 @@ bounds of the first. Without `slo`, 99 % of each must keep them.
 PAGE_HEAD = """# Scenario reference
 
 Which keys may a scenario file have? This page lists each as `key: default` (values): meaning
-(`python -m tools.reference_page` makes it). `null` means none, or no limit, unless the key says
-more. A block's keys are in the section of its name.
+(`python -m tools.reference_page` makes it). A number is 0 or more, where 0 makes sense; a count is whole. `null` means none, or no limit, unless the key says more. A block's keys are in the
+section of its name.
 
 An error names the likeliest key, or says that Headway does not simulate this one. A GB is 10^9
 bytes. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported. A scenario may name code:
@@ -182,7 +182,7 @@ def _key(name: str, default: object, values: str, meaning: str) -> str:
     """Show a key as YAML has it, with its default, and what it takes and means."""
     required = default is dataclasses.MISSING
     shown = name if required else f"{name}: {_yaml(as_plain(default))}"
-    plain = "boolean|list|mapping|number|text" + ("" if default is None else "|integer")
+    plain = "boolean|integer|list|mapping|number|text"
     values = re.sub(rf"^({plain})( (?=[≥>\d])|$)", "", values)
     named = re.findall(r"`([^`]+)`", values)
     if named and all(name == default or f"{name}:" in meaning for name in named):
@@ -210,9 +210,11 @@ def _values(kind: Any) -> str:
 
 
 def _bounds(limits: Mapping[str, Any]) -> str:
-    """Write down the bounds, but for large ones, which are only there to refuse slips."""
+    """Write down the bounds, but for 0 and 1 below, and for large ones, which refuse slips."""
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     at = {k: f"{v:,}" for k, v in limits.items() if k in signs and v < 100_000}
+    if {*at} <= {"ge", "gt"} and all(limits[k] in (0, 1) for k in at):
+        return ""
     if "ge" in at and "le" in at:
         return f"{at['ge']} to {at['le']}".replace(".0", "")
     return ", ".join(f"{signs[name]}{limit}" for name, limit in at.items())

@@ -88,7 +88,7 @@ class GpuConfig(Config):
     )
     count: Count = Field(
         1,
-        description="GPUs of one engine; left out, the product of the three parallel sizes; given "
+        description="GPUs of one engine; left out, the product of the parallel sizes; "
         "alone, it sets tensor_parallel_size",
     )
     dollars_per_hour: Amount | None = Field(
@@ -195,13 +195,13 @@ class EngineConfig(Config):
     )
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         256,
-        description="most requests that run at once; left out, 256, and 1024 on a GPU of 70 GiB or "
-        "more, except A100",
+        description="most requests that run at once; left out, 256, or 1024 on GPUs from 70 "
+        "GiB on, except A100",
     )
     max_num_batched_tokens: Count = Field(
         2048,
-        description="most tokens of a step, max_num_seqs or more; left out, 2048, 8192 on a GPU of "
-        "70 GiB or more, except A100, 16384 from 160 GiB on",
+        description="most tokens of a step, max_num_seqs or more; left out, likewise 2048, "
+        "8192, and 16384 from 160 GiB on",
     )
     max_num_active_seqs: Count | None = Field(
         None,
@@ -250,9 +250,9 @@ class EngineConfig(Config):
     )
     hicache_write_policy: Literal["write_back", "write_through", "write_through_selective"] = Field(
         "write_back",
-        description="blocks are copied to the host: write_back: when evicted; write_through: when "
-        "computed (vLLM; SGLang's default); write_through_selective: when a second "
-        "request has them (SGLang alone)",
+        description="copies blocks to the host: write_back: when evicted; write_through: "
+        "when computed (vLLM; SGLang's default); write_through_selective: at a "
+        "second request (SGLang)",
     )
     store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0, description="under write_through: copy a block when it is offered for the n-th time"
@@ -323,18 +323,19 @@ class EngineConfig(Config):
     )
     async_scheduling: bool = Field(
         True,
-        description="decide a step while the one before runs; left out, false with drafts, swap, a "
-        "radix tree and schedulers that need the last step",
+        description="decide a step while the one before runs; left out, false where the "
+        "scheduler needs the last step (drafts, swap, radix tree)",
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
-        description="true: every layer keeps all tokens; false: a layer with a window keeps that "
-        "alone; left out, false under vllm if the model has windows (memory.md)",
+        description="true: every layer keeps all tokens; false: a layer with a window keeps "
+        "that alone, the default under vllm (memory.md)",
     )
     prefix_cache_retention_interval: WholeNumber | None = Field(
         0,
-        description="a layer that keeps a window alone caches blocks at the ends of prompts, where "
-        "they branch, and every n tokens (0: not these); null: all, as vLLM before 0.29",
+        description="a layer with a window caches blocks at the ends of prompts, where they "
+        "branch, and every n tokens (0: not these); null: all, as before vLLM "
+        "0.29",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding (speculative.md); null: none"

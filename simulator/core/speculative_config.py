@@ -77,8 +77,8 @@ class SpeculativeConfig(Config):
     num_speculative_tokens_per_batch_size: Annotated[list[list[int]] | None, _by_batch_size] = (
         Field(
             None,
-            description="[first, last, drafts]: drafts made after a step of first to last "
-            "requests; the first is 1",
+            description="[first, last, drafts] after a step of first to last requests; the "
+            "first is 1",
         )
     )
     disable_eagle_block_drop: bool = Field(

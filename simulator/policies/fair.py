@@ -244,7 +244,7 @@ class SmallestFirst(ClientQueues):
 class Fair(SmallestFirst):
     """Virtual Token Counter: the client that has received the fewest tokens first. A prompt
     token counts `input_weight`, an answer token `output_weight`, divided by the client's
-    weight: {policy: fair, weights: {a: 2, b: 1}}; other clients have weight 1.
+    weight (`weights: {a: 2}`; else 1).
 
     Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2, and the
     weights of its section 4.3: a counter per client holds its service divided by its weight. When

@@ -62,9 +62,9 @@ class Due:
 
 
 class Deadline:
-    """Earliest deadline first: token n is due `ttft` + n `tpot` ms after the arrival; `clients`
-    may have their own, {name: {ttft: 200, tpot: 30}}. A waiting request displaces a running one
-    whose next token is due more than `slack` ms later.
+    """Earliest deadline first: token n is due `ttft` + n `tpot` ms after the arrival, by client
+    as `clients: {name: {ttft: 200, tpot: 30}}`. It displaces a request whose next token is due
+    more than `slack` ms later.
 
     Token n (from 0) of a request is due at arrival + ttft + n * tpot (Niyama, Goel et al.,
     arXiv:2503.22562). A waiting request displaces the running one whose next token is due last,
@@ -164,9 +164,9 @@ class SRPT:
 
 
 class MLFQ:
-    """Skip-join feedback queues: level l has a quantum of `quantum` `ratio` ** l steps;
-    `prefill_rate` prompt tokens count as one. It displaces running requests of lower levels. A
-    request that has waited `starvation` seconds goes to the highest level.
+    """Skip-join feedback queues: level l has `quantum` `ratio` ** l steps; `prefill_rate` prompt
+    tokens count as one. It displaces requests of lower levels. After a wait of `starvation`
+    seconds a request goes to the highest level.
 
     Skip-join multi-level feedback queues (FastServe, Wu et al., arXiv:2305.05920).
 

@@ -26,8 +26,8 @@ class Entry:
 
 class VirtualFinishTime:
     """Weighted fair queueing of single requests: the smallest virtual time + remaining tokens /
-    weight first. A share of a waiting request's tokens, up to `starvation_boost`, does not
-    count. It preempts the largest running request. Weights as for fair.
+    weight first, waiting ones with up to `starvation_boost` fewer (a share). It preempts the
+    largest running request.
 
     Weighted fair queueing (Demers, Keshav and Shenker, SIGCOMM 1989), self-clocked (Golestani,
     INFOCOM 1994), with each request as a flow of its own where `wfq` has clients. Virtual time is

@@ -26,7 +26,7 @@ class GroupConfig(Config):
     )
     model: str | None = Field(
         None,
-        description="null: the scenario's; requests go to groups of the model that they ask for",
+        description="null: the scenario's",
     )
     gpu: GpuConfig | None = Field(None, description="null: the scenario's")
     engine: EngineConfig | None = Field(None, description="keys that differ from the scenario's")

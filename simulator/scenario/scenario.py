@@ -148,8 +148,8 @@ class Scenario(Config):
     goodput: GoodputConfig = GoodputConfig()
     slo: list[str] = Field(
         [],
-        description="service levels, as p99_ttft_ms<=1000 or goodput>=0.95, of `plan` without its "
-        "own, too; []: 99 % of goodput, if that has bounds",
+        description="as p99_ttft_ms<=1000 or goodput>=0.95, of `plan`, too; []: 99 % of "
+        "goodput, if that has bounds",
     )
     sweep: SweepConfig | None = Field(
         None, description="what `headway sweep` varies; other commands ignore it"

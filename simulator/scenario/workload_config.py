@@ -82,8 +82,8 @@ class TraceConfig(Config):
     )
     lanes: Count | None = Field(
         None,
-        description="plays of agents side by side (dynamo, weka, agentic_mooncake); a lane's next "
-        "one begins when the last has ended; null: each at its time",
+        description="agents side by side (dynamo, weka, agentic_mooncake), each playing one "
+        "after the other; null: each at its time",
     )
 
     def _check(self) -> None:

@@ -21,9 +21,8 @@ Deliver = Literal["batch", "each"]
 
 class Static(SchedulerBase):
     """Static batching: a batch starts when `batch_size` requests wait (null, and at most:
-    max_num_seqs), or `timeout` seconds after the oldest of them came, and runs until its
-    longest member ends. `deliver: each` streams answers; `batch` delivers all when the batch is
-    over: then TTFT is E2EL.
+    max_num_seqs), or `timeout` seconds after the oldest came, and runs until its longest member
+    ends. `deliver: each` streams answers, `batch` delivers all at the batch's end.
 
     A batch of `batch_size`, or what has come `timeout` seconds after the oldest arrived.
 
@@ -226,7 +225,7 @@ class Static(SchedulerBase):
 
 class HfStatic(Static):
     """Hugging Face `generate` in a loop: static batching without a timeout, each batch of
-    prompts in one pass; `batch_size` null is 8; `deliver` as for static.
+    prompts in one pass; `batch_size` null is 8.
 
     `model.generate` of transformers on up to `batch_size` (8) requests at a time, in order.
 
