@@ -36,7 +36,8 @@ bounds of the first. Without `slo`, 99 % of each must keep them.
 PAGE_HEAD = """# Scenario reference
 
 Which keys may a scenario file have? This page lists each as `key: default` (values): meaning
-(`python -m tools.reference_page` makes it). A number is 0 or more, where 0 makes sense; a count is whole. `null` means none, or no limit, unless the key says more. A block's keys are in the
+(`python -m tools.reference_page` makes it). A number is 0 or more, where 0 makes sense; a count is
+whole. `null` means none, or no limit, unless the key says more. The keys of a block are in the
 section of its name.
 
 An error names the likeliest key, or says that Headway does not simulate this one. A GB is 10^9
