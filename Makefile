@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet
 # Where it is set each of the tests' many commands compiles all that it imports, a second each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-clients test-engine test-compiled lint accuracy mutants bench notebooks test-notebooks docs lock clean preflight
+.PHONY: demo test test-clients test-engine lint accuracy mutants bench notebooks test-notebooks docs lock clean preflight
 
 demo: $(VENV)/installed
 	$(BIN)/headway compare scenarios/demo.yaml --vary engine.scheduling_policy=static,fcfs --set workload.request_rate=1 --out out/demo
@@ -56,15 +56,6 @@ test-engine: $(VENV)/installed-test $(ENGINE)/installed
 $(ENGINE)/installed: tests/support/engine_environment.py
 	$(PYTHON) $< $(ENGINE)
 	touch $@
-
-# The tests that simulate, on modules compiled as a compiled wheel has them, in a copy: a C compiler and three minutes.
-COMPILED := .cache/compiled
-COMPILED_TESTS ?= core engine schedulers policies kv_cache simulation cluster conformance testing twin costs results
-test-compiled: $(VENV)/installed-dev
-	rm -rf $(COMPILED) && mkdir -p $(COMPILED)
-	git ls-files -z | xargs -0 cp --parents -t $(COMPILED)
-	cd $(COMPILED) && HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(CURDIR)/$(BIN)/python -m hatchling build --target wheel
-	cd $(COMPILED) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(COMPILED_TESTS:%=tests/%)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -128,4 +119,3 @@ preflight: $(VENV)/installed-test
 
 clean:
 	rm -rf $(VENV) out
-	find simulator -name '*.so' -delete && rm -f *__mypyc*.so

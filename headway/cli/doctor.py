@@ -25,7 +25,6 @@ def doctor(*, json_: Json = False) -> int:
 
 def examine() -> dict[str, Any]:
     """Return what there is of the installation, and what is wrong with it."""
-    from simulator.core import request
     from simulator.util.environment import source_commit
     from simulator.util.version import __version__
 
@@ -37,7 +36,6 @@ def examine() -> dict[str, Any]:
     return {
         "headway": __version__,
         "commit": source_commit(),
-        "compiled": not str(request.__file__).endswith(".py"),
         "folder": str(Path(__file__).parents[2]),
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -103,9 +101,8 @@ def _try_run() -> tuple[dict[str, Any], list[str]]:
 
 
 def _text(found: dict[str, Any]) -> str:
-    kind = found["commit"] + ", compiled" * found["compiled"]
     rows = [
-        ("headway", f"{found['headway']} ({kind}) in {found['folder']}"),
+        ("headway", f"{found['headway']} ({found['commit']}) in {found['folder']}"),
         ("python", f"{found['python']}, {found['executable']}"),
         ("platform", found["platform"]),
         ("requires", ", ".join(f"{name} {version}" for name, version in found["required"].items())),

@@ -14,10 +14,8 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from simulator.core.request import Request
-from simulator.util.compiled import mypyc_attr
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class DecodeSet:
     """Requests that decode together, and what their next ticks take.
 

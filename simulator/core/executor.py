@@ -2,7 +2,8 @@
 is another, and the loop never asks which."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from simulator.core.request import Step
 
@@ -11,36 +12,26 @@ MIXED_GRAPH_PROMPTS = 8
 attention is launched for so many tiles that are not full."""
 
 
+@dataclass(slots=True, eq=False)
 class Timing:
     """What one step takes, in s, and by how much each part of its work makes it longer."""
 
-    # No NamedTuple, and no dataclass: one is made for every step (see `Request`).
-    __slots__ = ("adapters", "encoder", "host", "seconds", "swap")
-
-    def __init__(
-        self,
-        seconds: float,
-        swap: float = 0.0,
-        adapters: float = 0.0,
-        encoder: float = 0.0,
-        host: float = 0.0,
-    ) -> None:
-        self.seconds = seconds
-        self.swap = swap  # copies of preempted requests' KV blocks
-        self.adapters = adapters  # loading of adapters
-        self.encoder = encoder  # encoding of images and clips
-        self.host = host  # the engine's work on the host, where kernels hide the rest of it
+    seconds: float
+    swap: float = 0.0  # copies of preempted requests' KV blocks
+    adapters: float = 0.0  # loading of adapters
+    encoder: float = 0.0  # encoding of images and clips
+    host: float = 0.0  # the engine's work on the host, where kernels hide the rest of it
 
 
+@dataclass(slots=True, eq=False)
 class Leap:
     """What each step of a stretch of decode steps takes, in s."""
 
-    __slots__ = ("host", "seconds")
-    swap = adapters = encoder = 0.0
-
-    def __init__(self, seconds: list[float], host: Sequence[float] = ()) -> None:
-        self.seconds = seconds
-        self.host = host  # by which the host's work makes each longer; (): none
+    seconds: list[float]
+    host: Sequence[float] = ()  # by which the host's work makes each longer; (): none
+    swap: ClassVar[float] = 0.0
+    adapters: ClassVar[float] = 0.0
+    encoder: ClassVar[float] = 0.0
 
 
 class StageTimes(NamedTuple):

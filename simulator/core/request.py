@@ -4,8 +4,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simulator.util.compiled import mypyc_attr
-
 Segments = tuple[tuple[Hashable, int], ...]
 """A prompt's contents: runs of tokens (name, count); token k of a run is the pair (name, k)."""
 
@@ -35,7 +33,6 @@ def items_of(prompt: Segments | None) -> tuple[Item, ...]:
     return tuple(items)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Request:
     """One user's request and how far it has come.
 
@@ -44,7 +41,6 @@ class Request:
     and `max_tokens`, which the client declares.
     """
 
-    # What is made so often is no dataclass: mypyc compiles only an `__init__` that it can see.
     __slots__ = (
         *("id", "arrival", "prompt_tokens", "output_tokens", "client", "priority", "segments"),
         *("hint", "max_tokens", "ignore_eos", "model", "items", "output_limit", "allowed"),
@@ -133,15 +129,13 @@ def by_admission(request: Request) -> int:
     return request.admission
 
 
+@dataclass(slots=True, eq=False)
 class Chunk:
     """A part of one request's tokens that one step computes."""
 
-    __slots__ = ("request", "start", "tokens")
-
-    def __init__(self, request: Request, start: int, tokens: int) -> None:
-        self.request = request
-        self.start = start  # tokens already in the cache
-        self.tokens = tokens  # tokens to compute now
+    request: Request
+    start: int  # tokens already in the cache
+    tokens: int  # tokens to compute now
 
 
 @dataclass(slots=True)

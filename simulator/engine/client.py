@@ -13,7 +13,6 @@ import simpy
 
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
-from simulator.util.compiled import mypyc_attr
 from simulator.workload.workload import Floats, Ints, Workload
 
 if TYPE_CHECKING:
@@ -275,7 +274,6 @@ class SentTimes:
         return self.chunks[id // self.size].sent[id % self.size]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class ChunkSender:
     """Sends a workload that comes a chunk of `size` requests at a time, `total` in all.
 

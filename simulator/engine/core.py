@@ -5,6 +5,7 @@ When it schedules is up to an `EngineLoop` (`loop.py`).
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +25,6 @@ from simulator.core.log import (
 )
 from simulator.core.request import Request, Step
 from simulator.schedulers.interface import LONGEST_LEAP, SchedulerInterface
-from simulator.util.compiled import mypyc_attr
 
 ScheduledStep = tuple[Step, StepRow]
 """A step, and what the log says of it beside its times."""
@@ -40,18 +40,14 @@ class SchedulerStats(NamedTuple):
     blocks_used: int  # KV blocks
 
 
+@dataclass(slots=True, eq=False)
 class InFlight:
     """A batch that the engine computes; times in s."""
 
-    __slots__ = ("decided", "ends", "scheduled", "start")
-
-    def __init__(self, scheduled: Any, decided: float, start: float, ends: list[float]) -> None:
-        self.scheduled = (
-            scheduled  # what is computed: only the loop that scheduled it looks into it
-        )
-        self.decided = decided
-        self.start = start
-        self.ends = ends  # of it and of each of its repeats
+    scheduled: Any  # what is computed: only the loop that scheduled it looks into it
+    decided: float
+    start: float
+    ends: list[float]  # of it and of each of its repeats
 
 
 class Loop(Protocol):
@@ -75,7 +71,6 @@ class Loop(Protocol):
         """Count the repeats of its step in flight that have been scheduled by now."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class EngineCore:
     """Whatever is submitted to it gets scheduled and executed.
 

@@ -16,10 +16,8 @@ from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
 from simulator.kv_cache.block_hashes import known_hashes
 from simulator.kv_cache.tiers import HostTier
-from simulator.util.compiled import mypyc_attr
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class BlockCounter:
     """Free blocks as a number. A request's table is as long as its computed tokens need.
 
@@ -193,7 +191,6 @@ class CacheListener(Protocol):
         """A block with this hash has been given to somebody else."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class BlockManager(BlockCounter):
     """Blocks with names, reference counts and, if asked for, a prefix cache."""
 

@@ -3,10 +3,8 @@
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.util.compiled import mypyc_attr
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class EvictingCounter(BlockCounter):
     """Free blocks as a number, of which some are cached: whoever takes them may have to evict."""
 
@@ -26,7 +24,6 @@ class EvictingCounter(BlockCounter):
             self.take(count)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class TreeCounter(EvictingCounter):
     """Free blocks of a prefix cache that is a radix tree: of nobody, or unlocked in the tree."""
 

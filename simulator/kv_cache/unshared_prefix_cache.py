@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request
 from simulator.kv_cache.evicting_counter import EvictingCounter
-from simulator.util.compiled import mypyc_attr
 
 Part = tuple[int, int]
 """Successive blocks of a table: the number of the first, and the one after the last."""
@@ -33,7 +32,6 @@ class FreedBlocks:
     """Of two blocks with the same tokens, since one was computed again, the lower one is found."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class UnsharedPrefixCache(EvictingCounter):
     """Blocks without names, of which a preempted request finds its own again."""
 

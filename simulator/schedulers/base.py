@@ -18,10 +18,8 @@ from simulator.schedulers.door import Door
 from simulator.schedulers.feature import Feature
 from simulator.schedulers.interface import LONGEST_LEAP, Traits
 from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
-from simulator.util.compiled import mypyc_attr
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SchedulerBase:
     """Takes requests in, first come, first served, and lets them end; `schedule` is a subclass'.
 

@@ -11,7 +11,6 @@ from simulator.core.request import Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
-from simulator.util.compiled import mypyc_attr
 from simulator.util.from_mapping import raise_if
 
 MaxNewTokens = int | Literal["exact"] | None
@@ -19,7 +18,6 @@ MaxNewTokens = int | Literal["exact"] | None
 WITH_ANSWER = ", with the longest answer that the client lets it have (max_new_tokens)"
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class ContinuousBatching(SchedulerBase):
     """Puts a step together of its parts, by `fill`.
 

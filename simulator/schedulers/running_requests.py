@@ -4,7 +4,6 @@ from simulator.core.decode_set import DecodeSet
 from simulator.core.log import pack_pause, pack_run
 from simulator.core.request import Request, by_admission
 from simulator.kv_cache.block_manager import BlockCounter
-from simulator.util.compiled import mypyc_attr
 from simulator.util.errors import HeadwayError
 
 FUTILE_STEPS = 10_000  # in a row that lose what was computed, without one token or arrival
@@ -43,7 +42,6 @@ class PreemptionLoop:
             )
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class RunningRequests(dict[Request, None]):
     """The running requests in order of admission.
 

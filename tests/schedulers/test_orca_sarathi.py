@@ -72,8 +72,8 @@ def test_what_can_never_be_reserved_is_rejected() -> None:
 
 @pytest.mark.parametrize("asked", [0, -1, True, "all", 2.5])
 def test_what_clients_ask_for_is_a_number_or_exact(asked: object) -> None:
-    told = "max_new_tokens: must be a whole number of at least 1|got float"  # if compiled
-    with pytest.raises((ValueError, TypeError), match=told):
+    told = "max_new_tokens: must be a whole number of at least 1"
+    with pytest.raises(ValueError, match=told):
         Orca(counter(9), max_new_tokens=asked)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,6 @@ from simulator.schedulers.interface import Traits
 from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
 from simulator.schedulers.sglang.scheduler import SgLang
 from simulator.schedulers.vllm.async_scheduler import AsyncRunning, Run
-from simulator.util.compiled import mypyc_attr
 
 
 class OverlappedRunning(AsyncRunning):
@@ -65,7 +64,6 @@ class BatchInFlight:
         self.ending = [one for one in self.ending if one is not request]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class OverlappedSgLang(SgLang):
     """The scheduler with two batches in flight (`event_loop_overlap` in SGLang's `scheduler.py`).
 

@@ -31,14 +31,12 @@ from simulator.schedulers.sglang.running_batch import (
     CountedBatch,
     RunningBatch,
 )
-from simulator.util.compiled import mypyc_attr
 from simulator.util.from_mapping import check_least, check_range, raise_if
 
 RETRACTION_POLICIES = ("length", "priority")
 MOST_IDLE_PASSES = 1000
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SgLang(ContinuousBatching):
     """SGLang 0.5.23: steps of prompts first, in `order`: fcfs, lof, random, lpm, dfs-weight,
     hrrn, shortest-prefill-first; retraction of decodes. With priorities the higher is the more

@@ -13,6 +13,7 @@ knows yet that it has ended. It is a ghost, whose token is dropped. Before vLLM 
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from simulator.core.log import pack_run
@@ -21,31 +22,26 @@ from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.interface import Traits
 from simulator.schedulers.running_requests import PreemptionLoop, RunningRequests
 from simulator.schedulers.vllm.scheduler import Scheduler
-from simulator.util.compiled import mypyc_attr
 
 _schedule = Scheduler.schedule  # as `super().schedule`, in the time of a plain call
 
 
+@dataclass(slots=True, eq=False)
 class Run:
     """A row of log.RUN in the making: it may end before its first token has come out."""
 
-    __slots__ = ("first_tick", "start", "ticks")
-
-    def __init__(self) -> None:
-        self.start = -1.0
-        self.first_tick = 0
-        self.ticks = -1  # -1: it goes on
+    start: float = -1.0
+    first_tick: int = 0
+    ticks: int = -1  # -1: it goes on
 
 
+@dataclass(slots=True, eq=False)
 class BatchInFlight:
     """What a batch in flight will bring."""
 
-    __slots__ = ("ending", "first_tokens", "leap_blocks")
-
-    def __init__(self) -> None:
-        self.first_tokens: Sequence[tuple[Request, Run]] = ()  # of runs of decodes
-        self.ending: Sequence[Request] = ()  # who gets its last token
-        self.leap_blocks: list[int] | None = None  # its repeats'; None: none was scheduled
+    first_tokens: Sequence[tuple[Request, Run]] = ()  # of runs of decodes
+    ending: Sequence[Request] = ()  # who gets its last token
+    leap_blocks: list[int] | None = None  # its repeats'; None: none was scheduled
 
     def drop(self, request: Request) -> None:
         """Bring nothing to a request: nobody wants it any more."""
@@ -53,7 +49,6 @@ class BatchInFlight:
         self.ending = [other for other in self.ending if other is not request]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class AsyncRunning(RunningRequests):
     """The running list where tokens are counted before they have come out.
 
@@ -94,7 +89,6 @@ class AsyncRunning(RunningRequests):
             super().discard(request)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class AsyncScheduler(Scheduler):
     """The scheduler with two batches in flight.
 
@@ -107,8 +101,7 @@ class AsyncScheduler(Scheduler):
     running: AsyncRunning
 
     def __init__(self, blocks: BlockCounter, **options: Any) -> None:
-        begin: Any = Scheduler.__init__  # by `super`, mypyc 2.4 takes `options` for an argument
-        begin(self, blocks, **options)
+        super().__init__(blocks, **options)
         if self.swap_space.free:
             raise ValueError(
                 "preemption_mode: swap does not go with async_scheduling: a request may then be "

@@ -43,12 +43,10 @@ from simulator.schedulers.vllm.admission import (
     Reservation,
 )
 from simulator.schedulers.vllm.rules import NEWEST_RULES, CannotFollowError, Rules
-from simulator.util.compiled import mypyc_attr
 
 QUEUES_WITHOUT_BOOKS = (Fifo, KeyQueue, RankQueue, RatioQueue)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler(SchedulerBase):
     """First come, first served; a preempted request goes to the front.
 
