@@ -55,9 +55,8 @@ from simulator.scenario.load import check_scenario
 from simulator.scenario.resolve import resolve
 from simulator.scenario.scenario import Scenario
 from simulator.scenario.settle_cost import version_overhead
-from simulator.simulation.cluster import run_cluster
 from simulator.simulation.result import Result
-from simulator.simulation.run import play
+from simulator.simulation.run import play, run
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.workers import WorkerDied, parallel_map
 from simulator.util.yaml_lines import SourceMap
@@ -287,7 +286,7 @@ def _simulate(scenario: Scenario, spec: EngineSpec, workload: Workload) -> Resul
     """Send the workload to the engine, or to the replicas of a data-parallel one."""
     if scenario.cluster is not None:
         cost = None if _in_lock_step(scenario, spec) else spec.cost
-        return run_cluster(scenario, workload=workload, cost=cost).whole()
+        return run(scenario, workload=workload, cost=cost).whole()
     scheduler = make_scheduler(spec, workload.segments is not None)
     replica = make_replica(FastEnvironment(), scheduler, spec.cost)
     return play(scenario, spec, workload, replica).whole()

@@ -277,7 +277,7 @@ def _run(scenario: "Scenario", **options: Any) -> "Result":
 
 def _spread_run(workers: Workers, scenario: "Scenario", **options: Any) -> "Result":
     """Run a cluster's replicas on workers."""
-    from simulator.simulation.cluster import spread_cluster
+    from simulator.simulation.run import spread_cluster
 
     with workers.use():
         return spread_cluster(scenario, jobs=workers.jobs, **options)

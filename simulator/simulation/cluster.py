@@ -1,10 +1,8 @@
 """From the block `cluster` of a scenario to a fleet, and from its run to a result."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import TypeVar
 
 import numpy as np
 
@@ -12,43 +10,32 @@ from simulator.cluster.config import SleepModeConfig
 from simulator.cluster.data_parallel import Balancer
 from simulator.cluster.disaggregation import DisaggregatedFleet
 from simulator.cluster.encoders import EncoderFleet
-from simulator.cluster.fleet import Fleet
+from simulator.cluster.fleet import Fleet, Sessions
 from simulator.cluster.gateway import Gateway
 from simulator.cluster.lifecycle import Autoscaler, Failures, GpuBudget, Lifecycle
 from simulator.cluster.routers import Target
 from simulator.cluster.sleep_mode import SleepMode, SleepTimes, awake_first
 from simulator.core.alarm import FastEnvironment
-from simulator.core.log import PAUSE, REJECTED, RUN, Log
+from simulator.core.log import PAUSE, RUN
 from simulator.core.request import Request
-from simulator.costs.cost_model import CostModel
-from simulator.costs.noise import Errors
-from simulator.engine.client import Client, StreamClient
-from simulator.engine.drive import drive
+from simulator.engine.client import Client
 from simulator.kv_cache.tiers import SecondaryTier
-from simulator.policies.predictor import make_predictor
 from simulator.results.encodings import Encodings
 from simulator.results.kv_transfers import Transfers
-from simulator.results.record import ClusterRecord, replicas_in
+from simulator.results.record import ClusterRecord
 from simulator.results.request_table import Attempts
-from simulator.results.service_levels import need_parts, service_levels
 from simulator.scenario.assemble_fleet import make_fleet
 from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.kv_room import memory_budget
-from simulator.scenario.policy_table import missing_inputs
-from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
-from simulator.simulation.independent import find_coupling, run_independent
 from simulator.simulation.result import Result
-from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.workload import Floats, Workload
+from simulator.simulation.setup import AnyClient, MakeClient, Setup
+from simulator.workload.workload import Workload
 
 REWRITING = {"failures", "client"}
 """Keys of a cluster by which rows of a log may be taken out again."""
-NONE_COMES_BACK = "cluster.failures: requests wait for a replica, and none comes back"
-
-AnyClient = TypeVar("AnyClient", Client, StreamClient)
 
 
 def sessions_of(workload: Workload) -> list[int] | None:
@@ -64,73 +51,53 @@ def sessions_of(workload: Workload) -> list[int] | None:
     return [root if on else -1 for root, on in zip(first, goes_on, strict=True)]
 
 
-def run_cluster(
+def set_up_cluster(
     scenario: Scenario,
+    specs: Mapping[str, EngineSpec],
+    shares: bool,
+    make: MakeClient[AnyClient],
+    sessions: Sessions | None,
     *,
-    stepwise: bool = False,
-    progress: Callable[[float, int, int], None] | None = None,
-    workload: Workload | None = None,
-    cost: CostModel | None = None,
-    noise: Errors | None = None,
-    stop: Callable[[Floats, Sequence[Log]], bool] | None = None,
-) -> Result:
-    """Simulate a scenario with a cluster; see `simulation.run`. `cost` is that of all replicas.
-
-    Where prefill and decode are apart nothing asks `stop`.
-    """
-    if workload is None:
-        workload = scenario.make_workload()
-    specs = {name: spec.with_cost(cost, noise) for name, spec in resolve_groups(scenario).items()}
-    if find_coupling(scenario, workload) is None:
-        result = run_independent(
-            *(scenario, specs, workload, not stepwise),
-            progress=progress,
-            stop=stop,
-        )
-        _warn(result)
-        return result
-    env = FastEnvironment()
-    fleet = make_fleet(env, scenario.fleet, specs, sessions_of(workload))
-    shares = workload.segments is not None
-    record, life = add_replicas(fleet, scenario, specs, shares, leap=not stepwise)
-    predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    client = connect_client(
-        *(fleet, scenario, record, life),
-        lambda submit, cancel: Client(env, workload, submit, predictor, cancel),
+    leap: bool,
+) -> Setup[AnyClient]:
+    """Put a client before the replicas of a cluster; see `set_up`."""
+    fleet = make_fleet(FastEnvironment(), scenario.fleet, specs, sessions)
+    record, life = add_replicas(fleet, scenario, specs, shares, leap=leap)
+    client = connect_client(fleet, scenario, record, life, partial(make, fleet.env))
+    cluster = scenario.cluster
+    assert cluster is not None
+    comes_and_goes = bool(cluster.scalers or cluster.sleepers)
+    apart = isinstance(fleet, DisaggregatedFleet | EncoderFleet)
+    rewrites = apart or comes_and_goes or bool(cluster.model_fields_set & REWRITING)
+    return Setup(
+        client,
+        specs,
+        fleet.cores,
+        fleet.abandon,
+        fleet=fleet,
+        record=record,
+        missed=life.missed,
+        apart=apart,
+        rewrites=rewrites,
     )
-    ends, apart = None, isinstance(fleet, DisaggregatedFleet | EncoderFleet)
-    assert scenario.cluster is not None
-    rewritten = apart or bool(scenario.cluster.scalers or scenario.cluster.sleepers)
-    rewritten = rewritten or bool(scenario.cluster.model_fields_set & REWRITING)
-    if stop is not None and not apart:
-        ends = partial(stop, np.frombuffer(client.sent), fleet.logs)
-    try:
-        interrupted = drive(env, client, progress, ends, [] if rewritten else fleet.logs)
-    except RuntimeError:
-        if not fleet.has_no_replica:
-            raise
-        raise HeadwayError(NONE_COMES_BACK) from None
-    if interrupted:
-        fleet.abandon()
+
+
+def add_record(result: Result, setup: Setup[Client]) -> None:
+    """Put into a result what became of a fleet that has run."""
+    fleet, record = setup.fleet, setup.record
+    assert fleet is not None
+    assert record is not None
+    result.cluster = record
     drop_lost_rows(fleet)
-    fleet.logs[0].record_hung_up(client.hung_up)
-    sent = np.frombuffer(client.sent)
-    logs = [core.final_log() for core in fleet.cores]
     if isinstance(fleet, DisaggregatedFleet):
-        record.transfers = _transfers(fleet, specs)
-        logs = record.transfers.seen()
+        record.transfers = _transfers(fleet, result.specs)
+        result.logs = record.transfers.seen()
     if isinstance(fleet, EncoderFleet):
         fleet.forget_jobs()
         links = fleet.links.items()
         outputs = {number: (link.transfers, link.blocks, link.busy) for number, link in links}
         record.encodings = Encodings.of(bytes(fleet.encodings), outputs)
         record.tries = record.tries._replace(encoded=record.encodings.rows)
-    result = Result(scenario, workload, sent, logs, specs, interrupted)
-    result.cluster = record
-    if client.hints is not None:
-        result.hints = np.frombuffer(client.hints, np.int64)
-    _warn(result, life.missed)
-    return result
 
 
 def _transfers(fleet: DisaggregatedFleet, specs: Mapping[str, EngineSpec]) -> Transfers:
@@ -141,29 +108,6 @@ def _transfers(fleet: DisaggregatedFleet, specs: Mapping[str, EngineSpec]) -> Tr
         size = spec.block_bytes * spec.engine.tensor_parallel_size
         producers[number] = link.transfers, link.blocks * size, link.busy
     return Transfers.of(bytes(fleet.transfers), fleet.logs, producers, fleet.sent_again)
-
-
-def spread_cluster(
-    scenario: Scenario,
-    *,
-    stepwise: bool = False,
-    progress: Callable[[float, int, int], None] | None = None,
-    workload: Workload | None = None,
-    jobs: int | None = None,
-) -> Result:
-    """Simulate a cluster by replica on joblib's active backend, with `jobs` workers.
-
-    The result is that of `run_cluster`. Raises HeadwayError where the replicas are tied together.
-    """
-    workload = scenario.make_workload() if workload is None else workload
-    need_parts(service_levels(scenario), scenario, workload)
-    if (why := find_coupling(scenario, workload)) is not None:
-        raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
-    specs = resolve_groups(scenario)
-    what = scenario, specs, workload, not stepwise
-    result = run_independent(*what, progress=progress, spread=True, jobs=jobs)
-    _warn(result)
-    return result
 
 
 def add_replicas(
@@ -314,21 +258,3 @@ def drop_lost_rows(fleet: Fleet) -> None:
             stale = (ids[at] == found["id"]) & (found["start"] < since[at])
             if stale.any():
                 rows[:] = found[~stale].tobytes()
-
-
-def _warn(result: Result, missed: Sequence[str] = ()) -> None:
-    """Say, once for each kind of replica, what cannot be trusted, and which outages it `missed`."""
-    record, cluster = result.cluster, result.scenario.cluster
-    assert record is not None
-    assert cluster is not None
-    missing = missing_inputs(result.specs.values(), result.workload, cluster.admission)
-    messages = dict.fromkeys([*missing, *missed])
-    for name, numbers in replicas_in(record.groups).items():
-        steps = [result.logs[k].steps for k in numbers]
-        messages |= dict.fromkeys(result.specs[name].cost.range_warnings(*steps))
-    count = sum(int((log.requests["reason"] == REJECTED).sum()) for log in result.logs)
-    if count and count == len(result.workload):
-        messages[f"all {count:,} requests were rejected: no replica could ever hold them"] = None
-    for message in messages:
-        result.warnings.append(message)
-        warnings.warn(message, HeadwayWarning, stacklevel=4)

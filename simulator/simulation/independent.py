@@ -8,11 +8,12 @@ stretch, which finds its data in the processor's caches.
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 import simpy
@@ -35,6 +36,7 @@ from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.scenario import Scenario
 from simulator.schedulers.interface import SchedulerInterface
 from simulator.simulation.result import Result
+from simulator.simulation.setup import Progress
 from simulator.util.errors import HeadwayError, one_line
 from simulator.util.user_code import exit_message
 from simulator.util.workers import WorkerDied, parallel_map, worker_count
@@ -45,10 +47,9 @@ SPLIT_KEYS = {"router", "replicas", "groups", "pods", "pod_router"}
 
 Those of a group tie none, but for `kv_role`, beside which there is `kv_transfer`.
 """
+One = TypeVar("One")
 REQUESTS_PER_TURN = 64  # requests that each replica gets before the next goes on
 PARTS_PER_JOB = 4  # so that workers end at about the same time
-
-Progress = Callable[[float, int, int], None]
 
 
 def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
@@ -85,6 +86,12 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
         ),
     }
     return next((why for why, holds in couplings.items() if holds), None)
+
+
+def need_no_coupling(scenario: Scenario, workload: Workload) -> None:
+    """Raise HeadwayError where replicas are tied together, and workers cannot share them out."""
+    if (why := find_coupling(scenario, workload)) is not None:
+        raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
 
 
 @dataclass(slots=True)
@@ -242,7 +249,6 @@ class ReplicaGroup:
 
     scenario: Scenario
     pods: Sequence[int]
-    members: list[list[str]]  # of each, the groups of its replicas
     shares: bool  # the workload's prompts have contents
     leap: bool
     requests: Sequence[ReplicaRequests] = ()  # likewise; (): they come later
@@ -259,17 +265,19 @@ class ReplicaGroup:
             routers = self.scenario.fleet.pod_routers(self.pods)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            specs = specs or self.scenario.specs
+            specs, groups = specs or self.scenario.specs, replica_groups(self.scenario)
+            members = pod_members(self.scenario)
+            names = [[groups[number] for number in members[pod]] for pod in self.pods]
             replicas = [
                 IndependentReplica(
                     [
                         (name, make_scheduler(specs[name], self.shares), specs[name].cost)
-                        for name in names
+                        for name in own
                     ],
                     routers.get(pod),
                     leap=self.leap,
                 )
-                for pod, names in zip(self.pods, self.members, strict=True)
+                for pod, own in zip(self.pods, names, strict=True)
             ]
         for replica, requests in zip(replicas, self.requests, strict=False):
             replica.feed(requests)
@@ -302,8 +310,7 @@ def run_independent(
     requests = Front(scenario.fleet.make_front(), len(pods)).route(
         workload, range(len(pods)), hints
     )
-    members = [[record.groups[number] for number in pod] for pod in pods]
-    group = ReplicaGroup(scenario, range(len(pods)), members, shares, leap, requests)
+    group = ReplicaGroup(scenario, range(len(pods)), shares, leap, requests)
     sent, interrupted = workload.arrival.copy(), False
     if spread:
         logs = _run_on_workers(group, jobs, progress, len(workload))
@@ -319,9 +326,7 @@ def run_independent(
             if hints is not None:
                 hints[np.isnan(sent)] = 0
         logs = [core.final_log() for core in cores]
-    by_pod = [number for pod in pods for number in pod]
-    logs = [log for _, log in sorted(zip(by_pod, logs, strict=True), key=itemgetter(0))]
-    result = Result(scenario, workload, sent, logs, specs, interrupted)
+    result = Result(scenario, workload, sent, by_number(pods, logs), specs, interrupted)
     result.cluster = record
     result.hints = hints
     return result
@@ -344,11 +349,22 @@ def pod_members(scenario: Scenario) -> list[list[int]]:
     return [*pods.values()]
 
 
-def standing_record(scenario: Scenario, numbers: Sequence[int] | None = None) -> ClusterRecord:
-    """Return the record of replicas that are always up: of all, or of those of some numbers."""
+def by_number(members: Iterable[Sequence[int]], found: Iterable[One]) -> list[One]:
+    """Put what there is of each replica, pod after pod, in the order of the replicas' numbers."""
+    pairs = zip(chain.from_iterable(members), found, strict=True)
+    return [one for _, one in sorted(pairs, key=itemgetter(0))]
+
+
+def replica_groups(scenario: Scenario) -> list[str]:
+    """Return the group of each replica."""
     assert scenario.cluster is not None
     kinds = scenario.cluster.replica_groups.items()
-    groups = [name for name, kind in kinds for _ in range(kind.replicas)]
+    return [name for name, kind in kinds for _ in range(kind.replicas)]
+
+
+def standing_record(scenario: Scenario, numbers: Sequence[int] | None = None) -> ClusterRecord:
+    """Return the record of replicas that are always up: of all, or of those of some numbers."""
+    groups = replica_groups(scenario)
     if numbers is not None:
         groups = [groups[number] for number in numbers]
     return ClusterRecord(
@@ -404,9 +420,7 @@ def _run_on_workers(
     """Run the replicas on workers."""
     cuts = cut(len(group.pods), jobs)
     parts = [
-        replace(
-            group, pods=group.pods[a:b], members=group.members[a:b], requests=group.requests[a:b]
-        )
+        replace(group, pods=group.pods[a:b], requests=group.requests[a:b])
         for a, b in pairwise(cuts)
     ]
     found: dict[int, list[Log]] = {}

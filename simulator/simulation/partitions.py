@@ -28,14 +28,15 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation import stream
 from simulator.simulation.independent import (
     cut,
-    find_coupling,
+    need_no_coupling,
     part_failed,
     pod_members,
     standing_record,
     tell_failure,
     warn_of_schedulers,
 )
-from simulator.simulation.stream import Progress, first_chunk
+from simulator.simulation.setup import Progress
+from simulator.simulation.stream import first_chunk
 from simulator.util.errors import HeadwayError
 from simulator.util.files import READ_FILES, write_atomic
 from simulator.util.sums import add_sums, take_sums
@@ -88,8 +89,7 @@ def run_partitions(
     """
     stream.refuse(scenario)
     total, first, *_ = first_chunk(scenario, stream.CHUNK)
-    if (why := find_coupling(scenario, first)) is not None:
-        raise HeadwayError(f"--jobs: replicas cannot run each by itself: {why}")
+    need_no_coupling(scenario, first)
     cluster = scenario.cluster
     assert cluster is not None
     cuts = cut(len(set(cluster.pod_numbers)), jobs)

@@ -7,6 +7,7 @@ import numpy as np
 
 from simulator.core.request import Request
 from simulator.engine.client import Chunk, ChunkSender, RequestReader
+from simulator.engine.drive import no_garbage_collection
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.simulation.independent import (
     REQUESTS_PER_TURN,
@@ -16,6 +17,7 @@ from simulator.simulation.independent import (
     check_done,
     pod_members,
 )
+from simulator.simulation.setup import Progress
 from simulator.workload.workload import Workload
 
 
@@ -46,26 +48,36 @@ class PodsClient(ChunkSender):
     def now(self) -> float:
         return self._now
 
-    def play(self) -> Iterator[float]:
-        """Go on to the end, saying now and then how far all have come, s."""
+    def drive(self, look: Progress) -> bool:
+        """Go on to the end, telling `look` now and then; say whether it was broken off."""
         fed = 0
-        for work in self._chunks:
-            self._number += 1
-            parts = self._front.route(work, self._pods)
-            self._take_in(work, parts)
-            fed += self._chunk.left
-            for replica, part in zip(self.replicas, parts, strict=True):
-                replica.feed(part)
-            times = np.sort(np.concatenate([part.times for part in parts]))
-            turn = REQUESTS_PER_TURN * len(parts)
-            for until in np.unique([*times[turn::turn], *times[-1:]]).tolist():
+        try:
+            with no_garbage_collection():
+                for work in self._chunks:
+                    fed += self._play(work, look)
                 for replica in self.replicas:
-                    replica.advance(until, packs=False)
-                self._now = until
-                yield until
-        for replica in self.replicas:
-            replica.advance(packs=False)
+                    replica.advance(packs=False)
+        except KeyboardInterrupt:
+            return True
         check_done(self.done, fed)
+        return False
+
+    def _play(self, work: Workload, look: Progress) -> int:
+        """Let each replica go on for some requests of a chunk in turn; return how many it has."""
+        self._number += 1
+        parts = self._front.route(work, self._pods)
+        self._take_in(work, parts)
+        fed = self._chunk.left
+        for replica, part in zip(self.replicas, parts, strict=True):
+            replica.feed(part)
+        times = np.sort(np.concatenate([part.times for part in parts]))
+        turn = REQUESTS_PER_TURN * len(parts)
+        for until in np.unique([*times[turn::turn], *times[-1:]]).tolist():
+            for replica in self.replicas:
+                replica.advance(until, packs=False)
+            self._now = until
+            look(until, self.done, self.sent.total)
+        return fed
 
     def _take_in(self, work: Workload, parts: Sequence[ReplicaRequests]) -> None:
         """Keep what is sent from here of a chunk, to be measured when it has ended."""

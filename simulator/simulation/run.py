@@ -1,29 +1,28 @@
 """From a scenario to a result: the main verb of the package."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
-from simulator.core.alarm import FastEnvironment
 from simulator.core.log import REJECTED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
 from simulator.engine.client import Client
-from simulator.engine.drive import drive
-from simulator.engine.pipeline import make_replica
+from simulator.engine.core import EngineCore
 from simulator.engine.replica import Replica
+from simulator.results.record import replicas_in
 from simulator.results.service_levels import need_parts, service_levels
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import Source, as_scenario
 from simulator.scenario.policy_table import missing_inputs
-from simulator.scenario.resolve import resolve
+from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
+from simulator.simulation.setup import MakeClient, Progress, Setup, before, set_up
 from simulator.util.errors import HeadwayWarning
-from simulator.util.user_code import user_error
+from simulator.util.user_code import blaming
 from simulator.workload.workload import Floats, Workload
 
 Stop = Callable[[Floats, Sequence[Log]], bool]
@@ -34,7 +33,7 @@ def run(
     scenario: Scenario | Source,
     *,
     stepwise: bool = False,
-    progress: Callable[[float, int, int], None] | None = None,
+    progress: Progress | None = None,
     workload: Workload | None = None,
     cost: CostModel | None = None,
     noise: Errors | None = None,
@@ -43,11 +42,12 @@ def run(
     """Simulate a scenario, or what `load_scenario` makes one of: a file, a name, a dict.
 
     `stepwise` executes every step by itself, for the same result. `workload` and `cost` take the
-    place of the scenario's; `noise` makes of a cost model one that is off in this run.
-    `progress(simulated seconds, requests done, requests in all)` is called now and then, and so is
-    `stop`. Where that says so, and at an interrupt (Ctrl-C), the run ends early: the result then
-    holds what was done until then. Raises ValueError, `field: what is wrong`, where the scenario
-    contradicts itself, and HeadwayError where a file is at fault.
+    place of the scenario's, `cost` for all replicas; `noise` makes of a cost model one that is off
+    in this run. `progress(simulated seconds, requests done, requests in all)` is called now and
+    then, and so is `stop`, but where prefill and decode are apart. Where that says so, and at an
+    interrupt (Ctrl-C), the run ends early: the result then holds what was done until then. Raises
+    ValueError, `field: what is wrong`, where the scenario contradicts itself, and HeadwayError
+    where a file is at fault.
     """
     scenario = as_scenario(scenario)
     if workload is None:
@@ -55,28 +55,41 @@ def run(
     else:
         workload.check()
     need_parts(service_levels(scenario), scenario, workload)
+    specs = {name: spec.with_cost(cost, noise) for name, spec in resolve_groups(scenario).items()}
+    sessions = None
     if scenario.cluster is not None:
-        from simulator.simulation.cluster import run_cluster
+        from simulator.simulation.cluster import sessions_of
+        from simulator.simulation.independent import find_coupling, run_independent
 
-        return run_cluster(
-            scenario,
-            stepwise=stepwise,
-            progress=progress,
-            workload=workload,
-            cost=cost,
-            noise=noise,
-            stop=stop,
-        )
-    spec = resolve(scenario).with_cost(cost, noise)
-    scheduler = make_scheduler(spec, workload.segments is not None)
-    replica = make_replica(FastEnvironment(), scheduler, spec.cost, leap=not stepwise)
-    try:
-        return play(scenario, spec, workload, replica, progress, stop=stop)
-    except Exception as error:
-        told = user_error(spec.policy, error)
-        if told is None:
-            raise
-        raise told from error
+        if find_coupling(scenario, workload) is None:
+            what = scenario, specs, workload, not stepwise
+            with blaming(spec.policy for spec in specs.values()):
+                return warn(run_independent(*what, progress=progress, stop=stop))
+        sessions = sessions_of(workload)
+    shares, make = workload.segments is not None, _client(scenario, workload)
+    setup = set_up(scenario, specs, shares, make, sessions, leap=not stepwise)
+    return _finish(scenario, workload, setup, progress, stop)
+
+
+def spread_cluster(
+    scenario: Scenario,
+    *,
+    stepwise: bool = False,
+    progress: Progress | None = None,
+    workload: Workload | None = None,
+    jobs: int | None = None,
+) -> Result:
+    """Simulate a cluster by replica on joblib's active backend, with `jobs` workers.
+
+    The result is that of `run`. Raises HeadwayError where the replicas are tied together.
+    """
+    from simulator.simulation.independent import need_no_coupling, run_independent
+
+    workload = scenario.make_workload() if workload is None else workload
+    need_parts(service_levels(scenario), scenario, workload)
+    need_no_coupling(scenario, workload)
+    what = scenario, resolve_groups(scenario), workload, not stepwise
+    return warn(run_independent(*what, progress=progress, spread=True, jobs=jobs))
 
 
 def play(
@@ -84,51 +97,84 @@ def play(
     spec: EngineSpec,
     workload: Workload,
     replica: Replica,
-    progress: Callable[[float, int, int], None] | None = None,
+    progress: Progress | None = None,
     *,
     stop: Stop | None = None,
 ) -> Result:
     """Send a workload to a replica, whatever its clock and its executor, until all is done."""
-    env = replica.env
+    setup = before(replica, spec, _client(scenario, workload))
+    return _finish(scenario, workload, setup, progress, stop)
+
+
+def _client(scenario: Scenario, workload: Workload) -> MakeClient[Client]:
+    """Return what makes the client of a workload."""
     predictor = None
     if scenario.predictor is not None:
         from simulator.policies.predictor import make_predictor
 
         predictor = make_predictor(scenario.predictor, workload, scenario.seed)
-    cancel = replica.cancel if replica.scheduler.traits.cancels else None
-    client = Client(env, workload, replica.submit, predictor, cancel)
-    replica.on_finish = client.finished
-    ends = None if stop is None else partial(stop, np.frombuffer(client.sent), [replica.log])
-    interrupted = drive(env, client, progress, ends, [replica.log])
-    if interrupted:
-        replica.abandon()
-    replica.log.record_hung_up(client.hung_up)
-    sent, logs = np.frombuffer(client.sent), [replica.final_log()]
-    result = Result(scenario, workload, sent, logs, {"": spec}, interrupted)
+    return lambda env, submit, cancel: Client(env, workload, submit, predictor, cancel)
+
+
+def _finish(
+    scenario: Scenario,
+    workload: Workload,
+    setup: Setup[Client],
+    progress: Progress | None,
+    stop: Stop | None,
+) -> Result:
+    """Let all requests be served, and put down what happened."""
+    client, cores = setup.client, setup.cores
+    result = Result(scenario, workload, np.frombuffer(client.sent), setup.logs, setup.specs)
+    ends = None if stop is None or setup.apart else partial(stop, result.sent, result.logs)
+    with blaming(spec.policy for spec in result.specs.values()):
+        result.interrupted = setup.drive(progress, ends, [] if setup.rewrites else result.logs)
+    if result.interrupted:
+        setup.abandon()
+    cores[0].log.record_hung_up(client.hung_up)
+    for core in cores:
+        core.final_log()
     if client.hints is not None:
         result.hints = np.frombuffer(client.hints, np.int64)
-    for message in (
-        *missing_inputs([spec], workload),
-        *_all_rejected(result, replica),
-        *spec.cost.range_warnings(replica.log.steps),
-    ):
+    if setup.fleet is not None:
+        from simulator.simulation.cluster import add_record
+
+        add_record(result, setup)
+    return warn(result, setup.missed, cores)
+
+
+def warn(result: Result, missed: Sequence[str] = (), cores: Sequence[EngineCore] = ()) -> Result:
+    """Say, once for each kind of replica, what cannot be trusted, and which outages it `missed`."""
+    for message in dict.fromkeys([*missed, *_warnings(result, cores)]):
         result.warnings.append(message)
-        warnings.warn(message, HeadwayWarning, stacklevel=2)
+        warnings.warn(message, HeadwayWarning, stacklevel=4)
     return result
 
 
-def _all_rejected(result: Result, replica: Replica) -> list[str]:
+def _warnings(result: Result, cores: Sequence[EngineCore]) -> Iterator[str]:
+    cluster, record = result.scenario.cluster, result.cluster
+    admission = None if cluster is None else cluster.admission
+    yield from missing_inputs(result.specs.values(), result.workload, admission)
+    yield from _all_rejected(result, cores)
+    for name, numbers in ({"": [0]} if record is None else replicas_in(record.groups)).items():
+        yield from result.specs[name].cost.range_warnings(*(result.logs[k].steps for k in numbers))
+
+
+def _all_rejected(result: Result, cores: Sequence[EngineCore]) -> Iterator[str]:
     """Say why, where not one request could be served."""
-    ended, load = replica.log.requests, result.workload
-    if not len(ended) or not (ended["reason"] == REJECTED).all():
-        return []
-    if (door := replica.door) is not None and sum(door.refusals.values()) == len(ended):
-        return [f"all {len(ended):,} requests were rejected: {replica.limits}"]
-    longest, room = replica.scheduler.max_model_len, replica.scheduler.room
-    long = int((load.prompt_tokens[ended["id"]] >= longest).sum())
-    large = len(ended) - long
-    reasons = [
-        f"{long:,} with prompts of max_model_len ({longest:,}) tokens or more" if long else "",
-        f"{large:,} too large for {room}" if large else "",
-    ]
-    return [f"all {len(ended):,} requests were rejected: {', '.join(filter(None, reasons))}"]
+    rejected = [log.requests[log.requests["reason"] == REJECTED] for log in result.logs]
+    count, load = sum(map(len, rejected)), result.workload
+    if not count or count < len(load):
+        return
+    why = "no replica could ever hold them"
+    if len(cores) == 1:
+        [core], why = cores, cores[0].limits
+        if core.door is None or not any(core.door.refusals.values()):
+            longest, room = core.scheduler.max_model_len, core.scheduler.room
+            long = int((load.prompt_tokens[rejected[0]["id"]] >= longest).sum())
+            reasons = {
+                f"{long:,} with prompts of max_model_len ({longest:,}) tokens or more": long,
+                f"{count - long:,} too large for {room}": count - long,
+            }
+            why = ", ".join(reason for reason, requests in reasons.items() if requests)
+    yield f"all {count:,} requests were rejected: {why}"

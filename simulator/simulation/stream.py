@@ -7,36 +7,34 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, repeat
 from math import inf
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simulator.cluster.fleet import Fleet
-from simulator.core.alarm import FastEnvironment
 from simulator.engine.client import Chunk, ChunkSender, StreamClient, Turns
 from simulator.engine.core import EngineCore
-from simulator.engine.pipeline import make_replica
 from simulator.results.metrics import RunMetrics
 from simulator.results.record import ClusterRecord, PartialRecord, next_decision, split_log
 from simulator.results.request_table import Attempts
 from simulator.results.run_info import run_info
 from simulator.results.service_levels import service_levels
 from simulator.results.table_parts import TableParts
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.independent import (
     ReplicaGroup,
+    by_number,
     find_coupling,
     pod_members,
     standing_record,
     warn_of_schedulers,
 )
 from simulator.simulation.pods_client import PodsClient
+from simulator.simulation.setup import Progress, set_up
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.workload.generate import generate_parts
@@ -46,8 +44,6 @@ from simulator.workload.workload import Workload
 CHUNK = 65536  # requests that are measured together
 PER_REPLICA = 64  # of them, at least, for each replica
 
-Progress = Callable[[float, int, int], None]
-
 
 @dataclass
 class StreamedRun:
@@ -55,10 +51,12 @@ class StreamedRun:
 
     client: ChunkSender
     engines: Sequence[EngineCore]
+    drive: Callable[[Progress], bool]  # runs to the end; says whether it was broken off
     specs: Mapping[str, EngineSpec]  # by group; "" where there are none
     cores: Sequence[EngineSpec]  # what each engine is
     metrics: RunMetrics
-    missing: Sequence[str] = ()  # what the policy lacks, and outages that met no replica, in words
+    missing: Sequence[str] = ()  # what the policy lacks, in words
+    missed: Sequence[str] = ()  # outages that met no replica, likewise
     fleet: Fleet | None = None
     record: ClusterRecord | None = None
     tables: TableParts | None = None
@@ -120,7 +118,7 @@ def run_streamed(
     if tables is not None:
         stream.write_tables(tables, 0, range(len(stream.logs)))
     drive_stream(stream, progress)
-    messages = [*stream.missing, *stream.warned.values()]
+    messages = [*stream.missing, *stream.missed, *stream.warned.values()]
     told = scenario, stream.metrics, stream.cores[0], stream.specs, messages
     return summarize(*told, limits=stream.engines[0].limits)
 
@@ -139,30 +137,12 @@ def drive_stream(stream: StreamedRun, progress: Progress | None = None) -> None:
 
 
 def _drive(stream: StreamedRun, progress: Progress | None) -> None:
-    from simulator.engine.drive import drive, no_garbage_collection
-    from simulator.simulation.cluster import NONE_COMES_BACK
-
     def look(now: float, done: int, total: int) -> None:
         stream.measure_ended()
         if progress is not None:
             progress(now, done, total)
 
-    client, interrupted = stream.client, False
-    try:
-        if isinstance(client, StreamClient):
-            interrupted = drive(client.env, client, look)
-        else:
-            assert isinstance(client, PodsClient)
-            with no_garbage_collection():
-                for now in client.play():
-                    look(now, client.done, client.sent.total)
-    except RuntimeError:
-        if stream.fleet is None or not stream.fleet.has_no_replica:
-            raise
-        raise HeadwayError(NONE_COMES_BACK) from None
-    except KeyboardInterrupt:
-        interrupted = True
-    if interrupted:
+    if stream.drive(look):
         raise KeyboardInterrupt("a run without tables tells nothing before its end")
     for engine in stream.engines:
         engine.final_log()
@@ -244,41 +224,27 @@ def _set_up(scenario: Scenario, *, leap: bool) -> StreamedRun:
     cluster = scenario.cluster
     size = max(CHUNK, PER_REPLICA * (1 if cluster is None else cluster.most_replicas))
     total, first, chunked, turns = first_chunk(scenario, size)
-    specs = resolve_groups(scenario)
+    specs, shares = resolve_groups(scenario), first.segments is not None
     if turns is None and find_coupling(scenario, first) is None:
-        warn_of_schedulers(scenario, specs, first.segments is not None)
+        warn_of_schedulers(scenario, specs, shares)
         return stream_pods(scenario, specs, (total, first, chunked), size, leap=leap)
     admission = None if cluster is None else cluster.admission
     missing = missing_inputs(specs.values(), first, admission)  # each part is like the first
-    env = FastEnvironment()
-    shares = first.segments is not None
-    if cluster is None:
-        spec = specs[""]
-        replica = make_replica(env, make_scheduler(spec, shares), spec.cost, leap=leap)
-        client = StreamClient(env, total, size, chunked, replica.submit, turns=turns)
-        replica.on_finish = client.finished
-        metrics = RunMetrics(scenario, first, [spec], total=total)
-        return StreamedRun(client, [replica], specs, [spec], metrics=metrics, missing=missing)
-    from simulator.scenario.assemble_fleet import make_fleet
-    from simulator.simulation.cluster import add_replicas, connect_client
-
-    fleet = make_fleet(env, scenario.fleet, specs, turns)
-    record, life = add_replicas(fleet, scenario, specs, shares, leap=leap)
-    life.missed = missing
-    client = connect_client(
-        *(fleet, scenario, record, life),
-        lambda submit, _: StreamClient(env, total, size, chunked, submit, turns=turns),
+    setup = set_up(
+        *(scenario, specs, shares),
+        lambda env, submit, _: StreamClient(env, total, size, chunked, submit, turns=turns),
+        turns,
+        leap=leap,
     )
-    cores = [specs[group] for group in record.groups]
+    record = setup.record
+    cores = [specs[group] for group in (record.groups if record is not None else [""])]
     metrics = RunMetrics(scenario, first, cores, cluster=record, total=total)
     return StreamedRun(
-        client,
-        fleet.cores,
-        specs,
-        cores,
+        *(setup.client, setup.cores, setup.drive, specs, cores),
         metrics=metrics,
         missing=missing,
-        fleet=fleet,
+        missed=setup.missed,
+        fleet=setup.fleet,
         record=record,
     )
 
@@ -299,19 +265,19 @@ def stream_pods(
     total, first, chunked = load
     members, apart = pod_members(scenario), pods is not None
     pods = pods or range(len(members))
-    numbers = sorted(number for pod in pods for number in members[pod])
-    record, whole = standing_record(scenario, numbers), standing_record(scenario)
-    own = [[whole.groups[number] for number in members[pod]] for pod in pods]
-    group = ReplicaGroup(scenario, pods, own, first.segments is not None, leap)
+    here = [members[pod] for pod in pods]
+    record = standing_record(scenario, sorted(chain(*here)))
+    group = ReplicaGroup(scenario, pods, first.segments is not None, leap)
     client = PodsClient(group, specs, chunked, total, size)
-    by_pod = [number for pod in pods for number in members[pod]]
-    found = [core for replica in client.replicas for core in replica.cores]
-    engines = [core for _, core in sorted(zip(by_pod, found, strict=True), key=itemgetter(0))]
+    engines = by_number(here, [core for replica in client.replicas for core in replica.cores])
     cores = [specs[name] for name in record.groups]
     metrics = RunMetrics(scenario, first, cores, cluster=record, total=total, apart=apart)
     missing = missing_inputs(specs.values(), first)
     return StreamedRun(
-        client, engines, specs, cores, metrics=metrics, missing=missing, record=record
+        *(client, engines, client.drive, specs, cores),
+        metrics=metrics,
+        missing=missing,
+        record=record,
     )
 
 

@@ -3,6 +3,8 @@
 import importlib
 import os
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,18 @@ def exit_message(error: SystemExit) -> str:
     place = extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).name}:{place.lineno}"
     return f"{where}: {place.name} raised SystemExit: {error.code}"
+
+
+@contextmanager
+def blaming(found: Iterable[type]) -> Iterator[None]:
+    """Say of an exception which of the user's own policies or schedulers led to it."""
+    try:
+        yield
+    except Exception as error:
+        told = next(filter(None, (user_error(cls, error) for cls in found)), None)
+        if told is None:
+            raise
+        raise told from error
 
 
 def user_error(found: type, error: Exception) -> HeadwayError | None:

@@ -231,8 +231,9 @@ def test_a_policy_that_fails_in_a_run_is_one_line_and_exit_code_2(
         ),
     ],
 )
+@pytest.mark.parametrize("router", [None, "round_robin", "least_outstanding"])
 def test_a_scheduler_that_fails_is_one_line_and_exit_code_2(
-    tmp_path, capsys, monkeypatch, line: str, told: str
+    tmp_path, capsys, monkeypatch, line: str, told: str, router: str | None
 ) -> None:
     """With the last line of its own file, also where the engine raises."""
     monkeypatch.chdir(tmp_path)
@@ -240,7 +241,8 @@ def test_a_scheduler_that_fails_is_one_line_and_exit_code_2(
     (tmp_path / f"{module}.py").write_text(SCHEDULER % line)
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO % module)
-    assert main(["run", str(path), "--quiet"]) == 2
+    more = ["--set", f"cluster={{replicas: 2, router: {router}}}"] if router else []
+    assert main(["run", str(path), "--quiet", *more]) == 2
     (message,) = printed_errors(capsys)
     before, after = told.split("%s")
     assert message.startswith(f"headway: error: engine.scheduling_policy: {before}")

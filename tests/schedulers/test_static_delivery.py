@@ -112,7 +112,7 @@ def test_an_interrupt_gives_nothing_out(small, monkeypatch) -> None:
         env.run(until=3.5)
         return True
 
-    monkeypatch.setattr("simulator.simulation.run.drive", stop)
+    monkeypatch.setattr("simulator.simulation.setup.drive", stop)
     options = ["workload.num_prompts=4", "workload.request_rate=inf", "engine.max_num_seqs=4"]
     options += ["workload.output_len={kind: cycle, values: [2, 3, 4, 5]}"]
     rows = small(*options, "engine.scheduling_policy={policy: static, deliver: batch}").requests

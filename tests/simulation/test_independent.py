@@ -10,9 +10,8 @@ from headway.cli.main import main
 from simulator.scenario.load import load_scenario
 from simulator.scenario.scenario import Scenario
 from simulator.simulation import cluster, independent
-from simulator.simulation.cluster import spread_cluster
 from simulator.simulation.result import Result
-from simulator.simulation.run import run
+from simulator.simulation.run import run, spread_cluster
 from simulator.simulation.write import write_run
 from simulator.util.errors import HeadwayError
 from simulator.util.workers import use_backend
@@ -57,7 +56,7 @@ def files(result: Result, folder: Path) -> dict[str, bytes]:
 def together(what: Scenario, monkeypatch: pytest.MonkeyPatch, stepwise: bool = False) -> Result:
     """Run all replicas on one clock."""
     with monkeypatch.context() as patch:
-        patch.setattr(cluster, "find_coupling", lambda *_: "for the test")
+        patch.setattr(independent, "find_coupling", lambda *_: "for the test")
         return run(what, stepwise=stepwise)
 
 

@@ -136,7 +136,7 @@ def test_pods_kept_in_one_process_are_one_fleet(
 ) -> None:
     what = scenario(tmp_path, *CASES["pods of groups"])
     apart = run(what)
-    monkeypatch.setattr("simulator.simulation.cluster.find_coupling", lambda *_: "for the test")
+    monkeypatch.setattr("simulator.simulation.independent.find_coupling", lambda *_: "for the test")
     together = run(what)
     assert apart.requests.equals(together.requests)
     pods = apart.requests.groupby(apart.requests.replica % 2).size()  # 4 + 2 replicas, in turn
