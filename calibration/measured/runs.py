@@ -15,74 +15,28 @@ from simulator.util.errors import HeadwayError, HeadwayWarning, did_you_mean
 from simulator.util.files import check_regular
 
 RUNS = "runs.csv"
-REQUIRED = ("run_id", "gpu", "model")
-COUNTS = (
-    "tp",
-    "pp",
-    "dp",
-    "n_gpus",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "kv_capacity_tokens",
-    "block_size",
-    "concurrency",
-    "n_requests",
-    "prompt_pool",
-    "replicas",
-    "output_cap",
-    "num_speculative_tokens",
-)
-POSITIVE = (
-    "gpu_mem_util",
-    "rate_rps",
-    "mean_input_tokens",
-    "mean_output_tokens",
-    "burstiness",
-    "timeout_s",
-)
-NUMBERS = (
-    *POSITIVE,
-    *("duration_s", "prefix_hit_frac", "n_failed", "input_cv", "output_cv"),
-    "acceptance",
-)
-SHARES = ("gpu_mem_util", "prefix_hit_frac", "acceptance")
+with (Path(__file__).parent / "columns.csv").open(encoding="utf-8", newline="") as file:
+    TABLE = [*csv.DictReader(file)]
+"""The columns: what a cell holds, what limits it, and vLLM's words for it."""
+
+
+def _columns_of(kind: str) -> tuple[str, ...]:
+    return tuple(row["column"] for row in TABLE if row["kind"] == kind)
+
+
+def _limited(limit: str) -> set[str]:
+    return {row["column"] for row in TABLE if limit in row["limit"].split()}
+
+
+REQUIRED, COUNTS, NUMBERS = _columns_of("name"), _columns_of("count"), _columns_of("number")
+FLAGS, WORDS = _columns_of("flag"), _columns_of("word")
+POSITIVE, SHARES = _limited("positive"), _limited("share")
+OPTIONS = {option: row["column"] for row in TABLE for option in row["options"].split()}
+"""vLLM's words for what has a column here."""
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 """Our word for a latency, and that of the columns."""
 STATISTICS = ("mean", "p50", "p90", "p99")
 RATES = {"request_throughput": "req_per_s", "output_throughput": "output_tok_per_s"}
-FLAGS = ("prefix_caching", "chunked_prefill")
-WORDS = (
-    "source",
-    "tier",
-    "weight_dtype",
-    "kv_dtype",
-    "engine",
-    "engine_version",
-    "command",
-    "arrival",
-    "router",
-    "clock",
-    "per_request_file",
-    "notes",
-)
-OPTIONS = {
-    "tensor_parallel_size": "tp",
-    "pipeline_parallel_size": "pp",
-    "data_parallel_size": "dp",
-    "gpu_memory_utilization": "gpu_mem_util",
-    "enable_prefix_caching": "prefix_caching",
-    "enable_chunked_prefill": "chunked_prefill",
-    "dtype": "weight_dtype",
-    "quantization": "weight_dtype",
-    "kv_cache_dtype": "kv_dtype",
-    "max_concurrency": "concurrency",
-    "request_rate": "rate_rps",
-    "num_prompts": "n_requests",
-    "request_throughput": "req_per_s",
-    "output_throughput": "output_tok_per_s",
-}
-"""vLLM's words for what has a column here."""
 NEAR = 0.85  # of difflib's ratio: columns that are taken for another, misspelt
 IDENTITY = {"run_id", "source", "tier", "command"}
 """Columns that name a run, or fill other columns."""
