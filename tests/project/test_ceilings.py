@@ -21,7 +21,7 @@ BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, token
 }
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
-LINES, WHEEL, KEYS, REACH = 34_686, 62_867, 244, 193
+LINES, WHEEL, KEYS, REACH = 34_574, 62_702, 244, 193
 """Code lines of `simulator/` and of the wheel, keys of a scenario, files that name a feature."""
 GRANTS = {
     "hybrid caches and drafts as they are launched": (800, 800, 6, 6),
@@ -40,11 +40,11 @@ FEATURES = {
 }
 """How files name a feature, in code or prose; its folder in `simulator/features` does not count."""
 REFUSED = {
-    "calls with more than five positional arguments": 84,
-    "functions with more than five positional arguments": 14,
-    "tuple literals unpacked where they are written": 122,
-    "public functions that return a bare tuple of three or more": 31,
-    "files of more than 500 lines": 5,
+    "calls with more than five positional arguments": 73,
+    "functions with more than five positional arguments": 13,
+    "tuple literals unpacked where they are written": 113,
+    "public functions that return a bare tuple of three or more": 27,
+    "files of more than 500 lines": 4,
 }
 """Forms that nobody should add to, in all packages: how many there are."""
 LONG_FUNCTION = 80  # lines
