@@ -1,29 +1,36 @@
 """From a scenario to a result: the main verb of the package."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.core.alarm import FastEnvironment
 from simulator.core.log import REJECTED, Log
 from simulator.costs.cost_model import CostModel
 from simulator.costs.noise import Errors
 from simulator.engine.client import Client
 from simulator.engine.core import EngineCore
+from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
 from simulator.results.record import replicas_in
 from simulator.results.service_levels import need_parts, service_levels
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.load import Source, as_scenario
 from simulator.scenario.policy_table import missing_inputs
 from simulator.scenario.resolve import resolve_groups
 from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
-from simulator.simulation.setup import MakeClient, Progress, Setup, before, set_up
+from simulator.simulation.setup import AnyClient, MakeClient, Progress, Setup, before
 from simulator.util.errors import HeadwayWarning
 from simulator.util.user_code import blaming
 from simulator.workload.workload import Floats, Workload
+
+if TYPE_CHECKING:
+    from simulator.cluster.fleet import Sessions
 
 Stop = Callable[[Floats, Sequence[Log]], bool]
 """Told when each request was sent (s; NaN: not yet) and the logs so far: is the run to end now?"""
@@ -69,6 +76,29 @@ def run(
     shares, make = workload.segments is not None, _client(scenario, workload)
     setup = set_up(scenario, specs, shares, make, sessions, leap=not stepwise)
     return _finish(scenario, workload, setup, progress, stop)
+
+
+def set_up(
+    scenario: Scenario,
+    specs: Mapping[str, EngineSpec],
+    shares: bool,
+    make: MakeClient[AnyClient],
+    sessions: "Sessions | None" = None,
+    *,
+    leap: bool,
+) -> Setup[AnyClient]:
+    """Put a client before the engine of a scenario, or before its cluster.
+
+    `shares` says that prompts have contents.
+    """
+    if scenario.cluster is not None:
+        from simulator.simulation.cluster import set_up_cluster
+
+        return set_up_cluster(scenario, specs, shares, make, sessions, leap=leap)
+    spec = specs[""]
+    scheduler = make_scheduler(spec, shares)
+    replica = make_replica(FastEnvironment(), scheduler, spec.cost, leap=leap)
+    return before(replica, spec, make)
 
 
 def spread_cluster(

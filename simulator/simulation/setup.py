@@ -6,22 +6,18 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import simpy
 
-from simulator.core.alarm import FastEnvironment
 from simulator.core.log import Log
 from simulator.core.request import Request
 from simulator.engine.client import Client, StreamClient
 from simulator.engine.core import EngineCore
 from simulator.engine.drive import drive
-from simulator.engine.pipeline import make_replica
 from simulator.engine.replica import Replica
 from simulator.results.record import ClusterRecord
-from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
-    from simulator.cluster.fleet import Fleet, Sessions
+    from simulator.cluster.fleet import Fleet
 
 AnyClient = TypeVar("AnyClient", Client, StreamClient)
 Progress = Callable[[float, int, int], None]
@@ -66,29 +62,6 @@ class Setup(Generic[AnyClient]):
                 raise
             wrong = "cluster.failures: requests wait for a replica, and none comes back"
             raise HeadwayError(wrong) from None
-
-
-def set_up(
-    scenario: Scenario,
-    specs: Mapping[str, EngineSpec],
-    shares: bool,
-    make: MakeClient[AnyClient],
-    sessions: "Sessions | None" = None,
-    *,
-    leap: bool,
-) -> Setup[AnyClient]:
-    """Put a client before the engine of a scenario, or before its cluster.
-
-    `shares` says that prompts have contents.
-    """
-    if scenario.cluster is not None:
-        from simulator.simulation.cluster import set_up_cluster
-
-        return set_up_cluster(scenario, specs, shares, make, sessions, leap=leap)
-    spec = specs[""]
-    scheduler = make_scheduler(spec, shares)
-    replica = make_replica(FastEnvironment(), scheduler, spec.cost, leap=leap)
-    return before(replica, spec, make)
 
 
 def before(replica: Replica, spec: EngineSpec, make: MakeClient[AnyClient]) -> Setup[AnyClient]:

@@ -34,7 +34,8 @@ from simulator.simulation.independent import (
     warn_of_schedulers,
 )
 from simulator.simulation.pods_client import PodsClient
-from simulator.simulation.setup import Progress, set_up
+from simulator.simulation.run import set_up
+from simulator.simulation.setup import Progress
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.util.quantile_sketch import RELATIVE_ERROR
 from simulator.workload.generate import generate_parts
