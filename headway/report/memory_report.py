@@ -36,6 +36,12 @@ def log_lines(budget: MemoryBudget) -> list[str]:
     if sizes.trtllm:
         what = f"for max tokens in paged KV cache ({tokens})"
         return [f"[MemUsageChange] Allocated {cache:.2f} GiB {what}."]
+    if sizes.max_model_len == "auto":
+        whole = f"full model context length {longest} fits in"
+        less = f"reduced from {budget.wanted} to {longest} to fit in"
+        fits = whole if longest == budget.wanted else less
+        memory = "KV cache" if sizes.release >= ONE_LINE_SINCE else "GPU"
+        lines.append(f"Auto-fit max_model_len: {fits} available {memory} memory ({gib(left)})")
     size = f"GPU KV cache size: {tokens:,} tokens"
     most = f"Maximum concurrency for {longest:,} tokens per request: {budget.max_concurrency:.2f}x"
     if sizes.release >= ONE_LINE_SINCE:

@@ -1,6 +1,7 @@
 """The blocks `engine`, `gpu` and `host` of a scenario, with vLLM's names and meanings."""
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from simulator.core.multimodal_config import MultimodalConfig
@@ -57,15 +58,19 @@ def version_text(value: object) -> object:
     return text
 
 
-def _reservation(value: object) -> object:
+def _tokens(least: int, *words: str) -> Callable[[object], object]:
     """Let through a number of tokens, a word for it, or null."""
-    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32
-    if not whole and value not in ("max_tokens", "max_model_len", None):
-        raise ValueError(
-            ": must be a whole number of tokens, at least 0, or max_tokens or max_model_len, "
-            f"not {short_repr(value)}"
-        )
-    return value
+
+    def check(value: object) -> object:
+        whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= INT32
+        if not whole and value not in (*words, None):
+            raise ValueError(
+                f": must be a whole number of tokens, at least {least}, or {' or '.join(words)}, "
+                f"not {short_repr(value)}"
+            )
+        return value
+
+    return check
 
 
 class PowerConfig(Config):
@@ -265,8 +270,9 @@ class EngineConfig(Config):
         description="split prompts over steps; false: only with max_num_batched_tokens >= "
         "max_model_len",
     )
-    max_model_len: Count | None = Field(
-        None, description="most tokens of prompt and answer; null: the model's"
+    max_model_len: Annotated[int | Literal["auto"] | None, _tokens(1, "auto")] = Field(
+        None,
+        description="most tokens of prompt and answer; null: the model's; auto: the most that fit",
     )
     enforce_eager: bool = Field(
         False, description="no CUDA graphs, which leaves their memory to the KV cache"
@@ -356,7 +362,8 @@ class EngineConfig(Config):
         description="running: for each running request; newcomer: in all",
     )
     reserve_output_tokens: Annotated[
-        int | Literal["max_tokens", "max_model_len"] | None, _reservation
+        int | Literal["max_tokens", "max_model_len"] | None,
+        _tokens(0, "max_tokens", "max_model_len"),
     ] = Field(
         None,
         description="tokens of answer that an admitted request reserves; max_tokens: what it may "

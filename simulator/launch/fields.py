@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from simulator.schedulers.vllm.rules import Release, write_release
 
-TABLE = Path(__file__).parent / "fields.csv"
 NOWHERE = ("none", "told", "refused")
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -37,10 +36,8 @@ class EngineField(NamedTuple):
 
     def is_in(self, release: Release) -> bool:
         """Say whether a release of vLLM has it."""
-        first, last = (
-            tuple(map(int, r.split("."))) if r else None for r in (self.since, self.until)
-        )
-        return (first is None or release[:2] >= first) and (last is None or release[:2] <= last)
+        last = read_since(self.until) or release
+        return read_since(self.since) <= release[:2] <= last
 
     def why_not_in(self, release: Release) -> str:
         """Say that a release does not have it, and which do."""
@@ -49,11 +46,21 @@ class EngineField(NamedTuple):
         return f"vLLM {write_release(release)} has no such option: it {have or gone}"
 
 
+def read_since(text: str) -> tuple[int, ...]:
+    """Read a release as the tables have it; (): none."""
+    return tuple(map(int, text.split("."))) if text else ()
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Read a table of this package."""
+    text = Path(__file__).with_name(name).read_text("utf-8")
+    return [*csv.DictReader(text.splitlines())]
+
+
 @cache
 def fields() -> list[EngineField]:
     """Return all rows."""
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        return [EngineField(**row) for row in csv.DictReader(file)]
+    return [EngineField(**row) for row in read_rows("fields.csv")]
 
 
 @cache
@@ -93,7 +100,7 @@ def read_value(row: EngineField, text: str) -> Any:
     if text in ("", "None") and row.engine == "vllm":
         return None
     if row.kind == "size or auto" and text.lower() in ("auto", "-1"):
-        return None
+        return "auto"
     read, what = READERS.get(row.kind.split()[0] if row.kind else "", (str, ""))
     try:
         return read(text)

@@ -9,10 +9,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from simulator.core.speculative_config import TYPICAL
-from simulator.launch.fields import EngineField, fields, of_config
+from simulator.launch.fields import EngineField, fields, of_config, read_rows, read_since
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
-from simulator.schedulers.vllm.rules import NEWEST_RELEASE, Release, check_known, read_release
+from simulator.schedulers.vllm.rules import (
+    NEWEST_RELEASE,
+    Release,
+    check_known,
+    read_release,
+    write_release,
+)
 from simulator.util.errors import HeadwayError
 
 ACCEPTANCE, DRAFT_FRACTION = 0.7, 0.1
@@ -163,7 +169,7 @@ def _check_block(option: Option, config: str) -> dict[str, tuple[EngineField, An
 
 def _compilation(launch: Launch, option: Option) -> None:
     for row, value in _check_block(option, "CompilationConfig").values():
-        if row.field == "cudagraph_mode" and value in (0, "NONE"):
+        if row.field == "cudagraph_mode" and str(value).upper() in ("0", "NONE"):
             _set(launch, "enforce_eager", True, option)
         elif row.effect == "told":
             launch.told.append(f"{row.field} {json.dumps(value)} is not simulated: {row.note}")
@@ -250,13 +256,33 @@ def _scheduler_class(launch: Launch, option: Option) -> None:
 
 
 def _longest(launch: Launch, option: Option) -> None:
-    """Take the longest request; auto and -1 are the model's own."""
+    """Take the longest request; before 0.14 it is a number."""
+    if option.value == "auto" and _release(launch.engine.get("version")) < AUTO_SINCE:
+        raise _UnsimulatedError("must be a number of tokens before vLLM 0.14")
     _set(launch, "max_model_len", option.value, option)
-    if option.value is None:
-        launch.told.append(
-            f"{option.text} is taken as the model's own length: where that does not fit, vLLM "
-            "takes the longest that does (0.14 on)"
-        )
+
+
+AUTO_SINCE = (0, 14, 0)
+
+
+def _cache_dtype(launch: Launch, option: Option) -> None:
+    """Take a precision of the KV cache that the engine has.
+
+    `cache_dtypes.csv` has them, with the first release that may have each; no dtype: not simulated.
+    """
+    engine, release = option.row.engine, _release(launch.engine.get("version"))
+    rows = read_rows("cache_dtypes.csv")
+    known = {
+        row["value"]: row["dtype"]
+        for row in rows
+        if row["engine"] == engine and read_since(row["since"]) <= release
+    }
+    if option.value not in known:
+        named = f"vLLM {write_release(release)}" if engine == "vllm" else "SGLang"
+        raise _UnsimulatedError(f"{named} has none of that name: {', '.join(known)}")
+    if not known[option.value]:
+        raise _UnsimulatedError("is not simulated")
+    _set(launch, "kv_cache_dtype", known[option.value], option)
 
 
 def _block_size(launch: Launch, option: Option) -> None:
@@ -317,6 +343,8 @@ OWN = {
     ("vllm", "scheduler_cls"): _scheduler_class,
     ("vllm", "max_model_len"): _longest,
     ("vllm", "block_size"): _block_size,
+    ("vllm", "cache_dtype"): _cache_dtype,
+    ("sglang", "kv_cache_dtype"): _cache_dtype,
     ("vllm", "api_server_count"): _api_servers,
     ("vllm", "limit_per_prompt"): _text_alone,
     ("vllm", "language_model_only"): _text_alone,

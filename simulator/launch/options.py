@@ -121,6 +121,8 @@ def _spelled(engine: str, word: str) -> tuple[str, list[str]]:
     if engine == "vllm" and word == "-O":
         return "--optimization-level", []
     head, *keys = word.split(".") if engine == "vllm" else [word]
+    if head == "-O":
+        head = "--compilation-config"
     return (f"--{head[2:].replace('_', '-')}" if head.startswith("--") else head), keys
 
 

@@ -189,7 +189,7 @@ def _wrong(raw: Mapping[str, Any]) -> list[str]:
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:
-    given = raw.get("dtype") or raw.get("torch_dtype") or "float16"
+    given = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     return str(given).removeprefix("torch.")
 
 

@@ -5,10 +5,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from simulator.models.gpus import Gpu
 from simulator.models.spec import ModelSpec
 
 Release = tuple[int, int, int]
 NEWEST: Release = (0, 33, 0)
+BFLOAT16 = 8.0  # compute capability from which on GPUs compute in it
 
 FractionOf = Literal["all", "static", "free"]
 """What `gpu_memory_utilization` is a share of. `all`: of the GPU's memory, of which weights,
@@ -42,7 +44,7 @@ class EngineSizes(NamedTuple):
     block_size: int = 16
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
-    max_model_len: int | None = None  # None: the model's
+    max_model_len: int | Literal["auto"] | None = None  # None: the model's; auto: that fits
     num_gpu_blocks_override: int | None = None  # None: as many as fit
     enable_prefix_caching: bool = True
     enable_expert_parallel: bool = False
@@ -69,8 +71,16 @@ class EngineSizes(NamedTuple):
 
     def cache(self, model: ModelSpec) -> str:
         """Dtype of the KV cache."""
-        asked = self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
-        return model.cache_dtype() if asked == "auto" else asked
+        own = model.checkpoint.cache if model.checkpoint else ""
+        asked = (own or self.dtype) if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+        return model.resolve_dtype(asked)
+
+    def on(self, gpu: Gpu, model: ModelSpec) -> "EngineSizes":
+        """Return them as on a GPU: vLLM's `auto` takes no bfloat16 where the GPU has none."""
+        bare = self.dtype == "auto" and 0 < gpu.compute_capability < BFLOAT16
+        if not bare or model.resolve_dtype() != "bfloat16":
+            return self
+        return self._replace(dtype="float32" if model.no_float16 else "float16")
 
     def more_layers(self, model: ModelSpec) -> float:
         """Layers with a KV cache that draft, as many as one of the model's takes."""

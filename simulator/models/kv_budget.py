@@ -70,7 +70,13 @@ class MemoryBudget(NamedTuple):
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request."""
-        return self.sizes.max_model_len or self.model.max_position_embeddings
+        return (self.longest or 1) if self.sizes.max_model_len == "auto" else self.wanted
+
+    @property
+    def wanted(self) -> int:
+        """Most tokens of a request where there is room for them."""
+        given = self.sizes.max_model_len
+        return given if isinstance(given, int) else self.model.max_position_embeddings
 
     @property
     def usable(self) -> int:
@@ -205,6 +211,11 @@ class MemoryBudget(NamedTuple):
     @property
     def _too_long(self) -> str:
         """What vLLM's error says where the longest request has no room; "": it has."""
+        if self.sizes.max_model_len == "auto" and not self.longest:
+            return (
+                "Cannot auto-fit max_model_len: not enough GPU memory available to serve even a "
+                "single token. Try increasing `gpu_memory_utilization`."
+            )
         if self.longest >= self.max_model_len:
             return ""
         needed = self.needed(self.max_model_len) * self.layout.block_bytes
@@ -221,7 +232,7 @@ class MemoryBudget(NamedTuple):
     @property
     def longest(self) -> int:
         """Most tokens of a request that there is room for, up to max_model_len."""
-        lengths = range(1, self.max_model_len + 1)
+        lengths = range(1, self.wanted + 1)
         return bisect_right(lengths, self.logged_blocks, key=self.needed)
 
     @property
@@ -290,6 +301,7 @@ def fitting(budget: MemoryBudget) -> MemoryBudget:
 def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
     """Work out the budget likewise, whether anything is left for the KV cache or not."""
     model.check_parallel(sizes.tensor_parallel_size)
+    sizes = sizes.on(gpu, model) if sizes.fraction_of == "all" else sizes
     if not 0 < sizes.gpu_memory_utilization <= 1:
         raise ValueError(
             f"engine.gpu_memory_utilization: must be above 0 and at most 1, "

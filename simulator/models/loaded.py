@@ -11,7 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from simulator.models.dtypes import HALF
-from simulator.models.engine_sizes import EngineSizes
+from simulator.models.engine_sizes import BFLOAT16, EngineSizes
 from simulator.models.gpus import Gpu
 from simulator.models.modules import FULL, Module
 from simulator.models.quantization import Quantization
@@ -46,7 +46,7 @@ class Loaded(NamedTuple):
 def loaded(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> Loaded:
     """Work out what each GPU has; ValueError where a checkpoint does not say its formats."""
     gpus, word = sizes.tensor_parallel_size, model.weight_dtype(sizes.weights)
-    least = 8.0 if sizes.dtype == "bfloat16" else LEAST_CAPABILITY.get(word, 0.0)
+    least = BFLOAT16 if sizes.dtype == "bfloat16" else LEAST_CAPABILITY.get(word, 0.0)
     if sizes.fraction_of == "all" and 0 < gpu.compute_capability < least:
         what = "bfloat16" if sizes.dtype == "bfloat16" else word
         raise ValueError(

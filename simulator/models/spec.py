@@ -96,6 +96,7 @@ class ModelSpec:
     has_mtp: bool = True  # layers that draft, or a family that may have some
     max_position_embeddings: int = 4096
     dtype: str = "bfloat16"  # of the published weights, or of what is not quantized
+    no_float16: bool = False  # its numbers overflow there
     checkpoint: Quantization | None = None  # formats of the published weights; None: `dtype`
     unread: str = ""  # what of the config.json is not counted
     rotary_dim: int = 0  # numbers of a head that are turned; 0: all
@@ -196,10 +197,10 @@ class ModelSpec:
         return sum(one.numbers for one in (*self.outer, *self.modules))
 
     def resolve_dtype(self, dtype: str = "auto") -> str:
-        """Return the dtype that vLLM's `auto` stands for: the published one, float32 as float16."""
+        """Return the dtype that vLLM's `auto` stands for: the published, float32 as bfloat16."""
         if dtype != "auto":
             return dtype
-        return "float16" if bytes_of(self.dtype) > HALF else self.dtype
+        return "bfloat16" if bytes_of(self.dtype) > HALF else self.dtype
 
     def weight_dtype(self, dtype: str = "auto") -> str:
         """Return the dtype of the layers' weights; 16 bits and `auto` are as they are published."""

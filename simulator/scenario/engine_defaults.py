@@ -142,7 +142,9 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     known, spec = ENGINES[name], _find_model(model)
     defaults: Defaults = {"async_scheduling": False} | known.defaults
     defaults |= _without_states_cache(spec)
-    longest = engine.get("max_model_len") or (spec.max_position_embeddings if spec else 0)
+    own = spec.max_position_embeddings if spec else 0
+    given = engine.get("max_model_len")
+    longest = own if given in (None, "auto") else given
     if known.whole_prompts and isinstance(longest, int):
         defaults["max_num_batched_tokens"] = max(longest, defaults["max_num_batched_tokens"])
     found = _find_gpu(gpu.get("name") if isinstance(gpu, dict) else None)

@@ -34,10 +34,16 @@ TRTLLM_TOKENS = 8192
 """max_num_tokens of TensorRT-LLM, which refuses longer prompts; here a step has them whole."""
 
 
+def longest_of(engine: EngineConfig, model: ModelSpec) -> int:
+    """Return the most tokens of a request, where there is room for them."""
+    given = engine.max_model_len
+    return given if isinstance(given, int) else model.max_position_embeddings
+
+
 def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
     """Gather the keys of an engine on which its memory depends."""
     keys = engine.values_of(MEMORY_KEYS)
-    longest = engine.max_model_len or model.max_position_embeddings
+    longest = longest_of(engine, model)
     if engine.name == "vllm-v0" and longest > V0_CHUNKS_FROM:  # no prompt ends in its profile run
         keys |= {"max_num_batched_tokens": V0_CHUNK, "max_num_seqs": 1}
     if engine.name == "tensorrt-llm" and keys["max_num_batched_tokens"] == longest:

@@ -19,6 +19,7 @@ from simulator.scenario.engines import release_of
 from simulator.scenario.kv_room import (
     MEMORY_KEYS,
     enough_memory,
+    longest_of,
     memory_budget,
     remedies,
 )
@@ -78,7 +79,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
         _check_caching(engine, model)
     with attempt("engine.prefix_cache_retention_interval", "model"):
         _check_retention(engine, model)
-    longest = engine.max_model_len or model.max_position_embeddings
+    longest = longest_of(engine, model)
     tokens = engine.max_num_batched_tokens
     holds_longest = engine.enable_chunked_prefill or tokens >= longest
     with attempt("engine", "engine.enable_chunked_prefill engine.max_model_len model"):
@@ -98,7 +99,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
             blocks = engine.max_num_seqs * -(-longest // engine.block_size) + 1
         else:
             budget = enough_memory(own, model, gpu)
-            refused = _refused(own, budget)
+            refused, longest = _refused(own, budget), budget.max_model_len
             blocks = engine.num_gpu_blocks_override or budget.num_gpu_blocks
     if not runs:
         return None

@@ -1,6 +1,5 @@
 """`fields.csv` accounts for every field of the engines' configurations."""
 
-import csv
 import os
 from pathlib import Path
 
@@ -8,13 +7,12 @@ import pytest
 
 from headway.cli.main import main
 from simulator.core.engine_config import EngineConfig
-from simulator.launch.fields import NOWHERE, TABLE, fields
+from simulator.launch.fields import NOWHERE, fields, read_rows
 from tools.engine_fields import list_fields
 
 
 def test_each_row_says_what_becomes_of_a_field():
-    with TABLE.open() as file:
-        assert len([*csv.DictReader(file)]) == len(fields()) > 1000
+    assert len(read_rows("fields.csv")) == len(fields()) > 1000
     for row in fields():
         key = row.effect.removeprefix("engine.").partition(".")[0]
         known = row.effect in (*NOWHERE, "model") or key in EngineConfig.model_fields

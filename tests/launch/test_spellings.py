@@ -1,6 +1,7 @@
 """Launch commands as people write them: scripts, containers, manifests, calls of Python."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -128,8 +129,14 @@ def test_what_is_misspelled_is_one_line(command, what):
     assert what in line
 
 
-@pytest.mark.parametrize("value", ["auto", "-1"])
-def test_a_length_that_the_engine_finds_is_told(value):
-    (line,) = read_launch(f"vllm serve m --max-model-len {value}").lines()
-    assert line.startswith(f"--command: --max-model-len {value} is taken as the model's own length")
-    assert not read_launch("vllm serve m --max-model-len 32k").lines()
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--max-model-len auto", "--max-model-len auto: must be a number of tokens before vLLM"),
+        ("--kv-cache-dtype int4", "int4: vLLM 0.11.2 has none of that name: auto, bfloat16, fp8"),
+        ("--kv-cache-dtype fp8_inc", "--kv-cache-dtype fp8_inc: is not simulated"),
+    ],
+)
+def test_values_that_a_release_does_not_have_are_refused(options, why):
+    with pytest.raises(HeadwayError, match=re.escape(why)):
+        read_launch(f"vllm serve m {options}", "0.11.2")

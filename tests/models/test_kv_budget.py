@@ -1,14 +1,17 @@
 """The memory budget: against what vLLM reported, and against itself."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.report.memory_report import memory_table
+from headway.report.memory_report import log_lines, memory_table
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GIB, GPUS, find_gpu
 from simulator.models.kv_budget import MemoryBudget, activation_bytes, estimate, kv_budget
 from simulator.models.load import load_model
+from simulator.models.quantization import Quantization
 
 H100 = find_gpu("H100-80GB")
 A100 = find_gpu("A100-80GB")
@@ -192,3 +195,40 @@ def test_more_memory_never_means_fewer_blocks(
     assert 0 <= budget.kv_cache - used < block * budget.kv_bytes_per_token
     assert budget.kv_cache < GPUS[gpu].memory
     assert GPUS[gpu].memory > GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "dtype", "shown"),
+    [
+        ("gemma-2-2b", "L4", "auto", "bfloat16"),  # published in float32
+        ("gpt-oss-20b", "L4", "auto", "bfloat16"),
+        ("llama-3.2-1b", "T4", "auto", "float16"),
+        ("gemma-2-2b", "T4", "auto", "float32"),  # its numbers overflow in float16
+        ("llama-3.2-1b", "L4", "float16", "float16"),
+    ],
+)
+def test_the_dtype_is_one_that_the_gpu_has(name: str, card: str, dtype: str, shown: str) -> None:
+    """As vLLM's `_resolve_auto_dtype`."""
+    budget = estimate(load_model(name), find_gpu(card), EngineSizes(dtype=dtype))
+    assert budget.kv_cache_dtype == shown
+    assert budget.weight_dtype in (shown, "mxfp4")
+
+
+def test_a_caches_own_precision_counts_beside_a_dtype() -> None:
+    """`--dtype bfloat16` is not that of a cache whose scales the checkpoint has."""
+    model = load_model("llama-3.1-8b")
+    fp8 = replace(model, checkpoint=Quantization((), cache="fp8"))
+    assert EngineSizes(dtype="bfloat16").cache(fp8) == "fp8"
+    assert EngineSizes(dtype="bfloat16", kv_cache_dtype="bfloat16").cache(fp8) == "bfloat16"
+
+
+@pytest.mark.parametrize(("card", "fits"), [("L4", "reduced from 131072 to"), ("H200", "full")])
+def test_auto_is_the_longest_that_fits(card: str, fits: str) -> None:
+    """As vLLM's `_auto_fit_max_model_len`: one token more does not start."""
+    model, gpu = load_model("llama-3.1-8b"), find_gpu(card)
+    auto = estimate(model, gpu, EngineSizes(max_model_len="auto"))
+    (line,) = [one for one in log_lines(auto) if "Auto-fit" in one]
+    assert fits in line
+    longest = auto.max_model_len
+    assert estimate(model, gpu, EngineSizes(max_model_len=longest)).refusal == ""
+    assert longest == 131072 or estimate(model, gpu, EngineSizes(max_model_len=longest + 1)).refusal

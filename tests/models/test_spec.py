@@ -212,15 +212,15 @@ def test_published_active_parameters(name: str, billions: float) -> None:
 @pytest.mark.parametrize(
     ("published", "asked", "found"),
     [
-        ("float32", "auto", "float16"),
+        ("float32", "auto", "bfloat16"),
         ("bfloat16", "auto", "bfloat16"),
-        (None, "auto", "float16"),
+        (None, "auto", "bfloat16"),
         ("torch.bfloat16", "auto", "bfloat16"),
         ("bfloat16", "fp8", "fp8"),
     ],
 )
 def test_dtype_auto_is_vllms(tmp_path: Path, published: str | None, asked: str, found: str) -> None:
-    """`auto` means the published dtype, but float16 for float32."""
+    """`auto` means the published dtype, but bfloat16 for float32."""
     assert load_model(write_config(tmp_path, torch_dtype=published)).resolve_dtype(asked) == found
 
 
