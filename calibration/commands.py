@@ -193,27 +193,27 @@ def _check_source(
     others = [option for option, value in beside.items() if value not in (None, [])]
     wrong: list[str] = []
     if not named:
-        wrong += [f"{option}: goes with {SOURCES_OF[option]}" for option in others]
+        wrong += [f"{option}: needs {SOURCES_OF[option]}" for option in others]
         if not wrong:
             wrong = [
                 "--model: say which model to measure, or what to fit: --from what was measured, "
                 "--from-requests, --from-steps or --from-torch-profile a server's log, or --server"
             ]
     elif len(named) > 1:
-        wrong = [f"{named[1]}: goes without {named[0]}"]
+        wrong = [f"{named[1]}: cannot be used with {named[0]}"]
     else:
         (source,) = named
         wrong += [
-            f"{option}: goes with {SOURCES_OF[option]}, not with {source}"
+            f"{option}: needs {SOURCES_OF[option]}, not {source}"
             for option in others
             if source not in SOURCES_OF[option].replace(",", " ").split()
         ]
         if source != "--model":
-            wrong += [f"{option}: goes with --model, not with {source}" for option in measuring]
+            wrong += [f"{option}: needs --model, not {source}" for option in measuring]
         if source in LOGS and "--scenario" not in others:
             wrong.append(f"{source}: needs --scenario, which says what the server is")
         elif "--set" in others and "--scenario" not in others and source == TRACE:
-            wrong.append("--set: goes with --scenario")
+            wrong.append("--set: needs --scenario")
     if wrong:
         raise HeadwayError(wrong)
 
@@ -298,7 +298,7 @@ def _check_vllm(device: str, clock: str) -> None:
     """Refuse what does not go with vLLM, and vLLM where it is not installed."""
     if (device, clock) != ("cpu", "exec"):
         raise HeadwayError(
-            "--engine vllm: goes without --device and --clock: it has its own device"
+            "--engine vllm: cannot be used with --device and --clock: it has its own device"
         )
     if find_spec("vllm") is None:
         raise HeadwayError(
@@ -381,13 +381,13 @@ def validate(
     given = {"--run": run, "--set": cells, "--sensitivity": sensitivity}
     given |= dict.fromkeys((f"--{name.replace('_', '-')}" for name in reading.given), True)
     if alone := [name for name, value in given.items() if value]:
-        raise HeadwayError(f"{alone[0]}: goes with --measured")
+        raise HeadwayError(f"{alone[0]}: needs --measured")
     from calibration.engine_steps.validate import table
     from calibration.engine_steps.validate import validate as compare
 
     assert folder is not None
     if json is not None and json != STANDARD_OUTPUT:
-        raise HeadwayError("--json FILE: goes with --measured; --json=- prints validation.json")
+        raise HeadwayError("--json FILE: needs --measured; --json=- prints validation.json")
     found = compare(folder, profile, out)
     if json is not None:
         print_json((out or folder) / "validation.json")

@@ -222,7 +222,9 @@ def generate(run: Run, seed: int = 0, spread: tuple[float, float] = DEFAULT_RATI
     means = run.number("mean_input_tokens"), run.number("mean_output_tokens")
     cap, cv = run.count("output_cap"), run.number("output_cv")
     if cap is not None and cv is not None:
-        raise ValueError("output_cap: goes without output_cv: answers that end by themselves")
+        raise ValueError(
+            "output_cap: cannot be used with output_cv: answers that end by themselves"
+        )
     prompt = _lengths(
         lengths, "input", nominal_in, means[0], count, spread=spread, cv=run.number("input_cv")
     )

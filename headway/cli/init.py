@@ -59,9 +59,9 @@ def init(
 
     check_new("FILE", file)
     if traffic is not None and rate is not None:
-        raise HeadwayError("--rate: goes without --traffic, which has its own")
+        raise HeadwayError("--rate: cannot be used with --traffic, which has its own")
     for option in reading.given if traffic is None else ():
-        raise HeadwayError(f"--{option.replace('_', '-')}: goes with --traffic")
+        raise HeadwayError(f"--{option.replace('_', '-')}: needs --traffic")
     launch = None
     if command is not None:
         launch, model, tensor_parallel_size = _launch(command, model, tensor_parallel_size)
@@ -109,7 +109,7 @@ def _launch(command: str, model: str | None, size: int | None) -> "tuple[Launch,
 
     for option, value in (("--model", model), ("--tensor-parallel-size", size)):
         if value is not None:
-            raise HeadwayError(f"{option}: goes without --command, which has it")
+            raise HeadwayError(f"{option}: cannot be used with --command, which has it")
     launch = read_launch(command)
     _warn(launch.lines())
     return launch, launch.model, launch.engine.get("tensor_parallel_size", 1)

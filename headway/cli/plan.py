@@ -111,13 +111,13 @@ def plan(  # more than 80 lines: 50 are its options
         given = {"vary": vary, "fewest": fewest, "cheapest": cheapest, "optuna": optuna}
         if wrong := [name for name, value in given.items() if value]:
             raise HeadwayError(
-                f"--{wrong[0]}: does not go with --buy, which varies all that one buys"
+                f"--{wrong[0]}: cannot be used with --buy, which varies all that one buys"
             )
         wanted = wanted_gpus(gpus)
         problem = buying_problem(scenario, options, (settings.overrides, settings.seed), wanted)
         find = partial(find_offers, problem, wanted, precision)
     elif gpus is not None or precision is not None:
-        raise HeadwayError(f"--{'precision' if gpus is None else 'gpus'}: goes with --buy")
+        raise HeadwayError(f"--{'precision' if gpus is None else 'gpus'}: needs --buy")
     else:
         problem = make_problem(scenario, options, settings.overrides, settings.seed)
         find = partial(find_best, problem, optuna)

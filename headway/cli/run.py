@@ -93,7 +93,7 @@ class Exports:
         start = self.prometheus_start
         if prometheus is None and (start, self.prometheus_interval) != (None, SAMPLING_INTERVAL):
             option = "--prometheus-interval" if start is None else "--prometheus-start"
-            raise HeadwayError(f"{option}: goes with --prometheus")
+            raise HeadwayError(f"{option}: needs --prometheus")
         self.start_s()
         if self.deploy is not None:
             check_folder(self.deploy, option="--deploy")
@@ -215,12 +215,12 @@ def run(
         _refuse_beside_no_tables(others, options)
         return _run_without_tables(loaded, folder, options, workers, tables_in)
     if tables_in is not None:
-        raise HeadwayError("--tables-in: goes with --no-tables")
+        raise HeadwayError("--tables-in: needs --no-tables")
     if options.replications is not None:
         if workers or any(others.values()):
             raise HeadwayError(
-                "--replications: goes without --timeline, --prometheus, --deploy, --sensitivity "
-                "and --jobs"
+                "--replications: cannot be used with --timeline, --prometheus, --deploy, "
+                "--sensitivity and --jobs"
             )
         return _run_replications(loaded, folder, options.replications, options)
     changed = None
@@ -257,7 +257,7 @@ def _refuse_beside_no_tables(others: "Mapping[str, object]", options: RunOptions
     given |= {"warmup": options.warmup, "cooldown": options.cooldown}
     if refused := [name for name, value in given.items() if value]:
         hint = "; --tables-in writes Parquet" * (refused[0] == "format")
-        raise HeadwayError(f"--no-tables: goes without --{refused[0]}{hint}")
+        raise HeadwayError(f"--no-tables: cannot be used with --{refused[0]}{hint}")
 
 
 def _requests(scenario: "Scenario") -> "Workload":

@@ -96,7 +96,7 @@ def _read(
 
         for name in ["format"] * (format is not None) + [*given]:
             option = name.replace("_", "-")
-            raise HeadwayError(f"--{option}: goes with a trace; {path} is a scenario")
+            raise HeadwayError(f"--{option}: needs a trace; {path} is a scenario")
         return load_scenario(path).make_workload(), "scenario", None
     from simulator.workload.traces.read import read_measured
 

@@ -132,7 +132,7 @@ class VllmConfig(_Model):
         if self.kv_offloading_blocks and (
             not self.enable_prefix_caching or any(self.kv_cache_groups) or self.encoder_cache_size
         ):
-            what = "goes with enable_prefix_caching, without windows and encoder"
+            what = "needs enable_prefix_caching, without windows and encoder"
             raise ValueError(f"kv_offloading_blocks: {what}")
         if tokens < self.max_num_seqs:
             wrong.append(f"must be >= max_num_seqs ({self.max_num_seqs}), not {tokens}")
@@ -140,12 +140,14 @@ class VllmConfig(_Model):
             wrong.append(f"without chunked prefill must be >= max_model_len, not {tokens}")
         others = self.max_loras, self.encoder_cache_size, self.kv_offloading_blocks
         if self.speculative_config and any(others):
-            raise ValueError("speculative_config: goes without adapters, encoder and offloading")
+            raise ValueError(
+                "speculative_config: cannot be used with adapters, encoder and offloading"
+            )
         if (self.prefix_cache_retention_interval or 0) % self.block_size:
             what = f"must be a multiple of block_size ({self.block_size})"
             raise ValueError(f"prefix_cache_retention_interval: {what}")
         if self.prefix_cache_retention_interval and not any(self.kv_cache_groups):
-            raise ValueError("prefix_cache_retention_interval: goes with windows")
+            raise ValueError("prefix_cache_retention_interval: needs windows")
         if wrong:
             raise ValueError("\n".join(f"max_num_batched_tokens: {what}" for what in wrong))
         return self
@@ -269,7 +271,7 @@ class Case(_Model):
         for index, request in enumerate(self.requests):
             at = f"requests.{index}"
             if getattr(request, "adapter", 0) and not getattr(self.config, "max_loras", 0):
-                wrong.append(f"{at}.adapter: goes with config.max_loras")
+                wrong.append(f"{at}.adapter: needs config.max_loras")
             if request.id != index:
                 wrong.append(f"{at}.id: must be {index}, its position, not {request.id!r}")
             if request.prompt_len >= longest:
@@ -377,7 +379,7 @@ class SglangConfig(_Model):
     def _refuse_what_sglang_refuses(self) -> "SglangConfig":
         wrong = []
         if self.enable_hierarchical_cache and self.disable_radix_cache:
-            wrong.append("enable_hierarchical_cache: goes with a radix cache")
+            wrong.append("enable_hierarchical_cache: needs a radix cache")
         if self.max_total_tokens < self.page_size:
             wrong.append(f"max_total_tokens: must be >= page_size ({self.page_size})")
         if self.enable_priority_scheduling and self.schedule_policy not in WITH_PRIORITIES:
@@ -385,7 +387,7 @@ class SglangConfig(_Model):
         if self.scheduling_policy is not None and (
             self.schedule_policy != "fcfs" or self.enable_priority_scheduling
         ):
-            wrong.append("scheduling_policy: goes with schedule_policy fcfs, without priorities")
+            wrong.append("scheduling_policy: needs schedule_policy fcfs, without priorities")
         if self.disable_radix_cache and self.schedule_policy == "shortest-prefill-first":
             wrong.append("schedule_policy: shortest-prefill-first wants a prefix cache")
         if wrong:

@@ -37,12 +37,12 @@ def conform(
     if not cases:
         raise HeadwayError("conform: name a case file")
     if len(cases) > 1 and (golden is not None or write is not None):
-        raise HeadwayError("conform: --golden and --write go with one case file")
+        raise HeadwayError("conform: --golden and --write need one case file")
     if families:
         if write is not None:
-            raise HeadwayError("--write: goes without --families, which plays by many rules")
+            raise HeadwayError("--write: cannot be used with --families, which plays by many rules")
         if len(cases) > 1:
-            raise HeadwayError("conform: --families goes with one case file")
+            raise HeadwayError("conform: --families needs one case file")
         found = conform_families(cases[0], golden, leap=leap)
         agrees = {name: all(one.agrees for one in each) for name, each in found.items()}
         print_json(agrees) if json_ else print(report_families(found))

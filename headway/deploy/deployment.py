@@ -119,7 +119,7 @@ def write_deployment(scenario: Scenario, folder: Path) -> list[Path]:
 def deployment(scenario: Scenario) -> Mapping[str, bytes]:
     """Return the files, by name; HeadwayError for several models: each wants a pool of its own."""
     if scenario.models:
-        raise HeadwayError("--deploy: goes with one model: each of several wants a pool of its own")
+        raise HeadwayError("--deploy: needs one model: each of several wants a pool of its own")
     groups = groups_of(scenario)
     texts = {
         "vllm_serve.sh": serve_command(scenario),

@@ -46,7 +46,9 @@ def buying_problem(
             continue
         if cluster is not None and (cluster.groups or cluster.autoscaling):
             what = "groups" if cluster.groups else "autoscaling"
-            raise HeadwayError(f"--buy: goes without cluster.{what}: it chooses all replicas")
+            raise HeadwayError(
+                f"--buy: cannot be used with cluster.{what}: it chooses all replicas"
+            )
         count = f"{REPLICAS}=1..{MOST_REPLICAS}"
         return make_problem(
             path, replace(options, vary=[], cheapest=False, fewest=count), keys, seed

@@ -83,7 +83,7 @@ def expand(
             "--variant 'many: engine.max_num_seqs=256'"
         )
     if axes and named:
-        raise HeadwayError("--variant: goes without --vary")
+        raise HeadwayError("--variant: cannot be used with --vary")
     names = [name for name, _ in named]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise HeadwayError(f"--variant: two are named {twice[0]}")

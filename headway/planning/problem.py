@@ -309,7 +309,7 @@ def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool)
     """Refuse a window, or an end, that has no meaning."""
     if ends := [slo.text for slo in slos if slo.name == FINISH and not at_a_load]:
         raise HeadwayError(
-            f"--slo {ends[0]}: goes with --fewest or --cheapest, at the scenario's own load: runs "
+            f"--slo {ends[0]}: needs --fewest or --cheapest, at the scenario's own load: runs "
             "in search of a load are as long as the plan likes"
         )
     if window is None:
@@ -317,9 +317,11 @@ def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool)
     if not 0 < window < inf:
         raise HeadwayError(f"--window {window:g}: must be more than 0 s, and finite")
     if not at_a_load:
-        raise HeadwayError("--window: goes with --fewest or --cheapest, at the scenario's own load")
+        raise HeadwayError("--window: needs --fewest or --cheapest, at the scenario's own load")
     if whole := [slo.text for slo in slos if not (slo.of_requests or slo.name == FINISH)]:
-        raise HeadwayError(f"--window: goes without {', '.join(whole)}: it is of a whole run")
+        raise HeadwayError(
+            f"--window: cannot be used with {', '.join(whole)}: it is of a whole run"
+        )
 
 
 def _range(text: str) -> tuple[str, int, int]:

@@ -65,7 +65,7 @@ def rollouts(scenario: Scenario) -> Iterator[RolloutStep]:
     """Yield the steps that a scenario's `rollouts` asks for; HeadwayError where it cannot be."""
     generator, asked = scenario.workload.generator, scenario.rollouts
     if scenario.workload.trace is not None or generator.sessions is not None:
-        raise HeadwayError("rollouts: go with a generator of prompts, without trace and sessions")
+        raise HeadwayError("rollouts: need a generator of prompts, without trace and sessions")
     wanted = generator.num_prompts
     begun = ceil(wanted * (1 + asked.oversampling))
     carried: list[_Group] = []

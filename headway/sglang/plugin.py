@@ -209,7 +209,7 @@ def check_arguments(arguments: Any) -> None:
     ):
         if getattr(arguments, name, good[0]) not in good:
             given = getattr(arguments, name)
-            raise HeadwayError(f"{VARIABLE}: goes with {name} {good[0]}, not {given}: {why}")
+            raise HeadwayError(f"{VARIABLE}: needs {name} {good[0]}, not {given}: {why}")
 
 
 def hook() -> Ordering:

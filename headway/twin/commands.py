@@ -165,7 +165,7 @@ def replay(
         from simulator.workload.traces import read_trace
 
         if settings.overrides or settings.seed is not None:
-            raise HeadwayError("--set, --seed: go with a scenario, not with a trace")
+            raise HeadwayError("--set, --seed: need a scenario, not a trace")
         workload, name = read_trace(scenario), scenario.name.partition(".")[0]
     else:
         loaded = load_scenario(scenario, settings.overrides, settings.seed)

@@ -78,7 +78,7 @@ class Publisher:
         """Listen to a core's cache; raise HeadwayError where it has none that tells."""
         if isinstance(blocks, HybridManager):
             raise HeadwayError(
-                "--kv-events-config: goes with engine.disable_hybrid_kv_cache_manager: true"
+                "--kv-events-config: needs engine.disable_hybrid_kv_cache_manager: true"
             )
         if not isinstance(blocks, BlockManager) or not blocks.prefix_caching:
             raise HeadwayError(

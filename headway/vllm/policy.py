@@ -56,7 +56,7 @@ def make_policy(
         )
     if wanted is not None and named != wanted:
         raise HeadwayError(
-            f"{VARIABLE}: policy {named!r} does not go with a class that is {wanted}"
+            f"{VARIABLE}: policy {named!r} cannot be used with a class that is {wanted}"
         )
     found = _find(named, engine, names)
     try:

@@ -97,7 +97,7 @@ class CostModel(CanLeap, Protocol):
 
     def with_host(self, **terms: Any) -> Self:
         """Return the cost with other terms of the host; ValueError: it has none."""
-        raise ValueError("host: goes with a piecewise cost")
+        raise ValueError("host: needs a piecewise cost")
 
     def without_host(self) -> "CostModel":
         """Return what the kernels of a step take, and the waits that nothing hides."""

@@ -90,11 +90,11 @@ class Fitted(CostModel):
         and to a step with prompts; `terms` are others by their names. ValueError: the cost has no
         place for them.
         """
-        raise ValueError("overhead: goes with a piecewise cost")
+        raise ValueError("overhead: needs a piecewise cost")
 
     def with_experts(self, table: Sequence[Sequence[float]]) -> Self:
         """Add the time of experts, rows of (tokens, seconds)."""
-        raise ValueError("goes with a piecewise cost")
+        raise ValueError("needs a piecewise cost")
 
     def part(self, share: float, *, last: bool) -> Self:
         """Return what a pipeline stage takes that has a share of the layers; `last`: the head."""

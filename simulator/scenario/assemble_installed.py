@@ -29,7 +29,7 @@ from simulator.util.user_code import search_in
 
 REQUIRED = {
     "allocation": ("paged", "vLLM's scheduler pages its memory"),
-    "speculative_config": (None, "goes with scheduler: headway"),
+    "speculative_config": (None, "needs scheduler: headway"),
     "preemption_mode": ("recompute", "vLLM's scheduler knows recompute alone"),
 }
 """What an engine must have, and what is said where it has not."""

@@ -126,11 +126,11 @@ def _check(
     of_engine = list(_check_engine(scenario.engine, scenario.gpu.count))
     found = [*of_engine]
     if scenario.engine.scheduler_cls and scenario.engine.scheduler != "vllm":
-        found.append(("engine.scheduler_cls", "engine.scheduler", "goes with scheduler: vllm"))
+        found.append(("engine.scheduler_cls", "engine.scheduler", "needs scheduler: vllm"))
     found += _check_trace(scenario)
     asked = scenario.workload.generator.multimodal
     if asked is not None and scenario.engine.multimodal_config is None:
-        what = "goes with engine.multimodal_config, which says what the encoder has"
+        what = "needs engine.multimodal_config, which says what the encoder has"
         found.append(("workload.multimodal", "engine.multimodal_config", what))
     spec = try_to_settle(scenario, partial(_attempt, found), runs=runs)
     if spec is not None and not of_engine:
@@ -166,16 +166,16 @@ def _check_engine(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
     yield from _check_version(engine)
     mode = engine.preemption_mode
     if mode != "recompute" and engine.allocation != "paged":
-        what = f"{mode} goes with paged allocation, not with {engine.allocation}"
+        what = f"{mode} needs paged allocation, not {engine.allocation}"
         yield "engine.preemption_mode", "engine.allocation", what
     if mode == "recompute" and not (engine.swap_overlap and engine.kv_offloading_size):
         for key in ("swap_bandwidth", "swap_space", "swap_overlap"):
             if engine.is_given(key):
-                what = "goes with preemption_mode swap or auto, not with recompute"
+                what = "needs preemption_mode swap or auto, not recompute"
                 yield f"engine.{key}", "engine.preemption_mode", what
     yield from _check_prefix_cache(engine)
     if engine.is_given("min_decode_blocks_scope") and not engine.min_decode_blocks:
-        what = "goes with min_decode_blocks, which is 0"
+        what = "needs min_decode_blocks, which is 0"
         yield "engine.min_decode_blocks_scope", "engine.min_decode_blocks", what
     if engine.reserve_output_tokens is not None and engine.allocation != "paged":
         what = f"{engine.allocation} allocation reserves max_model_len for everybody anyway"
@@ -269,13 +269,13 @@ def _check_parallel(engine: EngineConfig, gpus: int) -> Iterator[Conflict]:
         others = " ".join(f"engine.{kind}_parallel_size" for kind in sizes)
         yield "gpu.count", others, what
     if stages == 1 and engine.pipeline_parallel_bandwidth is not None:
-        what = "goes with a pipeline_parallel_size of 2 and more"
+        what = "needs a pipeline_parallel_size of 2 and more"
         yield "engine.pipeline_parallel_bandwidth", "engine.pipeline_parallel_size", what
     if stages > 1 and not engine.follows_vllm:
         what = f"the batch queue is vLLM's; {engine.name} is simulated with one stage"
         yield "engine.pipeline_parallel_size", "engine.name", what
     if ranks == 1 and engine.api_server_count is not None:
-        what = "goes with a data_parallel_size of 2 and more: others have one engine to send to"
+        what = "needs a data_parallel_size of 2 and more: others have one engine to send to"
         yield "engine.api_server_count", "engine.data_parallel_size", what
     if ranks > 1 and not engine.follows_vllm:
         what = f"the internal load balancer is vLLM's; for {engine.name} use cluster.replicas"
@@ -289,18 +289,22 @@ def _check_host_tier(engine: EngineConfig, sglang: bool) -> Iterator[Conflict]:
         keys = OF_HOST_TIER if engine.name == "sglang" else (*OF_HOST_TIER, "hicache_write_policy")
         for key in keys:
             if engine.is_given(key):
-                yield f"engine.{key}", size, "goes with kv_offloading_size"
+                yield f"engine.{key}", size, "needs kv_offloading_size"
         return
     for key, word in differing_keys(engine, REQUIRED_FOR_HOST_TIER):
         if key != "prefix_cache" or not sglang:
-            yield size, f"engine.{key}", f"goes with {key}: {word}"
+            yield size, f"engine.{key}", f"needs {key}: {word}"
     for key in ("store_threshold", "secondary_tiers"):
         if getattr(engine, key) and sglang:
-            yield f"engine.{key}", "engine.scheduling_policy", "does not go with the policy sglang"
+            yield (
+                f"engine.{key}",
+                "engine.scheduling_policy",
+                "cannot be used with the policy sglang",
+            )
         elif getattr(engine, key) and engine.hicache_write_policy != "write_through":
-            yield f"engine.{key}", policy, "goes with hicache_write_policy: write_through"
+            yield f"engine.{key}", policy, "needs hicache_write_policy: write_through"
     if engine.hicache_write_policy == "write_through_selective" and not sglang:
-        what = "write_through_selective goes with the policy sglang; store_threshold: 2 is like it"
+        what = "write_through_selective needs the policy sglang; store_threshold: 2 is like it"
         yield policy, "engine.scheduling_policy", what
 
 
@@ -308,7 +312,7 @@ def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
     """See whether a radix tree and a host tier go with what else the engine is to do."""
     yield from _check_host_tier(engine, sglang := engine.policy_name == "sglang")
     if engine.secondary_tiers and (engine.enable_lora or not engine.enable_chunked_prefill):
-        what = "goes without enable_lora, and with enable_chunked_prefill"
+        what = "needs enable_chunked_prefill, without enable_lora"
         yield "engine.secondary_tiers", "engine.enable_lora engine.enable_chunked_prefill", what
     if (engine.prefix_cache_retention_interval or 0) % engine.block_size:
         what = f"must be a multiple of engine.block_size ({engine.block_size})"
@@ -320,9 +324,9 @@ def _check_prefix_cache(engine: EngineConfig) -> Iterator[Conflict]:
         return
     overlaps = engine.async_scheduling and sglang
     for key, good, why in (
-        ("enable_prefix_caching", True, "goes with enable_prefix_caching: true"),
-        ("async_scheduling", overlaps, "radix does not go with async_scheduling, but in sglang"),
-        ("allocation", "paged", "goes with allocation: paged"),
+        ("enable_prefix_caching", True, "needs enable_prefix_caching: true"),
+        ("async_scheduling", overlaps, "radix cannot be used with async_scheduling, but in sglang"),
+        ("allocation", "paged", "needs allocation: paged"),
         ("scheduler", "headway", "vLLM's scheduler has the hash chain alone"),
     ):
         if getattr(engine, key) != good:
@@ -346,7 +350,7 @@ def _check_trace(scenario: Scenario) -> Iterator[Conflict]:
         if trace.format is None or getattr(trace, option, None) is None:
             continue
         if trace.format not in (forms := formats_with(option)):
-            what = f"goes with format {' or '.join(forms)}, not with {trace.format}"
+            what = f"needs format {' or '.join(forms)}, not {trace.format}"
             yield f"workload.trace.{option}", "workload.trace.format", what
 
 
@@ -391,14 +395,14 @@ def _check_keys(cluster: ClusterConfig) -> Iterator[Conflict]:
     for block, key, other in DEPENDENT_KEYS:
         values = getattr(cluster, block)
         if values is not None and not getattr(values, other) and values.is_given(key):
-            what = f"goes with {other}; {key} alone has no effect"
+            what = f"needs {other}; {key} alone has no effect"
             yield f"cluster.{block}.{key}", f"cluster.{block}.{other}", what
     client, admission = cluster.client, cluster.admission
     if client is None or not client.max_retries:
         return
     refuses = admission is not None and (admission.max_outstanding or admission.rate)
     if not (client.timeout or client.ttft_timeout or refuses):
-        what = "goes with timeout, ttft_timeout or admission: else no try comes to nothing"
+        what = "needs timeout, ttft_timeout or admission: else no try comes to nothing"
         yield "cluster.client.max_retries", "cluster.client cluster.admission", what
 
 

@@ -95,10 +95,10 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
         if (required := feature.requires(engine)) is None:
             continue
         if not engine.follows_vllm or spec.release < RECORDED_SINCE or role is not None:
-            raise ValueError(f"{at}: goes with the rules of vLLM 0.32 or later, without a kv_role")
+            raise ValueError(f"{at}: needs the rules of vLLM 0.32 or later, without a kv_role")
         need(
             required,
-            f"{at}: goes with {{key}}: {{word}}",
+            f"{at}: needs {{key}}: {{word}}",
             f"{at}: {name} {lacks}; fcfs {others}, and {ORDERING}",
         )
     if role is not None:
@@ -113,7 +113,7 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
         whole = {"disable_hybrid_kv_cache_manager": True} if spec.keeps_window else {}
         need(
             {**REQUIRED_FOR_STAGES, **whole},
-            f"{at}: goes with {{key}}: {{word}}",
+            f"{at}: needs {{key}}: {{word}}",
             f"{at}: {name} has one batch in flight; fcfs has more, and {ORDERING}, boost",
         )
         return SCHEDULERS["pipeline"]
@@ -123,14 +123,14 @@ def choose_scheduler(spec: EngineSpec) -> type[SchedulerBase] | None:
         at = "engine.disable_hybrid_kv_cache_manager"
         need(
             REQUIRED_FOR_WINDOW,
-            f"{at}: false goes with {{key}}: {{word}}",
+            f"{at}: false needs {{key}}: {{word}}",
             f"{at}: must be true: {name} keeps all tokens; fcfs need not, nor {ORDERING}, boost",
         )
     if engine.speculative_config is not None:
         at = "engine.speculative_config"
         need(
             REQUIRED_FOR_DRAFTS_AHEAD if engine.drafts_ahead else REQUIRED_FOR_DRAFTS,
-            f"{at}: goes with {{key}}: {{word}}",
+            f"{at}: needs {{key}}: {{word}}",
             f"{at}: {name} verifies no drafts; fcfs does, and {ORDERING}, boost",
         )
         return _with_drafts(spec, engine.speculative_config)

@@ -122,14 +122,14 @@ class ClusterConfig(Config):
         """Set how many replicas each group has."""
         roles: dict[str | None, str] = {g.kv_role: name for name, g in self.groups.items()}
         if len(self.groups) != 2 or set(roles) != {"kv_producer", "kv_consumer"}:
-            what = "goes with one group of kv_role kv_producer and one of kv_consumer"
+            what = "needs one group of kv_role kv_producer and one of kv_consumer"
             raise ValueError(f"kv_transfer.ratio: {what}")
         if self.replicas is None or self.replicas < 2:
             raise ValueError("replicas: kv_transfer.ratio shares them out: 2 or more")
         for role, count in links.shared_out(self.replicas).items():
             name = roles[role]
             if "replicas" in self.groups[name].model_fields_set:
-                raise ValueError(f"groups.{name}.replicas: goes without kv_transfer.ratio")
+                raise ValueError(f"groups.{name}.replicas: cannot be used with kv_transfer.ratio")
             self.groups[name] = self.groups[name].model_copy(update={"replicas": count})
 
     def _share_gpus(self) -> None:
@@ -140,14 +140,14 @@ class ClusterConfig(Config):
             there = ", ".join(self.groups) or "none"
             raise ValueError(f"sleep_mode.groups: no group {unknown[0]!r}; there is {there}")
         if len(self.sleepers) < 2:
-            raise ValueError("sleep_mode: goes with two groups or more, each of its own model")
+            raise ValueError("sleep_mode: needs two groups or more, each of its own model")
         if self.max_gpu_budget is not None:
-            raise ValueError("max_gpu_budget: goes without sleep_mode")
+            raise ValueError("max_gpu_budget: cannot be used with sleep_mode")
         first = self.groups[self.sleepers[0]]
         for name in self.sleepers:
             group = self.groups[name]
             if "replicas" in group.model_fields_set:
-                what = "goes without sleep_mode, whose replicas all that share have"
+                what = "cannot be used with sleep_mode, whose replicas all that share have"
                 raise ValueError(f"groups.{name}.replicas: {what}")
             for key in ("gpu", "dollars_per_hour"):
                 if getattr(group, key) != getattr(first, key):
@@ -168,7 +168,7 @@ class ClusterConfig(Config):
     def _check_scaling(self) -> None:
         scaling = self.autoscaling
         if both := [name for name in self.sleepers if name in self.scalers]:
-            what = "goes without sleep_mode, which says who has the GPUs"
+            what = "cannot be used with sleep_mode, which says who has the GPUs"
             key = f"groups.{both[0]}.autoscaling" if scaling is None else "autoscaling"
             raise ValueError(f"{key}: {what}")
         if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:
@@ -180,20 +180,22 @@ class ClusterConfig(Config):
                 if group.autoscaling.group is not None:
                     raise ValueError(f"groups.{name}.autoscaling.group: it is this group")
                 if scaling is not None and scaling.group in (None, name):
-                    raise ValueError(f"groups.{name}.autoscaling: goes without cluster.autoscaling")
+                    raise ValueError(
+                        f"groups.{name}.autoscaling: cannot be used with cluster.autoscaling"
+                    )
             if group.replicas > (most := self.max_replicas(name)):
                 key = f"groups.{name}.replicas" if self.groups else "replicas"
                 what = f"must be at most autoscaling.max_replicas ({most}): one begins with them"
                 raise ValueError(f"{key}: {what}")
         if self.max_gpu_budget is not None and len(self.scalers) < 2:
-            raise ValueError("max_gpu_budget: goes with two groups or more that have autoscaling")
+            raise ValueError("max_gpu_budget: needs two groups or more that have autoscaling")
         if self.switch_delay is not None and self.max_gpu_budget is None:
-            raise ValueError("switch_delay: goes with max_gpu_budget")
+            raise ValueError("switch_delay: needs max_gpu_budget")
 
     def _check_pods(self) -> None:
         if self.pods is None:
             if self.pod_router is not None:
-                raise ValueError("pod_router: goes with pods")
+                raise ValueError("pod_router: needs pods")
             return
         from simulator.cluster.routers import STATELESS_ROUTERS  # only for a fleet with pods
 
@@ -201,7 +203,7 @@ class ClusterConfig(Config):
             known = ", ".join(STATELESS_ROUTERS)
             raise ValueError(f"router: before pods, one that looks at no replica: {known}")
         if self.kv_transfer is not None or any(g.kv_role for g in self.replica_groups.values()):
-            raise ValueError("pods: go without kv_role: consumers would be shared")
+            raise ValueError("pods: cannot be used with kv_role: consumers would be shared")
         for name, group in self.replica_groups.items():
             if group.replicas % self.pods:
                 key = f"groups.{name}.replicas" if self.groups else "replicas"
@@ -213,7 +215,7 @@ class ClusterConfig(Config):
             return
         for key in ("pods", "kv_transfer", "failures"):
             if getattr(self, key) is not None:
-                what = "goes with one model, without groups that have their own"
+                what = "needs one model, without groups that have their own"
                 raise ValueError(f"{key}: {what}")
 
     @property

@@ -23,7 +23,7 @@ def check_encoders(scenario: Scenario, cluster: ClusterConfig) -> Iterator[Confl
         return
     for key, why in WITHOUT.items():
         if getattr(cluster, key) is not None:
-            yield f"cluster.{key}", "cluster.groups", f"goes without ec_role: {why}"
+            yield f"cluster.{key}", "cluster.groups", f"cannot be used with ec_role: {why}"
     yield from check_roles(cluster, "ec")
     for name, group in cluster.groups.items():
         yield from _check_group(f"cluster.groups.{name}", group, scenario.of_group(name).engine)
@@ -37,7 +37,7 @@ def check_roles(cluster: ClusterConfig, kind: str) -> Iterator[Conflict]:
     at = "cluster.groups"
     if not any(given.values()):
         if getattr(cluster, transfer) is not None:
-            what = f"goes with groups of {key} {roles[0]} and {roles[1]}"
+            what = f"needs groups of {key} {roles[0]} and {roles[1]}"
             yield f"cluster.{transfer}", at, what
         return
     for name, role in given.items():
@@ -57,11 +57,11 @@ def check_roles(cluster: ClusterConfig, kind: str) -> Iterator[Conflict]:
 def _check_group(at: str, group: GroupConfig, engine: EngineConfig) -> Iterator[Conflict]:
     """Find what is wrong with one group, whose key is `at`."""
     if engine.multimodal_config is None:
-        what = "goes with engine.multimodal_config: of text there is nothing to encode"
+        what = "needs engine.multimodal_config: of text there is nothing to encode"
         yield f"{at}.ec_role", "engine.multimodal_config", what
     for key, why in (("kv_role", WITHOUT["kv_transfer"]), ("model", "all groups serve one model")):
         if getattr(group, key) is not None:
-            yield f"{at}.{key}", "cluster.groups", f"goes without ec_role: {why}"
+            yield f"{at}.{key}", "cluster.groups", f"cannot be used with ec_role: {why}"
     if group.ec_role == "ec_producer" and group.cost is not None:
         what = "an ec_producer runs no language model: give engine.multimodal_config"
         yield f"{at}.cost", "engine.multimodal_config", f"{what}.encoder_seconds"

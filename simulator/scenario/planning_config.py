@@ -25,7 +25,7 @@ class SpreadConfig(Config):
     def _check(self) -> None:
         if self.choice is not None:
             if self.low is not None or self.high is not None or self.log:
-                raise ValueError("choice: goes without low, high and log")
+                raise ValueError("choice: cannot be used with low, high and log")
         elif self.low is None or self.high is None or self.low > self.high:
             raise ValueError(": needs low and high with low <= high, or choice")
         elif self.log and self.low <= 0:
@@ -134,6 +134,6 @@ class PlanConfig(Config):
                 f"{self.most_replications}"
             )
         if self.fewest and self.cheapest:
-            raise ValueError("cheapest: goes without fewest")
+            raise ValueError("cheapest: cannot be used with fewest")
         if len(self.fewest) > 1:
             raise ValueError("fewest: one key; vary the others")

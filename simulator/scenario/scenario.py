@@ -308,14 +308,14 @@ class Scenario(Config):
                 wrong = f"{what}; the groups serve {', '.join(dict.fromkeys(served))}"
                 raise self._errors([(("workload", "models"), wrong)])
             return
-        self._given("models", True, "goes with cluster.groups of different models")
+        self._given("models", True, "needs cluster.groups of different models")
         if workload.model is None:
             return
         if any(own.engine.enable_lora for own in self.groups.values()):
             own = {self.known_model, getattr(self.model, "name", self.model), "base"}
             workload.model = ["" if name in own else name for name in workload.model]
         else:
-            self._given("adapters", True, "goes with engine.enable_lora: true")
+            self._given("adapters", True, "needs engine.enable_lora: true")
             warn_of_models(workload)
             workload.model = None
 
@@ -422,7 +422,7 @@ class Scenario(Config):
         """Draw the images and clips of a trace's prompts; its tokens are those of the texts."""
         told = "the trace tells the images of each request itself"
         self._given("multimodal", has_media(workload), told)
-        wrong = "goes with a trace whose requests do not continue one another"
+        wrong = "needs a trace whose requests do not continue one another"
         given = self._given("multimodal", workload.after is not None, wrong)
         if given is None:
             warn_of_images(workload)

@@ -160,7 +160,7 @@ class WorkloadConfig(Config):
             known = ", ".join([*type(self).model_fields, *BESIDE_TRACE][1:])
             raise ValueError(
                 "\n".join(
-                    f"{key}: goes with a generator; beside trace there is {known}" for key in others
+                    f"{key}: needs a generator; beside trace there is {known}" for key in others
                 )
             )
         keys = self.given | {"max_concurrency": self.max_concurrency}
@@ -170,7 +170,7 @@ class WorkloadConfig(Config):
         from simulator.workload.traces.fields import parse_columns
 
         if self.trace is None or self.trace.format is not None:
-            raise ValueError("columns: go with a trace that names no format")
+            raise ValueError("columns: need a trace that names no format")
         assert self.columns is not None
         try:
             parse_columns(self.columns)

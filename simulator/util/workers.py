@@ -203,7 +203,7 @@ def use_backend(name: str | None, jobs: int | None, address: str | None = None) 
     the address within TIMEOUT seconds.
     """
     if address is not None and name not in ("dask", "ray"):
-        raise HeadwayError("--address: goes with --backend dask or ray")
+        raise HeadwayError("--address: needs --backend dask or ray")
     if name is None:
         yield
         return

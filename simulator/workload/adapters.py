@@ -44,7 +44,7 @@ def check_models(models: Any, adapters: Any) -> Checks:
     named = not isinstance(models, Mapping) or all(isinstance(name, str) for name in models)
     return [
         (not good or not named, "models: must be {name: weight}, weights 0 or more, not all 0"),
-        (models is not None and adapters is not None, "models: goes without adapters"),
+        (models is not None and adapters is not None, "models: cannot be used with adapters"),
     ]
 
 

@@ -99,7 +99,7 @@ def _one_curve(given: object) -> object:
     if not isinstance(given, Mapping):
         return given
     told = {key: value for key, value in given.items() if value is not None}
-    raise_if(({"rates", "amplitude"} <= {*told}, "rates: goes without amplitude"))
+    raise_if(({"rates", "amplitude"} <= {*told}, "rates: cannot be used with amplitude"))
     return told
 
 

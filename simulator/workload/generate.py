@@ -115,7 +115,7 @@ class Generator(ArrivalProcess):
             *self._check_lengths(),
             *check_count("num_prompts", self.num_prompts, MAX_REQUESTS),
             *check_count("n", self.n, 100_000),
-            (self.n > 1 and self.sessions is not None, "n: goes without sessions"),
+            (self.n > 1 and self.sessions is not None, "n: cannot be used with sessions"),
             (self.prefix_len < 0, f"prefix_len: {self.prefix_len} is less than 0"),
             (
                 self.prefix_len >= MAX_TOKENS,

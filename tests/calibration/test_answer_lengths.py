@@ -69,4 +69,4 @@ def test_equal_answers_keep_clients_in_step_and_the_interval_knows(tmp_path) -> 
 def test_a_spread_and_a_cap_are_two_ways_of_one_thing(tmp_path) -> None:
     (tmp_path / "runs.csv").write_text(f"{ROW}{RUN},0.3,256\n")
     (run,) = read_runs(tmp_path)
-    assert predict(run, tmp_path).reason.startswith("output_cap: goes without output_cv")
+    assert predict(run, tmp_path).reason.startswith("output_cap: cannot be used with output_cv")

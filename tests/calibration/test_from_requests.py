@@ -263,15 +263,21 @@ def test_a_wrong_unit_is_no_success(write, tmp_path, capsys):
     [
         ("--from-requests x", "--from-requests: needs --scenario, which says what the server is"),
         ("--from-steps x", "--from-steps: needs --scenario"),
-        ("--from-requests x --scenario s --model m", "--from-requests: goes without --model"),
-        ("--from-requests x --from-steps y --scenario s", "--from-steps: goes without --from-req"),
-        ("--from x --from-torch-profile y", "--from-torch-profile: goes without --from\n"),
-        ("--scenario s", "--scenario: goes with --from-requests, --from-steps, --from-torch-pro"),
-        ("--from x --scenario s", "or --server, not with --from\n"),
-        ("--model m --set a=1", "--set: goes with --from-requests, --from-steps, --from-torch-pr"),
-        ("--from-steps x --scenario s --columns a", "--columns: goes with --from-requests, not wi"),
-        ("--from-torch-profile x --set a=1", "--set: goes with --scenario"),
-        ("--from x --device cuda", "--device: goes with --model, not with --from"),
+        (
+            "--from-requests x --scenario s --model m",
+            "--from-requests: cannot be used with --model",
+        ),
+        (
+            "--from-requests x --from-steps y --scenario s",
+            "--from-steps: cannot be used with --from-req",
+        ),
+        ("--from x --from-torch-profile y", "--from-torch-profile: cannot be used with --from\n"),
+        ("--scenario s", "--scenario: needs --from-requests, --from-steps, --from-torch-pro"),
+        ("--from x --scenario s", "or --server, not --from\n"),
+        ("--model m --set a=1", "--set: needs --from-requests, --from-steps, --from-torch-pr"),
+        ("--from-steps x --scenario s --columns a", "--columns: needs --from-requests, not"),
+        ("--from-torch-profile x --set a=1", "--set: needs --scenario"),
+        ("--from x --device cuda", "--device: needs --model, not --from"),
     ],
 )
 def test_options_go_together(capsys, options, said):

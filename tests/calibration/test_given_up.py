@@ -150,4 +150,4 @@ def test_cells_that_are_told_stand_where_a_row_has_none(tmp_path, capsys):
         assert main(["validate", "--measured", str(tmp_path), "--set", cell]) == 2
         assert message in capsys.readouterr().err
     assert main(["validate", str(tmp_path), "--set", "tp=1"]) == 2
-    assert "--set: goes with --measured" in capsys.readouterr().err
+    assert "--set: needs --measured" in capsys.readouterr().err

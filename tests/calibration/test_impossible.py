@@ -148,4 +148,4 @@ def test_how_far_a_run_moves_with_its_profile(folder, capsys):
     outcome.sensitivity = [steep]
     assert "on a cliff: a small error of the profile is a large one of" in report([outcome])
     assert main(["validate", str(folder), "--sensitivity"]) == 2
-    assert "--sensitivity: goes with --measured" in capsys.readouterr().err
+    assert "--sensitivity: needs --measured" in capsys.readouterr().err

@@ -185,7 +185,7 @@ def test_live_and_measured_exclude_each_other(folder, capsys):
     assert main(["validate"]) == 2
     assert "give LIVE_DIR or --measured DIR" in capsys.readouterr().err
     assert main(["validate", str(folder), "--json", "x.json"]) == 2
-    assert "--json FILE: goes with --measured" in capsys.readouterr().err
+    assert "--json FILE: needs --measured" in capsys.readouterr().err
 
 
 def test_requests_sent_one_by_one_stay_so(put):

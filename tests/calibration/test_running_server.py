@@ -275,9 +275,9 @@ def test_what_the_server_does_not_tell_is_asked_for() -> None:
         (["--server", "http://x", "--minutes", "0"], "--minutes: 0 is not more than 0"),
         (["--server", "http://x", "--max-rate", "-1"], "--max-rate: -1 is not more than 0"),
         (["--server", "http://x", "--steps", "none.csv"], "--steps none.csv: no such file"),
-        (["--server", "http://x", "--columns", "a=b"], "--columns: goes with --from-requests"),
-        (["--model", "tiny-test", "--steps", "s"], "--steps: goes with --server"),
-        (["--server", "http://x", "--from", "a"], "--server: goes without --from"),
+        (["--server", "http://x", "--columns", "a=b"], "--columns: needs --from-requests"),
+        (["--model", "tiny-test", "--steps", "s"], "--steps: needs --server"),
+        (["--server", "http://x", "--from", "a"], "--server: cannot be used with --from"),
     ],
 )
 def test_options(

@@ -94,13 +94,13 @@ WRONG = [
     (["--yes", "--rate", "inf"], "--rate inf: must be requests per second, more than 0"),
     (["--yes", "--tensor-parallel-size", "0"], "--tensor-parallel-size 0: must be at least 1"),
     (["--yes", "--tensor-parallel-size=-2"], "--tensor-parallel-size -2: must be at least 1"),
-    (["--yes", "--chars-per-token", "4"], "--chars-per-token: goes with --traffic"),
+    (["--yes", "--chars-per-token", "4"], "--chars-per-token: needs --traffic"),
     (["--yes", "--slo", "p99_ttft_ms<=0"], "--slo p99_ttft_ms<=0: a latency is more than 0"),
     (["--yes", "--slo", "x<=3"], "--slo x<=3: no metric 'x'"),
     (["--yes", "--traffic", "none.csv"], "none.csv: no such file"),
     (["--yes", "--traffic", "small.yaml"], "small.yaml:1: format:"),
-    (["--yes", "--traffic", "small.yaml", "--rate", "1"], "--rate: goes without --traffic"),
-    (["--yes", "--columns", "a=b"], "--columns: goes with --traffic"),
+    (["--yes", "--traffic", "small.yaml", "--rate", "1"], "--rate: cannot be used with --traffic"),
+    (["--yes", "--columns", "a=b"], "--columns: needs --traffic"),
     (["--yes", "--model", "llama-3.1-405b", "--gpu", "L4"], "--gpu L4: eight do not hold"),
     (["--yes", "--tensor-parallel-size", "3"], "engine.tensor_parallel_size: 3 does"),
     ([], "--model: is missing; without a terminal, give it or --yes"),
@@ -133,9 +133,7 @@ def test_texts_without_lengths_are_estimated_as_told(folder, capsys):
     assert (workload.total_input, workload.total_output) == (10, 20)
     assert main(["trace", "describe", "chat.yaml", "--chars-per-token", "4"]) == 2
     told = capsys.readouterr().err
-    assert told == (
-        "headway: error: --chars-per-token: goes with a trace; chat.yaml is a scenario\n"
-    )
+    assert told == ("headway: error: --chars-per-token: needs a trace; chat.yaml is a scenario\n")
 
 
 def test_the_closing_hint_can_be_pasted(folder, capsys):

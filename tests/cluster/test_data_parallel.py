@@ -354,7 +354,7 @@ def test_a_router_sees_one_target_for_each_server(tmp_path: Path) -> None:
         ),
         (
             "engine: {api_server_count: 2}",
-            "s.yaml:1: engine.api_server_count: goes with a data_parallel_size of 2 and more",
+            "s.yaml:1: engine.api_server_count: needs a data_parallel_size of 2 and more",
         ),
         (
             "gpu: {count: 2}\nengine: {name: sglang, data_parallel_size: 2}",

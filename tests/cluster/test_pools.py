@@ -163,11 +163,11 @@ def test_a_scenario_with_a_ratio_is_written_and_read_again(path: Path) -> None:
     ("setting", "told"),
     [
         ("cluster.replicas=1", "kv_transfer.ratio shares them out: 2 or more"),
-        ("cluster.groups.p.replicas=2", "groups.p.replicas: goes without kv_transfer.ratio"),
+        ("cluster.groups.p.replicas=2", "groups.p.replicas: cannot be used with kv_transfer.ratio"),
         ("cluster.groups.p.kv_role=kv_consumer", "one group of kv_role kv_producer and one"),
         ("cluster.kv_transfer.ratio=1:3", "ratio"),
-        ("cluster.max_gpu_budget=8", "goes with two groups or more that have autoscaling"),
-        ("cluster.switch_delay=8", "switch_delay: goes with max_gpu_budget"),
+        ("cluster.max_gpu_budget=8", "needs two groups or more that have autoscaling"),
+        ("cluster.switch_delay=8", "switch_delay: needs max_gpu_budget"),
         ("cluster.groups.p.autoscaling={group: p}", "autoscaling.group: it is this group"),
     ],
 )

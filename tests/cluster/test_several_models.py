@@ -76,8 +76,8 @@ def test_models_are_drawn_by_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("cluster.failures={mtbf: 100}", "cluster.failures: goes with one model"),
-        ("cluster.pods=1", "cluster.pods: goes with one model|before pods"),
+        ("cluster.failures={mtbf: 100}", "cluster.failures: needs one model"),
+        ("cluster.pods=1", "cluster.pods: needs one model|before pods"),
         ("cluster.groups.large.model=no-such", "cluster.groups.large.model: no file and no ship"),
         ("workload.models={a: 0}", "workload.models: must be {name: weight}"),
     ],
@@ -104,7 +104,7 @@ def test_a_model_that_nobody_serves_is_refused(tmp_path: Path, names, message) -
 def test_models_are_refused_where_there_is_one(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("model: llama-3-8b\nworkload: {num_prompts: 5, models: {llama-3-8b: 1}}\n")
-    with pytest.raises(HeadwayError, match=r"workload.models: goes with cluster.groups of differe"):
+    with pytest.raises(HeadwayError, match=r"workload.models: needs cluster.groups of differe"):
         run(load_scenario(path))
 
 

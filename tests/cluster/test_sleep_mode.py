@@ -246,15 +246,18 @@ def test_shared_gpus_count_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("cluster.sleep_mode.groups=[a]", "cluster.sleep_mode: goes with two groups or more"),
+        ("cluster.sleep_mode.groups=[a]", "cluster.sleep_mode: needs two groups or more"),
         ("cluster.sleep_mode.groups=[a, x]", "sleep_mode.groups: no group 'x'; there is a, b"),
-        ("cluster.groups.a.replicas=2", "cluster.groups.a.replicas: goes without sleep_mode"),
+        (
+            "cluster.groups.a.replicas=2",
+            "cluster.groups.a.replicas: cannot be used with sleep_mode",
+        ),
         ("cluster.groups.a.gpu={name: A100-80GB}", "cluster.groups.b.gpu: must be that of a"),
         ("cluster.groups.c={}", "cluster.sleep_mode: each group that shares GPUs needs a model"),
-        ("cluster.groups.b.autoscaling={}", "groups.b.autoscaling: goes without sleep_mode"),
+        ("cluster.groups.b.autoscaling={}", "groups.b.autoscaling: cannot be used with sleep_mode"),
         ("cluster.sleep_mode.level=3", "cluster.sleep_mode.level: must be"),
-        ("cluster.max_gpu_budget=3", "cluster.max_gpu_budget: goes without sleep_mode"),
-        ("cluster.failures={mtbf: 100}", "cluster.failures: goes with one model"),
+        ("cluster.max_gpu_budget=3", "cluster.max_gpu_budget: cannot be used with sleep_mode"),
+        ("cluster.failures={mtbf: 100}", "cluster.failures: needs one model"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(tmp_path: Path, change: str, message: str) -> None:

@@ -337,7 +337,7 @@ def test_a_wrong_host_is_told(words: dict[str, Any], what: str) -> None:
             "per_step",
             "cost.overhead.host says it",
         ),
-        ({"kind": "linear", "base": 1e-3}, "per_step", "host: goes with a piecewise cost"),
+        ({"kind": "linear", "base": 1e-3}, "per_step", "host: needs a piecewise cost"),
         ({"kind": "piecewise", "dense": [[1, 1e-3]]}, "launch_gap", "has it within its terms"),
         ({"kind": "piecewise", "dense": [[1, 1]], "host_interval": [2, 1]}, "per_step", "lowest"),
     ],

@@ -136,13 +136,13 @@ def test_data_parallel_ranks_may_have_stages(tmp_path: Path) -> None:
         (["engine.pipeline_parallel_size=0"], "engine.pipeline_parallel_size: must be at least 1"),
         (["engine.pipeline_parallel_size=81"], "must be at most the 80 layers of llama-3-70b"),
         (["engine.scheduling_policy=srpt"], "pipeline_parallel_size: srpt has one batch in flight"),
-        (["engine.preemption_mode=swap"], "pipeline_parallel_size: goes with preemption_mode: rec"),
-        (["engine.kv_offloading_size=1"], "goes with kv_offloading_size: null"),
-        (["engine.scheduler=vllm"], "pipeline_parallel_size: goes with scheduler: headway"),
+        (["engine.preemption_mode=swap"], "pipeline_parallel_size: needs preemption_mode: rec"),
+        (["engine.kv_offloading_size=1"], "needs kv_offloading_size: null"),
+        (["engine.scheduler=vllm"], "pipeline_parallel_size: needs scheduler: headway"),
         (["engine.name=sglang"], "the batch queue is vLLM's; sglang is simulated with one stage"),
         (
             ["engine.pipeline_parallel_size=1", "engine.pipeline_parallel_bandwidth=25"],
-            "pipeline_parallel_bandwidth: goes with a pipeline_parallel_size of 2",
+            "pipeline_parallel_bandwidth: needs a pipeline_parallel_size of 2",
         ),
         (
             ["model=qwen3-30b-a3b", "engine.data_parallel_size=2"],

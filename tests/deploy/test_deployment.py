@@ -185,7 +185,7 @@ def test_several_models_are_refused_and_adapters_are_options(tmp_path: Path) -> 
     path = tmp_path / "s.yaml"
     base = "model: llama-3-8b\ncluster: {groups: {a: {replicas: 1}, b: {model: qwen3-32b}}}\n"
     path.write_text(base + "gpu: {name: H100-80GB}\nworkload: {models: {qwen3-32b: 1}}\n")
-    with pytest.raises(HeadwayError, match=r"--deploy: goes with one model"):
+    with pytest.raises(HeadwayError, match=r"--deploy: needs one model"):
         deployment(load_scenario(path))
     path.write_text("model: llama-3-8b\nengine: {enable_lora: true, max_loras: 4}\n")
     command = deployment(load_scenario(path))["vllm_serve.sh"].decode()

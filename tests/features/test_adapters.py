@@ -161,11 +161,11 @@ def test_a_wait_for_max_loras_is_diagnosed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("engine.enable_lora=false", "engine.max_loras: goes with enable_lora: true"),
+        ("engine.enable_lora=false", "engine.max_loras: needs enable_lora: true"),
         ("engine.max_cpu_loras=0", "engine.max_cpu_loras: must be at least 1, not 0"),
-        ("engine.version=0.31", "engine.enable_lora: goes with the rules of vLLM 0.32 or later"),
-        ("engine.prefix_cache=radix", "engine.enable_lora: goes with prefix_cache: hash"),
-        ("engine.scheduling_policy=fair", "enable_lora: goes with policies of a key alone"),
+        ("engine.version=0.31", "engine.enable_lora: needs the rules of vLLM 0.32 or later"),
+        ("engine.prefix_cache=radix", "engine.enable_lora: needs prefix_cache: hash"),
+        ("engine.scheduling_policy=fair", "enable_lora: needs policies of a key alone"),
         ("engine.scheduling_policy=sarathi", "engine.enable_lora: sarathi knows no adapters"),
         ("model=mixtral-8x7b", "engine.enable_lora: adapters of mixtral-8x7b, with experts"),
     ],
@@ -179,9 +179,7 @@ def test_what_goes_with_no_adapter_is_refused(tmp_path: Path, change: str, messa
 def test_adapters_are_refused_where_nobody_serves_them(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("model: llama-3-8b\nworkload: {num_prompts: 5, adapters: {num_adapters: 3}}\n")
-    with pytest.raises(
-        Exception, match=r"s.yaml:2: workload.adapters: goes with engine.enable_lor"
-    ):
+    with pytest.raises(Exception, match=r"s.yaml:2: workload.adapters: needs engine.enable_lor"):
         run(load_scenario(path))
 
 

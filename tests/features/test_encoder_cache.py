@@ -222,13 +222,13 @@ def test_a_run_with_images_leaps_as_it_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("engine.multimodal_config", "null", "workload.multimodal: goes with engine.multimodal_"),
+        ("engine.multimodal_config", "null", "workload.multimodal: needs engine.multimodal_"),
         ("engine.multimodal_config.encoder_seconds", "null", "has no vision_config that is known"),
         ("engine.multimodal_config.encoder_seconds", "[[0, 0.0], [9, 1.0]]", "all above 0, the"),
-        ("engine.enable_lora", "true", "multimodal_config: goes with enable_lora: false"),
+        ("engine.enable_lora", "true", "multimodal_config: needs enable_lora: false"),
         ("engine.scheduling_policy", "srpt", "multimodal_config: srpt has no encoder"),
-        ("engine.version", "0.31.0", "multimodal_config: goes with the rules of vLLM 0.32 or"),
-        ("engine.pipeline_parallel_size", "2", "goes with pipeline_parallel_size: 1"),
+        ("engine.version", "0.31.0", "multimodal_config: needs the rules of vLLM 0.32 or"),
+        ("engine.pipeline_parallel_size", "2", "needs pipeline_parallel_size: 1"),
         ("workload.multimodal.image.items", "2", "the trace has a column of them"),
         ("workload.multimodal.image.distinct", "0", "distinct"),
         ("workload.multimodal.image.zipf", "-1", "zipf: -1 is not 0 or more"),

@@ -164,5 +164,5 @@ def test_without_vllm_a_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
         "the environment that has it\n"
     )
     assert main(["live", str(path), "--engine", "vllm", "--clock", "wall"]) == 2
-    assert "goes without --device and --clock" in capsys.readouterr().err
+    assert "cannot be used with --device and --clock" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

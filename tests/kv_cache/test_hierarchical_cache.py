@@ -196,19 +196,19 @@ def test_a_scenario_tells_hits_by_tier(policy: str, overlaps: bool) -> None:
 @pytest.mark.parametrize(
     ("engine", "told"),
     [
-        ({"store_threshold": 2}, "engine.store_threshold: does not go with the policy sglang"),
+        ({"store_threshold": 2}, "engine.store_threshold: cannot be used with the policy sglang"),
         (
             {"secondary_tiers": [{"type": "fs", "size": 9, "bandwidth": 1}]},
             "engine.secondary_tiers",
         ),
-        ({"enable_prefix_caching": False}, "goes with enable_prefix_caching: true"),
+        ({"enable_prefix_caching": False}, "needs enable_prefix_caching: true"),
         (
             {"name": "textbook", "hicache_write_policy": "write_through_selective"},
-            "write_through_selective goes with the policy sglang",
+            "write_through_selective needs the policy sglang",
         ),
         (
             {"name": "textbook", "prefix_cache": "radix"},
-            "engine.kv_offloading_size: goes with prefix_cache: hash",
+            "engine.kv_offloading_size: needs prefix_cache: hash",
         ),
     ],
 )

@@ -206,9 +206,9 @@ def test_evictions_in_leaps_are_those_of_single_steps(tmp_path: Path, asynchrono
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("enable_prefix_caching=false", "goes with enable_prefix_caching: true"),
-        ("prefix_cache=radix", "goes with prefix_cache: hash"),
-        ("allocation=contiguous", "goes with allocation: paged"),
+        ("enable_prefix_caching=false", "needs enable_prefix_caching: true"),
+        ("prefix_cache=radix", "needs prefix_cache: hash"),
+        ("allocation=contiguous", "needs allocation: paged"),
         ("scheduling_policy=static", "there is no prefix cache"),
         ("kv_offloading_size=0", "kv_offloading_size"),
     ],
@@ -220,5 +220,5 @@ def test_a_tier_that_means_nothing_is_refused(tmp_path: Path, line: str, what: s
 
 def test_bandwidth_and_latency_need_a_tier(tmp_path: Path) -> None:
     for key in ("bandwidth", "latency"):
-        with pytest.raises(HeadwayError, match="goes with kv_offloading_size"):
+        with pytest.raises(HeadwayError, match="needs kv_offloading_size"):
             scenario(tmp_path, "engine.kv_offloading_size=null", f"engine.kv_offloading_{key}=5")

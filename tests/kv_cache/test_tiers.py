@@ -161,10 +161,13 @@ def test_leaps_change_nothing_where_replicas_share_a_store() -> None:
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("engine.kv_offloading_size=null", "goes with kv_offloading_size"),
-        ("engine.hicache_write_policy=write_back", "goes with hicache_write_policy: write_through"),
-        ("engine.enable_lora=true", "secondary_tiers: goes without enable_lora"),
-        ("engine.scheduling_policy=fair", "secondary_tiers: goes with fcfs, priority and sjf"),
+        ("engine.kv_offloading_size=null", "needs kv_offloading_size"),
+        ("engine.hicache_write_policy=write_back", "needs hicache_write_policy: write_through"),
+        (
+            "engine.enable_lora=true",
+            "secondary_tiers: needs enable_chunked_prefill, without enable_lora",
+        ),
+        ("engine.scheduling_policy=fair", "secondary_tiers: needs fcfs, priority and sjf"),
         ("engine.secondary_tiers=[{size: 1, bandwidth: 0}]", "bandwidth: must be more than 0"),
         ("engine.secondary_tiers=[{type: host, size: 1, bandwidth: 1}]", "type: is the name of"),
         ("engine.secondary_tiers=[{type: a-b, size: 1, bandwidth: 1}]", "type: must match"),

@@ -144,8 +144,8 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--buy", "--vary", "gpu.name=H100"], "--vary: does not go with --buy"),
-        (["--gpus", "H100"], "--gpus: goes with --buy"),
+        (["--buy", "--vary", "gpu.name=H100"], "--vary: cannot be used with --buy"),
+        (["--gpus", "H100"], "--gpus: needs --buy"),
         (["--buy", "--gpus", "H300"], "--gpus: gpu.name: no GPU 'H300'"),
         (["--buy", "--gpus", ""], "--gpus: gpu.name: no GPU ''"),
         (["--buy", "--gpus", "L4=cheap"], "--gpus L4=cheap: a price is a number"),
@@ -156,7 +156,10 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
             ["--buy", "--precision", "int3"],
             "--precision int3: no profile of the model on A100-40GB",
         ),
-        (["--buy", "--set", "cluster={groups: {a: {}}}"], "--buy: goes without cluster.groups"),
+        (
+            ["--buy", "--set", "cluster={groups: {a: {}}}"],
+            "--buy: cannot be used with cluster.groups",
+        ),
     ],
 )
 def test_what_cannot_be_bought(write, capsys, tmp_path: Path, options, message) -> None:

@@ -149,7 +149,10 @@ def test_a_target_that_holds_is_found_without_being_asked_for(day: Path, tmp_pat
     [
         (["--window", "0"], "--window 0: must be more than 0 s, and finite"),
         (["--window", "nan"], "--window nan: must be more than 0 s, and finite"),
-        (["--window", "60", "--slo", "p99_itl_ms<=9"], "--window: goes without p99_itl_ms<=9: it"),
+        (
+            ["--window", "60", "--slo", "p99_itl_ms<=9"],
+            "--window: cannot be used with p99_itl_ms<=9: it",
+        ),
     ],
 )
 def test_windows_that_cannot_be_are_refused(day: Path, capsys, options: list[str], told: str):
@@ -159,7 +162,7 @@ def test_windows_that_cannot_be_are_refused(day: Path, capsys, options: list[str
 
 def test_a_window_is_of_the_load_as_it_is(day: Path, capsys):
     assert main(["plan", str(day), "--slo", "p90_ttft_ms<=9", "--window", "60"]) == 2
-    assert "--window: goes with --fewest or --cheapest" in capsys.readouterr().err
+    assert "--window: needs --fewest or --cheapest" in capsys.readouterr().err
 
 
 @pytest.mark.medium

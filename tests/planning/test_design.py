@@ -170,7 +170,7 @@ def test_variants_have_names_and_keys_of_their_own(path):
         ),
         (["n" * 61 + ": seed=1"], [], [], "--variant nnnnnnnnnnnnnnnnnnnn...: its name has more"),
         (["a: seed=1", "a: seed=2"], [], [], "--variant: two are named a"),
-        (["a: seed=1"], ["seed=1,2"], [], "--variant: goes without --vary"),
+        (["a: seed=1"], ["seed=1,2"], [], "--variant: cannot be used with --vary"),
         (["a: seed=1"], [], ["seed=2"], "--variant seed: --set seed=2 would have no effect"),
         ([], [], [], "--vary: is missing; for example"),
     ],

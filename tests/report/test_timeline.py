@@ -304,7 +304,7 @@ def test_the_command_writes_both(tmp_path: Path, monkeypatch, capsys) -> None:
     ("options", "error"),
     [
         (["--timeline", "."], "--timeline .: is a folder"),
-        (["--prometheus-start", "2026-01-01"], "--prometheus-start: goes with --prometheus"),
+        (["--prometheus-start", "2026-01-01"], "--prometheus-start: needs --prometheus"),
         (["--prometheus", "m", "--prometheus-start", "soon"], "--prometheus-start soon: is not a"),
         (["--prometheus", "m", "--prometheus-interval", "0"], "--prometheus-interval 0.0: is not"),
         (["--prometheus", "s.yaml/m"], "--prometheus s.yaml/m: {}/s.yaml is not a folder"),

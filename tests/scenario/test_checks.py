@@ -92,8 +92,7 @@ BAD = [
     ("engine: {page_size: 16}\n", "s.yaml:1: engine.page_size: SGLang's name of block_size"),
     (
         "workload:\n  trace:\n    path: t.csv\n    format: azure\n    time_unit: ms\n",
-        "s.yaml:5: workload.trace.time_unit: goes with format timed_trace or mooncake, not with "
-        "azure",
+        "s.yaml:5: workload.trace.time_unit: needs format timed_trace or mooncake, not azure",
     ),
     (
         "workload:\n  trace: {path: none.csv}\n",

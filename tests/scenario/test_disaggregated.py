@@ -125,7 +125,7 @@ def test_what_is_said_of_a_request(tmp_path: Path) -> None:
         ),
         (
             "{kv_transfer: {}, replicas: 2}",
-            "s.yaml:6: cluster.kv_transfer: goes with groups of kv_role kv_producer and",
+            "s.yaml:6: cluster.kv_transfer: needs groups of kv_role kv_producer and",
         ),
         (
             "{groups: {a: {kv_role: kv_producer}, b: {kv_role: kv_consumer}}}",
@@ -170,7 +170,7 @@ def test_what_is_wrong_is_told_by_line_and_key(tmp_path: Path, more: str, messag
         ("groups.decode.engine.scheduling_policy=static", "scheduling_policy: static passes no KV"),
         (
             "groups.decode.model=llama-2-7b",
-            "kv_transfer: goes with one model, without groups that have",
+            "kv_transfer: needs one model, without groups that have",
         ),
     ],
 )

@@ -183,31 +183,31 @@ def test_a_fleet_that_is_gone_for_good_is_told(tmp_path: Path) -> None:
         ),
         (
             "{admission: {rate: 5, shed_from: 0.5}}",
-            "s.yaml:6: cluster.admission.shed_from: goes with max_outstanding; shed_from alone has",
+            "s.yaml:6: cluster.admission.shed_from: needs max_outstanding; shed_from alone has",
         ),
         (
             "{admission: {max_outstanding: 9, burst: 20}}",
-            "s.yaml:6: cluster.admission.burst: goes with rate; burst alone has no effect",
+            "s.yaml:6: cluster.admission.burst: needs rate; burst alone has no effect",
         ),
         (
             "{client: {timeout: 9, backoff: 0, jitter: 0.5}}",
-            "s.yaml:6: cluster.client.backoff: goes with max_retries; backoff alone has no effect",
+            "s.yaml:6: cluster.client.backoff: needs max_retries; backoff alone has no effect",
         ),
         (
             "{client: {timeout: 9, backoff: 0, jitter: 0.5}}",
-            "s.yaml:6: cluster.client.jitter: goes with max_retries; jitter alone has no effect",
+            "s.yaml:6: cluster.client.jitter: needs max_retries; jitter alone has no effect",
         ),
         (
             "{client: {backoff_factor: 3}}",
-            "s.yaml:6: cluster.client.backoff_factor: goes with max_retries",
+            "s.yaml:6: cluster.client.backoff_factor: needs max_retries",
         ),
         (
             "{client: {max_retries: 2, backoff: 0}, admission: {}}",
-            "s.yaml:6: cluster.client.max_retries: goes with timeout, ttft_timeout or admission:",
+            "s.yaml:6: cluster.client.max_retries: needs timeout, ttft_timeout or admission:",
         ),
         (
             "{failures: {mttr: 60, outages: [{replica: 0, start: 1}]}}",
-            "s.yaml:6: cluster.failures.mttr: goes with mtbf; mttr alone has no effect",
+            "s.yaml:6: cluster.failures.mttr: needs mtbf; mttr alone has no effect",
         ),
     ],
 )

@@ -151,7 +151,7 @@ BAD = [
     ("workload: {trace: {}}\n", "s.yaml:1: workload.trace.path: is missing"),
     (
         "workload:\n  request_rate: 3\n  trace: {path: t.csv}\n",
-        "s.yaml:2: workload.request_rate: goes with a generator; beside trace there is "
+        "s.yaml:2: workload.request_rate: needs a generator; beside trace there is "
         "columns, max_concurrency, client_latency, frontend, clients, priorities, "
         "max_tokens, adapters, models, multimodal",
     ),

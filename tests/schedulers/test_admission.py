@@ -112,7 +112,7 @@ def test_nobody_is_preempted_whose_answer_is_reserved(rows, reserve, blocks) -> 
             "reserves max_model_len for",
         ),
         ("scheduling_policy: static, min_decode_blocks: 2", "static has no such rule"),
-        ("min_decode_blocks_scope: newcomer", "goes with min_decode_blocks, which is 0"),
+        ("min_decode_blocks_scope: newcomer", "needs min_decode_blocks, which is 0"),
         ("min_decode_blocks: 2, min_decode_blocks_scope: new", "min_decode_blocks_scope"),
         (
             "scheduling_policy: static, min_decode_blocks: 2, min_decode_blocks_scope: newcomer",

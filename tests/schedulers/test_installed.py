@@ -56,7 +56,7 @@ def test_without_vllm_nothing_is_recorded(tmp_path: Path, capsys) -> None:
 
 def test_scheduler_cls_goes_with_vllm() -> None:
     """Headway's own scheduler takes no class of vLLM's."""
-    with pytest.raises(HeadwayError, match=r"engine.scheduler_cls: goes with scheduler: vllm"):
+    with pytest.raises(HeadwayError, match=r"engine.scheduler_cls: needs scheduler: vllm"):
         scenario(scheduler_cls="a.B")
 
 

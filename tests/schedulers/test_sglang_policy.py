@@ -110,7 +110,7 @@ def test_hints_and_priorities() -> None:
     raw = scenario({"policy": "sjf", "by": "hint"}) | {"predictor": None}
     with pytest.raises(HeadwayError, match="order: sjf ranks by predicted lengths"):
         check_scenario(raw, SourceMap("s", {}))
-    with pytest.raises(ValueError, match="goes with order fcfs, without priorities"):
+    with pytest.raises(ValueError, match="needs order fcfs, without priorities"):
         SgLang(counter(100, 1), policy=SJF(), order="lof")
 
 

@@ -373,11 +373,11 @@ def test_drafting_costs_what_its_terms_say() -> None:
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, kv_offloading_size: 1",
-            "engine.speculative_config: goes with kv_offloading_size: null",
+            "engine.speculative_config: needs kv_offloading_size: null",
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, preemption_mode: swap",
-            "engine.speculative_config: goes with preemption_mode: recompute",
+            "engine.speculative_config: needs preemption_mode: recompute",
         ),
         (
             "{num_speculative_tokens: 3, acceptance: 0.5}, long_prefill_token_threshold: 3",

@@ -209,7 +209,7 @@ def test_a_victim_takes_only_what_has_been_computed() -> None:
 
 
 def test_asynchronous_scheduling_does_not_swap(tmp_path: Path) -> None:
-    with pytest.raises(HeadwayError, match=r"engine\.preemption_mode: swap does not go with"):
+    with pytest.raises(HeadwayError, match=r"engine\.preemption_mode: swap cannot be used with"):
         scenario(tmp_path, "engine.async_scheduling=true")
 
 
@@ -272,5 +272,5 @@ def test_static_batches_compute_again(tmp_path: Path) -> None:
 
 
 def test_swap_goes_with_pages(tmp_path: Path) -> None:
-    with pytest.raises(HeadwayError, match=r"engine\.preemption_mode: swap goes with paged"):
+    with pytest.raises(HeadwayError, match=r"engine\.preemption_mode: swap needs paged"):
         scenario(tmp_path, "engine.allocation=contiguous")

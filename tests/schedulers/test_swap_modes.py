@@ -219,5 +219,5 @@ def test_auto_never_pays_more_than_it_must(tokens, out, back, found, lost) -> No
 
 @pytest.mark.parametrize("line", ["swap_bandwidth=10", "swap_overlap=true"])
 def test_what_means_nothing_without_swap_is_refused(tmp_path: Path, line: str) -> None:
-    with pytest.raises(HeadwayError, match="goes with preemption_mode swap or auto"):
+    with pytest.raises(HeadwayError, match="needs preemption_mode swap or auto"):
         scenario(tmp_path, "engine.preemption_mode=recompute", f"engine.{line}")

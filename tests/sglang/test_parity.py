@@ -128,7 +128,7 @@ def test_the_installed_sglang_decides_alike(
     ("config", "message"),
     [
         ({"scheduling_policy": "sjf"}, "scheduling_policy: must be an object such as"),
-        ({"schedule_policy": "lof"}, "scheduling_policy: goes with schedule_policy fcfs"),
+        ({"schedule_policy": "lof"}, "scheduling_policy: needs schedule_policy fcfs"),
         ({"scheduling_policy": {"policy": "srpt"}}, "srpt lets waiting requests displace"),
         ({"scheduling_policy": {"policy": "sjf", "age": 3}}, "age: sjf takes no such argument"),
     ],

@@ -214,10 +214,10 @@ def test_another_sglang_is_refused(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"schedule_policy": "lpm"}, "goes with schedule_policy fcfs, not lpm"),
-        ({"enable_priority_scheduling": True}, "goes with enable_priority_scheduling False"),
-        ({"tp_size": 2}, "goes with tp_size 1, not 2: each rank has a scheduler and a clock"),
-        ({"disaggregation_mode": "prefill"}, "goes with disaggregation_mode null"),
+        ({"schedule_policy": "lpm"}, "needs schedule_policy fcfs, not lpm"),
+        ({"enable_priority_scheduling": True}, "needs enable_priority_scheduling False"),
+        ({"tp_size": 2}, "needs tp_size 1, not 2: each rank has a scheduler and a clock"),
+        ({"disaggregation_mode": "prefill"}, "needs disaggregation_mode null"),
     ],
 )
 def test_a_server_that_the_policy_cannot_order_is_refused(

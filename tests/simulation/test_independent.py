@@ -167,8 +167,8 @@ def test_the_command_line_says_why_it_cannot(
     for words, message in (
         (["--jobs", "0"], "--jobs 0: must be at least 1"),
         (["--jobs", "2"], "--jobs: replicas cannot run each by itself: cluster: there is none"),
-        (["--jobs", "2", "--replications", "3"], "--replications: goes without"),
-        (["--address", "a:1"], "--address: goes with --backend dask or ray"),
+        (["--jobs", "2", "--replications", "3"], "--replications: cannot be used with"),
+        (["--address", "a:1"], "--address: needs --backend dask or ray"),
     ):
         assert main(["run", str(path), "--out", str(tmp_path / "o"), *words]) == 2
         error = capsys.readouterr().err

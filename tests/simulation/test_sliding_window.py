@@ -92,9 +92,9 @@ def test_what_no_window_costs_is_told(write) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("kv_offloading_size=4", "false goes with kv_offloading_size: null"),
-        ("preemption_mode=swap", "false goes with preemption_mode: recompute"),
-        ("reserve_output_tokens=5", "false goes with reserve_output_tokens: null"),
+        ("kv_offloading_size=4", "false needs kv_offloading_size: null"),
+        ("preemption_mode=swap", "false needs preemption_mode: recompute"),
+        ("reserve_output_tokens=5", "false needs reserve_output_tokens: null"),
         (
             "scheduling_policy=static",
             "must be true: static keeps all tokens; fcfs need not, nor policies that only order "

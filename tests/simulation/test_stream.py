@@ -238,7 +238,9 @@ def test_the_command_writes_the_summary_alone(
     assert "percentiles are off by" in capsys.readouterr().out
     for words in (["--warmup", "1"], ["--replications", "2"]):
         assert main(["run", str(path), "--no-tables", *words]) == 2
-        assert capsys.readouterr().err.startswith("headway: error: --no-tables: goes without")
+        assert capsys.readouterr().err.startswith(
+            "headway: error: --no-tables: cannot be used with"
+        )
 
 
 def test_why_all_requests_are_rejected_is_told(tmp_path):

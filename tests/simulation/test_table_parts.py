@@ -147,4 +147,4 @@ def test_tables_of_another_run_are_not_added_to(
     assert main([*words, "--out", str(tmp_path / "two")]) == 2
     assert "has tables of another run; give another folder" in capsys.readouterr().err
     assert main(["run", str(path), "--tables-in", str(folder)]) == 2
-    assert "--tables-in: goes with --no-tables" in capsys.readouterr().err
+    assert "--tables-in: needs --no-tables" in capsys.readouterr().err

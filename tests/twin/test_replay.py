@@ -379,7 +379,7 @@ def test_a_trace_is_replayed_without_a_scenario(served: tuple[Server, str], tmp_
     assert told["mean_e2el_ms"] == pytest.approx(1e3 * requests.e2el.mean(), abs=1e-2)
     refused = headway("replay", str(trace), "--url", served[1], "--seed", "3")
     assert refused.returncode == 2
-    assert "--set, --seed: go with a scenario" in refused.stderr
+    assert "--set, --seed: need a scenario" in refused.stderr
 
 
 def test_polls_see_a_step_when_it_is_over() -> None:

@@ -146,7 +146,7 @@ def test_a_dead_address_is_told_at_once(name: str):
 @pytest.mark.parametrize(
     ("name", "address", "message"),
     [
-        ("loky", "a:1", "--address: goes with --backend dask or ray"),
+        ("loky", "a:1", "--address: needs --backend dask or ray"),
         ("slurm", None, "--backend: 'slurm' is none of loky, dask, ray"),
         ("dask", "nowhere", "--address nowhere: must be host:port"),
     ],

@@ -99,7 +99,7 @@ def test_what_cannot_run_is_told_in_one_line(
 
 def test_a_class_and_another_policy_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_POLICY", '{"policy": "fair"}')
-    with pytest.raises(HeadwayError, match="'fair' does not go with a class that is sjf"):
+    with pytest.raises(HeadwayError, match="'fair' cannot be used with a class that is sjf"):
         make_policy("sjf")
 
 

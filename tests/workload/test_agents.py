@@ -130,7 +130,7 @@ def test_lanes_in_a_scenario(write, put):
     ends = table["arrival"] + table["e2el"]
     running = [((table["arrival"] <= t) & (ends > t)).sum() for t in table["arrival"]]
     assert max(running) == 2
-    with pytest.raises(HeadwayError, match="lanes: goes with format dynamo or weka or"):
+    with pytest.raises(HeadwayError, match="lanes: needs format dynamo or weka or"):
         load_scenario(write(text.replace("lanes: 2", "lanes: 2, format: azure")))
 
 

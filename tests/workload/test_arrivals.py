@@ -139,7 +139,7 @@ def test_a_diurnal_load_refuses_rates_that_cannot_be(rates):
 
 
 def test_a_diurnal_load_has_one_curve():
-    with pytest.raises(ValueError, match=r"diurnal\.rates: goes without amplitude"):
+    with pytest.raises(ValueError, match=r"diurnal\.rates: cannot be used with amplitude"):
         generate({"request_rate": 1, "diurnal": {"rates": [1, 2], "amplitude": 0.5}})
     both = {"rates": [1, 2], "amplitude": None}
     times = [

@@ -160,7 +160,7 @@ def test_a_scenario_names_columns(write, put):
         assert facts(found) == ([0, 0.75], [100, 50], [20, 5])
     with pytest.raises(HeadwayError, match="output: missing"):
         load_scenario(write(text + "{prompt: a}\n"))
-    with pytest.raises(HeadwayError, match="go with a trace that names no format"):
+    with pytest.raises(HeadwayError, match="need a trace that names no format"):
         load_scenario(write("workload: {columns: 'prompt=a,output=b'}\n"))
     with pytest.raises(HeadwayError, match=r"try --set workload\.columns='arrival=when,"):
         load_scenario(write("workload: {trace: {path: own.csv.gz}}\n")).make_workload()

@@ -43,7 +43,7 @@ class Lora(Feature):
     def conflicts(cls, engine: EngineConfig) -> Iterator[Conflict]:
         for key in ("max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_bandwidth"):
             if engine.is_given(key) and not engine.enable_lora:
-                yield f"engine.{key}", "engine.enable_lora", "goes with enable_lora: true"
+                yield f"engine.{key}", "engine.enable_lora", "needs enable_lora: true"
         if engine.max_cpu_loras is not None and engine.max_cpu_loras < engine.max_loras:
             what = f"must be at least max_loras ({engine.max_loras}), not {engine.max_cpu_loras}"
             yield "engine.max_cpu_loras", "engine.max_loras", what
@@ -69,7 +69,7 @@ class Lora(Feature):
         self._running: Iterable[Request] = scheduler.running
         self._counts_all = scheduler.rules.counts_all_adapters
         if scheduler.keeps_books:
-            raise ValueError("enable_lora: goes with policies of a key alone: fcfs, priority, sjf")
+            raise ValueError("enable_lora: needs policies of a key alone: fcfs, priority, sjf")
 
     def begin(self, step: Step) -> None:
         using = self._running

@@ -210,11 +210,11 @@ class SgLang(ContinuousBatching):
         raise_if(
             (
                 policy is not None and (order != "fcfs" or priorities),
-                "order: a policy of Headway's goes with order fcfs, without priorities",
+                "order: a policy of Headway's needs order fcfs, without priorities",
             ),
             (
                 priorities and order not in WITH_PRIORITIES,
-                f"enable_priority_scheduling: goes with order fcfs and lof, not {order}",
+                f"enable_priority_scheduling: needs order fcfs and lof, not {order}",
             ),
         )
 

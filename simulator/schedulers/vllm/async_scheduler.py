@@ -104,7 +104,7 @@ class AsyncScheduler(Scheduler):
         super().__init__(blocks, **options)
         if self.swap_space.free:
             raise ValueError(
-                "preemption_mode: swap does not go with async_scheduling: a request may then be "
+                "preemption_mode: swap cannot be used with async_scheduling: a request may then be "
                 "preempted while it is computed"
             )
         blocks.delay = 1

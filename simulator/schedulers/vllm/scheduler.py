@@ -156,7 +156,7 @@ class Scheduler(SchedulerBase):
         """What comes of who waits from each tier behind the host, blocks, and until when, s."""
         if self._fetches:
             if self.keeps_books:
-                raise ValueError("secondary_tiers: goes with fcfs, priority and sjf")
+                raise ValueError("secondary_tiers: needs fcfs, priority and sjf")
             self.settle_queue = self._ask_tiers
 
     @property
