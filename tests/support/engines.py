@@ -1,6 +1,6 @@
 """What the tests of the engine share: a clock of three numbers, and a run without a scenario."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 
 import numpy as np
@@ -15,20 +15,28 @@ from simulator.engine.client import Client
 from simulator.engine.pipeline import make_replica
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.policies.predictor import Noisy
+from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.vllm.pipeline import PipelineScheduler
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.workload.workload import Workload
+from tests.support.consistency import assert_consistent
 
 
 @dataclass
 class Clock:
-    """base + per_token * tokens + per_context * context of the decodes, in seconds."""
+    """base + per_token * tokens + per_context * context of the decodes, in seconds.
+
+    The books of what is `watched` must be right at each step.
+    """
 
     base: float = 1.0
     per_token: float = 0.0
     per_context: float = 0.0
+    watched: SchedulerBase | None = None
 
     def execute(self, step: Step) -> Timing:
+        if self.watched is not None:
+            assert_consistent(self.watched)
         return Timing(self.base + self.per_token * step.tokens + self.per_context * step.context)
 
     def leap(self, step: Step, repeats: int) -> Leap:
@@ -99,6 +107,8 @@ def play(
 ) -> tuple[Log, Client]:
     """Run a workload to its end on one replica, with lengths predicted `sigma` wrong."""
     env, clock = env or FastEnvironment(), clock or Clock()
+    if isinstance(clock, Clock):
+        clock = replace(clock, watched=scheduler)
     if isinstance(scheduler, PipelineScheduler) and isinstance(clock, Clock):
         clock = Stages(clock, (1.0,) * scheduler.pipeline_parallel_size)
     replica = make_replica(env, scheduler, clock, leap=leap)  # type: ignore[arg-type]

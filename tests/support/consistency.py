@@ -1,0 +1,26 @@
+"""What a scheduler's books must say of the requests that they are of, at every step."""
+
+from collections import Counter
+
+from simulator.schedulers.base import SchedulerBase
+
+
+def assert_consistent(scheduler: SchedulerBase) -> None:
+    """See that sums, lists and requests agree, as a step that was scheduled is executed."""
+    running, decodes, blocks = scheduler.running, scheduler.decodes, scheduler.blocks
+    members = [request for request in running if request.joined >= 0]
+    others = [request for request in running if request.joined < 0]
+    assert not Counter(running.partial) - Counter(others)
+    gone = {*others} - {*running.partial}  # whose last token is on its way
+    assert gone <= {*getattr(running, "leaving", ())}
+    assert decodes.count == len(members)
+    assert decodes.context == sum(map(decodes.computed, members))
+    phases = Counter((one.joined - one.computed) % decodes.block_size for one in members)
+    assert decodes.phases == [phases[phase] for phase in range(decodes.block_size)]
+    assert len(running) <= scheduler.num_seats
+    assert 0 <= blocks.free <= blocks.usable
+    assert 0 <= blocks.used <= blocks.usable
+    assert blocks.shared >= 0
+    for request in running:
+        assert 0 <= decodes.computed(request) <= request.known + decodes.generated(request)
+        assert request.admission >= 0
