@@ -24,8 +24,8 @@ from math import inf, nextafter
 
 import simpy
 
-from simulator.cluster.fleet import Fleet, Sessions
-from simulator.cluster.kv_links import Handoff, Link, RouterPair
+from simulator.cluster.fleet import Sessions
+from simulator.cluster.kv_links import Handoff, Link, PairedFleet
 from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
@@ -35,7 +35,7 @@ from simulator.schedulers.interface import SchedulerInterface
 from simulator.schedulers.vllm.kv_roles import ABSENT, ARRIVED, Consumer, Producer
 
 
-class DisaggregatedFleet(Fleet):
+class DisaggregatedFleet(PairedFleet):
     """Producers and consumers behind a router each.
 
     `block_seconds` says, for each group of producers, how long its link is busy with a KV block;
@@ -57,14 +57,11 @@ class DisaggregatedFleet(Fleet):
         layers: Mapping[str, int] | None = None,
         max_local: int = 0,
     ) -> None:
-        self.routers = RouterPair(router, to_consumers)
-        super().__init__(env, self.routers, sessions)
-        self.links: dict[int, Link] = {}  # by the producer's number
+        super().__init__(env, router, sessions, to_consumers=to_consumers, latency=latency)
         self.transfers = bytearray()
-        self._block_seconds, self._latency = block_seconds, latency
+        self._block_seconds = block_seconds
         self._layers, self._max_local = layers or {}, max_local
         self._decodes_first = bool(layers) or max_local > 0
-        self._kinds: dict[str, int] = {}  # a replica of each group
         self._client_requests: dict[int, Request] = {}  # what goes to a consumer, by id
         self._handoffs: dict[int, Handoff] = {}  # by id, until the request has a seat
         self._unplaced: deque[Handoff] = deque()  # while none is open that comes next
@@ -99,10 +96,6 @@ class DisaggregatedFleet(Fleet):
         scheduler = self.cores[target.index].scheduler
         assert isinstance(scheduler, Consumer)
         return scheduler
-
-    @property
-    def has_no_replica(self) -> bool:
-        return not self.routers.open_producers or not self.routers.open_consumers
 
     def open_target(self, target: Target) -> None:
         super().open_target(target)

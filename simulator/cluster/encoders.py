@@ -18,8 +18,8 @@ from math import inf, nextafter
 
 import simpy
 
-from simulator.cluster.fleet import Fleet, Sessions
-from simulator.cluster.kv_links import Handoff, Link, RouterPair
+from simulator.cluster.fleet import Sessions
+from simulator.cluster.kv_links import Handoff, Link, PairedFleet
 from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor
@@ -39,7 +39,7 @@ class Encoding:
     encoded: float = -1.0  # when the last was encoded
 
 
-class EncoderFleet(Fleet):
+class EncoderFleet(PairedFleet):
     """Encoders and their consumers, behind a router each.
 
     `token_seconds` says, for each group of encoders, how long its link is busy with an encoder
@@ -58,12 +58,9 @@ class EncoderFleet(Fleet):
         latency: float = 0.0,
     ) -> None:
         # To the pair, who decodes are the producers: the router of requests is theirs.
-        self.routers = RouterPair(router, to_encoders)
-        super().__init__(env, self.routers, sessions)
-        self.links: dict[int, Link] = {}  # by the encoder's number
+        super().__init__(env, router, sessions, to_consumers=to_encoders, latency=latency)
         self.encodings = bytearray()
-        self._token_seconds, self._latency = token_seconds, latency
-        self._kinds: dict[str, int] = {}  # a replica of each group of encoders
+        self._token_seconds = token_seconds
         self._stored: set[Media] = set()
         self._coming: dict[Media, list[Encoding]] = {}  # whose outputs are on their way
         self._jobs: dict[int, Encoding] = {}  # by the job's id
@@ -85,10 +82,6 @@ class EncoderFleet(Fleet):
             encoder.alone = True
             self._kinds.setdefault(group, target.index)
         return target
-
-    @property
-    def has_no_replica(self) -> bool:
-        return not self.routers.open_producers or not self.routers.open_consumers
 
     def _submit(self, request: Request) -> None:
         """Have a request's images encoded; send one without to a consumer."""

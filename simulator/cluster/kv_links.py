@@ -7,6 +7,7 @@ from typing import Literal
 
 import simpy
 
+from simulator.cluster.fleet import Fleet, Sessions
 from simulator.cluster.routers import Router, Target
 from simulator.core.alarm import Alarm
 from simulator.core.request import Request
@@ -117,6 +118,29 @@ class Link:
         if self._queue:
             self._alarm.set(self._queue[0].end)
         return dropped
+
+
+class PairedFleet(Fleet):
+    """Replicas of two kinds, behind a router each: a request goes from one to the other."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        router: Router,
+        sessions: Sessions | None,
+        *,
+        to_consumers: Router,
+        latency: float,
+    ) -> None:
+        self.routers = RouterPair(router, to_consumers)
+        super().__init__(env, self.routers, sessions)
+        self.links: dict[int, Link] = {}  # by the number of who sends
+        self._latency = latency  # s
+        self._kinds: dict[str, int] = {}  # a replica of each group
+
+    @property
+    def has_no_replica(self) -> bool:
+        return not self.routers.open_producers or not self.routers.open_consumers
 
 
 class RouterPair:

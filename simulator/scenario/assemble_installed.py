@@ -4,9 +4,7 @@ import os
 import warnings
 from typing import Any
 
-from simulator.core.engine_config import EngineConfig
 from simulator.scenario.engine_spec import EngineSpec
-from simulator.scenario.engines import release_of
 from simulator.scenario.policy_table import (
     FCFS,
     PLUGIN,
@@ -48,7 +46,7 @@ def make_installed(spec: EngineSpec, options: dict[str, Any]) -> SchedulerBase:
         if getattr(engine, key) != known:
             raise ValueError(f"engine.{key}: {what}")
     check_rules(engine, "vLLM's scheduler")
-    _check_installed(engine)
+    _check_installed(spec)
     if engine.scheduler_cls:  # else the scenario names no code
         search_in(spec.folder)
     return InstalledScheduler(
@@ -62,20 +60,20 @@ def make_installed(spec: EngineSpec, options: dict[str, Any]) -> SchedulerBase:
     )
 
 
-def _check_installed(engine: EngineConfig) -> None:
+def _check_installed(spec: EngineSpec) -> None:
     """Refuse a version that is not the installed one's, whose scheduler decides."""
     from importlib.metadata import PackageNotFoundError, version
 
-    if engine.version is None:
+    if spec.engine.version is None:
         return
     try:
         installed = version("vllm")
     except PackageNotFoundError:
         return  # told elsewhere
     found = read_release(installed)
-    if found is not None and release_of(engine)[:2] != found[:2]:
+    if found is not None and spec.release[:2] != found[:2]:
         raise ValueError(
-            f"engine.version: is {engine.version}, and vLLM {installed} is installed, whose "
+            f"engine.version: is {spec.engine.version}, and vLLM {installed} is installed, whose "
             "scheduler decides: leave it out"
         )
 

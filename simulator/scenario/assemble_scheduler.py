@@ -41,6 +41,9 @@ def make_scheduler(
     """
     scheduler = _make(spec, shares_prefixes, named=named)
     assert scheduler is not None
+    requests, tokens = spec.engine.max_num_queued_reqs, spec.engine.max_num_queued_tokens
+    if requests is not None or tokens is not None:
+        scheduler.door = Door(requests, tokens)
     return scheduler
 
 
@@ -98,19 +101,11 @@ def _make(
     if not issubclass(policy_class, SchedulerBase):
         policy = make_policy(spec, policy_class, arguments)
         options["policy"] = policy
-        return _with_door(scheduler_class(blocks, **options), spec)
+        return scheduler_class(blocks, **options)
     scheduler: SchedulerBase = construct(spec, scheduler_class, blocks, **options, **arguments)
     if not hasattr(scheduler, "swap_space"):
         wrong = f"{policy_class.__name__}.__init__ must call super().__init__(blocks, **options)"
         raise spec.blame("engine.scheduling_policy", ValueError(wrong))
-    return _with_door(scheduler, spec)
-
-
-def _with_door(scheduler: SchedulerBase, spec: EngineSpec) -> SchedulerBase:
-    """Put the limits of the queue before a scheduler, if there are some."""
-    requests, tokens = spec.engine.max_num_queued_reqs, spec.engine.max_num_queued_tokens
-    if requests is not None or tokens is not None:
-        scheduler.door = Door(requests, tokens)
     return scheduler
 
 

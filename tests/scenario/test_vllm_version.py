@@ -236,10 +236,10 @@ def test_the_installed_vllm_is_of_its_own_version(monkeypatch: pytest.MonkeyPatc
     from simulator.scenario.assemble_installed import _check_installed
 
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.33.0")
-    _check_installed(engine(version="0.33"))
-    _check_installed(engine())
+    for version in ("0.33", None):
+        _check_installed(check(engine={"version": version}).specs[""])
     with pytest.raises(ValueError, match=r"is 0\.19, and vLLM 0\.33\.0 is installed"):
-        _check_installed(engine(version="0.19"))
+        _check_installed(check(engine={"version": "0.19"}).specs[""])
 
 
 def test_the_first_chunk_is_enough_before_0_19() -> None:

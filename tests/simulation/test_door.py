@@ -1,9 +1,12 @@
 """Limits of the queue: who comes beyond them is rejected at once (`AsyncLLM.check_admission`)."""
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.core.log import REJECTED
 from simulator.core.request import Request
+from simulator.scenario.assemble_scheduler import make_scheduler
 from simulator.scenario.load import load_scenario
 from simulator.schedulers.door import Door
 from simulator.simulation.run import run
@@ -92,3 +95,13 @@ def test_where_they_are_not_simulated_they_are_refused(blocks, what):
         load(**blocks | {"engine": engine})
     (line,) = raised.value.messages
     assert what in line
+
+
+def test_the_limits_are_before_the_scheduler_of_the_installed_vllm_too(monkeypatch):
+    scenario = load(engine={"max_num_queued_reqs": 5})
+    made = make_scheduler(scenario.specs[""], False)
+    made.door = None
+    monkeypatch.setattr("simulator.scenario.assemble_installed.make_installed", lambda *_: made)
+    engine = scenario.engine.model_copy(update={"scheduler": "vllm"})
+    spec = replace(scenario.specs[""], engine=engine)
+    assert make_scheduler(spec, False).door.requests == 5
