@@ -69,6 +69,7 @@ def init(
     ask = partial(_ask, asks=not yes)
     model = ask("Model", MODEL, _check_model, "--model", model)
     gpu = ask("GPU", GPU, _check_gpu, "--gpu", gpu)
+    model = _from_folder(model, file.parent)
     read: dict[Path, Workload] = {}
 
     def check_traffic(text: str) -> None:
@@ -88,9 +89,7 @@ def init(
     workload = None if traffic is None else read[traffic]
     chosen = _Choices(model, gpu, 1, traffic, reading, rate, levels, launch=launch)
     chosen, cost, hopeless = _sized(chosen, workload, file, tensor_parallel_size)
-    place = traffic
-    if traffic is not None and not traffic.is_absolute():
-        place = Path(os.path.relpath(traffic, file.parent))
+    place = traffic and _from_folder(str(traffic), file.parent)
     write_atomic(file, _scenario(file, chosen, workload, str(place)).encode())
     words = ["headway", "run", str(file)]
     print(
@@ -171,6 +170,14 @@ def _check_model(name: str) -> None:
     from simulator.models.load import load_model
 
     load_model(name)
+
+
+def _from_folder(path: str, folder: Path) -> str:
+    """Return a relative path that is there as from another folder; no path as it is."""
+    if not path or Path(path).is_absolute() or not Path(path).exists():
+        return path
+    found = Path(os.path.relpath(path, folder)).as_posix()
+    return found if found == path or found[0] == "." else f"./{found}"
 
 
 def _check_gpu(name: str) -> None:

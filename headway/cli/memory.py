@@ -82,14 +82,15 @@ def memory(
     from headway.report.memory_report import memory_figures, memory_table
 
     refuse_own_code(no_own_code)
-    if str(scenario) in ("true", "false"):
-        raise HeadwayError(f"{scenario}: a flag stands alone: --enable-lora or --no-enable-lora")
     flags = {
         "enforce-eager": enforce_eager,
         "enable-lora": enable_lora,
         "enable-expert-parallel": enable_expert_parallel,
         "enable-prefix-caching": enable_prefix_caching,
     }
+    if str(scenario) in ("true", "false"):
+        told = " or ".join(f"--{name}" for name, flag in flags.items() if flag is not None)
+        raise HeadwayError(f"{scenario}: {told} takes no value; its opposite has --no- before it")
     keys |= {name: str(flag).lower() for name, flag in flags.items() if flag is not None}
     if scenario is None and (gpu is None or model is command is None):
         raise HeadwayError(
@@ -108,10 +109,9 @@ def memory(
         key = OTHER_NAMES.get(name, name)
         sets[f"engine.{key}={_plain(key, value)}"] = f"--{option} {value}"
     source = scenario or {"cost": {"kind": "roofline"}}
+    overrides = with_launch(command, [*sets, *(set_ or [])])
     try:
-        budget, change = read_budget(
-            source, with_launch(command, [*sets, *(set_ or [])]), gpu_memory_gib
-        )
+        budget, change = read_budget(source, overrides, gpu_memory_gib)
     except HeadwayError as error:  # of what an option gave it is told by its name
         messages = list(error.messages)
         for text, option in sets.items():
@@ -122,11 +122,30 @@ def memory(
     else:
         print(memory_table(budget))
     if why := budget.refusal:
+        if scenario is None:
+            change = _as_options(change, command)
         enough = f"; it starts with {change}" if change else ""
         where = f"{budget.model.name} on {budget.gpus} x {budget.gpu.name}"
         first = why.split(". ")[0].rstrip(".")  # the log above has it whole
         raise HeadwayError(f"{where} does not start: {first}{enough}")
     return 0
+
+
+def _as_options(change: str, command: str | None) -> str:
+    """Write what starts an engine as options: of the command, else of this verb."""
+    from simulator.launch.fields import option_of
+    from simulator.launch.words import find_command
+
+    engine = find_command(command).engine if command else ""
+    found = []
+    for word in change.split():
+        name, _, value = word.partition("=")
+        key = name.removeprefix("engine.")
+        option = (engine and option_of(engine, key)) or f"--{key.replace('_', '-')}"
+        if name != "gpu.count":  # the other sizes say it
+            what = f"no {option}" if value == "null" else f"{option} {value}"
+            found.append(what if key != name else word)
+    return " ".join(found)
 
 
 def _plain(key: str, value: str) -> str:

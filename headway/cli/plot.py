@@ -1,11 +1,11 @@
 """The verb `headway plot`: a picture of what other commands wrote."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 
-from headway.cli.options import silent
+from headway.cli.options import LaunchOption, silent, with_launch
 from simulator.util.errors import HeadwayError
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ def plot(
             name="OUT_DIR",
             negative="",
             help="folder that run or compare wrote; for latency, pareto and chunk sweep (pareto: "
-            "or plan); for steps live; for memory a scenario",
+            "or plan); for steps live; for memory a scenario, or --model or --command",
         ),
-    ],
+    ] = (),  # type: ignore[assignment]
     /,
     *,
     out: Annotated[
@@ -43,6 +43,8 @@ def plot(
     gpu: Annotated[
         list[str] | None, silent("memory: a candidate (repeatable) [default: all with a price]")
     ] = None,
+    model: Annotated[str | None, silent("memory: a model in place of a scenario's")] = None,
+    command: LaunchOption = None,
 ) -> int:
     """Draw a picture of what run, compare, sweep, plan or live wrote."""
     from headway import figures
@@ -50,16 +52,19 @@ def plot(
     from headway.figures.style import save
     from simulator.util.files import check_file
 
-    if not folders:
+    alone = kind == "memory" and (model is not None or command is not None)
+    if not folders and not alone:
         raise HeadwayError("headway plot: give at least one OUT_DIR")
-    place = folders[0].parent if kind == "memory" and folders[0].is_file() else folders[0]
+    source = folders[0] if folders else Path()
+    place = source.parent if kind == "memory" and source.is_file() else source
     path = check_file("--out", out or place / f"{kind}.png")
     if path.suffix.lower() not in ENDINGS:
         raise HeadwayError(f"--out {path}: must end in .png or .svg")
     if seconds is not None and not seconds > 0:
         raise HeadwayError(f"--seconds {seconds:g}: must be more than 0")
     if kind == "memory":
-        figure = _draw_memory(folders[0], gpu)
+        overrides = with_launch(command, [] if model is None else [f"model={model}"])
+        figure = _draw_memory(source if folders else {}, gpu, overrides)
     elif kind not in get_args(OfRuns):
         figure = _draw_table(kind, folders)
     elif kind == "occupancy":
@@ -77,19 +82,26 @@ def plot(
     return 0
 
 
-def _draw_memory(source: Path, names: list[str] | None) -> "Figure":
+def _draw_memory(
+    source: Path | dict[str, Any], names: list[str] | None, overrides: list[str]
+) -> "Figure":
     """Draw what fills the memory of GPUs that may serve a scenario's model."""
     from headway.cli.memory import read_budget
     from headway.figures import draw_memory
     from simulator.models.gpus import GPUS
 
-    source = source / "scenario.yaml" if source.is_dir() else source
+    if isinstance(source, Path):
+        source = source / "scenario.yaml" if source.is_dir() else source
     found = names or [gpu.name for gpu in GPUS.values() if gpu.dollars_per_hour]
-    roofline = ["cost={kind: roofline}"]  # profiles are of one GPU
     budgets, refusal = [], None
     for one in found:
         try:
-            budgets.append(read_budget(source, [f"gpu.name={one}", *roofline])[0])
+            keys = [
+                *overrides,
+                f"gpu.name={one}",
+                "cost={kind: roofline}",
+            ]  # profiles are of one GPU
+            budgets.append(read_budget(source or {"cost": {"kind": "roofline"}}, keys)[0])
         except HeadwayError as error:  # it has no kernels for the model's format
             refusal = error
     if refusal is not None and (names or not budgets):

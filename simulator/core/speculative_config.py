@@ -3,8 +3,9 @@
 What a draft model would say is not simulated: whether a draft token is accepted is drawn.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,13 @@ def _acceptance(value: object) -> object:
     return value
 
 
+def draft_method(block: Mapping[str, Any]) -> str:
+    """Return how a block's drafts are made: as vLLM, by the model's name where it has no method."""
+    model = str(block.get("model") or "").lower()
+    named = "eagle" if "eagle-" in model else "eagle3" if "eagle3" in model else "draft_model"
+    return str(block.get("method") or (named if model or block.get("draft") else "ngram"))
+
+
 class SpeculativeConfig(Config):
     """Speculative decoding, with vLLM's names for what vLLM has."""
 
@@ -96,6 +104,10 @@ class SpeculativeConfig(Config):
         None, description="cost of drafting; null: by the weights that it reads (ngram: 0)"
     )
 
+    def _open(self, value: Any) -> Any:
+        """Put the method in, where it is not given."""
+        return value | {"method": draft_method(value)} if isinstance(value, dict) else value
+
     def _check(self) -> None:
         wrong = []
         k = self.num_speculative_tokens
@@ -116,8 +128,7 @@ class SpeculativeConfig(Config):
         As vLLM 0.33's Scheduler: num_lookahead_tokens is that of the drafts for EAGLE, MTP and
         draft models, which write KV of their own, and 0 for ngram.
         """
-        ahead = self.method not in (None, "ngram") or (self.method is None and self.draft)
-        return self.num_speculative_tokens if ahead else 0
+        return self.num_speculative_tokens if self.method != "ngram" else 0
 
     @property
     def reads_next(self) -> bool:
@@ -131,7 +142,7 @@ class SpeculativeConfig(Config):
 
         As vLLM 0.33's SpeculativeConfig.max_num_new_slots_for_drafting, without parallel drafting.
         """
-        return int(self.method == "draft_model" or (self.method is None and bool(self.draft)))
+        return int(self.method == "draft_model")
 
     def drafts_after(self, requests: int) -> int:
         """Count the drafts that are made for each sequence after a step of so many requests."""

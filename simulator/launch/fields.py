@@ -76,6 +76,13 @@ def of_config(engine: str, config: str) -> dict[str, EngineField]:
     return {row.field: row for row in fields() if (row.engine, row.config) == (engine, config)}
 
 
+def option_of(engine: str, key: str) -> str:
+    """Return the option of an engine's command that is a key of a scenario's engine; "": none."""
+    rows = (row for row in fields() if row.engine == engine and row.options)
+    named = (row.options.split()[0] for row in rows if row.effect == f"engine.{key}")
+    return next(named, "")
+
+
 def why_refused(field: str) -> str:
     """Say why a field of an engine's options is not simulated; "" where it is, or where none is."""
     rows = (row for row in fields() if row.field == field and row.options)

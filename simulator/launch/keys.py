@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from simulator.core.speculative_config import TYPICAL
+from simulator.core.speculative_config import TYPICAL, draft_method
 from simulator.launch.fields import EngineField, fields, of_config, read_rows, read_since
 from simulator.launch.options import Option, read_options
 from simulator.launch.words import Command, find_command
@@ -33,7 +33,6 @@ QUANTIZATIONS = {
 }
 """How weights are quantized, by the names of vLLM and SGLang."""
 SGLANG_SCHEDULES = "engine.scheduling_policy."
-BY_NAME = {"eagle-": "eagle", "eagle3": "eagle3"}  # as vLLM, where no method is given
 DRAFT_METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 
 
@@ -196,8 +195,7 @@ def _speculative(launch: Launch, option: Option) -> None:
     """Write drafts as the scenario has them; a command does not say what they are worth."""
     given = {name: value for name, (_, value) in _check_block(option, "SpeculativeConfig").items()}
     model = str(given.get("model") or "")
-    detected = next((one for name, one in BY_NAME.items() if name in model.lower()), "draft_model")
-    method = given.get("method") or (detected if model else "ngram")
+    method = draft_method(given)
     method = "ngram" if method == "[ngram]" else "mtp" if method.endswith("_mtp") else method
     if method not in DRAFT_METHODS:
         raise _UnsimulatedError(f"method {method} is not simulated: {', '.join(DRAFT_METHODS)} are")
@@ -211,11 +209,10 @@ def _speculative(launch: Launch, option: Option) -> None:
         "acceptance": usual if rates is None else rates,
     }
     block |= {name: given[name] for name in DRAFT_KEYS if given.get(name)}
-    if model and method in TYPICAL:
-        launch.told.append(f"{model} is not read: {method} counts as the published ones")
     supposed = [] if rates is not None else [f"acceptance: {usual}"]
+    if model and method != "ngram":
+        block["model"] = model
     if method == "draft_model":
-        block["model"] = given.get("model")
         block["draft"] = {"fraction": DRAFT_FRACTION}
         supposed.append(f"draft: {{fraction: {DRAFT_FRACTION}}}")
     if supposed:

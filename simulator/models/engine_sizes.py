@@ -55,7 +55,8 @@ class EngineSizes(NamedTuple):
     release: Release = NEWEST  # of vLLM
     drafts: str | None = None  # eagle, eagle3, mtp: who drafts
     ahead: int = 0  # tokens that they draft
-    draft: ModelSpec | None = None  # of a draft model
+    draft: ModelSpec | None = None  # a draft model's or EAGLE's, by its config.json
+    unread_draft: bool = False  # one is named
     adapters: int = 0  # bytes set aside for adapters (LoRA)
     encoder_cache: int | None = None  # tokens; None: by the other keys
     trtllm: bool = False

@@ -144,8 +144,11 @@ class MemoryBudget(NamedTuple):
     @property
     def unread(self) -> str:
         """What takes memory and is not counted; "": nothing is known to."""
-        lacks = self.sizes.drafts == "draft_model" and self.sizes.draft is None
-        own = DRAFT_MODEL if lacks else ""
+        sizes, own = self.sizes, ""
+        if sizes.draft is None and sizes.drafts == "draft_model":
+            own = DRAFT_MODEL
+        elif sizes.draft is None and sizes.unread_draft and sizes.drafts in ("eagle", "eagle3"):
+            own = f"the head of {sizes.drafts}, which counts as the published ones"
         return "; ".join(filter(None, (self.model.unread, own)))
 
     @property

@@ -7,6 +7,7 @@ attention is unpacked in 16 bits.
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
@@ -179,7 +180,7 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
     """Bytes of what drafts: a layer of MTP, EAGLE's layer and `fc`, EAGLE-3's, or a model."""
     hidden, gpus = model.hidden_size, sizes.tensor_parallel_size
     method, draft = sizes.drafts, sizes.draft
-    if draft is not None:
+    if draft is not None and method == "draft_model":
         own = loaded(draft, gpu, EngineSizes(tensor_parallel_size=gpus, tower=False))
         return sum(own)
     if method == "mtp":
@@ -191,11 +192,21 @@ def _drafting(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> float:
         return _modules_bytes(model, gpu, sizes, named) + HALF * 2 * hidden * hidden
     if method not in ("eagle", "eagle3"):
         return 0.0
-    query = model.num_attention_heads * model.head_dim
-    wide = query + 2 * model.num_key_value_heads * model.head_dim
-    inner = model.dense_intermediate_size or model.intermediate_size
-    layer = (hidden * (wide + query) + 3 * hidden * inner) / gpus
+    one = draft or replace(
+        model,
+        num_hidden_layers=1,
+        kinds=(),
+        num_experts=0,
+        latent=None,
+        linear=None,
+        checkpoint=None,
+        intermediate_size=model.dense_intermediate_size or model.intermediate_size,
+    )
+    width = one.hidden_size
+    layers = _modules_bytes(one, gpu, EngineSizes(tensor_parallel_size=gpus), one.modules)
     if method == "eagle":
-        return HALF * (layer + 2 * hidden * hidden)
-    tables = EAGLE3_VOCABULARY * hidden / gpus
-    return HALF * (layer + hidden * wide / gpus + 3 * hidden * hidden + tables)
+        return layers + HALF * 2 * hidden * width
+    heads = (one.num_attention_heads + 2 * one.num_key_value_heads) * one.head_dim
+    tables = one.vocab_size if width != hidden else 0  # else the target's is shared
+    tables += one.draft_vocab_size or (one.vocab_size if draft else EAGLE3_VOCABULARY)
+    return layers + HALF * (3 * hidden * width + width * (heads + tables) / gpus)

@@ -99,6 +99,7 @@ class ModelSpec:
     no_float16: bool = False  # its numbers overflow there
     checkpoint: Quantization | None = None  # formats of the published weights; None: `dtype`
     unread: str = ""  # what of the config.json is not counted
+    draft_vocab_size: int = 0  # tokens that an EAGLE-3 head may draft; 0: all
     rotary_dim: int = 0  # numbers of a head that are turned; 0: all
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
+from simulator.core.speculative_config import draft_method
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
@@ -206,8 +207,7 @@ def _drops_last(drafts: object, release: Release) -> bool:
 
 def _draft_method(drafts: object) -> str:
     """Return how a block's drafts are made; what is wrong with it is told elsewhere."""
-    block = drafts if isinstance(drafts, dict) else {}
-    return str(block.get("method") or ("draft_model" if block.get("draft") else "ngram"))
+    return draft_method(drafts if isinstance(drafts, dict) else {})
 
 
 def offline_defaults(gpu: object) -> Defaults:

@@ -1,10 +1,11 @@
 """Which keys of an engine give it more room for KV blocks, and the least change that is enough."""
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from typing import Any
 
-from simulator.core.engine_config import EngineConfig
+from simulator.core.engine_config import VLLM, EngineConfig
 from simulator.core.speculative_config import DraftConfig
 from simulator.features import features_of
 from simulator.models.engine_sizes import EngineSizes
@@ -16,6 +17,7 @@ from simulator.models.spec import ModelSpec
 from simulator.scenario.engine_spec import EngineBlocks
 from simulator.scenario.engines import ENGINES, release_of
 
+SHARE = "gpu_memory_utilization"
 UTILIZATION = 0.95  # of the GPU's memory; CUDA graphs and fragmentation want the rest
 EIGHT_BITS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 """Dtypes of a KV cache that fp8 would not make narrower."""
@@ -60,6 +62,7 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
         drafts=_drafts(engine),
         ahead=speculation.num_speculative_tokens if speculation else 0,
         draft=_draft_model(engine),
+        unread_draft=bool(speculation and speculation.model),
         adapters=sum(one.slot_bytes(engine, model) for one in features_of(engine)),
         encoder_cache=images.encoder_cache_size if images else None,
         tower=images is None or images.takes_any,
@@ -70,15 +73,13 @@ def engine_sizes(engine: EngineConfig, model: ModelSpec) -> EngineSizes:
 def _drafts(engine: EngineConfig) -> str | None:
     """Return the method of what drafts; None: nothing that takes memory."""
     given = engine.speculative_config
-    if given is None or given.method == "ngram":
-        return None
-    return given.method or ("draft_model" if given.draft else None)
+    return None if given is None or given.method == "ngram" else given.method
 
 
 def _draft_model(engine: EngineConfig) -> ModelSpec | None:
-    """Return the model that drafts; None where nobody names one that is known."""
+    """Return the model that drafts, or an EAGLE's; None where nobody names one that is known."""
     named = engine.speculative_config.model if engine.speculative_config else None
-    if named is None or _drafts(engine) != "draft_model":
+    if named is None or _drafts(engine) in (None, "mtp"):
         return None
     try:
         return load_model(named)
@@ -129,13 +130,15 @@ def _changes(own: EngineBlocks, model: ModelSpec, gpu: Gpu) -> Iterator[dict[str
         yield {"num_gpu_blocks_override": None}
         return
     if engine.gpu_memory_utilization < UTILIZATION:
-        yield {"gpu_memory_utilization": UTILIZATION}
+        yield {SHARE: UTILIZATION}
     narrower: list[dict[str, Any]] = []
     if engine.cache_dtype not in EIGHT_BITS:
         narrower.append({"kv_cache_dtype": "fp8"})
     wider: list[dict[str, Any]] = []
     if not own.cost or own.cost.get("kind") == "roofline":
         wider = [{"tensor_parallel_size": n * engine.tensor_parallel_size} for n in TIMES]
+        if engine.name == VLLM and engine.speculative_config is None:  # where heads do not divide
+            wider += [{"pipeline_parallel_size": n * engine.pipeline_parallel_size} for n in TIMES]
         if engine.quantization is None and model.checkpoint is None:  # vLLM replaces no format
             narrower.append({"quantization": "fp8" if gpu.fp8_flops else "int8"})
     yield from wider
@@ -158,21 +161,33 @@ def least_change(
     included, by dotted keys of its replica's scenario; {} if none is known. None: after which it
     starts, with room for a request of ROOM tokens.
     """
-    for keys in _changes(own, model, gpu):
+
+    def enough(keys: Mapping[str, Any]) -> bool:
         if needed is None:
-            enough = _starts(own.engine.model_copy(update=keys), model, gpu)
-        else:
-            enough = kv_blocks(own.engine, model, gpu, **keys) >= needed
-        if enough:
-            return _of_replica(own, keys)
+            return _starts(own.engine.model_copy(update=keys), model, gpu)
+        return kv_blocks(own.engine, model, gpu, **keys) >= needed
+
+    for keys in _changes(own, model, gpu):
+        if enough(keys):
+            return _of_replica(own, _least_share(own.engine, enough) if SHARE in keys else keys)
     return {}
+
+
+def _least_share(
+    engine: EngineConfig, enough: Callable[[Mapping[str, Any]], bool]
+) -> Mapping[str, Any]:
+    """Return the least `gpu_memory_utilization` that is enough, of whole percents."""
+    shares = range(int(100 * engine.gpu_memory_utilization) + 1, round(100 * UTILIZATION))
+    at = bisect_left(shares, True, key=lambda share: enough({SHARE: share / 100}))
+    return {SHARE: shares[at] / 100 if at < len(shares) else UTILIZATION}
 
 
 def _of_replica(own: EngineBlocks, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Write keys of an engine as those of its replica's scenario, with the GPUs that they take."""
     change = {f"engine.{name}": value for name, value in keys.items()}
-    if size := keys.get("tensor_parallel_size"):
-        change["gpu.count"] = size // own.engine.tensor_parallel_size * own.gpu.count
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if size := keys.get(name):
+            change["gpu.count"] = size // getattr(own.engine, name) * own.gpu.count
     return change
 
 

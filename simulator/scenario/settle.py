@@ -146,7 +146,8 @@ def _refused(own: EngineBlocks, budget: MemoryBudget) -> str:
     if own.engine.name != VLLM or scarce or not budget.refusal:
         return ""
     return (
-        f'vLLM would not start here: its log would say "{budget.refusal}"; it starts with '
+        f"vLLM would not start here on {budget.gpus} x {budget.gpu.name}: its log would say "
+        f'"{budget.refusal}"; it starts with '
         f"{remedies(own, budget)}"
     )
 

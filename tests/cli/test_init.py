@@ -9,6 +9,7 @@ import pytest
 
 from headway.cli.main import main
 from simulator import run
+from simulator.models.load import MODELS
 from simulator.scenario.load import load_scenario
 from tests.support.commands import names
 
@@ -193,3 +194,16 @@ def test_a_server_whose_longest_request_has_no_room_takes_shorter_ones(tmp_path,
     assert (told.err, ", $6.88/h, max_model_len 78,000;" in told.out) == ("", True)
     assert load_scenario(file).engine.max_model_len == 78_000
     assert main(["memory", str(file)]) == 0
+
+
+def test_a_relative_model_is_that_of_the_current_folder(tmp_path, monkeypatch, capsys):
+    """The scenario names it as from its own folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("my", "sub"):
+        (tmp_path / name).mkdir()
+    raw = Path(MODELS / "llama-3.2-1b" / "config.json").read_text()
+    (tmp_path / "my" / "config.json").write_text(raw)
+    words = ["--model", "./my", "--gpu", "L4", "--tensor-parallel-size", "1"]
+    assert main(["init", "sub/s.yaml", *words, "--yes"]) == 0
+    assert "model: ../my " in (tmp_path / "sub" / "s.yaml").read_text()
+    assert load_scenario(tmp_path / "sub" / "s.yaml").model == "../my"

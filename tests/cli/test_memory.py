@@ -48,7 +48,7 @@ def test_a_server_that_does_not_start_says_what_its_log_would(capsys):
     assert re.search(r"Available KV cache memory: -\d\.\d\d GiB", told.out)
     assert "ValueError: No available memory for the cache blocks." in told.out
     assert re.search(r"gpt-oss-120b on 1 x H100-80GB does not start: No available", told.err)
-    assert told.err.endswith("it starts with engine.tensor_parallel_size=2 gpu.count=2\n")
+    assert told.err.endswith("it starts with --tensor-parallel-size 2\n")
     assert main(["memory", *arguments, "--tp", "2"]) == 0
 
 
@@ -58,9 +58,9 @@ def test_each_change_that_is_told_starts_the_server(capsys):
     arguments.append("engine.version=0.22.0")
     assert main(arguments) == 2
     changes = capsys.readouterr().err.rpartition("it starts with ")[2].split(" or ")
-    assert changes[0] == "engine.max_model_len=78000"
+    assert changes[0] == "--max-model-len 78000"
     for change in changes:
-        assert main([*arguments, "--set", change.strip()]) == 0
+        assert main([*arguments, *change.split()]) == 0
     assert main([*arguments, "--max-model-len", "78001"]) == 2
 
 
@@ -150,7 +150,7 @@ def test_options_have_the_names_of_each_engine(capsys):
     assert lora["kv_cache_bytes"] == plain["kv_cache_bytes"] - lora["parts"]["adapters"]
     assert figures(capsys, *words, "--enforce-eager")["cuda_graphs_bytes"] == 0
     assert main(["memory", *words, "--enable-lora", "true"]) == 2
-    assert "true: a flag stands alone" in capsys.readouterr().err
+    assert "true: --enable-lora takes no value" in capsys.readouterr().err
     static = [*words, "--engine", "sglang", "--mem-fraction-static", "0.5"]
     found = figures(capsys, *static)
     free = found["memory_bytes"] - found["context_bytes"]
@@ -235,10 +235,10 @@ def test_a_length_beyond_the_positions_is_named(capsys):
 @pytest.mark.parametrize(
     ("options", "change"),
     [
-        ("--model gemma-2-9b --gpu L4", "engine.max_model_len=3952 or"),
+        ("--model gemma-2-9b --gpu L4", "--max-model-len 3952 or"),
         (
             "--model llama-3.1-70b --gpu H100",
-            "engine.tensor_parallel_size=2 gpu.count=2 engine.max_model_len=12864 or",
+            "--tensor-parallel-size 2 --max-model-len 12864 or",
         ),
     ],
 )
@@ -246,8 +246,7 @@ def test_shorter_requests_come_before_more_gpus(capsys, options: str, change: st
     """And on fewer GPUs than all of the model's positions take; the server then starts."""
     assert main(["memory", *options.split()]) == 2
     assert f"it starts with {change}" in capsys.readouterr().err
-    given = [word for key in change.split()[:-1] for word in ("--set", key)]
-    assert main(["memory", *options.split(), *given]) == 0
+    assert main(["memory", *options.split(), *change.split()[:-1]]) == 0
 
 
 def test_the_picture_leaves_out_gpus_without_kernels_for_the_format(tmp_path: Path, capsys):
@@ -266,7 +265,7 @@ def test_no_format_of_a_checkpoint_is_replaced(capsys, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert main(["memory", "--model", str(tmp_path), "--gpu", "A10"]) == 2
     told = capsys.readouterr().err
-    assert told.endswith("it starts with engine.tensor_parallel_size=2 gpu.count=2\n")
+    assert told.endswith("it starts with --tensor-parallel-size 2\n")
     assert "quantization" not in told
 
 
@@ -285,3 +284,60 @@ def test_a_run_says_that_its_blocks_do_not_fit():
                 "demo", [*keys, "engine.num_gpu_blocks_override=600", "workload.num_prompts=2"]
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("command", "change"),
+    [
+        ("vllm serve m --gpu-memory-utilization 0.2", "--gpu-memory-utilization 0.43"),
+        ("vllm serve m -tp 3", ""),
+        ("python -m sglang.launch_server --model-path big", "--tp-size 4"),
+    ],
+)
+def test_changes_are_options_of_the_command(capsys, command: str, change: str) -> None:
+    """The least share of the memory, too: 42 % does not start."""
+    words = {" m ": " meta-llama/Llama-3.1-8B ", "big": "meta-llama/Llama-3.1-70B-Instruct"}
+    for word, name in words.items():
+        command = command.replace(word, name)
+    assert main(["memory", "--gpu", "H100-80GB", "--command", command]) == 2
+    told = capsys.readouterr().err
+    assert told.endswith(f"it starts with {change}\n") if change else "does not divide" in told
+
+
+def test_stages_are_proposed_where_heads_do_not_divide(capsys, tmp_path: Path) -> None:
+    """9 heads of a model of 40 GiB: two stages, not two parts of each layer."""
+    raw = json.loads((MODELS / "llama-3-8b" / "config.json").read_text())
+    raw |= {"num_attention_heads": 9, "num_key_value_heads": 9, "hidden_size": 9 * 512}
+    raw |= {"head_dim": 512, "num_hidden_layers": 64}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert main(["memory", "--model", str(tmp_path), "--gpu", "A6000"]) == 2
+    assert " or --pipeline-parallel-size 2\n" in capsys.readouterr().err
+
+
+def test_an_eagle_head_is_read_by_its_config(capsys, tmp_path: Path) -> None:
+    """A narrower head than the published ones takes less; vLLM knows its method by its name."""
+    raw = json.loads((MODELS / "llama-3-8b" / "config.json").read_text())
+    raw |= {"num_hidden_layers": 1, "draft_vocab_size": 32000}
+    folder = tmp_path / "EAGLE3-x"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(raw))
+    words = ["--model", "llama-3-8b", "--gpu", "H100-80GB", "--speculative-config"]
+    named, read = (
+        figures(capsys, *words, f"{{model: {model}, num_speculative_tokens: 3}}")
+        for model in ("yuhuili/EAGLE3-LLaMA3-Instruct-8B", str(folder))
+    )
+    assert read["parts"]["drafts"] == named["parts"]["drafts"]
+    assert read["unread"] == ""
+    assert "counts as the published ones" in named["unread"]
+    (folder / "config.json").write_text(json.dumps(raw | {"draft_vocab_size": 16000}))
+    less = figures(capsys, *words, f"{{model: {folder}, num_speculative_tokens: 3}}")
+    assert named["parts"]["drafts"] - less["parts"]["drafts"] == 16000 * 4096 * 2
+
+
+def test_a_picture_needs_no_scenario(tmp_path: Path, capsys) -> None:
+    place = tmp_path / "m.png"
+    words = ["--model", "llama-3.1-70b", "--gpu", "L4", "--out", str(place)]
+    assert main(["plot", "memory", *words]) == 0
+    assert place.stat().st_size > 10_000
+    assert main(["plot", "memory"]) == 2
+    assert "give at least one OUT_DIR" in capsys.readouterr().err
