@@ -9,7 +9,6 @@ import gzip
 import json
 import re
 import secrets
-import signal
 import tempfile
 import threading
 import zlib
@@ -28,7 +27,7 @@ from headway.studio.worker import Job, Kind, Worker
 from simulator.scenario.load import load_scenario
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
-from simulator.util.http_log import is_foreign, leave_out_bad_requests
+from simulator.util.http_log import is_foreign, on_interrupt, running
 
 need_package("studio", "serve", "aiohttp")
 from aiohttp import web  # noqa: E402
@@ -360,28 +359,20 @@ def studio(scenario: str, settings: list[str], port: int, ready: Callable[[str],
 
     async def serve(folder: Path) -> None:
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop
-                loop.add_signal_handler(number, stop.set)
+        on_interrupt(stop.set)
         page = Studio(scenario, settings, folder)
-        page.listen(loop)
-        leave_out_bad_requests()
-        runner = web.AppRunner(
-            page.application(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True
-        )
-        await runner.setup()
+        page.listen(asyncio.get_running_loop())
         try:
-            try:
-                await web.TCPSite(runner, HOST, port).start()
-            except OSError as error:
-                where = f"{HOST}:{port}"
-                raise HeadwayError(f"--port: {where}: {error.strerror or error}") from None
-            page.port = runner.addresses[0][1]
-            ready(f"http://{HOST}:{page.port}/")
-            await stop.wait()
+            async with running(page.application()) as runner:
+                try:
+                    await web.TCPSite(runner, HOST, port).start()
+                except OSError as error:
+                    where = f"{HOST}:{port}"
+                    raise HeadwayError(f"--port: {where}: {error.strerror or error}") from None
+                page.port = runner.addresses[0][1]
+                ready(f"http://{HOST}:{page.port}/")
+                await stop.wait()
         finally:
-            await runner.cleanup()
             page.worker.close()
 
     with tempfile.TemporaryDirectory(prefix="headway-studio-") as folder:

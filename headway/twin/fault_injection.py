@@ -12,15 +12,11 @@ from simulator.core.alarm import Alarm
 from simulator.core.executor import Executor, Timing
 from simulator.core.request import Step
 
-FAILURES = {
-    "rate_limit": ("Rate limit exceeded: try again later.", "RateLimitError", 429),
-    "server_error": ("The server had an error.", "InternalServerError", 500),
-    "context_length": ("The model's maximum context length is exceeded.", "BadRequestError", 400),
-    "invalid_request": ("The request is invalid.", "BadRequestError", 400),
-    "invalid_api_key": ("Incorrect API key provided.", "AuthenticationError", 401),
-    "model_not_found": ("The model does not exist.", "NotFoundError", 404),
-}
-"""Ways to fail, by llm-d-inference-sim's names: a message, vLLM's type of error, HTTP status."""
+FAILURES = (
+    *("rate_limit", "server_error", "context_length"),
+    *("invalid_request", "invalid_api_key", "model_not_found"),
+)
+"""Ways to fail, by llm-d-inference-sim's names, each with its words in api/refusals.json."""
 FOREVER = 1e9  # s
 SLOWEST = 1e6
 
@@ -135,13 +131,13 @@ class FailureRates:
             raise FaultError("the rates add up to more than 1")
         self.rates = found
 
-    def draw(self) -> tuple[str, str, int] | None:
-        """Say how the next request fails; None: not at all."""
+    def draw(self) -> str | None:
+        """Say in which of the FAILURES the next request fails; None: not at all."""
         if not self.rates:
             return None
         drawn = self._random.random()
         for name, rate in self.rates.items():
             drawn -= rate
             if drawn < 0:
-                return FAILURES[name]
+                return name
         return None

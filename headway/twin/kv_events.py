@@ -73,6 +73,7 @@ class Publisher:
         self._size = self._next = 0
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._sockets: list[Any] = []
+        self._task: asyncio.Task[None] | None = None
 
     def listen(self, blocks: object) -> None:
         """Listen to a core's cache; raise HeadwayError where it has none that tells."""
@@ -86,8 +87,14 @@ class Publisher:
             )
         blocks.listener, self._size = self, blocks.block_size
 
+    def restarted(self, blocks: object) -> None:
+        """Go on with the empty cache of an engine that has begun anew."""
+        self.events.append({"type": "AllBlocksCleared"})
+        self.listen(blocks)
+
     def open(self) -> None:
         """Listen at the addresses; raise HeadwayError where one is not to be had."""
+        self._task = asyncio.create_task(self.answer())
         import zmq
         import zmq.asyncio
 
@@ -133,6 +140,8 @@ class Publisher:
                 await replay.send_multipart((frames[0], b"", b"", END, b""))
 
     def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
         for socket in self._sockets:
             socket.close(linger=100)
 
@@ -161,41 +170,12 @@ class Publisher:
         )
 
 
-class KvEvents:
-    """Publishes the events of the prefix caches of engine cores, at the end of each step."""
-
-    def __init__(
-        self,
-        config: KvEventsConfig,
-        cores: Sequence[EngineCore],
-        tokens: Tokens,
-        first: int = 0,
-    ) -> None:
-        need_package("--kv-events-config", "kv-events", "msgpack", "zmq")
-        self._publishers = {
-            core: Publisher(config, first + number, tokens) for number, core in enumerate(cores)
-        }
-        self._tasks: list[asyncio.Task[None]] = []
-        for core, publisher in self._publishers.items():
-            publisher.listen(core.scheduler.blocks)
-
-    def restarted(self, core: EngineCore) -> None:
-        """Go on with the empty cache of an engine that has begun anew."""
-        self._publishers[core].events.append({"type": "AllBlocksCleared"})
-        self._publishers[core].listen(core.scheduler.blocks)
-
-    def publish(self, core: EngineCore) -> None:
-        """Send what has happened since."""
-        self._publishers[core].publish()
-
-    def open(self) -> None:
-        """Listen at the addresses."""
-        for publisher in self._publishers.values():
-            publisher.open()
-            self._tasks.append(asyncio.create_task(publisher.answer()))
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for publisher in self._publishers.values():
-            publisher.close()
+def publishers(
+    config: KvEventsConfig, cores: Sequence[EngineCore], tokens: Tokens, first: int = 0
+) -> dict[EngineCore, Publisher]:
+    """Let each engine core have a publisher; the number of the first one is `first`."""
+    need_package("--kv-events-config", "kv-events", "msgpack", "zmq")
+    found = {core: Publisher(config, first + number, tokens) for number, core in enumerate(cores)}
+    for core, publisher in found.items():
+        publisher.listen(core.scheduler.blocks)
+    return found

@@ -4,7 +4,7 @@ The engine and the watches on its cores are one file: both change the streams.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, nextafter
@@ -15,7 +15,7 @@ import simpy
 from headway.twin.asked import Asked, workload_of
 from headway.twin.clock import RealTimeClock
 from headway.twin.fault_injection import FaultInjector
-from headway.twin.kv_events import KvEvents
+from headway.twin.kv_events import Publisher
 from simulator.core.alarm import Alarm
 from simulator.core.log import UNFINISHED, Log, pack_request
 from simulator.core.request import Request, Step
@@ -113,7 +113,7 @@ class LiveEngine:
         """With how many streams got one more token, by when each got the one before."""
         self.on_end: Callable[[Stream, str], None] = _ignore
         self.on_step: Callable[[EngineCore, Step], None] = _ignore
-        self.kv_events: KvEvents | None = None
+        self.kv_events: Mapping[EngineCore, Publisher] = {}
         self._serial = 0
         self._first = 0  # id of the first request in `asked`
         self._asked: list[Asked] = []
@@ -436,15 +436,15 @@ class _Watch:
         used = stats.blocks_used / usable
         self.engine.gauges[self.core] = Gauges(stats.running, self.waiting, used)
         self.engine.on_step(self.core, scheduled[0])
-        if self.engine.kv_events is not None:
-            self.engine.kv_events.publish(self.core)
+        if self.core in self.engine.kv_events:
+            self.engine.kv_events[self.core].publish()
         self.engine.clock.note_delay(ends[-1])
 
     def restart(self, scheduler: SchedulerInterface) -> list[Request]:
         self.in_flight.clear()
         lost = self._core_restart(scheduler)
-        if self.engine.kv_events is not None:
-            self.engine.kv_events.restarted(self.core)
+        if self.core in self.engine.kv_events:
+            self.engine.kv_events[self.core].restarted(self.core.scheduler.blocks)
         return lost
 
     def _tell(self, counts: list[tuple[Stream, int]], now: float) -> None:

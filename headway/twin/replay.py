@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-import signal
 import zlib
 from array import array
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import numpy as np
 from headway.twin.remote import MOST_BYTES, Scrape, read_text, with_session
 from simulator.core.request import Segments
 from simulator.util.errors import HeadwayError
+from simulator.util.http_log import on_interrupt
 from simulator.workload.workload import Workload
 
 FIRST_TOKEN, LAST_TOKEN = 100, 30_000
@@ -124,9 +124,7 @@ class _Replay:
         self.start = self.loop.time() + 0.1
         watch = asyncio.create_task(self._watch(found))
         plays = asyncio.gather(*(self._play(number) for number in range(len(self.workload))))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
-                self.loop.add_signal_handler(number, plays.cancel)
+        on_interrupt(plays.cancel)
         try:
             await plays
         except asyncio.CancelledError:
@@ -142,27 +140,27 @@ class _Replay:
         return found
 
     async def _first_model(self) -> str:
-        async with self.session.get(f"{self.root}/v1/models") as response:
-            if response.status in {401, 403}:
-                raise HeadwayError(
-                    f"--url: {self.root}/v1/models: {response.status}: the server wants a key: "
-                    "set OPENAI_API_KEY"
-                )
-            try:
-                model = str(json.loads(await read_text(response))["data"][0]["id"])
-            except (ValueError, LookupError, TypeError):
-                raise HeadwayError(f"--url: {self.root}/v1/models: names no model") from None
-            return model
+        status, found = await self._told("/v1/models")
+        where = f"--url: {self.root}/v1/models"
+        if status in {401, 403}:
+            raise HeadwayError(f"{where}: {status}: the server wants a key: set OPENAI_API_KEY")
+        try:
+            return str(found["data"][0]["id"])
+        except (LookupError, TypeError):
+            raise HeadwayError(f"{where}: names no model") from None
 
     async def _version(self) -> str:
-        async with self.session.get(f"{self.root}/version") as response:
-            if response.status != 200:
-                return ""
+        status, found = await self._told("/version")
+        known = status == 200 and isinstance(found, dict)
+        return str(found.get("version", "")) if known else ""
+
+    async def _told(self, path: str) -> tuple[int, Any]:
+        """Return the status at an address, and the JSON; None: it is none."""
+        async with self.session.get(self.root + path) as response:
             try:
-                found = json.loads(await read_text(response))
+                return response.status, json.loads(await read_text(response))
             except (ValueError, RecursionError):
-                return ""
-            return str(found.get("version", "")) if isinstance(found, dict) else ""
+                return response.status, None
 
     async def _watch(self, found: Replayed) -> None:
         """Look at /metrics until all is over, or there is nothing to see.

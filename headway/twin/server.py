@@ -6,16 +6,16 @@ It is long since each address is a method; what they answer is made in other fil
 import asyncio
 import gc
 import io
-import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from errno import EACCES, EADDRINUSE
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headway.twin.admin import Admin
+from headway.twin.api.answers import SHAPES
 from headway.twin.api.bodies import BadRequestError, DetokenizeBody, TokenizeBody
 from headway.twin.api.chat_template import own_template, read_template
 from headway.twin.api.cross_origin import allow, is_preflight, preflight, read_origins
@@ -26,7 +26,7 @@ from headway.twin.api.openapi import Route, openapi
 from headway.twin.api.prompts import MediaLaws
 from headway.twin.api.refusals import error_response, refusals_in_json, web
 from headway.twin.api.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
-from headway.twin.kv_events import KvEvents, read_config
+from headway.twin.kv_events import publishers, read_config
 from headway.twin.live_engine import LiveEngine
 from headway.twin.live_metrics import LiveMetrics
 from headway.twin.options import ServeOptions
@@ -36,21 +36,13 @@ from simulator.scenario.scenario import Scenario
 from simulator.simulation.result import Result
 from simulator.util.errors import HeadwayError
 from simulator.util.files import Writer
-from simulator.util.http_log import LOOPBACK, is_foreign, leave_out_bad_requests
+from simulator.util.http_log import LOOPBACK, is_foreign, on_interrupt, running
 from simulator.util.yaml_lines import dump_yaml
 from simulator.workload.traces.write import write_timed_trace
 from simulator.workload.unused import has_media
 
 VERSION = "0.33.0"  # of vLLM, whose rules are the newest that are simulated
 MOST_CONNECTIONS = 12_000  # idle ones and those of slow clients included
-PERMISSION = {"id": "modelperm-headway", "object": "model_permission", "created": 0} | {
-    **dict.fromkeys(("allow_create_engine", "allow_search_indices", "allow_fine_tuning"), False),
-    **dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True),
-    "organization": "*",
-    "group": None,
-    "is_blocking": False,
-}
-"""What vLLM's list of models says of each."""
 LATE = 0.005  # s, P99 of the delays, beyond which clients' figures are off
 
 
@@ -90,7 +82,7 @@ class Server:
             config = read_config(options.kv_events_config)
             if config.enable_kv_cache_events:
                 told = config, self.engine.cores, self._tokens, first_core
-                self.engine.kv_events = KvEvents(*told)
+                self.engine.kv_events = publishers(*told)
             self._words = [counter.encode(word)[0] for word in counter.words]
 
     def routes(self) -> list[Route]:
@@ -151,24 +143,22 @@ class Server:
 
     async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
         """Serve until `stop` is set; raise HeadwayError where the port is not to be had."""
-        leave_out_bad_requests()
-        runner = web.AppRunner(
-            self.application(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True
-        )
-        await runner.setup()
         clock = asyncio.create_task(self.engine.clock.run())
         stopped = asyncio.create_task(stop.wait())
-        socket: asyncio.Server | None = None
-        events = self.engine.kv_events
-        try:
-            if events is not None:
-                events.open()
+        async with AsyncExitStack() as stack:
+            runner = await stack.enter_async_context(running(self.application()))
+            for last in (stopped.cancel, clock.cancel, self.engine.clock.stop):
+                stack.callback(last)
+            for publisher in self.engine.kv_events.values():
+                stack.callback(publisher.close)
+                publisher.open()
             try:
                 socket = await _listen(runner, self.options.host, self.options.port)
             except OSError as error:
                 where = f"{self.options.host}:{self.options.port}"
                 option = "--port" if error.errno in {EADDRINUSE, EACCES} else "--host"
                 raise HeadwayError(f"{option}: {where}: {error.strerror or error}") from None
+            stack.callback(socket.close)
             gc.collect()
             gc.freeze()  # what is here stays: the collector need not look at it again
             host, port = socket.sockets[0].getsockname()[:2]
@@ -176,15 +166,6 @@ class Server:
             await asyncio.wait({clock, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if clock.done():
                 clock.result()  # the engine is broken: so is the server
-        finally:
-            self.engine.clock.stop()
-            clock.cancel()
-            stopped.cancel()
-            if socket is not None:
-                socket.close()
-            if events is not None:
-                events.close()
-            await runner.cleanup()
 
     def result(self) -> Result:
         """Return the run so far."""
@@ -202,25 +183,18 @@ class Server:
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": self.version})
 
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self.model,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "headway",
-            "root": self.model,
-            "parent": None,
-            "max_model_len": self.engine.spec.max_model_len,
-            "permission": [PERMISSION | {"created": int(time.time())}],
-        }
+    def _card(self) -> Any:
+        shape, now = SHAPES["model"], {"created": int(time.time())}
+        found = shape | now | {"id": self.model, "root": self.model}
+        found["max_model_len"] = self.engine.spec.max_model_len
+        return found | {"permission": [shape["permission"] | now]}
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [self._card()]})
 
     async def _model(self, request: web.Request) -> web.Response:
         if (name := request.match_info["model"]) != self.model:
-            why = f"The model `{name}` does not exist."
-            raise BadRequestError(why, 404, "NotFoundError", "model")
+            raise BadRequestError.of("model", model=name, known=self.model)
         return web.json_response(self._card())
 
     async def _load(self, request: web.Request) -> web.Response:
@@ -309,10 +283,7 @@ def serve(servers: Sequence[Server], ready: Callable[[Server, str], None]) -> No
 
     async def run() -> None:
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop
-                loop.add_signal_handler(number, stop.set)
+        on_interrupt(stop.set)
         tasks = [asyncio.create_task(one.run(stop, partial(ready, one))) for one in servers]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         stop.set()  # one that is broken ends all

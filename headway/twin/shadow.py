@@ -6,7 +6,6 @@ says. The simulation is then polled at the same times, and both are compared win
 """
 
 import asyncio
-import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from simulator.core.log import Log
 from simulator.core.request import Segments
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError
+from simulator.util.http_log import on_interrupt
 from simulator.workload.workload import Floats, Ints, Workload
 
 HISTORY = 30  # windows that are simulated
@@ -342,9 +342,7 @@ async def _watch(
             verdict.parted.setdefault(name, window)
 
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError):  # Windows: Ctrl-C ends the loop
-            loop.add_signal_handler(number, stop.set)
+    on_interrupt(stop.set)
     begin, judging, rounds = loop.time(), None, 0
     while not stop.is_set() and (now := loop.time() - begin) < watched.duration + interval:
         async with session.get(url) as response:

@@ -1,7 +1,10 @@
-"""What the HTTP servers have in common: whom they answer, and which faults they log."""
+"""What the HTTP servers have in common: whom they answer, what ends them, which faults they log."""
 
+import asyncio
 import logging
-from collections.abc import Collection
+import signal
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,11 +30,34 @@ def is_foreign(
     return renamed or not (allowed or origin.partition("://")[2] == host)
 
 
-def leave_out_bad_requests() -> None:
-    """Log no traceback for what is no HTTP (400), nor for a client that has hung up."""
+def on_interrupt(act: Callable[[], object]) -> None:
+    """Let Ctrl-C and SIGTERM do this, in the loop that runs."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # On Windows Ctrl-C ends the loop, and only the main thread gets signals.
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, act)
+
+
+@asynccontextmanager
+async def running(application: "web.Application") -> "AsyncIterator[web.AppRunner]":
+    """Run an application, for a block.
+
+    No traceback is logged for what is no HTTP (400), nor for a client that has hung up.
+    """
+    from aiohttp import web
+
     logger = logging.getLogger("aiohttp.server")
     if _is_own_fault not in logger.filters:
         logger.addFilter(_is_own_fault)
+    runner = web.AppRunner(
+        application, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+    )
+    await runner.setup()
+    try:
+        yield runner
+    finally:
+        await runner.cleanup()
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:

@@ -18,6 +18,7 @@ from headway.twin.api.openai import NOT_SIMULATED, USUAL
 from headway.twin.api.openapi import openapi
 from headway.twin.api.tokenizers import BpeTokens, train
 from headway.twin.commands import _tell_end
+from headway.twin.fault_injection import FAILURES
 from headway.twin.options import ServeOptions
 from headway.twin.server import Server, token_counter
 from simulator.scenario.load import load_scenario
@@ -282,7 +283,7 @@ def test_each_refusal_is_one_of_the_table() -> None:
                 made.add(first.value)
             elif name == "refuse" and isinstance(first, ast.Dict):
                 made |= {one.value for one in first.keys if isinstance(one, ast.Constant)}
-    assert made == REFUSALS.keys()
+    assert made | {*FAILURES} == REFUSALS.keys()
 
 
 def test_a_missing_package_is_named_with_both_ways_to_install_it() -> None:

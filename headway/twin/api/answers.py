@@ -1,10 +1,12 @@
 """Answers to completions and chats, whole or token by token, as vLLM's server has them (0.33)."""
 
+import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, ClassVar
 
 from headway.twin.api.openai import MOST_TOKENS, Wanted, compact, error_body
@@ -12,9 +14,8 @@ from headway.twin.api.prompts import Prompt
 from headway.twin.api.said import Said
 from simulator.core.request import Request
 
-NO_MESSAGE = "refusal annotations audio function_call reasoning"
-NO_ANSWER = "kv_transfer_params ec_transfer_params metrics"
-"""Keys of vLLM's messages and answers that are null, as others below."""
+SHAPES: dict[str, Any] = json.loads(Path(__file__).with_name("shapes.json").read_text("utf-8"))
+"""What vLLM's answers have beside what is computed, by their kind and part."""
 
 
 @dataclass(slots=True)
@@ -48,10 +49,6 @@ class Answer:
 
     kind, prefix, key = "text_completion", "cmpl-", "text"
     nothing: ClassVar[Any] = ""
-    no_token_ids = "prompt_token_ids token_ids"
-    no_choice = "token_ids prompt_logprobs prompt_token_ids routed_experts"
-    no_answer = NO_ANSWER
-    no_usage = ""  # of a chunk that is not the last
 
     def __init__(self, wanted: Wanted, model: str, serial: int, choices: Sequence[Choice]) -> None:
         """Begin an answer."""
@@ -59,6 +56,7 @@ class Answer:
         self.fingerprint: dict[str, str] = {}
         self.due = 0.0  # simulated s, when the engine should have got the request
         self.cached_block = MOST_TOKENS  # tokens of a prefix cache's blocks, if there is one
+        self.shape: Mapping[str, Any] = SHAPES[self.kind]
         number = wanted.request_id or f"{serial:012x}"
         kind = self.kind + ".chunk" * (bool(wanted.asked.stream) and self.key == "delta")
         self.head: dict[str, Any] = {"id": self.prefix + number, "object": kind}
@@ -108,7 +106,7 @@ class Answer:
         part |= {"logprobs": self._logprobs(choice, first, count), "finish_reason": reason}
         if reason is not None or self.key == "text":
             part["stop_reason"] = None if reason is None else choice.said.stop
-        chunk = self.head | {"choices": [part | _null(self.no_token_ids)]}
+        chunk = self.head | {"choices": [part | self.shape["chunk"]]}
         if self.wanted.continuous_usage:
             chunk["usage"] = self._usage([choice], count)
         if reason is not None and not self.wanted.usage:
@@ -172,21 +170,20 @@ class Answer:
         for one in self.choices:
             found = {"index": one.index, **self.message(one), "stop_reason": one.said.stop}
             found["logprobs"] = self._logprobs(one, 0, one.generated)
-            choices.append(found | {"finish_reason": self.reason(one)} | _null(self.no_choice))
-        usage = self._usage(self.choices) | _null("completion_tokens_details")
-        details = _null("created_cache_tokens multimodal_tokens") | self._details()
-        usage["prompt_tokens_details"] = details
-        found = self.head | {"choices": choices, "service_tier": None, "usage": usage}
-        return compact(found | self.fingerprint | _null(self.no_answer))
+            choices.append(found | {"finish_reason": self.reason(one)} | self.shape["choice"])
+        usage = self._usage(self.choices) | {"completion_tokens_details": None}
+        usage["prompt_tokens_details"] = SHAPES["prompt tokens"] | self._details()
+        found = self.head | {"choices": choices, "usage": usage}
+        return compact(found | self.fingerprint | self.shape["answer"])
 
     def _usage(self, choices: Sequence[Choice], count: int | None = None) -> dict[str, Any]:
         """Count tokens, each prompt once."""
-        asked, more = len(choices[0].prompt.tokens), self.no_usage
+        asked, more = len(choices[0].prompt.tokens), self.shape["chunk usage"]
         if count is None:
-            count, more = sum(choice.generated for choice in choices), ""
+            count, more = sum(choice.generated for choice in choices), {}
             asked = sum(len(prompt.tokens) for prompt in self.wanted.prompts)
         found = {"prompt_tokens": asked, "total_tokens": asked + count, "completion_tokens": count}
-        return found | _null(more)
+        return {**found, **more}
 
     def _details(self) -> dict[str, Any]:
         request = self.choices[0].request
@@ -217,15 +214,11 @@ class ChatAnswer(Answer):
 
     kind, prefix, key = "chat.completion", "chatcmpl-", "delta"
     nothing: ClassVar[Any] = {}
-    no_token_ids, no_choice = "token_ids", "token_ids routed_experts"
-    no_answer = f"prompt_logprobs prompt_token_ids prompt_text {NO_ANSWER}"
-    no_usage = "completion_tokens_details"
 
     def open(self, choice: Choice) -> bytes:
         """Return the chunk that says whose words follow."""
         part = {"index": choice.index, "delta": {"role": "assistant", "content": ""}}
-        part |= _null("logprobs finish_reason")
-        chunk = self.head | {"choices": [part]} | _null("prompt_token_ids prompt_text")
+        chunk = self.head | {"choices": [part | SHAPES["opening"]]} | SHAPES["opening chunk"]
         if self.wanted.continuous_usage:
             chunk["usage"] = self._usage([choice], 0)
         return b"data: " + compact(chunk) + b"\n\n"
@@ -262,7 +255,7 @@ class ChatAnswer(Answer):
     def message(self, choice: Choice) -> dict[str, Any]:
         """Return the whole text, or the call."""
         text = choice.said.text(0, choice.generated)
-        message = {"role": "assistant", "content": text} | _null(NO_MESSAGE)
+        message = SHAPES["message"] | {"content": text}
         if choice.said.call:
             message |= {"content": "", "tool_calls": [self._call(choice, text)]}
         return {"message": message}
@@ -297,7 +290,3 @@ def event(kind: str, **data: Any) -> bytes:
 def logprob(token: str, value: float) -> dict[str, Any]:
     """Return how likely a text was, as chats tell it."""
     return {"token": token, "logprob": value, "bytes": [*token.encode()]}
-
-
-def _null(keys: str) -> dict[str, Any]:
-    return dict.fromkeys(keys.split())

@@ -74,8 +74,7 @@ class ApiServer:
         refuse({"down": not self.engine.is_open()})
         self._check_room()
         if (failure := self.failures.draw()) is not None:
-            message, kind, status = failure
-            raise BadRequestError(message, status, kind)
+            raise BadRequestError.of(failure)
 
     def _check_room(self) -> None:
         """Refuse a request beyond the limits of the queue, as `AsyncLLM.check_admission`."""

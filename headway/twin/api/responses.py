@@ -8,14 +8,8 @@ from headway.twin.api.answers import ChatAnswer, Choice, event
 from headway.twin.api.bodies import BadRequestError, ChatBody, ChatMessage, Open, Sampling, refuse
 from headway.twin.api.openai import NOT_SIMULATED, compact
 
-TOLD = "instructions metadata parallel_tool_calls tool_choice tools background max_tool_calls "
-TOLD += "previous_response_id prompt reasoning service_tier text truncation user "
-TOLD += "prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier"
-"""Keys that the answer repeats; vLLM before 0.33 leaves out the last four."""
 KEPT = 1000  # responses that a later one may go on from
 LOGPROBS = "message.output_text.logprobs"
-USUAL = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-NOT_THERE = "kv_transfer_params ec_transfer_params input_messages output_messages"
 
 
 class Item(Open):
@@ -231,24 +225,24 @@ class ResponseAnswer(ChatAnswer):
         """Return the whole answer at once."""
         return compact(self.final())
 
-    def final(self) -> dict[str, Any]:
+    def final(self) -> Any:
         """Return the response as it is when all tokens are there."""
         choice = self.choices[0]
         status = "completed" if choice.reason == "stop" else "incomplete"
         return self.response(status, [self._item(choice.said.text(0, choice.generated), status)])
 
-    def response(self, status: str, output: list[Any]) -> dict[str, Any]:
+    def response(self, status: str, output: list[Any]) -> Any:
         """Return the response with what is there of it."""
-        head, body, given = self.head, self.body, self.chat.__dict__
-        found = {"id": head["id"], "created_at": head["created"], "object": "response"}
-        found |= {"model": head["model"], "status": status, "output": output, "usage": None}
-        found |= {**dict.fromkeys(TOLD.split()), **body.model_dump(include={*TOLD.split()})}
-        found |= {key: usual if given[key] is None else given[key] for key, usual in USUAL.items()}
+        head, body, given, shape = self.head, self.body, self.chat.__dict__, self.shape
+        found = shape["answer"] | {"id": head["id"], "created_at": head["created"]}
+        found |= {"model": head["model"], "status": status, "output": output}
+        found |= shape["told"] | body.model_dump(include={*shape["told"]})
+        found |= {k: usual if given[k] is None else given[k] for k, usual in shape["usual"].items()}
         if not body.tools:
             found["tool_choice"] = "none"
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         found |= {"incomplete_details": cut, "max_output_tokens": self.wanted.max_tokens}
-        found |= {"top_logprobs": self.wanted.logprobs, **dict.fromkeys(NOT_THERE.split())}
+        found["top_logprobs"] = self.wanted.logprobs
         if output:
             found["usage"] = self._response_usage()
         return found
@@ -260,11 +254,8 @@ class ResponseAnswer(ChatAnswer):
         usage["output_tokens"] = self.choices[0].generated
         found: dict[str, Any] = usage | {"total_tokens": sum(usage.values())}
         details = {"cached_tokens": read, "cache_write_tokens": made}
-        details |= {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
-        found["input_tokens_details"] = details
-        details = {"reasoning_tokens": 0, "tool_output_tokens": 0}
-        details |= {"output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
-        return found | {"output_tokens_details": details}
+        found["input_tokens_details"] = details | self.shape["input"]
+        return found | {"output_tokens_details": self.shape["output"]}
 
 
 class Stored:

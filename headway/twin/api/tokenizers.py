@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from headway.twin.api.chat_template import ChatTemplate
 
 WORDS = 1000  # that answers are made of
+SPECIAL = ["<s>", "</s>"]
+CONFIGS = Path(__file__).with_name("trained_tokenizer.json")
+"""The files beside the tokenizer.json of one that is trained."""
 TRIAL = 64  # words of a text that must come out as so many tokens
 
 
@@ -125,31 +128,18 @@ def train(folder: Path, size: int = 4000) -> tuple[int, list[str]]:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = ["<s>", "</s>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     sources = sorted(str(path) for path in Path(os.__file__).parent.glob("*.py"))
     tokenizer.train(sources, trainer)
     count: int = tokenizer.get_vocab_size()
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": special[0],
-        "eos_token": special[1],
-        "model_max_length": 1_000_000,
-        "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
-    }
-    model = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": count,
-        "max_position_embeddings": 1_000_000,
-    }
-    files = {
-        "tokenizer.json": tokenizer.to_str().encode(),
-        "tokenizer_config.json": json.dumps(config, indent=2).encode(),
-    }
-    if not (folder / "config.json").exists():
-        files["config.json"] = json.dumps(model, indent=2).encode()
+    files = {"tokenizer.json": tokenizer.to_str().encode()}
+    for name, keys in json.loads(CONFIGS.read_text("utf-8")).items():
+        if name == "config.json":
+            if (folder / name).exists():
+                continue
+            keys["vocab_size"] = count
+        files[name] = json.dumps(keys, indent=2).encode()
     write_together(folder, files)
     return count, [*files]
