@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -10,6 +11,7 @@ import simpy
 
 EVENTS_AT_ONCE = 2000  # then sockets have their turn
 KEPT = 65536  # delays of steps that are remembered
+USUAL = 32  # of them that say what is usual now
 
 
 class RealTimeClock:
@@ -43,6 +45,11 @@ class RealTimeClock:
         """Write down that what was due at a simulated time, s, is done now."""
         delays = self.first_delays if first else self.delays
         delays.append(max(self.now - due, 0.0) / self.speed)
+
+    def usual_delay(self) -> float:
+        """Return the median delay of the last steps, simulated s."""
+        last = sorted(islice(reversed(self.delays), USUAL))
+        return last[len(last) // 2] * self.speed if last else 0.0
 
     def lateness(self, *, first: bool = False) -> dict[str, float]:
         """Return percentiles of the last steps' delays, wall ms; or of `first` tokens'."""

@@ -48,7 +48,8 @@ class Stream:
     on_tokens: Callable[[int, int], None]  # new ones, all so far
     on_end: Callable[[Request, str], None]  # with stop, length, rejected or lost
     core: EngineCore | None = None  # None: no engine has it
-    lead: float = 0.0  # s that it took to read it: its tokens are sent so much before their time
+    lead: float = 0.0  # s that it took to read it
+    ahead: float = 0.0  # s by which its tokens are sent before their time
     sent: int = 0  # tokens that have gone out
     told: int = 0  # tokens whose time has come
     over: bool = False  # it has ended, or its client has hung up
@@ -177,7 +178,7 @@ class LiveEngine:
         """Take in a request, now.
 
         One that should have come at `due`, s, gets its tokens as much before their time as it is
-        late.
+        late; and as this process usually is, in seeing a request and once more in sending a token.
         """
         self.clock.advance()
         asked.arrival = now = self.env.now
@@ -194,7 +195,9 @@ class LiveEngine:
         self.sent[request.id] = now
         self._sessions[request.id] = crc32(asked.client.encode()) if asked.client else -1
         stream = self.streams[request.id] = Stream(request, now, on_tokens, on_end)
-        stream.lead = 0.0 if due is None else max(now - due, 0.0)
+        if due is not None:
+            stream.lead = max(now - due, 0.0)
+            stream.ahead = stream.lead + 2 * self.clock.usual_delay()
         self._submit(request)
         self.clock.catch_up()
         return stream
@@ -411,14 +414,14 @@ class _Watch:
                 self._send_ahead(self.in_flight[-1], end)
 
     def _send_ahead(self, counts: list[tuple[Stream, int]], end: float) -> None:
-        """Send the tokens of a step that ends at `end`, s, before that, each by its lead in ms."""
+        """Send the tokens of a step that ends at `end`, s, before that, to a tenth of a ms."""
         groups: dict[int, list[tuple[Stream, int]]] = {}
         for stream, count in counts:
-            if stream.lead and count > stream.sent:
-                groups.setdefault(round(stream.lead * 1e3), []).append((stream, count))
+            if stream.ahead and count > stream.sent:
+                groups.setdefault(round(stream.ahead * 1e4), []).append((stream, count))
         env = self.engine.env
-        for lead, group in groups.items():
-            Alarm(env, partial(self._send, group, end)).set(max(end - lead / 1e3, env.now))
+        for ahead, group in groups.items():
+            Alarm(env, partial(self._send, group, end)).set(max(end - ahead / 1e4, env.now))
 
     def _send(self, group: list[tuple[Stream, int]], end: float, _: object) -> None:
         for stream, count in group:

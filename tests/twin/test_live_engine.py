@@ -247,6 +247,23 @@ def test_tokens_go_out_as_much_ahead_as_their_request_was_late(asynchronous: str
     assert ahead == pytest.approx([0.005] * 20 if asynchronous == "true" else [0.0] * 20, abs=1e-3)
 
 
+def test_tokens_go_out_ahead_by_what_this_process_is_usually_late() -> None:
+    """Twice: a request is seen, and a token is sent, as late as the last steps were."""
+    engine = LiveEngine(load_scenario("demo", ["engine.async_scheduling=true"]), speed=2.0)
+    engine.clock.stop()
+    engine.clock.delays.extend([0.002] * 17 + [0.5] * 15)
+    times: list[float] = []
+    stream = engine.submit(
+        *(Asked(100, 20), lambda *_: times.append(engine.env.now), lambda *_: None),
+        due=engine.clock.now - 0.001,
+    )
+    while not stream.told:
+        engine.env.step()
+    assert (stream.lead, stream.ahead) == pytest.approx((0.001, 0.009))
+    assert stream.first - times[0] == pytest.approx(0.009, abs=1e-4)
+    assert engine.clock.lateness(first=True)["p100"] == 0
+
+
 def test_tokens_that_went_out_ahead_are_counted_where_the_client_leaves() -> None:
     engine = LiveEngine(load_scenario("demo", ["engine.async_scheduling=true"]))
     metrics = LiveMetrics(engine, "m")
