@@ -120,10 +120,8 @@ class Server:
         app = web.Application(client_max_size=MOST_BYTES, middlewares=middlewares)
         app.on_response_prepare.append(self._allow)
         for route in self.routes():
-            if route.method == "GET":
-                app.router.add_get(route.path, route.handler)
-            else:
-                app.router.add_post(route.path, route.handler)
+            add = app.router.add_get if route.method == "GET" else app.router.add_post
+            add(route.path, route.handler)
         return app
 
     @web.middleware

@@ -27,29 +27,23 @@ from headway.twin.api.tokenizers import TokenCounter
 from simulator.core.request import Item
 from simulator.workload.traces.format import name_problem
 
+TABLES = Path(__file__).parent
 DEFAULT_MAX_TOKENS = 16  # of a completion, in OpenAI's API; a chat may fill the context
 MOST_TOKENS = 2**31 - 1
 LONGEST_NAME = 256  # of a client
 MOST_PRIORITY = 10**9 - 1  # what a trace can tell
-TABLE = Path(__file__).with_name("ranges.csv").read_text("utf-8").splitlines()
-RANGES = [*csv.DictReader(TABLE)]
+RANGES = [*csv.DictReader((TABLES / "ranges.csv").read_text("utf-8").splitlines())]
 """What vLLM says of a sampling parameter beyond its range, or at 0 and below it."""
 MOST_LOGPROBS = 20  # the default of vLLM's --max-logprobs
 LOGPROBS = {
     **dict.fromkeys(("logprobs", "top_logprobs"), "sample logprobs"),
     "prompt_logprobs": "prompt logprobs",
 }
-NOT_SIMULATED = (
-    *("stop_token_ids", "prompt_logprobs", "use_beam_search"),
-    *("bad_words", "logit_bias", "allowed_token_ids", "return_token_ids", "prompt_embeds"),
-    *("chat_template", "continue_final_message", "logprob_token_ids", "return_token_offsets"),
-    *("return_tokens_as_token_ids", "return_weight_versions", "return_prompt_text", "thinking"),
-    *("thinking_token_budget", "repetition_detection", "kv_transfer_params", "ec_transfer_params"),
-    *("enable_response_messages", "previous_input_messages"),
-)
-"""Keys that would change vLLM's answer, and are ignored here, with a note."""
-USUAL = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "best_of": 1}
-"""The same of keys that have a value by which nothing changes."""
+UNSIMULATED = json.loads((TABLES / "unsimulated.json").read_text("utf-8"))
+NOT_SIMULATED, USUAL = UNSIMULATED["ignored"], UNSIMULATED["usual"]
+"""Keys that would change vLLM's answer, and are ignored here, with a note; the same of keys that
+have a value by which nothing changes.
+"""
 
 
 ANY = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -176,8 +170,8 @@ class Reader:
 
 def _ignored(asked: Body, counter: TokenCounter) -> list[str]:
     """Name the keys of a body that would change a vLLM's answer."""
-    ignored = NOT_SIMULATED + ("chat_template_kwargs",) * (counter.template is None)
-    ignored += ("echo",) * isinstance(asked, ChatBody)
+    ignored = NOT_SIMULATED + ["chat_template_kwargs"] * (counter.template is None)
+    ignored += ["echo"] * isinstance(asked, ChatBody)
     return [name for name in ignored if getattr(asked, name, None)] + [
         name for name, usual in USUAL.items() if getattr(asked, name, usual) not in (None, usual)
     ]
