@@ -13,6 +13,7 @@ from simulator.core.speculative_config import DraftConfig, SpeculativeConfig
 from simulator.kv_cache.hierarchical_cache import WRITE_POLICIES
 from simulator.kv_cache.radix_cache import EVICTION_POLICIES
 from simulator.schedulers.sglang.queue_order import ORDERS, WITH_PRIORITIES
+from simulator.schedulers.vllm.interface import MAMBA
 
 _LIMIT = 2**53  # integers up to here are exact in a float
 
@@ -48,13 +49,20 @@ Natural = Annotated[int, _whole(0)]
 Positive = Annotated[int, _whole(1)]
 Flag = Annotated[bool, _checked(lambda v: isinstance(v, bool), "true or false")]
 Share = Annotated[float, _checked(_is_share, "a number from 0 to below 1")]
-Windows = Annotated[
-    list[int],
+
+
+def _are_groups(value: object) -> bool:
+    """Say whether a list has groups of layers of at most two kinds, and not of states alone."""
+    if not isinstance(value, list) or not value or (value[0] != 0 and {*value} == {MAMBA}):
+        return False
+    return all(n == MAMBA or _is_whole(n, 0) for n in value) and len({*value, 0}) < 3
+
+
+Groups = Annotated[
+    list[int | Literal["mamba"]],
     _checked(
-        lambda v: (
-            isinstance(v, list) and v and all(_is_whole(n, 0) for n in v) and len({*v, 0}) < 3
-        ),
-        "a list of windows in tokens, all alike, with 0 for full attention",
+        _are_groups,
+        "a list of windows in tokens, all alike, or mamba for states, with 0 for full attention",
     ),
 ]
 Names = Annotated[
@@ -110,7 +118,9 @@ class VllmConfig(_Model):
     num_gpu_blocks: Annotated[int, _whole(2)] = 10000
     enable_prefix_caching: Flag = True
     hash_id_tokens: Positive = 512
-    kv_cache_groups: Windows = [0]
+    kv_cache_groups: Groups = [0]
+    num_prefill_checkpoint_blocks: Natural = 0
+    """Of mamba groups: states beside that of its end that their kernels keep of a chunk, 0 or 1."""
     prefix_cache_retention_interval: Annotated[
         int | None,
         _checked(lambda v: v is None or _is_whole(v, 0), "a whole number >= 0, or null"),
@@ -148,6 +158,14 @@ class VllmConfig(_Model):
             raise ValueError(f"prefix_cache_retention_interval: {what}")
         if self.prefix_cache_retention_interval and not any(self.kv_cache_groups):
             raise ValueError("prefix_cache_retention_interval: needs windows")
+        if MAMBA in self.kv_cache_groups and (any(others) or self.speculative_config):
+            raise ValueError(
+                "kv_cache_groups: mamba cannot be used with adapters, encoder and drafts"
+            )
+        if MAMBA in self.kv_cache_groups and not (
+            self.enable_prefix_caching and self.enable_chunked_prefill
+        ):
+            raise ValueError("kv_cache_groups: mamba needs prefix caching and chunked prefill")
         if wrong:
             raise ValueError("\n".join(f"max_num_batched_tokens: {what}" for what in wrong))
         return self

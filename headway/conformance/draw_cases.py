@@ -29,24 +29,26 @@ def draw_case(
     connector: bool = False,
     offloading: bool = False,
     retention: bool = False,
+    states: bool = False,
     stops: bool = False,
     drafts: bool = False,
     draft_sizes: bool = False,
 ) -> Values:
     """Get a case of a seed, as a case file has it.
 
-    With windows some groups of layers have one, with retention a part of their blocks is cached and
-    prompts branch off inside earlier ones; with loras requests have adapters; with images
-    prompts have some, with a connector some of these encoded elsewhere; with offloading there is
-    host memory for the prefix cache; with stops answers end by a stop token; with drafts decoding
-    is speculative, with draft sizes by as many drafts as the batch size says.
+    With windows some groups of layers have one, with states some keep one; with these, or retention
+    of windows, a part of their blocks is cached and prompts branch off inside earlier ones; with
+    loras requests have adapters; with images prompts have some, with a connector some of these
+    encoded elsewhere; with offloading there is host memory for the prefix cache; with stops answers
+    end by a stop token; with drafts decoding is speculative, with draft sizes by as many drafts as
+    the batch size says.
     """
     rng = Random(f"case {seed} {number}")
     config = _config(rng)
     if drafts or draft_sizes:
         _add_drafts(rng, config, sizes=draft_sizes)
-    if windows or retention:
-        _add_windows(rng, config)
+    if windows or retention or states:
+        (_add_states if states else _add_windows)(rng, config)
     gap = rng.choice([0, 200_000, 2_000_000, 20_000_000, 100_000_000])
     requests: list[Values] = []
     now = 0
@@ -63,7 +65,7 @@ def draw_case(
         config["ec_cache"] = [str(image) for image in range(12) if rng.random() < 0.6]
     if offloading:
         _add_offloading(rng, config, requests)
-    if retention:
+    if retention or states:
         _add_retention(rng, config, requests)
     for request in requests if stops else ():
         request["max_tokens"] = request["output_len"] + rng.choice([0, 1, 3, 20])
@@ -142,6 +144,20 @@ def _add_windows(rng: Random, config: Values) -> None:
     whole, held = longest // size, window - 1 + tokens * (1 + config["async_scheduling"])
     windowed = min(whole, -(-held // size) + 1)
     most = sum(windowed if kind else whole for kind in kinds)
+    config["num_gpu_blocks"] = 1 + most + rng.choice([0, 1, 3, 10, 40, 200])
+
+
+def _add_states(rng: Random, config: Values) -> None:
+    """Draw groups of layers that keep states, and a pool for them."""
+    size, longest = config["block_size"], config["max_model_len"]
+    kinds = rng.choice([[0, 1], [0, 1, 1, 1], [1, 1, 0], [0, 0, 1]])
+    config["kv_cache_groups"] = ["mamba" if kind else 0 for kind in kinds]
+    config["num_prefill_checkpoint_blocks"] = rng.choice([0, 1, 1])
+    config["enable_prefix_caching"] = config["enable_chunked_prefill"] = True
+    budgets = [3, size, 2 * size + 1, 32, 64]
+    config["max_num_batched_tokens"] = max(config["max_num_seqs"], rng.choice(budgets))
+    whole = longest // size
+    most = sum(min(whole, 3) if kind else whole for kind in kinds)
     config["num_gpu_blocks"] = 1 + most + rng.choice([0, 1, 3, 10, 40, 200])
 
 
@@ -240,6 +256,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--retention", action="store_true", help="draw windows of which a part is cached"
     )
+    parser.add_argument("--states", action="store_true", help="draw layers that keep states, too")
     parser.add_argument("--drafts", action="store_true", help="draw speculative decoding, too")
     parser.add_argument(
         "--draft-sizes", action="store_true", help="draw drafts, as many as the batch size says"

@@ -21,10 +21,12 @@ from simulator.engine.loop import EngineLoop
 from simulator.engine.replica import Replica
 from simulator.features.images.images import EncoderLimits, Images, encoder_of
 from simulator.features.lora.lora import Lora
+from simulator.features.states.states import States
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.draft_blocks import DraftBlocks, DraftHybridBlocks
 from simulator.kv_cache.hybrid_manager import HybridManager
 from simulator.kv_cache.slot_counter import SlotCounter
+from simulator.kv_cache.state_manager import StateManager
 from simulator.kv_cache.tiers import HostTier
 from simulator.policies.orders import Priority
 from simulator.schedulers.base import SchedulerBase
@@ -32,6 +34,7 @@ from simulator.schedulers.feature import Feature
 from simulator.schedulers.vllm.async_scheduler import AsyncScheduler
 from simulator.schedulers.vllm.drafts_ahead import AsyncDraftWalk, DraftWalk
 from simulator.schedulers.vllm.installed import InstalledBlocks, InstalledScheduler
+from simulator.schedulers.vllm.interface import MAMBA
 from simulator.schedulers.vllm.offloading import AsyncOffloading, Offloading
 from simulator.schedulers.vllm.rules import (
     NEWEST_RELEASE,
@@ -76,6 +79,12 @@ class RecordedHybrid(HybridManager):
         for tick in range(skip, skip + ticks):
             super().take_ticks(decodes, 1, tick)
             self.recorder.blocks.append((self.free, self.hashed))
+
+
+class RecordedStates(StateManager):
+    """Blocks of groups of layers, some with states."""
+
+    recorder: Recorder
 
 
 class Recorded(SchedulerBase):
@@ -339,7 +348,7 @@ class Replay:
                 **options,
             )
         features: list[Feature] = [Lora(config.max_loras)] if config.max_loras else []
-        blocks, kinds = self._choose_blocks(size, retention, options)
+        blocks, kinds = self._choose_blocks(size, retention, options, features)
         blocks.recorder = self._recorder
         if config.encoder_cache_size:
             limits = EncoderLimits(
@@ -369,7 +378,11 @@ class Replay:
         return made
 
     def _choose_blocks(
-        self, size: tuple[int, int], retention: int | None, options: dict[str, Any]
+        self,
+        size: tuple[int, int],
+        retention: int | None,
+        options: dict[str, Any],
+        features: list[Feature],
     ) -> tuple[Any, tuple[type[Recorded], ...]]:
         """Make blocks, and say what schedules with them in step and, where it can, ahead."""
         config, drafts, kinds = self.case.config, None, self.schedulers
@@ -377,11 +390,23 @@ class Replay:
         if config.speculative_config is not None:
             options["speculation"] = drafts = config.speculative_config.settings()
             kinds = RecordedDraftWalk, RecordedAsyncDraftWalk
+        if MAMBA in windows:
+            features.append(States())
+            states = RecordedStates(
+                *size,
+                prefix_caching=caching,
+                states=[window == MAMBA for window in windows],
+                max_model_len=config.max_model_len,
+                exports=config.num_prefill_checkpoint_blocks > 0,
+                prefix_cache_retention_interval=retention,
+            )
+            return states, kinds
         if any(windows):
+            lengths = [window for window in windows if isinstance(window, int)]
             hybrid = (RecordedHybridDrafts if drafts else RecordedHybrid)(
                 *size,
                 prefix_caching=caching,
-                windows=windows,
+                windows=lengths,
                 max_in_flight=config.max_num_batched_tokens * (1 + config.async_scheduling),
                 max_model_len=config.max_model_len,
                 prefix_cache_retention_interval=retention,

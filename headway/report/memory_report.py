@@ -68,7 +68,7 @@ def memory_table(budget: MemoryBudget) -> str:
     rows += [(named.get(name, name), gib(size)) for name, size in budget.parts.items()]
     per_token = f"{budget.kv_bytes_per_token / 1024:,.1f} KiB"
     rows.append((f"KV per token ({budget.kv_cache_dtype})", per_token))
-    rows.append((f"blocks of {sizes.block_size} tokens", f"{budget.num_gpu_blocks:,}"))
+    rows.append((f"blocks of {budget.block_size} tokens", f"{budget.num_gpu_blocks:,}"))
     width = max(len(label) for label, _ in rows)
     ranks = sizes.data_parallel_size
     what = f": each of {ranks} data-parallel ranks" if ranks > 1 else ""

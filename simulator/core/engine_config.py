@@ -343,6 +343,11 @@ class EngineConfig(Config):
         "branch, and every n tokens (0: not these); null: all, as before vLLM "
         "0.29",
     )
+    mamba_cache_mode: Literal["none", "align"] = Field(
+        "none",
+        description="align: the prefix cache has states of linear attention and Mamba, the default "
+        "under vllm from 0.32 on (memory.md)",
+    )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding (speculative.md); null: none"
     )

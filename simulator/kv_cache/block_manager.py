@@ -368,14 +368,18 @@ class BlockManager(BlockCounter):
         if not count:
             return
         assert request.blocks is not None
+        request.blocks += self._take(count)
+
+    def _take(self, count: int) -> list[int]:
+        """Take blocks from the head of the free list."""
         blank = self._blank
         taken = blank[-count:]
         taken.reverse()
         del blank[-count:]
         if len(taken) < count:
             taken += self._evict(count - len(taken))
-        request.blocks += taken
         self.free -= count
+        return taken
 
     def _evict(self, count: int) -> list[int]:
         """Take blocks from the rest of the free list; they lose their hashes."""

@@ -11,7 +11,7 @@ from simulator.core.decode_set import DecodeSet
 from simulator.core.request import Request, by_admission
 from simulator.kv_cache.block_manager import BlockManager
 
-_SALT = 0x9E3779B97F4A7C15
+SALT = 0x9E3779B97F4A7C15
 """Between the names that groups have for the same tokens: odd, and far from any run's length."""
 
 
@@ -99,7 +99,7 @@ class HybridManager(BlockManager):
         tables = []
         for group in range(self.num_groups):
             first = skipped if group in self._sliding else 0
-            salt = group * _SALT
+            salt = group * SALT
             found = [known[key + salt] for key in hashes[first:end]]
             tables.append([0] * first + found)
         return GroupHits(tables, longest if self._full and longest > end else 0)
@@ -108,7 +108,7 @@ class HybridManager(BlockManager):
         """Count the blocks, from the first on, that all these groups have; it has no gaps."""
         known = self._block_of
         for group in groups:
-            low, salt = 0, group * _SALT
+            low, salt = 0, group * SALT
             while low < limit:
                 middle = (low + limit) // 2
                 if hashes[middle] + salt in known:
@@ -122,7 +122,7 @@ class HybridManager(BlockManager):
 
         A shorter run is enough at the beginning.
         """
-        known, salts = self._block_of, [group * _SALT for group in self._sliding]
+        known, salts = self._block_of, [group * SALT for group in self._sliding]
 
         def cached(index: int) -> bool:
             key = hashes[index]
@@ -272,15 +272,8 @@ class HybridManager(BlockManager):
         count = entries - len(tables[0])
         if count <= 0:
             return
-        blank = self._blank
         for table in tables:
-            taken = blank[-count:]
-            taken.reverse()
-            del blank[-count:]
-            if len(taken) < count:
-                taken += self._evict(count - len(taken))
-            table.extend(taken)
-        self.free -= count * len(tables)
+            table.extend(self._take(count))
         self._entries += count
 
     def _register(self, request: Request, end: int) -> None:
@@ -292,7 +285,7 @@ class HybridManager(BlockManager):
         hashes = self.names(request, end)[first:end]
         kept = self._kept(request, first, end)
         for group, table in enumerate(self._tables[request]):
-            salt = group * _SALT
+            salt = group * SALT
             entries = enumerate(zip(hashes, table[first:end], strict=True), first)
             for at, (name, block) in entries:
                 if kept is not None and group in self._sliding and at not in kept:
@@ -347,10 +340,10 @@ class HybridManager(BlockManager):
         """Free blocks of a group's table from entry `first` on, the last before the others."""
         known = max(self._hashed[request] - first, 0)
         hashes = (request.hashes or [])[first : first + len(blocks)][:known]
-        salt = group * _SALT
+        salt = group * SALT
         keys: Iterable[int | None] = [*(name + salt for name in hashes)]
         keys = [*keys, *[None] * (len(blocks) - len(hashes))]
-        pairs = list(zip(blocks, keys, strict=True))
+        pairs = [pair for pair in zip(blocks, keys, strict=True) if pair[0]]
         if group in self._sliding and not self._names_all():
             pairs = [(block, key if self._is_named(block, key) else None) for block, key in pairs]
         if self._sharers and (shared := self._sharers.keys() & set(blocks)):

@@ -47,6 +47,8 @@ class EngineSizes(NamedTuple):
     max_model_len: int | Literal["auto"] | None = None  # None: the model's; auto: that fits
     num_gpu_blocks_override: int | None = None  # None: as many as fit
     enable_prefix_caching: bool = True
+    mamba_cache_mode: str = "none"
+    exports_states: bool = False  # a chunk's kernels keep a state beside that of its end
     enable_expert_parallel: bool = False
     enforce_eager: bool = False
     tower: bool = True  # encoders are loaded

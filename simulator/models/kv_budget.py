@@ -27,7 +27,7 @@ from simulator.core.engine_config import EngineConfig
 from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import EngineSizes
 from simulator.models.gpus import GIB, NVLINK, Gpu
-from simulator.models.kv_layout import KvLayout, kv_layout, model_groups
+from simulator.models.kv_layout import KvLayout, exports_states, kv_layout, model_groups
 from simulator.models.loaded import Loaded, loaded
 from simulator.models.sliding_window import LayerGroups
 from simulator.models.spec import ModelSpec
@@ -158,13 +158,23 @@ class MemoryBudget(NamedTuple):
         Where the engine has longer blocks or keeps states in some of them (Gemma 4, Qwen3-Next),
         as many as hold the same number of the longest requests.
         """
-        if self.layout.even:
+        if self.layout.even or self.caches_states:
             return self.logged_blocks
         longest, size, model = self.max_model_len, self.sizes.block_size, self.model
         chunk = self.sizes.max_num_batched_tokens
         full, windowed = model_groups(model)
         groups = LayerGroups(full, windowed, model.sliding_window, chunk)
         return int(self.max_concurrency * groups.max_blocks(longest, size)) + 1
+
+    @property
+    def caches_states(self) -> bool:
+        """Whether the prefix cache has states, in blocks as the engine has them."""
+        return self.model.linear is not None and self.sizes.mamba_cache_mode == "align"
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one of `num_gpu_blocks`."""
+        return self.layout.least_block if self.caches_states else self.sizes.block_size
 
     @property
     def max_concurrency(self) -> float:
@@ -310,6 +320,8 @@ def estimate(model: ModelSpec, gpu: Gpu, sizes: EngineSizes) -> MemoryBudget:
             f"engine.gpu_memory_utilization: must be above 0 and at most 1, "
             f"not {sizes.gpu_memory_utilization}"
         )
+    if sizes.mamba_cache_mode == "align":
+        sizes = sizes._replace(exports_states=exports_states(model, gpu, sizes.release))
     parts, cache = loaded(model, gpu, sizes), sizes.cache(model)
     peak, outputs = _encoder_bytes(model, sizes)
     graphs = sizes.term("expert_graph" if model.num_experts else "dense_graph")

@@ -9,12 +9,32 @@ from typing import NamedTuple
 
 from simulator.models.dtypes import HALF
 from simulator.models.engine_sizes import EngineSizes
+from simulator.models.gpus import Gpu
 from simulator.models.modules import FULL, WINDOW
 from simulator.models.spec import ModelSpec
 
 WINDOW_POOL, STATE_POOL = 0.8, 0.9
 """Of SGLang, swa_full_tokens_ratio and mamba_full_memory_ratio: tokens of layers with a window for
 one of the others; bytes of states for one of the cache."""
+
+
+EXPORTED = 64
+"""Tokens at whose multiples FlashInfer's kernels of linear attention export a state
+(FLASHINFER_GDN_CHECKPOINT_ALIGNMENT)."""
+EXPORTS_SINCE = {True: (0, 32, 0), False: (0, 33, 0)}
+"""The first vLLM whose kernels of Mamba-2 do so, and of linear attention."""
+
+
+def exports_states(model: ModelSpec, gpu: Gpu, release: tuple[int, int, int]) -> bool:
+    """Say whether a chunk's kernels keep the state at its last boundary beside that of its end.
+
+    As MambaMixer2 and _resolve_gdn_prefill_backend, the latter with CUDA 13.
+    """
+    if model.linear is None or release < EXPORTS_SINCE[model.linear.is_mamba]:
+        return False
+    capability = gpu.compute_capability
+    narrow = capability in (10.0, 10.3, 12.0) and model.linear.key_head_dim == 128
+    return model.linear.is_mamba or narrow or capability == 9.0
 
 
 class Tables(NamedTuple):
@@ -102,10 +122,11 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
     if model.linear is not None:
         state = model.linear.state_bytes(HALF, ahead) / gpus
         # Blocks so long that one of a layer with a cache is as large as a layer's state.
-        long = max(block_size, ceil(state / bytes_of[most] / 16) * 16)
+        unit = EXPORTED if sizes.exports_states and not model.linear.is_mamba else 16
+        long = max(block_size, ceil(state / bytes_of[most] / unit) * unit)
         held = group_size([counts[most], model.state_layers])
         own = Tables(ceil(counts[most] / held), long)
-        states = 1 + sizes.enable_prefix_caching + ahead
+        states = 1 + sizes.enable_prefix_caching + sizes.exports_states + ahead
         others = Tables(ceil(model.state_layers / held), 0, 0, states)
         return KvLayout(long * bytes_of[most] * held, (own, others), even=False)
     if not windowed or len(counts) == 1:

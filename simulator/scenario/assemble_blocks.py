@@ -6,10 +6,11 @@ from simulator.core.request import Copies, Request, Step, Swap
 from simulator.kv_cache.block_manager import BlockCounter, BlockManager
 from simulator.kv_cache.tiers import HostTier, SecondaryTier
 from simulator.models.gpus import GIB
-from simulator.models.kv_layout import model_groups
+from simulator.models.kv_layout import exports_states, kv_layout, model_groups
 from simulator.models.modules import FULL
 from simulator.models.sliding_window import LayerGroups
 from simulator.scenario.engine_spec import EngineSpec
+from simulator.scenario.kv_room import engine_sizes
 from simulator.util.imported import Imported
 
 BLOCKS: Imported[Callable[..., BlockCounter]] = Imported(
@@ -21,6 +22,7 @@ BLOCKS: Imported[Callable[..., BlockCounter]] = Imported(
         "hybrid": "simulator.kv_cache.hybrid_manager:HybridManager",
         "drafts": "simulator.kv_cache.draft_blocks:DraftBlocks",
         "hybrid drafts": "simulator.kv_cache.draft_blocks:DraftHybridBlocks",
+        "states": "simulator.kv_cache.state_manager:StateManager",
         "slots": "simulator.kv_cache.slot_counter:SlotCounter",
     }
 )
@@ -39,7 +41,8 @@ def make_blocks(
     Contiguous allocation is paging with one page a request, of the greatest length.
     """
     engine, pool = spec.engine, (spec.num_gpu_blocks, spec.engine.block_size)
-    if spec.keeps_window and (engine.speculative_config is None or engine.drafts_ahead):
+    windows = spec.keeps_window and (engine.speculative_config is None or engine.drafts_ahead)
+    if windows or engine.mamba_cache_mode == "align":
         if named:
             raise ValueError(
                 "engine.disable_hybrid_kv_cache_manager: must be true: a live engine has one table"
@@ -108,8 +111,13 @@ def _make_tiers(spec: EngineSpec) -> HostTier:
 
 
 def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:
-    """Make the blocks of a model with a window: vLLM's groups, that of the first layer first."""
+    """Make the blocks of a model with a window: vLLM's groups, that of the first layer first.
+
+    Or of one with states.
+    """
     engine, model = spec.engine, spec.model
+    if engine.mamba_cache_mode == "align":
+        return _make_states(spec, caching)
     full, sliding = model_groups(model)
     kinds = [[0] * full, [model.sliding_window] * sliding]
     first, second = kinds if model.layer_kinds[0] == FULL else reversed(kinds)
@@ -121,6 +129,23 @@ def _make_hybrid(spec: EngineSpec, caching: bool) -> BlockCounter:
         max_in_flight=engine.max_num_batched_tokens * (1 + engine.async_scheduling),
         max_model_len=spec.max_model_len,
         prefix_cache_retention_interval=engine.prefix_cache_retention_interval,
+    )
+
+
+def _make_states(spec: EngineSpec, caching: bool) -> BlockCounter:
+    """Make the blocks of a model with states, the groups of the first layer's kind first."""
+    model, sizes = spec.model, engine_sizes(spec.engine, spec.model)
+    tables = kv_layout(model, sizes).tables
+    kinds = [[not one.block_size] * one.number for one in tables]
+    first, second = kinds if model.layer_kinds[0] in model.cached_layers else reversed(kinds)
+    return BLOCKS["states"](
+        spec.num_gpu_blocks,
+        spec.engine.block_size,
+        caching,
+        states=[*first, *second],
+        max_model_len=spec.max_model_len,
+        exports=exports_states(model, spec.gpu, spec.release),
+        prefix_cache_retention_interval=spec.engine.prefix_cache_retention_interval,
     )
 
 

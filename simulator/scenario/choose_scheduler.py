@@ -8,6 +8,7 @@ from simulator.features import features_of
 from simulator.scenario.engine_spec import EngineSpec
 from simulator.scenario.policy_table import DYNAMIC_HOOKS, policy_name
 from simulator.schedulers.base import SchedulerBase
+from simulator.schedulers.feature import WITH_VLLM
 from simulator.schedulers.vllm.rules import options_without_effect
 from simulator.schedulers.vllm.scheduler import Scheduler
 from simulator.util.imported import Imported
@@ -46,6 +47,12 @@ REQUIRED_FOR_WINDOW = {
     "prefix_cache": "hash",
 }
 """What an engine must have whose layers keep a window alone."""
+WITH_STATES = WITH_VLLM | {
+    "enable_chunked_prefill": True,
+    "reserve_output_tokens": None,
+    "disable_hybrid_kv_cache_manager": False,
+}
+"""What an engine must have whose prefix cache has states, unless a default says otherwise."""
 SCHEDULERS: Imported[type[SchedulerBase]] = Imported(
     {
         "kv_producer": "simulator.schedulers.vllm.kv_roles:Producer",

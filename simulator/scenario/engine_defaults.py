@@ -13,7 +13,13 @@ from simulator.core.speculative_config import draft_method
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
-from simulator.scenario.choose_scheduler import REQUIRED_FOR_WINDOW, can_overlap, of_policy
+from simulator.scenario.choose_scheduler import (
+    RECORDED_SINCE,
+    REQUIRED_FOR_WINDOW,
+    WITH_STATES,
+    can_overlap,
+    of_policy,
+)
 from simulator.scenario.engines import ENGINES, Defaults, offline_tokens, release_of
 from simulator.scenario.policy_table import POLICIES
 from simulator.schedulers.vllm.rules import (
@@ -142,7 +148,7 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
         return engine
     known, spec = ENGINES[name], _find_model(model)
     defaults: Defaults = {"async_scheduling": False} | known.defaults
-    defaults |= _without_states_cache(spec)
+    defaults |= _states_cache(spec, engine, release)
     own = spec.max_position_embeddings if spec else 0
     given = engine.get("max_model_len")
     longest = own if given in (None, "auto") else given
@@ -170,9 +176,22 @@ def with_defaults(engine: object, gpu: object, model: object = None) -> object:
     return block
 
 
-def _without_states_cache(spec: ModelSpec | None) -> Defaults:
-    """Leave the prefix cache out beside linear attention and Mamba: none of states is simulated."""
-    return {"enable_prefix_caching": False} if spec and spec.linear else {}
+def _states_cache(spec: ModelSpec | None, engine: Defaults, release: Release) -> Defaults:
+    """Return the defaults of a prefix cache of states: one where it is simulated, and none else."""
+    if spec is None or not spec.linear:
+        return {}
+    policy = policy_name_of(engine)
+    known = POLICIES[str(policy)] if policy in POLICIES else None
+    simulated = (
+        engine["name"] == VLLM
+        and release >= RECORDED_SINCE
+        and (policy is None or (known is not None and of_policy(known) is Scheduler))
+        and all(engine.get(key, value) == value for key, value in WITH_STATES.items())
+    )
+    if engine.get("mamba_cache_mode") == "none":  # vLLM's own, whatever is chosen in the end
+        del engine["mamba_cache_mode"]
+    mode = "align" if simulated and engine.get("enable_prefix_caching", True) else "none"
+    return {"enable_prefix_caching": mode == "align", "mamba_cache_mode": mode}
 
 
 def _overlaps(name: str, engine: Defaults, release: Release) -> bool:

@@ -44,15 +44,31 @@ def settle(own: EngineBlocks) -> EngineSpec:
 
 
 def _check_caching(engine: EngineConfig, model: ModelSpec) -> None:
-    if engine.enable_prefix_caching and model.linear is not None:
+    align = engine.mamba_cache_mode == "align"
+    if engine.enable_prefix_caching and model.linear is not None and not align:
         raise ValueError(
             "engine.enable_prefix_caching: must be false: a prefix cache of the states of linear "
-            f"attention or Mamba ({model.name}) is not simulated"
+            f"attention or Mamba ({model.name}) is simulated with vLLM's rules from 0.32 on, for "
+            "fcfs and policies that only order the queue, without drafts, host tiers, pipeline "
+            "stages and kv_role"
         )
+    if align and model.linear is None:
+        raise ValueError(f"engine.mamba_cache_mode: must be none: {model.name} has no states")
+
+
+def _with_size(engine: EngineConfig, block_size: int) -> EngineConfig:
+    """Return an engine with blocks as long as its states make them."""
+    if (engine.prefix_cache_retention_interval or 0) % block_size:
+        what = f"must be a multiple of the block of {block_size} tokens that its states make"
+        raise ValueError(f"engine.prefix_cache_retention_interval: {what}")
+    if block_size == engine.block_size:
+        return engine
+    return engine.model_copy(update={"block_size": block_size})
 
 
 def _check_retention(engine: EngineConfig, model: ModelSpec) -> None:
     windows = model.keeps_window and not engine.disable_hybrid_kv_cache_manager
+    windows |= engine.mamba_cache_mode == "align"
     if engine.prefix_cache_retention_interval and not windows:
         raise ValueError(
             "engine.prefix_cache_retention_interval: must be 0, as in vLLM: no layer of "
@@ -101,6 +117,7 @@ def try_to_settle(own: EngineBlocks, attempt: Attempt, *, runs: bool = True) -> 
             budget = enough_memory(own, model, gpu)
             refused, longest = _refused(own, budget), budget.max_model_len
             blocks = engine.num_gpu_blocks_override or budget.num_gpu_blocks
+            engine = _with_size(engine, budget.block_size)
     if not runs:
         return None
     from simulator.scenario.settle_cost import make_cost

@@ -21,6 +21,7 @@ KINDS = [
     ("drawn", 80, 4000, ""),  # more than a tenth meet the sleep after the last request
     ("windows", 60, 3000, "--windows"),  # KV cache groups: hits, evictions, what leaves a window
     ("retention", 60, 3900, "--retention"),  # of their blocks a part is cached, and prompts branch
+    ("states", 60, 6000, "--states"),  # groups of them: where chunks end, what is found in time
     ("adapters", 60, 3500, "--loras"),  # one too many is passed over; no two share blocks
     ("offloading", 60, 4500, "--offloading"),  # its OffloadingConnector, with loads and stores
     ("images", 60, 3400, "--images"),  # what is encoded when, whose outputs are evicted
@@ -56,7 +57,7 @@ def test_all_drawn_cases_agree_in_every_field(
 
 
 @pytest.mark.parametrize(
-    "kind", ["retention", "adapters", "offloading", "images", "connector", "drafts"]
+    "kind", ["retention", "states", "adapters", "offloading", "images", "connector", "drafts"]
 )
 def test_what_another_release_decides_differs(kind: str) -> None:
     """Of each kind some cases tell 0.32 from 0.33: the recordings hold the rules apart."""

@@ -230,36 +230,6 @@ def test_a_run_tells_its_engine_which_defaults_applied_and_what_was_set() -> Non
         assert not one["set"]
 
 
-@pytest.mark.parametrize(
-    ("engine", "has_one"),
-    [
-        ({}, True),
-        ({"version": "0.26.0"}, True),
-        ({"version": "0.25.0"}, False),
-        ({"name": "sglang"}, True),
-        ({"name": "tgi"}, False),
-    ],
-)
-def test_no_prefix_of_a_model_with_states_is_cached(engine: dict[str, Any], has_one: bool) -> None:
-    """The report names a cache that the engine would have, as none of states is simulated."""
-    blocks = {"name": "vllm", **engine}
-    given: dict[str, Any] = {
-        "model": "qwen3-next-80b-a3b",
-        "gpu": {"name": "B200"},
-        "workload": {"num_prompts": 3, "prefix_len": 500},
-    }
-    scenario = check(engine=blocks, **given)
-    assert not scenario.engine.enable_prefix_caching
-    summary = run(scenario).summary()
-    missing = {"enable_prefix_caching": True} if has_one else {}
-    (told,) = summary["headway"]["engines"]
-    assert told.get("not_simulated", {}) == missing
-    line = "The engine's default, not simulated here: enable_prefix_caching on"
-    assert (line in run_table(summary)) == has_one
-    with pytest.raises(HeadwayError, match=r"engine.enable_prefix_caching: must be false"):
-        check(engine=blocks | {"enable_prefix_caching": True}, **given)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_vllm_is_asynchronous_under_the_policies_that_can_be(policy: str) -> None:
     """Whoever asks for the impossible is told so by name, with the key to change."""

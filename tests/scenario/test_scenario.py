@@ -71,6 +71,7 @@ def test_defaults_are_those_documented(write):
         "async_scheduling": True,
         "disable_hybrid_kv_cache_manager": True,
         "prefix_cache_retention_interval": 0,
+        "mamba_cache_mode": "none",
         "speculative_config": None,
         "scheduler_reserve_full_isl": True,
         "watermark": 0.0,

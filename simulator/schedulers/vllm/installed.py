@@ -2,8 +2,8 @@
 
 `engine: {scheduler: vllm}` puts it under Headway's workload, clock, cost model and metrics: slow
 (some 2,000 steps a second, and 10 s to start), but the real thing, or whatever `scheduler_cls`
-names. No GPU and no weights are touched. vLLM is imported here alone; what differs between its
-releases is in `interface.py`. It is one file, in which all of vLLM's pieces are put together.
+names. No GPU and no weights are touched. vLLM is imported here and in `interface.py`, which has
+what differs between its releases. It is one file, in which all of vLLM's pieces are put together.
 """
 
 import json
@@ -20,7 +20,14 @@ from simulator.core.request import Chunk, Request, Step
 from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.base import SchedulerBase
 from simulator.schedulers.interface import Traits
-from simulator.schedulers.vllm.interface import check_vllm, has, on_preemption, sampled
+from simulator.schedulers.vllm.interface import (
+    MAMBA,
+    check_vllm,
+    has,
+    kv_cache,
+    on_preemption,
+    sampled,
+)
 from simulator.schedulers.vllm.rules import OPTIONS_SINCE, Release, write_release
 from simulator.util.environment import environment
 from simulator.util.errors import HeadwayError, one_line
@@ -298,18 +305,20 @@ def start_vllm(
     options: dict[str, Any],
     blocks: BlockCounter,
     enable_prefix_caching: bool,
-    windows: Sequence[int] = (0,),
+    windows: Sequence[int | str] = (0,),
     *,
     max_loras: int = 0,
     retention: int | None = None,
+    checkpoints: int = 0,
     offloading: Mapping[str, int] | None = None,
     drafts: Mapping[str, Any] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
     """Start vLLM's scheduler; return it and what makes a request for it.
 
-    `windows` has one for each of its KV cache groups, in tokens; 0: full attention. `max_loras`
-    is vLLM's; 0: no adapters. `retention` is its prefix_cache_retention_interval. `offloading` is
-    the extra configuration of an OffloadingConnector, `drafts` has `method` and
+    `windows` has one for each of its KV cache groups, in tokens; 0: full attention, MAMBA:
+    states. `max_loras` is vLLM's; 0: no adapters. `retention` is its
+    prefix_cache_retention_interval, `checkpoints` its num_prefill_checkpoint_blocks. `offloading`
+    is the extra configuration of an OffloadingConnector, `drafts` has `method` and
     `num_speculative_tokens`.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -332,6 +341,8 @@ def start_vllm(
     model = _model(options["max_model_len"])
     cache = CacheConfig(block_size=blocks.block_size, enable_prefix_caching=enable_prefix_caching)
     cache.num_gpu_blocks = blocks.usable + 1
+    if MAMBA in windows:
+        cache.mamba_cache_mode = "align"
     config = VllmConfig(
         scheduler_config=SchedulerConfig(**options),
         model_config=model,
@@ -360,7 +371,7 @@ def start_vllm(
     size = {"block_size": blocks.block_size} if has(release, "block_size") else {}
     scheduler = _scheduler_class(config.scheduler_config)(
         vllm_config=config,
-        kv_cache_config=_kv_cache(blocks, model.dtype, windows, retention),
+        kv_cache_config=kv_cache(blocks, model.dtype, windows, retention, checkpoints),
         structured_output_manager=StructuredOutputManager(config),
         log_stats=False,
         **size,
@@ -427,29 +438,6 @@ def _model(max_model_len: int) -> Any:
             dtype="float16",
             seed=0,
         )
-
-
-def _kv_cache(
-    blocks: BlockCounter, dtype: object, windows: Sequence[int], retention: int | None
-) -> Any:
-    from vllm.v1.kv_cache_interface import (
-        FullAttentionSpec,
-        KVCacheConfig,
-        KVCacheGroupSpec,
-        SlidingWindowSpec,
-    )
-
-    sizes = {"block_size": blocks.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": dtype}
-    specs = [
-        SlidingWindowSpec(**sizes, sliding_window=window) if window else FullAttentionSpec(**sizes)
-        for window in windows
-    ]
-    return KVCacheConfig(
-        num_blocks=blocks.usable + 1,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec([f"layer{n}"], spec) for n, spec in enumerate(specs)],
-        **({} if retention is None else {"prefix_cache_retention_interval": retention}),
-    )
 
 
 def _request_maker(release: Release, hashed: tuple[int, int] | None) -> Callable[..., Any]:

@@ -5,16 +5,19 @@ runs in vLLM or beside it (`installed.py`, the recorder, `headway.vllm`) asks he
 else: a release that is not known is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from simulator.kv_cache.block_manager import BlockCounter
 from simulator.schedulers.vllm.rules import NEWEST, Release, newest_up_to, write_release
 from simulator.schedulers.vllm.rules import read_release as read
 from simulator.util.errors import HeadwayError
 
 OLDEST = (0, 11)
+MAMBA = "mamba"
+"""A group of layers that keep states, in the place of a window."""
 
 SINCE: dict[str, Release] = {
     "block_size": (0, 11, 1),  # an argument of Scheduler; also SchedulerConfig.is_encoder_decoder,
@@ -136,3 +139,39 @@ def blocks_to_allocate(release: Release, arguments: dict[str, Any]) -> dict[str,
         for name, value in arguments.items()
         if release >= BLOCKS_TO_ALLOCATE.get(name, release)
     }
+
+
+def kv_cache(
+    blocks: BlockCounter,
+    dtype: object,
+    windows: Sequence[int | str],
+    retention: int | None,
+    checkpoints: int,
+) -> Any:
+    """Make the configuration of a KV cache whose groups have these `windows`; MAMBA: states."""
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
+
+    sizes = {"block_size": blocks.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": dtype}
+    exports = {"num_prefill_checkpoint_blocks": checkpoints, "prefill_checkpoint_alignment": 1}
+    states: dict[str, Any] = {"shapes": ((1,),), "dtypes": (dtype,), "mamba_cache_mode": "align"}
+    states |= {"block_size": blocks.block_size} | (exports if checkpoints else {})
+    specs = [
+        MambaSpec(**states)
+        if window == MAMBA
+        else SlidingWindowSpec(**sizes, sliding_window=window)
+        if window
+        else FullAttentionSpec(**sizes)
+        for window in windows
+    ]
+    return KVCacheConfig(
+        num_blocks=blocks.usable + 1,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec([f"layer{n}"], spec) for n, spec in enumerate(specs)],
+        **({} if retention is None else {"prefix_cache_retention_interval": retention}),
+    )

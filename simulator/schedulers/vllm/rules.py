@@ -83,6 +83,9 @@ class Rules(NamedTuple):
     hashes_beyond: bool = True
     """EAGLE and MTP: a block's hash covers the token behind it. Before, a prompt did not use the
     last block that it found."""
+    rests_states: bool = True
+    """A state that a request has named is new in one step alone. Before, as long as the request is
+    in the block behind it."""
     pads_new_decodes: bool = True
     """A request admitted for one token beside others that decode has places for drafts, too."""
     admits_cached: bool = True
@@ -112,6 +115,7 @@ RULES_SINCE: dict[str, Release] = {
     "looks_ahead_at_once": (0, 23, 0),
     "caches_outcomes": (0, 33, 0),
     "hashes_beyond": (0, 33, 0),
+    "rests_states": (0, 33, 0),
     "pads_new_decodes": (0, 25, 0),
     "admits_cached": (0, 25, 0),
 }

@@ -1,0 +1,118 @@
+"""Models that keep states: whether their prefixes are cached, and in which blocks."""
+
+from typing import Any
+
+import pytest
+
+from headway.report.text import run_table
+from simulator.kv_cache.state_manager import StateManager
+from simulator.scenario.assemble_scheduler import make_scheduler
+from simulator.scenario.load import check_scenario
+from simulator.scenario.scenario import Scenario
+from simulator.scenario.settle import settle
+from simulator.simulation.run import run
+from simulator.util.errors import HeadwayError
+from simulator.util.yaml_lines import SourceMap
+
+
+def check(**blocks: object) -> Scenario:
+    return check_scenario(blocks, SourceMap("s.yaml", {}))
+
+
+@pytest.mark.parametrize(
+    ("engine", "has_one"),
+    [
+        ({"version": "0.31.0"}, True),
+        ({"version": "0.26.0"}, True),
+        ({"version": "0.25.0"}, False),
+        ({"name": "sglang"}, True),
+        ({"name": "tgi"}, False),
+        ({"preemption_mode": "swap"}, True),
+        ({"scheduling_policy": "mlfq"}, True),
+    ],
+)
+def test_no_prefix_of_a_model_with_states_is_cached(engine: dict[str, Any], has_one: bool) -> None:
+    """The report names a cache that the engine would have where none of states is simulated."""
+    blocks = {"name": "vllm", **engine}
+    given: dict[str, Any] = {
+        "model": "qwen3-next-80b-a3b",
+        "gpu": {"name": "B200"},
+        "workload": {"num_prompts": 3, "prefix_len": 500},
+    }
+    scenario = check(engine=blocks, **given)
+    assert not scenario.engine.enable_prefix_caching
+    summary = run(scenario).summary()
+    missing = {"enable_prefix_caching": True} if has_one else {}
+    (told,) = summary["headway"]["engines"]
+    assert told.get("not_simulated", {}) == missing
+    line = "The engine's default, not simulated here: enable_prefix_caching on"
+    assert (line in run_table(summary)) == has_one
+    with pytest.raises(HeadwayError, match=r"engine.enable_prefix_caching: must be false"):
+        check(engine=blocks | {"enable_prefix_caching": True}, **given)
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "block", "exports"),
+    [
+        ("qwen3-next-80b-a3b", "0.33.0", 576, True),  # FlashInfer's kernels, by 64 tokens
+        ("qwen3-next-80b-a3b", "0.32.0", 544, False),
+        ("nemotron-3-nano-30b-a3b", "0.32.0", 2096, True),
+    ],
+)
+def test_vllm_caches_states_at_the_ends_of_long_blocks(
+    model: str, version: str, block: int, exports: bool
+) -> None:
+    """A prompt of three blocks and a half shares one and a half with the others: one is found."""
+    scenario = check(
+        engine={"version": version},
+        model=model,
+        gpu={"name": "H200", "count": 2},
+        workload={"num_prompts": 4, "prefix_len": block * 3 // 2, "input_len": 2 * block},
+    )
+    assert scenario.engine.mamba_cache_mode == "align"
+    spec = settle(scenario)
+    assert spec.engine.block_size == block
+    blocks = make_scheduler(spec, shares_prefixes=True).blocks
+    assert isinstance(blocks, StateManager)
+    assert blocks.exports(0, 3 * block, 3 * block) == exports
+    found = run(scenario).logs[0].requests["cached"].tolist()
+    assert found[0] == 0
+    assert {*found[2:]} == {block}
+
+
+def test_none_is_where_vllm_begins_to_choose() -> None:
+    """As in vLLM, whose default it is: a prefix cache makes it align."""
+    known: dict[str, Any] = {"model": "qwen3-next-80b-a3b", "gpu": {"name": "H200", "count": 2}}
+    assert check(engine={"mamba_cache_mode": "none"}, **known).engine.mamba_cache_mode == "align"
+    without = {"mamba_cache_mode": "none", "enable_prefix_caching": False}
+    assert check(engine=without, **known).engine.mamba_cache_mode == "none"
+
+
+def test_a_branch_of_a_prompt_has_a_state_from_the_second_request_on() -> None:
+    """The first has states at its end alone, the second sees that it branches, the third finds."""
+    scenario = check(
+        engine={"version": "0.33.0"},
+        model="qwen3-next-80b-a3b",
+        gpu={"name": "H200", "count": 2},
+        workload={"num_prompts": 4, "request_rate": 0.1, "prefix_len": 2304, "input_len": 2000},
+    )
+    assert run(scenario).logs[0].requests["cached"].tolist() == [0, 0, 2304, 2304]
+
+
+@pytest.mark.parametrize(
+    ("engine", "what"),
+    [
+        ({"mamba_cache_mode": "align"}, "engine.mamba_cache_mode: must be none: llama-3-8b has no"),
+        ({"prefix_cache_retention_interval": 64}, "must be a multiple of the block of 576 tokens"),
+        ({"enable_chunked_prefill": False, "mamba_cache_mode": "align"}, "enable_chunked_prefill"),
+        ({"enable_prefix_caching": False, "mamba_cache_mode": "align"}, "align needs enable"),
+        (
+            {"kv_offloading_size": 4, "enable_prefix_caching": True, "mamba_cache_mode": "align"},
+            "engine.mamba_cache_mode: needs kv_offloading_size: null",
+        ),
+    ],
+)
+def test_what_does_not_go_with_states_is_named(engine: dict[str, Any], what: str) -> None:
+    model = "llama-3-8b" if "llama" in what else "qwen3-next-80b-a3b"
+    with pytest.raises(HeadwayError, match=what):
+        check(engine=engine, model=model, gpu={"name": "H200", "count": 2})
