@@ -21,7 +21,7 @@ BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, token
 }
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
-LINES, WHEEL, KEYS, REACH = 34_580, 63_178, 244, 193
+LINES, WHEEL, KEYS, REACH = 34_562, 63_160, 244, 193
 """Code lines of `simulator/` and of the wheel, keys of a scenario, files that name a feature."""
 GRANTS = {
     "hybrid caches and drafts as they are launched": (800, 800, 6, 6),
@@ -41,8 +41,8 @@ FEATURES = {
 REFUSED = {
     "calls with more than five positional arguments": 73,
     "functions with more than five positional arguments": 13,
-    "tuple literals unpacked where they are written": 113,
-    "public functions that return a bare tuple of three or more": 27,
+    "tuple literals unpacked where they are written": 109,
+    "public functions that return a bare tuple of three or more": 26,
     "files of more than 500 lines": 4,
 }
 """Forms that nobody should add to, in all packages: how many there are."""

@@ -6,6 +6,8 @@ A draw that contradicts itself is refused by the scenario's own checks; draw aga
 from random import Random
 from typing import Any
 
+from simulator.cluster import routers
+
 Values = dict[str, Any]
 POLICIES: tuple[Any, ...] = (
     *("fcfs", "fcfs", "fcfs", "priority", "sjf", "hrrn", "mlfq", "boost", "preemptive"),
@@ -13,10 +15,7 @@ POLICIES: tuple[Any, ...] = (
     {"policy": "static", "deliver": "batch"},
     *("fair", "wfq", "drr", {"policy": "fair", "weights": {"client-1": 2}}, "deadline"),
 )
-ROUTERS = (
-    *("round_robin", "random", "least_outstanding", "least_tokens", "least_kv"),
-    *("power_of_two", "prefix_aware", "session_affinity"),
-)
+ROUTERS = tuple(routers.ROUTERS)
 
 
 def draw_scenario(seed: int) -> Values:
