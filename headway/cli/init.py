@@ -98,7 +98,7 @@ def init(
     if chosen.replicas > 1 or hopeless:
         buy = shlex.join(["headway", "plan", str(file), "--buy"])
         what = "So many replicas are needed at least, and may not be" if not hopeless else "Not"
-        print(f"{what} enough; {buy} finds what is")
+        print(f"{what} enough; {buy} tries other GPUs, sizes and precisions")
     return 0
 
 

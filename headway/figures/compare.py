@@ -45,8 +45,8 @@ def draw_compare(labels: Sequence[str], results: Sequence[Result], by: str = "")
     """Draw up to eight runs of one workload; as a PNG, 1350 x 900 pixels. `by`: what labels say.
 
     Throughput; distributions of TTFT and E2EL; over time, seats taken, with those shaded that
-    belong to requests already done, and queue depth: of few requests over the whole run, of many
-    for the same two minutes from the middle. Where there are several clients or priorities, mean
+    belong to requests already done, of many requests for the same two minutes from the middle; the
+    queue over the whole run. Where there are several clients or priorities, mean
     and P99 of TTFT and E2EL of each below. Raises ValueError for more runs.
     """
     if not 1 <= len(results) <= len(COLORS) or len(labels) != len(results):
@@ -162,8 +162,8 @@ def _draw_seats(axes: "Axes", results: Sequence[Result]) -> None:
 
 
 def _draw_queue(axes: "Axes", results: Sequence[Result]) -> None:
-    """Requests that wait in the engine."""
-    edges, shown = _edges(results)
+    """Requests that wait in the engine, over the whole run: a peak may lie anywhere."""
+    edges, shown = _edges(results, few=len(results[0].workload))
     for result, color in zip(results, COLORS, strict=False):
         logs = result.logs
         depth = sum(depth_in_bins(*queue_levels(log), arrivals(log), edges) for log in logs)
@@ -184,14 +184,17 @@ def _set_limits(axes: "Axes", edges: Floats, headroom: float) -> None:
     whole_ticks(axes)
 
 
-def _edges(results: Sequence[Result]) -> tuple[Floats, str]:
-    """Cut the time that is shown of all runs into bins, and say which it is."""
+def _edges(results: Sequence[Result], few: int = FEW) -> tuple[Floats, str]:
+    """Cut the time that is shown of all runs into bins, and say which it is.
+
+    That is all of it with so `few` requests.
+    """
     ends = [
         max((float(log.steps["end"][-1]) for log in result.logs if log.step_rows), default=1.0)
         for result in results
     ]
     begin, end = 0.0, max(ends)
-    if max(len(result.workload) for result in results) > FEW:
+    if max(len(result.workload) for result in results) > few:
         begin = max(0.0, (min(ends) - WINDOW) / 2)
         end = min(begin + WINDOW, end)
     return np.linspace(begin, end, BINS + 1), window(begin, end, max(ends))

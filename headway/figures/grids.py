@@ -54,7 +54,7 @@ def draw_grid(rows: "pd.DataFrame") -> "Figure":
             axes.set_title(MEASURES[name][0])
             axes.set_xlabel(keys[0])
             if len(keys) == 1 and name == "p99_ttft_ms":
-                draw_levels(axes, bounds_of(known, "ttft", "the table"))
+                draw_levels(axes, bounds_of(known, name, "the table"))
     return figure
 
 

@@ -54,18 +54,22 @@ def draw_latency(rows: "pd.DataFrame") -> "Figure":
         raise HeadwayError(f"the sweep varies none of {', '.join(RATES)}")
     need_columns(rows, ["request_throughput"], "the sweep's table")
     with sheet(1, 2, 3.9) as figure:
-        panels = (("p99_ttft_ms", "P99 TTFT (ms)"), ("mean_tpot_ms", "mean TPOT (ms)"))
-        for axes, (metric, name) in zip(figure.axes, panels, strict=True):
+        usual = ("p99_ttft_ms", "mean_tpot_ms")
+        panels = [own if (own := bounded_metric(rows, one)) in rows else one for one in usual]
+        for axes, metric in zip(figure.axes, panels, strict=True):
+            word, latency, _ = metric.split("_")
+            word = word if word == "mean" else word.upper()
+            name = f"{word} {latency.upper()} (ms)"
             for number, (label, curve) in enumerate(curves(rows, rate)):
                 _draw_curve(axes, curve.sort_values(rate), metric, number, label)
-            axes.set_title(f"{name.split(' (')[0]} as the load grows")
+            axes.set_title(f"{name.split(' (', maxsplit=1)[0]} as the load grows")
             axes.set(xlabel="requests/s served", ylabel=name)
             axes.set_xlim(left=0)
             grid(axes)
         log_scale(figure.axes[0], "y")
         figure.axes[1].set_ylim(bottom=0)
-        for axes, name in zip(figure.axes, ("ttft", "tpot"), strict=True):
-            draw_levels(axes, bounds_of(rows, name))
+        for axes, metric in zip(figure.axes, panels, strict=True):
+            draw_levels(axes, bounds_of(rows, metric))
         figure.axes[0].plot([], [], "o", mfc="none", mec=GREY, ms=12, label="knee")
         legend_below(figure, figure.axes[0], legend_title(rows, rate))
     return figure
@@ -146,7 +150,7 @@ def draw_pareto(rows: "pd.DataFrame") -> "Figure":
         axes.set_xlabel("tokens/s per user (1 / mean TPOT)")
         axes.set_ylabel("output tokens/s per GPU" if per_gpu else "output tokens/s of the server")
         from_zero(axes)
-        draw_upright(axes, [1e3 / bound for bound in bounds_of(rows, "tpot") if bound > 0])
+        draw_upright(axes, [1e3 / bound for bound in bounds_of(rows, "mean_tpot_ms") if bound > 0])
         grid(axes)
         legend_below(figure, axes, "" if "gpus" in rows else legend_title(rows, key))
         _name_points(figure, [points[k] for k in named], names)
@@ -282,7 +286,7 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
             axes.set_xlabel("max_num_batched_tokens (tokens per step)")
             axes.set_ylabel(f"{name.upper()} (ms)")
             log_scale(axes, "y")
-            draw_levels(axes, bounds_of(rows, "tpot" if name == "itl" else name))
+            draw_levels(axes, bounds_of(rows, f"p99_{'tpot' if name == 'itl' else name}_ms"))
             label_ends(axes, ends)
             grid(axes)
         if title := legend_title(rows, CHUNK):
@@ -290,10 +294,20 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
     return figure
 
 
-def bounds_of(rows: "pd.DataFrame", name: str, where: str = "the sweep's table") -> list[float]:
-    """Return what service levels allow each request of a latency, in ms; of few points several."""
-    column = f"slo_{name}_ms"
-    if column not in rows:
+def bounded_metric(rows: "pd.DataFrame", usual: str) -> str:
+    """Return the metric of a latency that service levels bound, be it in the table or not."""
+    latency = usual.split("_")[1]
+    asked = rows[column].dropna() if (column := f"slo_{latency}_percentile") in rows else ()
+    return f"p{asked.iloc[0]:g}_{latency}_ms" if len(asked) else usual
+
+
+def bounds_of(rows: "pd.DataFrame", metric: str, where: str = "the sweep's table") -> list[float]:
+    """Return what service levels allow a metric of a latency, in ms; of few points several.
+
+    A bound on another percentile of it says nothing of the metric.
+    """
+    column = f"slo_{metric.split('_')[1]}_ms"
+    if column not in rows or metric != bounded_metric(rows, metric):
         return []
     check_columns(rows, [column], where)
     return [float(bound) for bound in rows[column].dropna().unique()]

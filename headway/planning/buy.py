@@ -116,8 +116,7 @@ def _no_shorter(problem: PlanProblem, quick: PlanProblem) -> PlanProblem:
     criteria, least = problem.criteria, quick.criteria.max_seconds
     if criteria.min_seconds is None or criteria.min_seconds >= least:
         return problem
-    longest = max(criteria.max_seconds, least)
-    return replace(problem, criteria=replace(criteria, min_seconds=least, max_seconds=longest))
+    return replace(problem, criteria=replace(criteria, min_seconds=least))
 
 
 def _confirm(problem: PlanProblem, ranked: list[Offer], runs: Runs) -> list[Offer]:
@@ -176,7 +175,8 @@ def _changes(
             least = max(one.searched // 2, 1) if change.steps < 0 else one.searched
             again.append(_afresh(one, least, AGAIN * one.searched + 2))
         search_all(market.quick(change), again, runs)
-        found = ranked_offers(again)
+        longer = replace(_no_shorter(problem, market.quick()), change=change)
+        found = _confirm(longer, ranked_offers(again), runs)
         if not found:
             yield f"{words}: none of the first {len(again)} holds with twice as many"
             continue

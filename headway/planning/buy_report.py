@@ -126,7 +126,7 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
         lines += [f"Then {line(one)}{_more(best, one)}, by short runs", _speeds(problem, one)]
     if not answer.priced:
         lines.append("GPUs are counted: not each of them has a price.")
-    lines += ["What would change it, by short runs:", *(f"  {text}" for text in answer.changes)]
+    lines += ["What would change it:", *(f"  {text}" for text in answer.changes)]
     tried = [one for one in answer.offers if one.result.trials]
     lines.append(f"Of {len(answer.offers)} candidates {len(tried)} were simulated.")
     lines += [f"  {text}" for text in answer.variants]

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isnan, nan
 from typing import Any
 
 from headway.planning.design import DesignPoint
 from headway.planning.intervals import Estimate
 from headway.planning.problem import PlanProblem, is_random, scales
+from headway.planning.runs import MetricValues
 from headway.planning.search import SearchResult, capacity
 from headway.planning.verdict import Trial, interval
 from simulator.models.gpus import find_gpu
@@ -52,14 +54,7 @@ class Candidate(DesignPoint):
         Where its replicas come and go, both are what its runs there had and paid on average.
         """
         assert self.scenario is not None
-        gpus, price = resources(self.scenario)
-        if not scales(self.scenario):
-            return gpus, price
-        gpus, paid = (
-            sum(3600.0 * run[key] / run["run_duration"] for run in trial.runs) / len(trial.runs)
-            for key in ("gpu_hours", "dollars")
-        )
-        return gpus, None if price is None else paid
+        return resources(self.scenario, trial.runs)
 
     def spent_at(self, trial: Trial) -> float | None:
         """Return what it costs with as many replicas as were tried; None where it is not known."""
@@ -116,8 +111,18 @@ class Candidate(DesignPoint):
                 yield trial, 1000.0 / tpot, tokens / self.resources_at(trial)[0]
 
 
-def resources(scenario: Scenario) -> tuple[int, float | None]:
-    """Count a scenario's GPUs, and their dollars per hour; None where the price is unknown."""
+def resources(scenario: Scenario, runs: Sequence[MetricValues] = ()) -> tuple[float, float | None]:
+    """Count a scenario's GPUs, and their dollars per hour; None where the price is unknown.
+
+    Where its replicas come and go both are means of what its `runs` had and paid, if there are any.
+    """
+    if runs and scales(scenario):
+        hours = [run.get("run_duration", run["duration"]) / 3600.0 for run in runs]
+        means = [
+            sum(run.get(key, nan) / own for run, own in zip(runs, hours, strict=True)) / len(runs)
+            for key in ("gpu_hours", "dollars")
+        ]
+        return means[0], None if isnan(means[1]) else means[1]
     if scenario.cluster is None:
         own = scenario.gpu
         price = find_gpu(own.name, own.dollars_per_hour).dollars_per_hour

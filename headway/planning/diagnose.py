@@ -1,7 +1,8 @@
 """What the advice of a diagnosis brings: each is simulated on the same workload, and ranked."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,13 @@ LESS = ("preemptions", "service_difference_max", "gpu_hours")
 NONE_WAITS = {"service_difference_max": 0.0}
 """What a metric is where the summary has null: no two clients wait at the same time."""
 GOODPUT = "request_goodput"
-ENOUGH = "None of them is enough to keep all service levels: `headway plan --buy` finds what is."
+ENOUGH = (
+    "None of them is enough to keep all service levels: `headway plan --buy` tries other GPUs, "
+    "sizes and precisions."
+)
 UNKEPT = "Where more requests are lost than completion allows, no latency counts as kept."
 NARROWER = "Answers of narrower weights or KV cache may differ in quality, which is not simulated."
+PAIRS = 3  # of the best advice with others that are tried
 ALIKE = 0.01  # of the greater value: less is no fall
 
 
@@ -45,7 +50,7 @@ class Trial:
     values: MetricValues  # of the run that follows it; empty: it failed
     error: str = ""  # why
     before: float | None = None  # the metric as it is
-    gpus: int = 0  # that the run has
+    gpus: float = 0  # that the run has, on average
     price: float | None = None  # of these, $/h; None: not known
     trade: Sequence[str] = ()  # metrics that lose more than is won
     missed: int = 0  # service levels that this run breaks
@@ -167,9 +172,9 @@ def diagnose(
     random numbers). An advice that several findings give is tried for the first. They are ranked
     by the service levels that they break, those that keep all by their price; then by goodput,
     where the scenario has bounds for it, and by the metric of the first finding. Who loses more
-    than it wins comes last. The best two are tried together, and listed where that is better: where
-    one keeps all levels, the best two that cost less. Raises HeadwayError where the scenario cannot
-    be run; advice that cannot be followed says why.
+    than it wins comes last. The best is tried together with each of the next three, and listed
+    where that is better: where one keeps all levels, those that cost less. Raises HeadwayError
+    where the scenario cannot be run; advice that cannot be followed says why.
     """
     scenario = as_scenario(scenario)
     summary = run(scenario).whole().summary()
@@ -185,7 +190,7 @@ def diagnose(
     slos = [one.slo for one in judged]
     kept = [one for one in slos if _keeps(one, values, slos)]
     trials = _try_all(scenario, values, advised, slos, kept, jobs=jobs, progress=progress)
-    gpus, price = resources(scenario)
+    gpus, price = resources(scenario, [values])
     missed = len(slos) - len(kept)
     as_it_is = Trial("", "", {}, values, gpus=gpus, price=price, missed=missed)
     if not trials:
@@ -197,15 +202,12 @@ def diagnose(
 
     trials.sort(key=rank)
     good = [trial for trial in trials if rank(trial) < rank(as_it_is)]
+    pairs = [*_pairs(good)]
     if slos and good and not good[0].missed:  # two may cost less than one that is enough
-        good = [good[0], *(one for one in good if _price(one) < _price(good[0]))]
-        together = _together(good[1:])
-    else:
-        together = _together(good)
-    if together:
-        for both in _try_all(scenario, values, [together], slos, kept, jobs=1, progress=None):
-            if rank(both) < rank(good[0]):
-                trials.insert(0, both)
+        pairs = [*_pairs([one for one in good[1:] if _price(one) < _price(good[0])])]
+    both = _try_all(scenario, values, pairs, slos, kept, jobs=jobs, progress=None)
+    better_ones = [one for one in both if rank(one) < rank(good[0])]
+    trials[:0] = sorted(better_ones, key=rank)
     return Diagnosis(findings, as_it_is, trials, ranked_by, verdicts=verdicts)
 
 
@@ -266,7 +268,9 @@ def _try_all(
     trials = []
     for (rule, metric, advice), one in zip(advised, followed, strict=True):
         outcome = one if isinstance(one, Outcome) else next(outcomes)
-        gpus, price = (0, None) if isinstance(one, Outcome) else resources(one)
+        gpus, price = (0, None)
+        if isinstance(one, Scenario) and outcome.values:
+            gpus, price = resources(one, [outcome.values])
         warn_once(outcome.warned, warned, words(advice))
         trials.append(
             Trial(
@@ -331,17 +335,15 @@ def _price(trial: Trial) -> float:
     return trial.gpus if trial.price is None else trial.price
 
 
-def _together(good: Sequence[Trial]) -> tuple[str, str, Mapping[str, Any]] | None:
-    """Return the best advice and the next that turns other keys, as one."""
-    if not good:
-        return None
-    first = good[0]
-    for other in good[1:]:
-        one, more = first.advice, other.advice
-        also = {**one.get("also", {}), more["key"]: more["to"], **more.get("also", {})}
-        if not {one["key"], *one.get("also", {})} & {more["key"], *more.get("also", {})}:
-            return first.rule, first.metric, {**one, "also": also}
-    return None
+def _pairs(good: Sequence[Trial]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield the best advice with each of the next that turn other keys, as one."""
+    first, found = good[:1], 0
+    for one, other in product(first, good[1:]):
+        more = {other.advice["key"]: other.advice["to"], **other.advice.get("also", {})}
+        own = one.advice.get("also", {})
+        if found < PAIRS and not {one.advice["key"], *own} & {*more}:
+            found += 1
+            yield one.rule, one.metric, {**one.advice, "also": {**own, **more}}
 
 
 def follow(scenario: Scenario, advice: Mapping[str, Any]) -> Scenario:
@@ -383,7 +385,7 @@ def table(found: Diagnosis) -> str:
         cells = [_number(trial.values, key) for key in columns]
         price = "" if trial.price is None else f"{trial.price:,.2f}"
         what = words(trial.advice) if trial.advice else "as it is"
-        rows.append((what, *kept, *cells, str(trial.gpus), price))
+        rows.append((what, *kept, *cells, f"{trial.gpus:.3g}", price))
     notes = [f"{words(t.advice)}: cannot be: {t.error}" for t in found.trials if t.error]
     for trial in found.trials:
         if trial.trade:
@@ -427,5 +429,5 @@ def _label(metric: str) -> str:
 
 
 def _number(values: MetricValues, key: str) -> str:
-    value = value_of(values, key)
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    value = values.get(key)
+    return "n/a" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

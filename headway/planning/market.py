@@ -266,7 +266,7 @@ class Market:
     def quick(self, change: Change = AS_IT_IS) -> PlanProblem:
         """Return the problem as it is looked at first: by one short run of each place."""
         criteria, rate = self.problem.criteria, self.traffic.rate or 1.0
-        seconds = min(max(LOOK / rate, SHORTEST), LONGEST)
+        seconds = min(max(LOOK / rate, SHORTEST), LONGEST, criteria.max_seconds)
         quick = replace(
             criteria,
             replications=1,

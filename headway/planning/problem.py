@@ -10,6 +10,7 @@ from headway.planning.design import (
     DesignPoint,
     as_yaml,
     factors,
+    load_point,
     load_points,
     need_runnable,
     refuse_overridden,
@@ -270,7 +271,8 @@ def make_problem(
     key, low, high = "", 0, 0
     asked = options.fewest or next((f"{k}={v}" for k, v in block.fewest.items()), None)
     if asked is not None:
-        key, low, high = _range(asked)
+        firsts = {name: values[0] for name, values in axes}
+        key, low, high = _range(asked, path, firsts, overrides, seed)
     elif not (options.cheapest or block.cheapest):
         key = rate_key(base)[0]
     _check_window(block.window, slos, at_a_load=bool(high) or not key)
@@ -324,8 +326,10 @@ def _check_window(window: float | None, slos: Sequence[Slo], *, at_a_load: bool)
         )
 
 
-def _range(text: str) -> tuple[str, int, int]:
-    """Read `key=LOW..HIGH`."""
+def _range(
+    text: str, path: Source, varied: dict[str, str], overrides: Sequence[str], seed: int | None
+) -> tuple[str, int, int]:
+    """Read `key=LOW..HIGH`; HeadwayError, too, where the scenario takes neither end for the key."""
     key, _, values = text.partition("=")
     low, dots, high = values.partition("..")
     try:
@@ -336,7 +340,14 @@ def _range(text: str) -> tuple[str, int, int]:
         raise HeadwayError(
             f"--fewest {text}: must be dotted.key=LOW..HIGH with 0 <= LOW <= HIGH and HIGH >= 1"
         )
-    return key.strip(), *numbers
+    key = key.strip()
+    ends = [varied | {key: str(max(number, 1))} for number in numbers]
+    given = overrides, seed, DesignPoint
+    points = [load_point(path, end, *given, option="--fewest") for end in ends]
+    wrong = [t for point in points for t in point.errors if t.startswith(f"--fewest {key}=")]
+    if wrong and all(point.errors for point in points):
+        raise HeadwayError(wrong[0])
+    return key, *numbers
 
 
 def rate_key(scenario: Scenario) -> tuple[str, float]:

@@ -34,6 +34,7 @@ FASTER = 1.5  # times as fast must prompts be in larger chunks, as decodes besid
 KEEPING_UP = 1.5  # times as fast as prompts come must smaller chunks be: many come at once
 PROMPTS_FIRST = ("fcfs-v0", "sglang", "tgi")
 """Policies that let prompts go before decodes: none lets them begin sooner."""
+SETTLED = 8  # times that Little's law is put into itself
 KEPT_FREE = 0.1  # share of the blocks that admission keeps free: less is hardly a cause
 
 
@@ -156,23 +157,42 @@ class Advisor:
         if cluster is not None and (budget := cluster.max_gpu_budget) is not None:
             return [turn("cluster.max_gpu_budget", budget, self._enough(budget))]
         if cluster is not None and self.group in cluster.scalers:
-            most = cluster.scalers[self.group].max_replicas
-            key = f"{cluster.scaler_key(self.group)}.max_replicas"
-            return [turn(key, most, self._enough(most))]
+            block, key = cluster.scalers[self.group], cluster.scaler_key(self.group)
+            if (up := self._most_up()) < (most := block.max_replicas):  # it never came to that
+                to = min(self._enough(up), most)
+                return [turn(f"{key}.min_replicas", block.min_replicas, to)]
+            return [turn(f"{key}.max_replicas", most, self._enough(most))]
         key, now = self.replicas_key()
         return [turn(key, now, self._enough(now))] if now < MOST_REPLICAS else []
+
+    def _most_up(self) -> int:
+        """Say how many replicas of an autoscaled group were ordered at once, at most."""
+        cluster, most = self.run.record.cluster, 0
+        assert cluster is not None
+        names = dict(zip(cluster.servers, cluster.groups, strict=True))
+        there: set[int] = set()
+        for _, replica, new in cluster.changes:
+            if names[replica] == self.group:
+                there = there | {replica} if new in ("starting", "up") else there - {replica}
+                most = max(most, len(there))
+        return most
 
     def replicas_key(self) -> tuple[str, int]:
         """Return the key of the group's replicas, and how many they are."""
         cluster = self.run.record.scenario.cluster
         return ("cluster.replicas", 1) if cluster is None else cluster.replicas_of(self.group)
 
-    def _enough(self, now: int) -> int:
-        """Say how many replicas keep up with the arrivals; the clients' load stays as it is."""
+    @property
+    def _spans(self) -> tuple[float, float]:
+        """For how long requests came, and until all were served, s."""
         finish, sent = self.run.table.finish, self.run.table.sent
         sent = sent[~np.isnan(sent)]
         end = np.nanmax(finish, initial=sent.min())  # the former where nobody was served
-        arriving, whole = float(np.ptp(sent)), float(end - sent.min())
+        return float(np.ptp(sent)), float(end - sent.min())
+
+    def _enough(self, now: int) -> int:
+        """Say how many replicas keep up with the arrivals; the clients' load stays as it is."""
+        arriving, whole = self._spans
         times = 2.0 if arriving <= SPAN * whole else HEADROOM * whole / arriving
         return min(max(int(np.ceil(now * times)), now + 1, self._least()), MOST_REPLICAS)
 
@@ -311,6 +331,22 @@ class Advisor:
         kept = [size for size in sizes if 1e3 * self._token_time(size) <= bound]
         key, now = self.key("max_num_seqs"), self.engine.max_num_seqs
         return [turn(key, now, kept[-1])] if kept else []
+
+    def replicas_within(self, now: int, bound: float) -> int:
+        """Say how many replicas share the requests so that the time between tokens is in `bound`.
+
+        In ms. Each has its share of them, and by Little's law fewer at once where they stay for
+        less: not of those that come all at once.
+        """
+        most, (arriving, whole) = float(self._gauges["max_running"]), self._spans
+        alone = self._token_time(round(most))
+        for count in range(now + 1, MOST_REPLICAS):
+            share = running = most * now / count
+            for _ in range(SETTLED if arriving > SPAN * whole else 0):
+                running = share * self._token_time(max(round(running), 1)) / alone
+            if running < 1 or 1e3 * self._token_time(round(running)) <= bound:
+                return count
+        return MOST_REPLICAS
 
     # ---------------------------------------------------------------- memory
 

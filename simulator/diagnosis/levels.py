@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.cluster.config import MOST_REPLICAS
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.advice import HOST, Advice, AdvisedEvidence, Finding, turn
 from simulator.diagnosis.evidence import CAUSES
@@ -140,10 +139,9 @@ def _cures(run: AdvisedEvidence, one: Broken, alone: float) -> Iterator[Advice]:
         cause = max(CAUSES, key=run.wait_shares.__getitem__)
         waits = one.latency in ("ttft", "e2el") and run.wait_shares[cause] >= WAITING
         most = run.advisor.cure(cause) if waits else run.advisor.replicas()
-        if fewer and most:  # as many as share the requests by so few seats
-            times = run.gauges["max_running"] / fewer[0].to
-            to = max(ceil(most[0].value * times), most[0].to)
-            most = [turn(most[0].key, most[0].value, min(to, MOST_REPLICAS))]
+        if fewer and most:
+            now, enough = most[0].value, run.advisor.replicas_within(most[0].value, one.bound)
+            most = [turn(most[0].key, now, max(enough, most[0].to))]
         yield from most
     yield from _faster(run, one)
 

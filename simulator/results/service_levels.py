@@ -241,7 +241,10 @@ class Judged(NamedTuple):
 
     @property
     def unless(self) -> str:
-        """Say which error of the clock would turn the verdict; "": nobody knows."""
+        """Say which error of the clock surely turns the verdict; "": nobody knows.
+
+        Of steps in proportion, rounded up: queues grow faster than steps, so less may do.
+        """
         until = self.until
         if self.slo.name not in SHARES and self.ends is not None and self.span is not None:
             # Values move as a power of the steps' time, rates against it.
@@ -250,11 +253,17 @@ class Judged(NamedTuple):
             until = (self.slo.bound / self.value) ** (1.0 / power)
         if until is None:
             return ""
-        percent = f"{100 * abs(until - 1.0):.2g} %"
-        return f" unless steps are {percent} {'slower' if until > 1.0 else 'faster'}"
+        off = 100 * abs(until - 1.0)
+        digits = 1 - floor(log10(off)) if off else 0
+        percent = f"{ceil(round(off * 10.0**digits, 6)) / 10.0**digits:g} %"
+        return (
+            f", but steps {percent} slower break it"
+            if until > 1.0
+            else (f" unless steps are {percent} faster")
+        )
 
     def __str__(self) -> str:
-        """Say it: `kept by 12 %`, `kept unless steps are 1.4 % slower`, `broken by 3 %`."""
+        """Say it: `kept by 12 %`, `kept, but steps 1.4 % slower break it`, `broken by 3 %`."""
         slo, value = self.slo, self.value
         if not self.served:
             return "broken"
@@ -399,6 +408,20 @@ def need_parts(slos: Iterable[Slo], scenario: Scenario, workload: Workload) -> N
                 f"{what}: no request is of {part}; "
                 f"{'there are ' + ', '.join(there) if there else f'none names a {kind}'}"
             )
+
+
+def bounded_percentiles(slos: Sequence[Slo]) -> dict[str, float]:
+    """Return the percentiles of all requests whose bounds `request_bounds` takes, by their key.
+
+    Nothing where `goodput` is a level: its bounds are of each request.
+    """
+    if any(slo.name == "goodput" for slo in slos):
+        return {}
+    return {
+        f"slo_{slo.latency}_percentile": slo.percentile
+        for slo in sorted(slos, key=lambda slo: slo.bound)
+        if slo.percentile is not None and slo.latency in REQUEST_BOUNDS and not slo.part
+    }
 
 
 def request_bounds(goodput: Mapping[str, Bound], slos: Sequence[Slo]) -> dict[str, Bound]:

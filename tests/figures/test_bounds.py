@@ -52,6 +52,16 @@ def test_bounds_lie_across_the_latencies_of_a_sweep() -> None:
     assert levels(draw_latency(rows()), 0) == []
 
 
+def test_a_bound_on_another_percentile_lies_across_that_percentile() -> None:
+    """A bound on the P95 lay across the P99."""
+    given = {"slo_ttft_ms": 40.0, "slo_ttft_percentile": 95.0, "slo_tpot_ms": 30.0}
+    figure = draw_latency(rows(**given, p95_ttft_ms=45.0, slo_tpot_percentile=97.0))
+    assert 40 in levels(figure, 0)
+    assert figure.axes[0].get_ylabel() == "P95 TTFT (ms)"
+    assert levels(figure, 1) == []  # the table lacks the P97
+    assert levels(draw_latency(rows(**given)), 0) == []
+
+
 def test_a_bound_on_throughput_is_upright_and_in_sight(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SCENARIO)
     found = Run.of("small", run(load_scenario(tmp_path / "s.yaml")))

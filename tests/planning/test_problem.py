@@ -137,3 +137,18 @@ def test_any_percentile_can_be_bounded(scenario: Path):
     numbers = read_metric_values(result, [parse_slo("p97.5_e2el_ms<=1")])
     frame = result.requests
     assert numbers["p97.5_e2el_ms"] == pytest.approx(frame["e2el"].quantile(0.975) * 1000)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ("engine.nope=1..4", "engine.nope: unknown key"),
+        ("engine.scheduling_policy=1..4", "must be a name or a mapping"),
+    ],
+)
+def test_a_key_that_cannot_be_searched_is_bad_input(asked: str, error: str, capsys) -> None:
+    """It was a plan without an answer, with exit code 1."""
+    assert main(["plan", "demo", "--fewest", asked]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"headway: error: --fewest {asked.partition('=')[0]}=1: ")
+    assert error in line

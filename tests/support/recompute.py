@@ -162,6 +162,15 @@ def _bounds(run: Run) -> dict[str, float]:
     return bounds | (goodput if asked else {})
 
 
+def _percentiles(levels: list[str], bounds: dict[str, float]) -> dict[str, float]:
+    """Which percentiles the bounds are of, unless goodput is a level."""
+    named = [re.fullmatch(r"p([\d.]+)_(ttft|tpot|e2el)_ms<=(.*)", text) for text in levels]
+    if any(text.startswith("goodput") for text in levels):
+        return {}
+    loosest = [one for one in named if one and float(one[3]) == bounds[one[2]]]
+    return {f"slo_{one[2]}_percentile": float(one[1]) for one in loosest}
+
+
 def _step_span(run: Run) -> list[float]:
     """Between what shares of their time steps lie with 95 %: the widest of all that is told."""
     own = run.summary["headway"]
@@ -187,6 +196,7 @@ def _service_levels(run: Run, summary: Values) -> Values:
         done = done[done.finish.between(*window)]
     count = len(done) + failed
     own: Values = {f"slo_{name}_ms": bound for name, bound in bounds.items()}
+    own |= _percentiles(levels, bounds)
     own |= {
         f"slo_attainment_{name}": share(_keep(done, {name: bound}).sum(), count)
         for name, bound in bounds.items()
