@@ -12,7 +12,7 @@ FLEET = """name: fleet
 model: llama-3-8b
 gpu: {name: A100-80GB}
 workload: {num_prompts: 300, request_rate: 4, input_len: 1000, output_len: 200, range_ratio: 0.8}
-slo: [p90_tpot_ms<=16]
+slo: [p90_tpot_ms<=17]
 cluster:
   router: least_outstanding
   autoscaling: {metric: queue_depth, target: 4, max_replicas: 6, interval: 10, startup_delay: 20}

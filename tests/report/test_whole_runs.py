@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.report.text import LONG, cost_lines
+from headway.report.text import LONG, blind, cost_lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 LLAMA, MIXTRAL = "llama-3-8b.a100.bf16", "mixtral-8x7b.h100.bf16"
@@ -41,3 +41,12 @@ def test_runs_by_data_sheet_and_by_costs_of_ones_own() -> None:
     assert "53 % off" in band("roofline", 100.0, "kernels of llama-3-8b on MI300X")
     assert "by roofline | 53 |" in PAGE.read_text()
     assert not band("linear", 100.0)
+
+
+def test_medians_of_blind_runs_are_those_of_the_page() -> None:
+    """They were typed, beside the table of `make accuracy`."""
+    page = PAGE.read_text("utf-8")
+    rows = {"dense": "MI300X: dense", "experts": "the same: experts on NVIDIA"}
+    for kind, named in rows.items():
+        assert f"{named} | {blind(kind).removesuffix(' %')} |" in page
+    assert f"on PCIe, by roofline | {blind('data sheet').removesuffix(' %')} |" in page
