@@ -297,8 +297,9 @@ def draw_chunk(rows: "pd.DataFrame") -> "Figure":
 def bounded_metric(rows: "pd.DataFrame", usual: str) -> str:
     """Return the metric of a latency that service levels bound, be it in the table or not."""
     latency = usual.split("_")[1]
-    asked = rows[column].dropna() if (column := f"slo_{latency}_percentile") in rows else ()
-    return f"p{asked.iloc[0]:g}_{latency}_ms" if len(asked) else usual
+    column = f"slo_{latency}_percentile"
+    asked = rows[column].dropna().tolist() if column in rows else []
+    return f"p{asked[0]:g}_{latency}_ms" if asked else usual
 
 
 def bounds_of(rows: "pd.DataFrame", metric: str, where: str = "the sweep's table") -> list[float]:

@@ -268,7 +268,7 @@ def _try_all(
     trials = []
     for (rule, metric, advice), one in zip(advised, followed, strict=True):
         outcome = one if isinstance(one, Outcome) else next(outcomes)
-        gpus, price = (0, None)
+        gpus, price = 0.0, None
         if isinstance(one, Scenario) and outcome.values:
             gpus, price = resources(one, [outcome.values])
         warn_once(outcome.warned, warned, words(advice))
