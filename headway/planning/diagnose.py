@@ -13,7 +13,7 @@ from headway.planning.problem import PlanOptions, make_problem, rate_key
 from headway.planning.runs import MetricValues, Outcome, metric_values, run_all, warn_once
 from headway.report.metric_rows import BY_KEY
 from headway.report.text import align, served_of
-from simulator.diagnosis.advice import words
+from simulator.diagnosis.finding import words
 from simulator.diagnosis.rules import NOTHING
 from simulator.results.service_levels import Judged, Slo, parse_slo
 from simulator.results.steady_state import trend_warning

@@ -1,10 +1,9 @@
-"""Findings, and advice: which key of the scenario to raise, lower or set, by how much, and why."""
+"""Advice on a run: which keys of its scenario to raise, lower or set, and by how much."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from simulator.core.log import Log
 from simulator.core.request import Chunk, Request, Step
 from simulator.diagnosis.evidence import Evidence
 from simulator.diagnosis.feasibility import busy_share, least_length, obstacles
+from simulator.diagnosis.finding import Advice, turn
 from simulator.results.breakdown import prompt_rows
 from simulator.results.record import replicas_in
 from simulator.results.request_table import Ints
@@ -36,55 +36,6 @@ PROMPTS_FIRST = ("fcfs-v0", "sglang", "tgi")
 """Policies that let prompts go before decodes: none lets them begin sooner."""
 SETTLED = 8  # times that Little's law is put into itself
 KEPT_FREE = 0.1  # share of the blocks that admission keeps free: less is hardly a cause
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Advice:
-    """A key of the scenario, what it is and what it should be."""
-
-    direction: Literal["raise", "lower", "set"]
-    key: str  # dotted
-    value: Any  # now; None: the default
-    to: Any
-    also: Mapping[str, Any]  # further keys that must change with it
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as summary.json has it."""
-        found = {"direction": self.direction, "key": self.key, "from": self.value, "to": self.to}
-        return found | ({"also": dict(self.also)} if self.also else {})
-
-
-def words(advice: Mapping[str, Any]) -> str:
-    """Say it: `raise engine.max_num_seqs from 16 to 64`."""
-    key, now, to = (advice[name] for name in ("key", "from", "to"))
-    also = "".join(f" and {name} to {value}" for name, value in advice.get("also", {}).items())
-    if advice["direction"] == "set":
-        return f"set {key} to {_word(to)} (now {_word(now)}){also}"
-    return f"{advice['direction']} {key} from {_word(now)} to {_word(to)}{also}"
-
-
-def _word(value: Any) -> str:
-    """Write a value as YAML does."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-
-
-def turn(key: str, value: Any, to: Any, also: Mapping[str, Any] | None = None) -> Advice:
-    """Advise a value; numbers are raised or lowered, all else is set."""
-    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, to))
-    direction: Literal["raise", "lower", "set"] = "set"
-    if numbers:
-        direction = "raise" if to > value else "lower"
-    return Advice(direction, key, value, to, also or {})
-
-
-class Finding(NamedTuple):
-    """Something that stands out."""
-
-    weight: float  # 0 to 1, about the share of the requests' time (or work) that is at stake
-    text: str
-    metric: str  # of the summary: what the advice is to improve
-    advice: Sequence[Advice]  # the best first
-    figures: dict[str, float | int | str]
 
 
 class Advisor:

@@ -2,7 +2,8 @@
 
 from math import ceil
 
-from simulator.diagnosis.advice import AdvisedEvidence, Finding, turn
+from simulator.diagnosis.advice import AdvisedEvidence
+from simulator.diagnosis.finding import Finding, turn
 
 SHARE = 0.05  # of the busy time, or of the requests' time
 KEYS = ("max_num_encoder_input_tokens", "encoder_cache_size")

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.cluster.config import AutoscalingConfig
-from simulator.diagnosis.advice import Advice, AdvisedEvidence, Finding, turn
+from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.evidence import Evidence, count_at, known_share
+from simulator.diagnosis.finding import Advice, Finding, turn
 from simulator.results.request_table import Flags, Floats
 
 DELAYED = 0.05  # share of the requests' time that failures, or an autoscaler's delays, must take

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.core.request import Chunk, Request, Step
-from simulator.diagnosis.advice import HOST, Advice, AdvisedEvidence, Finding, turn
+from simulator.diagnosis.advice import HOST, AdvisedEvidence
 from simulator.diagnosis.evidence import CAUSES
+from simulator.diagnosis.finding import Advice, Finding, turn
 from simulator.models.gpus import GPUS
 from simulator.results.service_levels import (
     FINISH,

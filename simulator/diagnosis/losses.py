@@ -3,7 +3,8 @@
 import numpy as np
 
 from simulator.core.log import REJECTED
-from simulator.diagnosis.advice import AdvisedEvidence, Advisor, Finding
+from simulator.diagnosis.advice import AdvisedEvidence, Advisor
+from simulator.diagnosis.finding import Finding
 from simulator.results.request_table import RETRY
 
 GIVEN_UP = 0.01  # share of the requests

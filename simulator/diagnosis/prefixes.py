@@ -2,8 +2,9 @@
 
 from math import ceil
 
-from simulator.diagnosis.advice import AdvisedEvidence, Finding, turn
+from simulator.diagnosis.advice import AdvisedEvidence
 from simulator.diagnosis.evidence import known_share
+from simulator.diagnosis.finding import Finding, turn
 from simulator.diagnosis.fleet_rules import KNOWN, REUSE, STICKY_ROUTERS
 from simulator.models.gpus import GIB
 

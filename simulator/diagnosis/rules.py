@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.diagnosis.advice import HOST, MOST, Advice, AdvisedEvidence, Finding, turn, words
+from simulator.diagnosis.advice import HOST, MOST, AdvisedEvidence
 from simulator.diagnosis.encoder import encoder
 from simulator.diagnosis.evidence import (
     ADAPTERS,
@@ -21,6 +21,7 @@ from simulator.diagnosis.evidence import (
     POLICY,
     TOKEN_BUDGET,
 )
+from simulator.diagnosis.finding import Advice, Finding, turn, words
 from simulator.diagnosis.fleet_rules import (
     autoscaling,
     explained,

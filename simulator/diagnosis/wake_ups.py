@@ -1,6 +1,7 @@
 """What stands out where models share GPUs: requests wait for theirs to wake up."""
 
-from simulator.diagnosis.advice import AdvisedEvidence, Finding, turn
+from simulator.diagnosis.advice import AdvisedEvidence
+from simulator.diagnosis.finding import Finding, turn
 from simulator.diagnosis.fleet_rules import DELAYED, woken_for
 
 

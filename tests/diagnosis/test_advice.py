@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from simulator import load_scenario, run
-from simulator.diagnosis.advice import turn, words
 from simulator.diagnosis.evidence import known_share
+from simulator.diagnosis.finding import turn, words
 from simulator.diagnosis.prefixes import forgotten_prefixes, prefix_reuse
 from simulator.workload.workload import Workload
 

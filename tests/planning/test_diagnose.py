@@ -21,7 +21,7 @@ from headway.planning.diagnose import (
 )
 from headway.planning.runs import metric_values
 from simulator import diagnose, load_scenario, run
-from simulator.diagnosis.advice import turn, words
+from simulator.diagnosis.finding import turn, words
 from simulator.results.service_levels import parse_slo
 from simulator.scenario.load import check_scenario, with_keys
 from simulator.util.errors import HeadwayError
