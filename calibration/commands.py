@@ -270,7 +270,7 @@ def live(
     folder = check_folder(out or Path("out") / f"{loaded.name}-live")
     if there := [*folder.glob("live.json"), *folder.glob(RERUN_PATTERN)]:
         raise HeadwayError(
-            f"--out {folder}: holds a live run already ({there[0].name}); give another folder"
+            f"--out {folder}: has a live run already ({there[0].name}); give another folder"
         )
     play, about = _start_engine(engine, loaded, device, clock, graphs=not no_graphs)
     for number in range(reruns + 1):

@@ -50,7 +50,7 @@ class StagingBuffer:
         if end > len(self.array):
             if self.fixed:
                 room = len(self.array)
-                raise ValueError(f"a step needs {end} numbers and the block holds {room}")
+                raise ValueError(f"a step needs {end} numbers and the block has {room}")
             self._allocate(2 * end)
         if self._copied is not None:
             self._copied.synchronize()  # the copy before this one has left the block

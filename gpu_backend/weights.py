@@ -141,7 +141,7 @@ class _Checkpoint:
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise HeadwayError(f"{folder}: holds no *.safetensors file")
+            raise HeadwayError(f"{folder}: has no *.safetensors file")
         self.device = device
         self.dtype = dtype
         self.wrong: list[str] = []

@@ -67,7 +67,7 @@ def calibrate(setup: Setup, out: Path, echo: Echo = print) -> StepFit:
         )
     if (out / STEPS).exists():
         raise HeadwayError(
-            f"--out {out}: holds measurements already; give another folder, or refit them with "
+            f"--out {out}: has measurements already; give another folder, or refit them with "
             f"--from {out / STEPS}"
         )
     engine = Engine(

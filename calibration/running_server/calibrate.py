@@ -106,7 +106,7 @@ def _check(url: str, minutes: float, max_rate: float, steps: Path | None, out: P
     if steps is not None and not steps.is_file():
         raise HeadwayError(f"--steps {steps}: no such file; the server's recorder writes it")
     if (out / LOADS).exists():
-        raise HeadwayError(f"--out {out}: holds a calibration's loads already; give another folder")
+        raise HeadwayError(f"--out {out}: has a calibration's loads already; give another folder")
 
 
 def _write_load(out: Path, number: int, sent: Sent) -> None:

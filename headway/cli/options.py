@@ -59,7 +59,7 @@ class Reading:
 
     columns: Annotated[
         str | None,
-        silent("which column holds what, as arrival=start_ms,prompt=prompt_tokens,output=.."),
+        silent("which column has what, as arrival=start_ms,prompt=prompt_tokens,output=.."),
     ] = None
     chars_per_token: CharsPerToken = None
     encoding: Annotated[str | None, silent("encoding of the file, as cp1252 [default: UTF-8]")] = (

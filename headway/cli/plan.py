@@ -72,7 +72,7 @@ def plan(  # more than 80 lines: 50 are its options
         float | None, silent("s; every such stretch must keep the bounds, as 3600: every hour")
     ] = None,
     optuna: Annotated[
-        int | None, silent("try so many of the combinations, chosen by Optuna")
+        int | None, silent("try this many of the combinations, chosen by Optuna")
     ] = None,
     jobs: Workers = None,
     out: Annotated[

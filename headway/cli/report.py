@@ -39,18 +39,18 @@ def report(
         raise HeadwayError(f"--out {out}: must end in .html or .htm")
     if any(is_table_folder(folder) for folder in folders):
         if len(folders) > 1:
-            raise HeadwayError(f"{len(folders)} folders: a page holds one sweep or plan")
+            raise HeadwayError(f"{len(folders)} folders: a page has one sweep or plan")
         text, names = table_page(folders[0])
         return _write(out, text, names)
     inside = [table for folder in folders for table in table_folders(folder)]
     if inside and not any((path / "summary.json").exists() for path, _ in run_folders(folders)):
         if len(inside) > 1:
-            raise HeadwayError(f"{_listed(inside)}: a page holds one sweep or plan; name one")
+            raise HeadwayError(f"{_listed(inside)}: a page has one sweep or plan; name one")
         text, names = table_page(inside[0])
         return _write(out, text, f"{inside[0]}, {names}")
     runs = read_runs(folders)
     if len(runs) > MOST:
-        raise HeadwayError(f"{len(runs)} runs are too many for one page, which holds {MOST}")
+        raise HeadwayError(f"{len(runs)} runs are too many for one page, which has {MOST}")
     written = _write(out, page(runs), ", ".join(run.label for run in runs))
     if inside:
         print(f"left out: {_listed(inside)}: a sweep or plan has a page of its own")

@@ -148,7 +148,7 @@ class Workers:
     jobs: Annotated[
         int | None,
         silent(
-            "run a cluster's replicas on so many workers; only for routers that look at no "
+            "run a cluster's replicas on this many workers; only for routers that look at no "
             "replica, or pods"
         ),
     ] = None

@@ -41,7 +41,7 @@ def read_cases(path: Path) -> list[Case]:
             except HeadwayError as error:
                 messages += error.messages
     if messages or not cases:
-        raise HeadwayError(messages or f"{path}: holds no case")
+        raise HeadwayError(messages or f"{path}: has no case")
     return cases
 
 

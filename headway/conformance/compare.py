@@ -248,7 +248,7 @@ def read_goldens(path: Path, cases: list[Case]) -> list[Golden]:
         else:
             found[-1].lines.append((number, line))
     if len(found) != len(cases):
-        raise HeadwayError(f"{path}: holds {len(found)} recordings for {len(cases)} cases")
+        raise HeadwayError(f"{path}: has {len(found)} recordings for {len(cases)} cases")
     problems = [problem for case, golden in zip(cases, found, strict=True)
                 for problem in _check(case, golden)]  # fmt: skip
     if problems:

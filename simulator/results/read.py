@@ -79,7 +79,7 @@ def load_mapping(path: Path, parse: Callable[[str], object]) -> Mapping[str, Any
     except ValueError as error:
         raise HeadwayError(f"{path}: damaged: {error}") from None
     if not isinstance(found, Mapping):
-        raise HeadwayError(f"{path}: damaged: it holds no keys")
+        raise HeadwayError(f"{path}: damaged: it has no keys")
     return found
 
 
@@ -249,7 +249,7 @@ def check_count(path: Path, count: float, summary: Mapping[str, Any], key: str) 
     told = summary.get(key, summary["headway"].get(key))
     if told is not None and told != count:
         raise HeadwayError(
-            f"{path}: damaged: it holds {count:,g} of the {told:,g} {COUNTED[key]} of summary.json"
+            f"{path}: damaged: it has {count:,g} of the {told:,g} {COUNTED[key]} of summary.json"
         )
 
 
@@ -331,7 +331,7 @@ def check_columns(frame: "pd.DataFrame", columns: Sequence[str], where: object) 
     for name in columns if len(frame) else ():  # without rows there is no telling
         lacking = name in NEVER_EMPTY and frame[name].isna().any()
         if lacking or not pd.api.types.is_numeric_dtype(frame[name]):
-            raise HeadwayError(f"{where}: damaged: {name} holds what is no number")
+            raise HeadwayError(f"{where}: damaged: {name} has what is no number")
 
 
 def need_columns(frame: "pd.DataFrame", columns: Sequence[str], where: object) -> None:

@@ -73,7 +73,7 @@ def _unprintable(value: object, key: Key) -> Iterator[FieldError]:
         yield from _unprintable(name, (*key, str(name)))
         yield from _unprintable(one, (*key, str(name)))
     if isinstance(value, str) and (found := Reader.NON_PRINTABLE.search(value)):
-        yield key, f"holds the control character {found[0]!r}"
+        yield key, f"has the control character {found[0]!r}"
 
 
 def block_class(key: Key) -> type[Config] | None:

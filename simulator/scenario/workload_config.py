@@ -105,7 +105,7 @@ class WorkloadConfig(Config):
     trace: TraceConfig | None = Field(None, description="a trace to play; null: generate")
     columns: str | dict[str, str] | None = Field(
         None,
-        description="which column of the trace holds what, where no format is known: arrival, "
+        description="which column of the trace has what, where no format is known: arrival, "
         "prompt, output, client, model, priority, max_tokens; arrival=timestamp:ms,prompt=.. or a "
         "mapping",
     )

@@ -127,7 +127,7 @@ def _words(column: Words) -> Chars:
     """Lay out words; the last line of the table is the empty cell."""
     encoded = [_quoted([name]) for name in column.names]
     if any(b"\0" in cell for cell in encoded):
-        raise ValueError("a name holds the character NUL")
+        raise ValueError("a name has the character NUL")
     table = np.array([*encoded, b""], dtype=f"S{max(map(len, encoded), default=1) or 1}")
     return table.view(np.uint8).reshape(len(table), -1)[column.codes]
 

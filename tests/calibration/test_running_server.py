@@ -74,7 +74,7 @@ def test_a_served_scenario_comes_back(tmp_path: Path, capsys: pytest.CaptureFixt
     assert folders[-1].endswith("probe-again")
     assert "held out" in printed.out
     assert main([*words, "--server", "http://127.0.0.1:9"]) == 2  # and the folder is left as it is
-    assert "holds a calibration's loads already" in capsys.readouterr().err
+    assert "has a calibration's loads already" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_missing_and_surplus_steps_are_differences(golden: tuple[Path, Path]) ->
             ],
             "small.jsonl:3: extra: a field that Headway does not know",
         ),
-        (lambda lines: [*lines, *lines], "holds 2 recordings for 1 cases"),
+        (lambda lines: [*lines, *lines], "has 2 recordings for 1 cases"),
     ],
 )
 def test_a_damaged_recording_is_told_in_one_line(

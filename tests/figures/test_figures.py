@@ -107,7 +107,7 @@ def test_damaged_tables_are_told(folder, tmp_path, capsys) -> None:
     steps = pd.read_csv(tmp_path / "bad" / "steps.csv")
     for table, told in (
         (steps.drop(columns="preempted"), "steps.csv: has no column preempted"),
-        (steps.assign(start="soon"), "steps.csv: damaged: start holds what is no number"),
+        (steps.assign(start="soon"), "steps.csv: damaged: start has what is no number"),
     ):
         table.to_csv(tmp_path / "bad" / "steps.csv")
         assert main(["plot", "kv", str(tmp_path / "bad")]) == 2
@@ -134,13 +134,13 @@ def test_damaged_sweeps_are_told(folder, tmp_path, capsys) -> None:
     ):
         rows.assign(**{key: "x"}).to_csv(tmp_path / "results.csv")
         assert main(["plot", kind, str(tmp_path)]) == 2
-        assert f"damaged: {key} holds what is no number" in capsys.readouterr().err
+        assert f"damaged: {key} has what is no number" in capsys.readouterr().err
 
 
 def test_damaged_live_steps_are_told(tmp_path, capsys) -> None:
     (tmp_path / "steps_measured.csv").write_text(LIVE.replace("0.020", "soon"), "utf-8")
     assert main(["plot", "steps", str(tmp_path)]) == 2
-    assert "damaged: seconds holds what is no number" in capsys.readouterr().err
+    assert "damaged: seconds has what is no number" in capsys.readouterr().err
 
 
 def test_runs_called_the_same_are_told_apart(folder, tmp_path) -> None:

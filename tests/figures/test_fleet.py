@@ -197,7 +197,7 @@ def test_the_picture_and_the_page(folders: dict[str, Path], tmp_path: Path) -> N
         ("time,replica,group,state\n0,0.5,all,up\n", "row 0: is no change"),
         ("time,replica,group,state\n0,0,all,gone\n", "row 0: is no change"),
         ("time,replica,group\n0,0,all\n", "has no column state"),
-        ("time,replica,group,state\n0,x,all,up\n", "replica holds what is no number"),
+        ("time,replica,group,state\n0,x,all,up\n", "replica has what is no number"),
         (None, "no such file"),
     ],
 )

@@ -211,7 +211,7 @@ def test_staging_keeps_addresses_and_refuses_what_does_not_fit() -> None:
     _, again = staging.stage([np.full(3, 9, np.int32), np.full(20, 8, np.int32)])
     assert [part.data_ptr() for part in again] == places
     assert first[0].tolist() == [9, 9, 9]
-    with pytest.raises(ValueError, match="a step needs 80 numbers and the block holds 64"):
+    with pytest.raises(ValueError, match="a step needs 80 numbers and the block has 64"):
         staging.stage([np.zeros(70, np.int32)])
 
 

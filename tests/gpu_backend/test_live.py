@@ -139,7 +139,7 @@ def test_live_writes_what_run_writes_and_more(
     assert names == written | {"live.json", "profile.yaml", "rerun-1"}
     again = ["live", str(SCENARIO), *FEW_SETS, "--out", str(tmp_path / "l")]
     assert main(again) == 2  # its reruns would be taken for those of another run
-    assert "holds a live run already (live.json)" in capsys.readouterr().err
+    assert "has a live run already (live.json)" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "l").iterdir()} == names
     assert main([*again[:-1], str(tmp_path / "m"), "--reruns", "-1"]) == 2
     assert "--reruns -1: must be at least 0" in capsys.readouterr().err

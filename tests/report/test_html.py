@@ -270,7 +270,7 @@ def test_too_many_runs_and_none(folder: Path, tmp_path: Path, capsys) -> None:
     for k in range(9):
         shutil.copytree(folder / "csv", tmp_path / str(k))
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "x.html")]) == 2
-    assert "9 runs are too many for one page, which holds 8" in capsys.readouterr().err
+    assert "9 runs are too many for one page, which has 8" in capsys.readouterr().err
     assert main(["report"]) == 2
     assert main(["report", str(folder / "csv"), str(folder / "csv")]) == 2
     assert "is given twice" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_a_page_holds_one_sweep(tmp_path: Path, capsys) -> None:
     out = sweep(tmp_path, *KEYS)
     capsys.readouterr()
     assert main(["report", str(out), str(out), "--out", str(tmp_path / "r.html")]) == 2
-    assert "a page holds one sweep or plan" in capsys.readouterr().err
+    assert "a page has one sweep or plan" in capsys.readouterr().err
     (out / "results.csv").write_text("a,b\n")
     assert main(["report", str(out), "--out", str(tmp_path / "r.html")]) == 2
     assert "its table has no row" in capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_a_folder_around_a_sweep_is_it_unless_there_is_more(tmp_path: Path, caps
     (other / "results.csv").write_bytes((out / "results.csv").read_bytes())
     assert main(["report", str(tmp_path), "--out", str(page)]) == 2
     told = capsys.readouterr().err
-    assert told == f"headway: error: {other}, {out}: a page holds one sweep or plan; name one\n"
+    assert told == f"headway: error: {other}, {out}: a page has one sweep or plan; name one\n"
     run = ["run", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "run"), "--quiet"]
     assert main(run) == 0
     capsys.readouterr()

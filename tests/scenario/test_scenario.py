@@ -270,7 +270,7 @@ def test_control_characters_are_refused_in_values_and_keys(text: str) -> None:
         {"cluster": {"groups": {text: {"replicas": 1}}}},
         {"engine": {"scheduling_policy": {"policy": "fair", "weights": {text: 1.0}}}},
     ):
-        with pytest.raises(HeadwayError, match="holds the control character '") as caught:
+        with pytest.raises(HeadwayError, match="has the control character '") as caught:
             load_scenario(raw)
         assert len(str(caught.value).splitlines()) == 1
     assert load_scenario({"description": "a\tb\r\nc\x85 \u2028"}).description

@@ -101,7 +101,7 @@ def test_a_wrong_priority_in_json(tmp_path, value, why):
 def test_a_wrong_client_in_json_is_told_once(tmp_path, value):
     (told,) = problems(tmp_path, labelled("mooncake", ["a", value], [1, 1]))
     assert told.startswith("trace:2: client: ")
-    assert told.endswith(("is no name", "holds the character NUL"))
+    assert told.endswith(("is no name", "has the character NUL"))
 
 
 @pytest.mark.parametrize("value", ["x", "1.5", "9" * 16, "1_0"])

@@ -27,7 +27,7 @@ Numbers = npt.NDArray[np.int64 | np.float64]
 def name_problem(name: str) -> str:
     """Say what is wrong with a client's name, if anything: it must fit into tables, as UTF-8."""
     if "\0" in name:
-        return "holds the character NUL"
+        return "has the character NUL"
     return "is no Unicode text" if any("\ud800" <= one <= "\udfff" for one in name) else ""
 
 

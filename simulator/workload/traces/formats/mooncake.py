@@ -147,7 +147,7 @@ def _link(turns: list[_Turn], *, whole: bool) -> list[int]:
     if repeating:
         warnings.warn(
             f"session_turns: {repeating} later turns begin like their session; if every line "
-            "holds its whole prompt, say session_turns: whole",
+            "has its whole prompt, say session_turns: whole",
             HeadwayWarning,
             stacklevel=4,
         )
