@@ -107,7 +107,7 @@ def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: 
             f"knows {UNIFORM} routing alone"
         )
     others = any(name.startswith(f"{model.name}.") for name in shipped_profiles())
-    there = "; `headway profile list` has those of other layouts" if others else ""
+    there = "; `headway profile list` has profiles of other layouts" if others else ""
     words = [f"{key} {value}" for key, value in settings_of(model, engine).items()]
     return (
         f"engine.expert_routing: no profile is shipped of {model.name} on {gpu.name} with "

@@ -112,7 +112,7 @@ OTHERS = {
         "policies/fair.py",
         "account.entry = -1",
         "account.entry = -2",
-    ): "any number below 0 says that no entry holds",
+    ): "any number below 0 says that no entry is valid",
     (
         "schedulers/sglang/scheduler.py",
         "self._resets_full = False",

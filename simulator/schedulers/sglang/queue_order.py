@@ -103,7 +103,7 @@ def check_orders(policy: type, name: str) -> None:
     more = {
         "displaces": "lets waiting requests displace running ones",
         "victim": "picks victims",
-        "promote": "promotes who has waited long",
+        "promote": "promotes requests that have waited long",
     }
     for hook, what in more.items():
         if hasattr(policy, hook):
