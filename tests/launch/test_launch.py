@@ -218,10 +218,11 @@ def test_what_is_wrong_is_one_line(command, what):
 
 
 def test_what_is_not_simulated_is_told_and_the_rest_listed_once():
-    lines = read_launch(f"{SERVE} --enable-dbo --port 1 --api-key x").lines()
+    command = f"{SERVE} --enable-dbo --port 1 --no-swa-bounded-replay --api-key x"
+    lines = read_launch(command).lines()
     assert len(lines) == 2
     assert "--enable-dbo is not simulated" in lines[0]
-    assert lines[1].endswith("time and decisions: --port, --api-key")
+    assert lines[1].endswith("time and decisions: --port, --no-swa-bounded-replay, --api-key")
 
 
 @pytest.mark.parametrize(
