@@ -197,7 +197,7 @@ def test_trtllm_bench(put):
     ("text", "said"),
     [
         ("INFO 07-01 12:00:00 [logger.py:43] Received request a: prompt: 'x', params: "
-         "SamplingParams(n=1)", "vLLM's request log, which does not say how long answers were"),
+         "SamplingParams(n=1)", ":1: prompt_token_ids: a: not logged"),
         ("Metric,avg,min,max\nRequest Latency (ms),300,290,310", "is a summary of GenAI-Perf"),
         ('{"service_kind": "openai", "experiments": [{"requests": []}]}', "counts no tokens"),
         ('{"engine": {},\n "world_info": {},\n "performance": {}}', "report of trtllm-bench"),

@@ -55,15 +55,18 @@ def make_table(
     _add_apart(columns)
     output = columns["output"]
     broken, failed = failed & (asked > 0), failed & (asked <= 0)
-    kept = np.flatnonzero((output > 0) & ~failed)
+    answered = np.flatnonzero((output > 0) & ~failed)
+    kept = _each_answer(columns, answered, ledger)
     part = _part(columns, kept)
+    if "several" in columns:
+        _share_output(part, kept)
     table = _rows(part, units)
     table.ledger, table.rows = ledger, kept
     if empty := int((table.prompt < 1).sum()):
         text = f"{path}: {empty} prompts of no tokens are taken as of one"
         warnings.warn(text, HeadwayWarning, stacklevel=4)
         table.prompt = np.maximum(table.prompt, 1)
-    table.failed = unread + len(output) - len(kept)
+    table.failed = unread + len(output) - len(answered)
     if table.measured is not None:
         for k, problem in _measure(table, table.measured, part, units):
             raise HeadwayError(f"{path}:{place[kept[k]]}: {problem}")
@@ -80,6 +83,30 @@ def make_table(
             _span_of("e2el", lost), _since("end", table.lost, lost, units)
         )
     return table
+
+
+def _each_answer(columns: Columns, kept: Ints, ledger: Ledger) -> Ints:
+    """Return the rows, one as often as it asks for answers to its prompt.
+
+    vLLM sends each answer through its scheduler as a request of its own. A column that counts up by
+    one is a number of rows, whatever its name.
+    """
+    asked = np.asarray(columns.get("samples", np.ones(len(columns["output"]), np.int64)))
+    rows = len(asked) > 2 and bool((np.diff(asked) == 1).all())
+    if rows or (several := int((asked[kept] > 1).sum())) == 0:
+        return kept
+    columns["several"] = asked
+    told = "requests that ask for several answers, each played as a request of that prompt"
+    text = ", which share out the tokens that are logged"
+    ledger.note(f"{ledger.name_of['samples']}: {told}{text}", several)
+    return np.repeat(kept, np.clip(asked, 1, np.maximum(columns["output"], 1))[kept])
+
+
+def _share_output(columns: Columns, kept: Ints) -> None:
+    """Share out the tokens of several answers evenly, the first ones a token more."""
+    _, first, count = np.unique(kept, return_index=True, return_counts=True)
+    share, place = np.repeat(count, count), np.arange(len(kept)) - np.repeat(first, count)
+    columns["output"] = columns["output"] // share + (place < columns["output"] % share)
 
 
 def pick(values: Sequence[Any], kept: Sequence[int]) -> list[Any]:
@@ -151,6 +178,8 @@ def _add_contents(path: Path, table: Table, columns: Columns, kept: Ints) -> Non
         found = read_prefixes(columns, prompts.tolist(), columns["output"].tolist())
     except ValueError as error:
         raise HeadwayError(f"{path}: prefix: {error}") from None
+    if found is None and "several" in columns:
+        table.segments = [((("in", k), int(prompts[k])),) for k in kept.tolist()]
     if found is not None:
         place = np.full(len(found) + 1, -1)
         place[kept] = np.arange(len(kept))

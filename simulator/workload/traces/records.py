@@ -54,8 +54,7 @@ CHANGING = {
     *JUDGED,
     *("cache_write", "thoughts", "requests", "asked", "prefix_request", "media", "whole_prompt"),
     *("client", "model", "client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
-    "conversation",
-    "total",
+    *("conversation", "total", "samples"),
 }
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
@@ -127,7 +126,7 @@ class Records:
         idle = {n for n in names if any(fnmatchcase(n, one) for one in self.form.idle)}
         found = find_fields(n for n in names if n not in taken | idle)
         for field, source in without_length(found, self.sources).items():
-            plain = field in {*NOTED, *NAMES, "images"} or lists.isdisjoint(source.names)
+            plain = field in {*NOTED, *NAMES, "images", "samples"} or lists.isdisjoint(source.names)
             word = plain_words(source.names[0])
             if field == "arrival" and {word, word.rpartition("_")[0]} & {*SENT}:
                 if not self.named:
@@ -204,6 +203,10 @@ class Records:
         path = self.problems.path
         self._check_centuries(columns, place)
         self._check_totals(columns, place)
+        asked = columns.pop("samples", None) if self.form.beside else None
+        if asked is not None and (asked > 1).any():  # its reader has one place for each request
+            text = "requests that ask for several answers, played as one of all their tokens"
+            ledger.note(f"{self._name('samples')}: {text}", int((asked > 1).sum()))
         gone = {"failed": failed, "unread": self.unread}
         table = make_table(path, columns, self.units, place, ledger, **gone)
         table.rows = rows[table.rows]
