@@ -435,8 +435,7 @@ class Scenario(Config):
             media, more = draws.draw(0, len(workload), workload.images)
         except ValueError as error:
             raise self._errors(field_errors(("workload", "multimodal"), error)) from None
-        workload.segments = insert(workload.segments, workload.prompt_tokens, media)
-        workload.prompt_tokens = workload.prompt_tokens + more
+        insert(workload, media, more)
 
     def _draw_max_tokens(
         self, workload: Workload, load: TraceReader, rng: "Generator | None" = None

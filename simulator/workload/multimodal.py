@@ -21,7 +21,7 @@ from simulator.workload.distributions import (
     token_counts,
     weighted_choice,
 )
-from simulator.workload.workload import Floats, Ints
+from simulator.workload.workload import Floats, Ints, Workload
 
 ONE, TOKENS = Fixed(1), Fixed(1024)
 
@@ -108,15 +108,15 @@ def _places(many: Ints) -> list[int]:
     return [*chain.from_iterable(map(range, many.tolist()))]
 
 
-def insert(
-    segments: list[Segments | None] | None, texts: Ints, media: list[Segments]
-) -> list[Segments | None]:
-    """Put images and clips before the last run of each prompt, as vLLM's templates do before text.
+def insert(workload: Workload, media: list[Segments], more: Ints) -> None:
+    """Put images and clips, of `more` tokens, before the last run of each prompt of a trace.
 
-    `texts` are the tokens of the prompts without them.
+    As vLLM's templates do before text. The tokens come on top, if the trace does not count them.
     """
-    found: list[Segments | None] = []
-    for i, (text, more) in enumerate(zip(texts.tolist(), media, strict=True)):
-        whole = (segments[i] if segments else None) or ((("in", i), text),)
-        found.append((*whole[:-1], *more, *whole[-1:]))
-    return found
+    text = workload.prompt_tokens
+    if workload.images_counted:
+        text = np.maximum(text - more, 1)
+    segments = workload.segments or [None] * len(workload)
+    wholes = (parts or ((("in", i), int(text[i])),) for i, parts in enumerate(segments))
+    workload.segments = [(*w[:-1], *m, *w[-1:]) for w, m in zip(wholes, media, strict=True)]
+    workload.prompt_tokens = text + more

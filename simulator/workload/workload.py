@@ -98,6 +98,7 @@ class Workload:
     model: list[str] | None = None  # the adapter or model asked for; "": the engine's own model
     prompt: Ints | None = None  # the number of the prompt that it is a sample of
     images: Ints | None = None  # of each request, where a trace says how many
+    images_counted: bool = False  # in `prompt_tokens`, before they are drawn
     max_concurrency: int | None = None
     frontend: Frontend | None = None  # None: requests reach the scheduler as they are sent
     request_rate: float = inf  # requests/s that were asked for; only reports read it

@@ -13,11 +13,19 @@ from pathlib import Path
 import numpy as np
 
 from simulator.util.csv_text import unescape_formula
-from simulator.workload.traces.documents import first_line, line_blocks
+from simulator.workload.traces.documents import (
+    FIRST_BLOCK,
+    Item,
+    first_line,
+    flat,
+    line_blocks,
+    with_objects,
+)
 from simulator.workload.traces.fields import COUNTS, PRIORITY, WORDS, Source, Sources, used_as
 from simulator.workload.traces.format import Format, Problems, Table
 from simulator.workload.traces.records import Records
 
+csv.field_size_limit(1 << 30)  # logs have whole conversations in a cell
 MARKS = ",;\t|"
 """What parts the values of a line: whichever the header has most of."""
 
@@ -34,6 +42,37 @@ def header(line: str) -> list[str]:
 def mark_of(line: str) -> str:
     """Return what parts the values of a header."""
     return max(MARKS, key=line.count)
+
+
+def json_rows(path: Path, problems: Problems) -> Iterator[Item]:
+    """Yield the rows of a CSV with their lines, flat with the objects that cells have as JSON."""
+    names, mark, begin, at = [], ",", 1, 0
+    texts = (
+        f"{one}\n" for _, text in line_blocks(path, FIRST_BLOCK) for one in text[:-1].split("\n")
+    )
+    for line in texts:
+        if line.strip():
+            names, mark = header(line), mark_of(line)
+            break
+        begin += 1
+    reader = csv.reader(texts, delimiter=mark, strict=True)
+    try:
+        for cells in reader:
+            if len(cells) > len(names):
+                problems.add(
+                    begin + at + 1, "line", f"{len(cells)} values under {len(names)} columns"
+                )
+            elif any(cells):
+                yield begin + at + 1, flat(with_objects(dict(zip(names, cells, strict=False))))
+            at = reader.line_num
+    except csv.Error as error:
+        problems.add(begin + at + 1, "line", f"cannot be split: {error}")
+
+
+def json_keys(path: Path, names: Sequence[str]) -> list[str]:
+    """Return what the objects in the cells of a CSV's first row add to its columns."""
+    first: dict[str, object] = next(json_rows(path, Problems(path)), (0, {}))[1]
+    return [name for name in first if name not in names]
 
 
 def read_csv(
@@ -60,6 +99,7 @@ def read_csv(
     problems.stop()
     records = Records(problems, form, found, named=named)
     records.meet(names)
+    records.dotted = mark == ";"
     used = used_as(records.sources)
     for name in used:
         if (count := names.count(name)) > 1:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.csv_columns import header
+from simulator.workload.traces.csv_columns import header, json_keys
 from simulator.workload.traces.documents import (
     first_line,
     first_value,
@@ -64,7 +64,8 @@ def _proposal(names: Iterable[str], option: str, start: str) -> str:
 def _head(path: Path, line: str) -> Head:
     """Read how a file begins: its header or its first object, be it one of many lines or not."""
     if line[0] not in "{[":
-        return Head(columns=tuple(header(line)), line=line)
+        names = header(line)
+        return Head(columns=(*names, *json_keys(path, names)), line=line)
     first = first_value(path, line)
     if first is None:
         if DATE.search(line) and not line.startswith("[{"):

@@ -25,6 +25,8 @@ BLOCK = 1 << 22  # bytes read at a time, so that a long file costs its columns a
 PIECE_ROWS = 1 << 16  # of Parquet, likewise
 FIRST_BLOCK = 1 << 16  # likewise, where the first line alone is wanted
 MAGIC = b"PAR1"
+IN_JSON = re.compile(r"usage|metadata|metrics|tokens?$|details|attributes", re.IGNORECASE)
+"""In a column's name, where what gateways export of a request is JSON as text."""
 BLANK = re.compile(r"[ \t\r\n]*")
 Item = tuple[int, Any]
 """A value in a text, and the line on which it begins."""
@@ -244,6 +246,16 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int, Any]]:
 def _skip(text: str, at: int) -> int:
     blank = BLANK.match(text, at)
     return blank.end() if blank else at
+
+
+def with_objects(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the JSON that is a text in a value, but for what clients and models wrote."""
+    found = dict(row)
+    for key, value in row.items():
+        if isinstance(value, str) and value[:1] == "{" and IN_JSON.search(key):
+            with suppress(ValueError):
+                found[key] = parse_json(value)
+    return found
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ How to add one is told in the package's `__init__`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -50,6 +50,7 @@ class Table:
     hint: Ints | None = None  # 0: none
     model: list[str] | None = None
     images: Ints | None = None
+    images_counted: bool = False  # in the prompts' tokens
     measured: "Measured | None" = None
     lost: "Table | None" = None
     """Of the failed ones, those whose arrival is told; lengths of 0 are not told, `cancel_after` is
@@ -105,9 +106,12 @@ class Head:
     line: str = ""  # the first one, where it is text
 
     @property
-    def names(self) -> set[str]:
-        """The columns, or the keys of the first object."""
-        return {*self.columns, *self.first}
+    def keys(self) -> Set[str]:
+        """The keys of the first JSON object."""
+        return self.first.keys()
+
+
+TABLE = "tables.read_table"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +125,10 @@ class Format:
     beside: Mapping[str, str]  # what its reader takes besides, and as what
     idle: Sequence[str] = ()
     requests: str = ""
-    read_by: str = "tables.read_table"
+    read_by: str = TABLE
     options: Sequence[str] = ()
     block_size: int = 0
+    images_counted: bool = False
     files: Mapping[str, str]
 
     @property
@@ -135,7 +140,9 @@ class Format:
         """Return whether a file that begins so is in this format."""
         if isinstance(self.known_by, str):
             return bool(reader(self.known_by)(head))
-        return any(head.names.issuperset(names.split(", ")) for names in self.known_by)
+        is_csv = not self.requests and self.read_by == TABLE
+        names = {*(head.columns if is_csv else head.first)}
+        return any(names.issuperset(one.split(", ")) for one in self.known_by)
 
     def read(self, path: Path, **options: Any) -> Table:
         """Read a file; HeadwayError with all that is wrong in it, see `Problems`."""

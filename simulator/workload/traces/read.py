@@ -34,7 +34,7 @@ BY_CLOCK = {
 """What of a run its file of requests does not carry."""
 RUSH = 1e5  # requests/s: hardly the unit that was meant
 ALIKE = ("segments", "after", "delay", "client", "priority", "max_tokens", "cancel_after", "hint",
-         "model", "images")  # fmt: skip
+         "model", "images", "images_counted")  # fmt: skip
 """Columns that a table and a workload have alike."""
 WORDS = {"time_unit": ("s", "ms"), "session_turns": ("delta", "whole")}
 

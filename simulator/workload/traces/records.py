@@ -5,6 +5,7 @@ a CSV; `make_table` works out the rest.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -58,6 +59,7 @@ CHANGING = {
 }
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
+THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
 SHOWN = 3  # words
 SLOW = 100.0  # s from one request to the next, on average: hardly the unit that was meant
 
@@ -77,6 +79,7 @@ class Records:
         self.form = form
         self.sources = dict(form.columns if sources is None else sources)
         self.named = named  # by the user, whose column of arrivals no other goes before
+        self.dotted = False  # decimals have commas, so that dots may mark thousands
         self.met: set[str] = set()
         self.names: dict[str, None] = {}  # of these, those with a value
         self.lines: Sequence[int] = []
@@ -209,7 +212,7 @@ class Records:
             ledger.note(f"{self._name('samples')}: {text}", int((asked > 1).sum()))
         gone = {"failed": failed, "unread": self.unread}
         table = make_table(path, columns, self.units, place, ledger, **gone)
-        table.rows = rows[table.rows]
+        table.rows, table.images_counted = rows[table.rows], self.form.images_counted
         arrival = self.sources.get("arrival")
         if arrival is not None and arrival.per_second is None and len(table.time) > 1:
             gap = np.ptp(table.time) / (len(table.time) - 1)
@@ -276,6 +279,9 @@ class Records:
             untold = -1 if field == "prefix_request" else 0
             least = -LARGEST if field in PRIORITY else 0 if field in NEEDED else -1
             found = counts(values, tell, least)  # -1: where Parquet has no cell
+            for k, value in enumerate(values if self.dotted else ()):
+                if isinstance(value, str) and THOUSANDS.fullmatch(value.strip()):
+                    tell(k, f"{value!r}: its dot may mark thousands; write it without one")
             if field in NEEDED and (found == LARGEST).any():
                 _need(values, "is not a whole number", tell)
             found[found == LARGEST] = untold

@@ -16,6 +16,7 @@ import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import Selection
+from simulator.workload.traces.csv_columns import header, json_keys
 from simulator.workload.traces.documents import (
     BLOCK,
     first_line,
@@ -54,7 +55,8 @@ def comes_in_pieces(path: Path, form: str | None, given: Mapping[str, Any], opti
 
 
 def _has_lines(path: Path) -> bool:
-    return first_line(path)[1][0] not in "{[" or is_json_lines(path)
+    line = first_line(path)[1]
+    return is_json_lines(path) if line[0] in "{[" else not json_keys(path, header(line))
 
 
 def read_pieces(

@@ -71,7 +71,7 @@ def _dependencies(row: Row) -> tuple[list[str], float]:
 
 def is_agentic(head: Head) -> bool:
     """Return whether requests name others, or the first line names one of the versions."""
-    named, length = "request_id" in head.first, {"input_length", "input_tokens"} & head.names
-    if named and length and {"hash_ids", "wait_for", "play_id"} & head.names:
+    named, length = "request_id" in head.first, {"input_length", "input_tokens"} & head.keys
+    if named and length and {"hash_ids", "wait_for", "play_id"} & head.keys:
         return True
     return str(head.first.get("schema", "")).startswith("dynamo.agentic_mooncake")

@@ -79,6 +79,9 @@ def read_mooncake(
         records.sources["arrival"] = source("timestamp", "", unit=time_unit)
     table = records.table()
     assert table.rows is not None
+    assert table.ledger is not None
+    if fractions and time_unit is None and form.columns["arrival"].per_second == 1e3:
+        table.ledger.note("timestamp: has fractions, and counts ms: time_unit: s, if it counts s")
     turns = [told[row] for row in table.rows.tolist()]
     for turn, prompt, output in zip(
         turns, table.prompt.tolist(), table.output.tolist(), strict=True
@@ -195,4 +198,4 @@ def read_llmservingsim(path: Path, form: Format, hash_block_size: int | None = N
 def is_mooncake(head: Head) -> bool:
     """Return whether there is a length, or a text in its place, in the words of these traces."""
     texts = "messages" in head.first and not has_requests(flat(head.first))
-    return texts or bool({"input_length", "text_input"} & head.names)
+    return texts or bool({"input_length", "text_input"} & head.keys)

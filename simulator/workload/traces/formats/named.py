@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
-from simulator.workload.traces.csv_columns import header, read_csv
+from simulator.workload.traces.csv_columns import header, json_keys, json_rows, read_csv
 from simulator.workload.traces.documents import (
     Item,
     first_line,
@@ -20,6 +20,7 @@ from simulator.workload.traces.documents import (
     parquet_rows,
     parse,
     read_text,
+    with_objects,
 )
 from simulator.workload.traces.fields import (
     check_needed,
@@ -33,6 +34,8 @@ from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.json_lines import rows
 from simulator.workload.traces.records import Records
 
+ANSWER = "message.id"  # of Claude Code's lines
+
 
 def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None = None) -> Table:
     """Read a file by the names of its columns, or by `columns`: see `parse_columns`."""
@@ -44,14 +47,16 @@ def read_named(path: Path, form: Format, columns: str | Mapping[str, str] | None
         text = f"{path}: no column of arrivals is named (arrival=): all requests come at once"
         warnings.warn(text, HeadwayWarning, stacklevel=2)
     number, line = (1, "{") if parquet_names(path) else first_line(path)
-    if line[0] not in "{[":
+    if line[0] not in "{[" and not json_keys(path, header(line)):
         if sources is None:
             sources = without_length(find_fields(header(line)), ())
             check_needed(sources, f"{path}:{number}")
         return read_csv(path, form, sources, named=named)
     problems = Problems(path)
     needed = {"prompt": sources["prompt"].names} if sources else None
-    found = list(json_requests(path, problems, needed))
+    of_csv = line[0] not in "{["
+    some = json_rows(path, problems) if of_csv else json_requests(path, problems, needed)
+    found = _once(path, list(some))
     problems.stop()
     names = list(dict.fromkeys(name for _, row in found for name in row))
     for source in (sources or {}).values():
@@ -71,11 +76,11 @@ def json_requests(
 ) -> Iterator[Item]:
     """Yield the objects of a file, flat, each with its line; one with `needed` is a request."""
     if parquet_names(path):
-        yield from ((number, flat(row)) for number, row in parquet_rows(path))
+        yield from ((number, flat(with_objects(row))) for number, row in parquet_rows(path))
         return
     if is_json_lines(path):
         for row in rows(path, problems):
-            yield row.line, flat(row.values)
+            yield row.line, flat(with_objects(row.values))
         return
     text = read_text(path)
     whole = parse(path, text)
@@ -84,6 +89,25 @@ def json_requests(
         return
     steps = () if isinstance(whole, list) else list_of_objects(whole)
     yield from flat_objects(text, steps, problems)
+
+
+def _once(path: Path, found: list[Item]) -> list[Item]:
+    """Merge the lines of each answer that a client wrote as it streamed: the last one's tokens.
+
+    Claude Code does so, and writes lines of no answer between them.
+    """
+    if not any(ANSWER in row for _, row in found):
+        return found
+    answers: dict[object, Item] = {}
+    for line, row in found:
+        if row.get("message.usage.output_tokens") is not None:
+            _, first = answers.setdefault(row[ANSWER], (line, row))
+            first |= {name: value for name, value in row.items() if "tokens" in name}
+    others = len(found) - len(answers)
+    if others:
+        text = f"{path}: {ANSWER}: lines of answers told before, or of none, are left out: {others}"
+        warnings.warn(text, HeadwayWarning, stacklevel=3)
+    return [*answers.values()]
 
 
 def _is_request(values: dict[str, object], needed: Mapping[str, Sequence[str]] | None) -> bool:
@@ -114,4 +138,6 @@ def first_request(head: Head) -> dict[str, object]:
 
 def is_known(head: Head) -> bool:
     """Return whether times and lengths are there under names that are known."""
+    if {"sessionId", "parentUuid"} <= head.keys:  # Claude Code's
+        return True
     return has_requests(head.columns) or has_requests(first_request(head))
