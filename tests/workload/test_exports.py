@@ -99,3 +99,30 @@ def test_fractions_of_milliseconds_are_asked_about(put):
 def test_names_of_a_json_format_in_a_header_are_columns(put, names):
     work = read_trace(put(f"timestamp,{names}\n0,9,5\n1,9,5\n"))
     assert work.arrival.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [
+        ("cf-cache-status", "HIT", "MISS"),
+        ("semantic_cache_hit", "true", "false"),
+        ("finish_reasons", "abort", "stop"),
+        ("http_status_code", "429", "200"),
+        ("cancelled_at", "3.5", ""),
+        ("err", "boom", ""),
+        ("endpoint", "/v1/embeddings", "/v1/chat/completions"),
+        ("path", "/v1/audio/transcriptions", "/v1/completions"),
+        ("object", "embedding", "chat.completion"),
+    ],
+)
+def test_words_that_say_that_a_request_was_no_load(put, name, bad, good):
+    work, said = told(
+        put(f"arrival,prompt_tokens,output_tokens,{name}\n0,9,5,{bad}\n1,7,5,{good}\n")
+    )
+    assert work.prompt_tokens.tolist() == [7]
+    assert "left out" in said[0]
+
+
+def test_a_request_came_when_it_was_queued_not_when_it_was_scheduled(put):
+    rows = "scheduled_at,queued_at,prompt_tokens,output_tokens\n5,0,9,5\n9,1,9,5\n"
+    assert read_trace(put(rows)).arrival.tolist() == [0, 1]

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from calibration.server_logs.request_log import read_log, terms_of
 from simulator.scenario.load import load_scenario
 from simulator.simulation.run import run
 from simulator.simulation.write import write_run
@@ -26,6 +27,8 @@ LOAD = {"num_prompts": 60, "request_rate": 20.0, "input_len": 90, "output_len": 
 LORA = {"name": "vllm", "enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
 IMAGES = {"image": {"tokens": 40, "distinct": 7}}
 KINDS = {
+    "generated": {},
+    "samples": {"n": 3},
     "closed loop": {"max_concurrency": 7, "request_rate": float("inf")},
     "sessions": {"sessions": {"turns": 4, "think_time": 0.0}, "prefix_len": 50},
     "prefixes": {"prefix_groups": {"num_prefixes": 4, "prefix_len": 40}, "prefix_len": 33},
@@ -97,7 +100,7 @@ def test_each_kind(tmp_path, kind, form):
         pytest.importorskip("pyarrow")
     raw = {**BASE, "engine": ENGINES.get(kind, BASE["engine"]), "workload": LOAD | KINDS[kind]}
     first = check_again(tmp_path, raw, form)
-    if kind in ("sessions", "prefixes", "images"):
+    if kind in ("samples", "sessions", "prefixes", "images"):
         assert first["cached_tokens"].sum() > 0
 
 
@@ -149,6 +152,29 @@ def test_a_fleet_of_several_models(tmp_path):
     load = LOAD | {"models": {"llama-3-8b": 2, "llama-2-7b": 1}}
     first = check_again(tmp_path, {**BASE, "cluster": {"groups": groups}, "workload": load})
     assert first["model"].nunique() == 2
+
+
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
+def test_clients_that_try_again(tmp_path):
+    """The tries of a request are in its row, and come again where they were."""
+    client = {"max_retries": 3, "backoff": 0.2, "jitter": 0.1}
+    cluster = {"admission": {"max_outstanding": 8}, "client": client}
+    load = LOAD | {"request_rate": 400.0}
+    first = check_again(tmp_path, {**BASE, "cluster": cluster, "workload": load})
+    assert (first["retry_time"] > 0).any()
+
+
+@pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_calibration_on_what_a_run_wrote_is_not_off(tmp_path, kind):
+    """Its own scenario simulates the latencies that its file has."""
+    raw = {**BASE, "engine": ENGINES.get(kind, BASE["engine"]), "workload": LOAD | KINDS[kind]}
+    path, _ = play(tmp_path, raw)
+    log = read_log(path, load_scenario(raw))
+    simulated, measured = log.simulate(terms_of(log.cost)), log.measured()
+    for name in ("ttft", "e2el"):
+        off = np.nanmean(simulated[name]) / np.nanmean(measured[name]) - 1
+        assert abs(off) < (5e-3 if kind == "sessions" else 1e-5), name
 
 
 @pytest.mark.filterwarnings("ignore::simulator.util.errors.HeadwayWarning")

@@ -12,7 +12,9 @@ from simulator.workload.traces.fields import NAMES, find_fields, plain_words
 IDLE = re.compile("|".join(NAMES["without_effect"]))
 """Names of what the simulator works out itself, or what says nothing of the load."""
 MOST_NAMED = 12
-BESIDE = {"cache_hit": "answered by a proxy's cache", "call_type": "no calls to generate text"}
+BESIDE = {"cache_hit": "answered by a proxy's cache"} | dict.fromkeys(
+    ("call_type", "called"), "no calls to generate text"
+)
 """Fields that say that a request was no load of an engine, and how it is told."""
 
 

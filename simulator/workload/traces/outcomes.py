@@ -21,6 +21,7 @@ NO_GENERATION, UNFINISHED, ENDED = (
     "|".join(NAMES[name].split()) for name in ("no_generation", "unfinished", "finished")
 )
 FINISHED = re.compile(rf"{YES}|{UNSAID}|({ENDED}).*")
+CALLED = re.compile(rf"/({'|'.join(NAMES['called'].split())})\b")
 UUID = "[0-9a-f]{8}-[0-9a-f-]{27}"
 """Of the answer that Helicone's cache gave; of zeros where it gave none."""
 HIT = re.compile(rf"^({YES}|.*\bhit\b.*|cached|(?!0{{8}}-){UUID})$")
@@ -58,8 +59,9 @@ def failures(words: Words, size: int) -> Flags:
 def apart(words: Words, size: int) -> dict[str, Flags]:
     """Return which requests no engine had to generate text for, by the field that says so."""
     hits = _any(words, {"cache_hit": HIT.search}, size)
-    others = _any(words, {"call_type": re.compile(NO_GENERATION).search}, size)
-    found = {"cache_hit": hits, "call_type": others & ~hits}
+    kinds = _any(words, {"call_type": re.compile(NO_GENERATION).search}, size)
+    paths = _any(words, {"called": CALLED.search}, size)
+    found = {"cache_hit": hits, "call_type": kinds & ~hits, "called": paths & ~kinds & ~hits}
     return {name: mask for name, mask in found.items() if mask.any()}
 
 

@@ -20,6 +20,7 @@ from simulator.util.from_mapping import short_repr
 from simulator.workload.traces.fields import (
     CLOCKS,
     COUNTS,
+    NAMES,
     NEEDED,
     NOTED,
     PRIORITY,
@@ -49,14 +50,8 @@ from simulator.workload.traces.values import (
 )
 from simulator.workload.workload import Ints
 
-NAMES = ("client", "model", "conversation", "prompt_id", "prefix", "media")
-CHANGING = {
-    *("cache_hit", "call_type", "cancelled", "cached", "prefix", "prefix_tokens", "images"),
-    *JUDGED,
-    *("cache_write", "thoughts", "requests", "asked", "prefix_request", "media", "whole_prompt"),
-    *("client", "model", "client_queue", "cancel_after", "hint", "priority", "max_tokens", *NOTED),
-    *("conversation", "total", "samples"),
-}
+WORDED = ("client", "model", "conversation", "prompt_id", "prefix", "media")
+CHANGING = {*NAMES["changing"].split(), *JUDGED, *NOTED}
 """Fields that are read of any format, whether it asks for them or not."""
 NO_VALUE: tuple[object, ...] = (None, "", [], {})
 THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})+")
@@ -129,7 +124,9 @@ class Records:
         idle = {n for n in names if any(fnmatchcase(n, one) for one in self.form.idle)}
         found = find_fields(n for n in names if n not in taken | idle)
         for field, source in without_length(found, self.sources).items():
-            plain = field in {*NOTED, *NAMES, "images", "samples"} or lists.isdisjoint(source.names)
+            plain = field in {*NOTED, *WORDED, "images", "samples"} or lists.isdisjoint(
+                source.names
+            )
             word = plain_words(source.names[0])
             if field == "arrival" and {word, word.rpartition("_")[0]} & {*SENT}:
                 if not self.named:
@@ -286,7 +283,7 @@ class Records:
                 _need(values, "is not a whole number", tell)
             found[found == LARGEST] = untold
             return found if field in PRIORITY else np.maximum(found, untold)
-        if field in NAMES:
+        if field in WORDED:
             return names(values, UNTOLD.get(field, ""), tell)
         told = field in NOTED or field == "total"
         return ["" if value is None else str(value) for value in values] if told else None
