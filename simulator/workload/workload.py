@@ -1,6 +1,6 @@
 """What is asked of the engine: when each request comes, how long it is, what its prompt says."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 
 import numpy as np
@@ -56,24 +56,6 @@ step is in the way. On a client's, HTTP and the tokenizer of one API server, too
 AIConfigurator's points."""
 
 
-COLUMNS = (
-    "arrival",
-    "prompt_tokens",
-    "output_tokens",
-    "client",
-    "priority",
-    "max_tokens",
-    "segments",
-    "after",
-    "delay",
-    "cancel_after",
-    "hint",
-    "model",
-    "prompt",
-    "images",
-)
-
-
 @dataclass(slots=True, eq=False)
 class Workload:
     """Requests as columns; a request's id is its index in them.
@@ -98,12 +80,12 @@ class Workload:
     model: list[str] | None = None  # the adapter or model asked for; "": the engine's own model
     prompt: Ints | None = None  # the number of the prompt that it is a sample of
     images: Ints | None = None  # of each request, where a trace says how many
-    images_counted: bool = False  # in `prompt_tokens`, before they are drawn
     max_concurrency: int | None = None
     frontend: Frontend | None = None  # None: requests reach the scheduler as they are sent
     request_rate: float = inf  # requests/s that were asked for; only reports read it
     burstiness: float = 1.0  # likewise
     source: str = ""  # the file or the generator, in one line
+    images_counted: bool = False  # in `prompt_tokens`, before they are drawn
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -193,3 +175,8 @@ class Workload:
         for i, parts in enumerate(self.segments or ()):
             if parts is not None and sum(count for _, count in parts) != self.prompt_tokens[i]:
                 raise ValueError(f"segments: those of request {i} do not add up to its prompt")
+
+
+_NAMES = [one.name for one in fields(Workload)]
+COLUMNS = _NAMES[: _NAMES.index("max_concurrency")]
+"""What each request has."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from simulator.util.csv_text import unescape_formula
 from simulator.workload.traces.documents import (
+    BLOCK,
     FIRST_BLOCK,
     Item,
     first_line,
@@ -46,27 +47,13 @@ def mark_of(line: str) -> str:
 
 def json_rows(path: Path, problems: Problems) -> Iterator[Item]:
     """Yield the rows of a CSV with their lines, flat with the objects that cells have as JSON."""
-    names, mark, begin, at = [], ",", 1, 0
-    texts = (
-        f"{one}\n" for _, text in line_blocks(path, FIRST_BLOCK) for one in text[:-1].split("\n")
-    )
-    for line in texts:
-        if line.strip():
-            names, mark = header(line), mark_of(line)
-            break
-        begin += 1
-    reader = csv.reader(texts, delimiter=mark, strict=True)
-    try:
-        for cells in reader:
-            if len(cells) > len(names):
-                problems.add(
-                    begin + at + 1, "line", f"{len(cells)} values under {len(names)} columns"
-                )
-            elif any(cells):
-                yield begin + at + 1, flat(with_objects(dict(zip(names, cells, strict=False))))
-            at = reader.line_num
-    except csv.Error as error:
-        problems.add(begin + at + 1, "line", f"cannot be split: {error}")
+    number, line = first_line(path)
+    names = header(line)
+    split = _Split(mark_of(line), len(names), problems)
+    for first, text in _blocks(path, number + 1, FIRST_BLOCK):
+        numbers, columns = split.line_by_line(first, text)
+        for at, *cells in zip(numbers, *columns, strict=True):
+            yield at, flat(with_objects(dict(zip(names, cells, strict=True))))
 
 
 def json_keys(path: Path, names: Sequence[str]) -> list[str]:
@@ -126,14 +113,14 @@ def _clean(texts: Sequence[str], field: str, mark: str) -> Sequence[str]:
     return [text if thousands.match(text) else text.replace(",", ".") for text in texts]
 
 
-def _blocks(path: Path, begin: int) -> Iterator[tuple[int, str]]:
+def _blocks(path: Path, begin: int, size: int = BLOCK) -> Iterator[tuple[int, str]]:
     """Yield lines from `begin` on, some megabytes at a time, and the number of the first.
 
     A cell in quotes may go on over several lines.
     """
     held: list[str] = []
     quotes = 0
-    for first, block in line_blocks(path):
+    for first, block in line_blocks(path, size):
         begin = begin if held else max(begin, first)
         held.append(block.split("\n", begin - first)[-1] if first < begin else block)
         quotes += held[-1].count('"')

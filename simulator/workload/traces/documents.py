@@ -248,6 +248,12 @@ def _skip(text: str, at: int) -> int:
     return blank.end() if blank else at
 
 
+def objects_of(whole: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the objects in the list under a key; what is none is nobody's."""
+    found = whole.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
 def with_objects(row: Mapping[str, Any]) -> dict[str, Any]:
     """Read the JSON that is a text in a value, but for what clients and models wrote."""
     found = dict(row)

@@ -42,10 +42,7 @@ case with `_` between words, for `startTime` and `Prompt tokens`, too."""
 IN_MS = {"native_tokens_prompt", "request_created_at"}
 """Names of OpenRouter's and Helicone's exports, whose lengths of time are ms without saying so."""
 NEEDED = ("arrival", "prompt", "output")
-TELLABLE = (
-    "arrival, prompt, output, client, model, priority, max_tokens, images, prefix, prefix_tokens, "
-    "cached, conversation, cancelled, ttft, tpot, e2el"
-)
+TELLABLE: str = NAMES["tellable"]
 """Fields that people name most."""
 NEAR: dict[str, str] = NAMES["near"]
 NO_DATE = "is not a date and time as 2023-11-16 18:15:46 (UTC, or with +01:00 behind it)"

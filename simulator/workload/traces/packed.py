@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError, one_line
+from simulator.workload.traces.fields import NAMES
 
 PACKERS = {
     b"\x1f\x8b": "gzip",
@@ -23,15 +24,7 @@ PACKERS = {
 }
 OPEN: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "lzma": lzma.open}
 TAR = b"ustar"
-OTHERS = {
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
-    b"\x04\x22\x4d\x18": "packed by lz4; unpack it",
-    b"SQLite format 3": "an SQLite database; export its table as CSV",
-    b"ARROW1": "an Arrow or Feather file; write it as Parquet or CSV",
-    b"Obj\x01": "an Avro file; write it as Parquet, CSV or JSON",
-    b"\x89HDF": "an HDF5 file; write it as Parquet or CSV",
-    b"PAR1": "Parquet in a packed file; unpack it",
-}
+OTHERS: dict[bytes, str] = {k.encode("latin-1"): v for k, v in NAMES["no text"].items()}
 """How files begin that are no text and are not read."""
 MARKS = {
     codecs.BOM_UTF8: "utf-8",

@@ -11,7 +11,7 @@ import numpy as np
 
 from simulator.util.errors import HeadwayError, HeadwayWarning
 from simulator.workload.select import session_starts, take
-from simulator.workload.traces.fields import UNITS
+from simulator.workload.traces.fields import NAMES, UNITS
 from simulator.workload.traces.format import Table
 from simulator.workload.traces.formats import (
     FORMATS,
@@ -26,11 +26,7 @@ OPTIONS = (
     *("time_unit", "hash_block_size", "session_turns", "chars_per_token", "lanes", "columns"),
     *("encoding", "result"),
 )
-BY_CLOCK = {
-    "failures": "their times count from the first request here, not from the start of that run",
-    "autoscaling": "its clock starts with the first request here, not with that run",
-    "router: prefix_hash": "hashes are of other names here, so requests go to other replicas",
-}
+BY_CLOCK: Mapping[str, str] = NAMES["by clock"]
 """What of a run its file of requests does not carry."""
 RUSH = 1e5  # requests/s: hardly the unit that was meant
 ALIKE = ("segments", "after", "delay", "client", "priority", "max_tokens", "cancel_after", "hint",

@@ -25,6 +25,7 @@ from simulator.workload.traces.documents import (
     flat,
     is_json_lines,
     items,
+    objects_of,
     parse_object,
     read_text,
 )
@@ -242,9 +243,9 @@ def read_weka(path: Path, form: Format, lanes: int | None = None) -> Table:
     relative = any(
         isinstance(inner.get("t"), int | float) and inner["t"] < entry["t"]
         for _, play in plays
-        for entry in objects_of(play)
+        for entry in objects_of(play, "requests")
         if isinstance(entry.get("t"), int | float)
-        for inner in objects_of(entry)
+        for inner in objects_of(entry, "requests")
     )
     sizes: dict[str, HashBlocks] = {}
     for number, (row, play) in enumerate(plays):
@@ -268,12 +269,6 @@ def _plays(path: Path, problems: Problems) -> Iterator[tuple[Row, dict[str, Any]
     whole = parse_object(path, text)
     places = [line for line, _ in items(text, ("requests",))]
     yield Row(places[0] if places else 1, whole, problems), whole
-
-
-def objects_of(play: Mapping[str, Any], key: str = "requests") -> list[dict[str, Any]]:
-    """Return the objects in the list under a key; what is none is nobody's."""
-    found = play.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from collections.abc import Hashable
 from pathlib import Path
 
 from simulator.core.request import Segments
-from simulator.workload.traces.documents import flat
+from simulator.workload.traces.documents import flat, objects_of
 from simulator.workload.traces.format import Format, Table
-from simulator.workload.traces.formats.agents import NO_ANSWER, Call, Recording, objects_of
+from simulator.workload.traces.formats.agents import NO_ANSWER, Call, Recording
 from simulator.workload.traces.json_lines import Row, rows
 
 

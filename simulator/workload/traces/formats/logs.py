@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from simulator.util.errors import HeadwayError
-from simulator.workload.traces.documents import BLANK, flat, is_json_lines, lines, read_text
+from simulator.workload.traces.documents import (
+    BLANK,
+    flat,
+    is_json_lines,
+    lines,
+    objects_of,
+    read_text,
+)
 from simulator.workload.traces.fields import NEEDED, find_fields, parse_date, source
 from simulator.workload.traces.format import Format, Head, Problems, Table
 from simulator.workload.traces.formats import FORMATS
@@ -51,20 +58,12 @@ def _first(span: Mapping[str, Any], names: tuple[str, ...]) -> object:
 def _all_spans(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the spans of a file, flat: OTLP's JSON, those of an SDK's console, or Langfuse's."""
     for line, value in _objects(path, problems):
-        groups = value.get("resourceSpans")
-        if not isinstance(groups, list):
+        if not isinstance(value.get("resourceSpans"), list):
             yield line, _flat_span(value)
             continue
-        for scope in _parts(groups, "scopeSpans"):
-            yield from ((line, _flat_span(span)) for span in _parts([scope], "spans"))
-
-
-def _parts(groups: list[Any], key: str) -> list[dict[str, Any]]:
-    """Return the objects in the lists under a key of several objects; what is none is nobody's."""
-    found = [group.get(key) for group in groups if isinstance(group, dict)]
-    return [
-        one for part in found if isinstance(part, list) for one in part if isinstance(one, dict)
-    ]
+        for group in objects_of(value, "resourceSpans"):
+            for scope in objects_of(group, "scopeSpans"):
+                yield from ((line, _flat_span(span)) for span in objects_of(scope, "spans"))
 
 
 def _flat_span(span: Mapping[str, Any]) -> dict[str, Any]:
