@@ -435,7 +435,13 @@ class Advisor:
 
     def prefix_caching(self) -> list[Advice]:
         """Keep the blocks of prompts, where the scheduler can find them."""
-        chosen = choose_scheduler(self.spec)  # None: the installed vLLM's, which caches
+        states = {"mamba_cache_mode": "align"} if self.spec.model.linear else {}
+        changed = self.engine.model_copy(update={"enable_prefix_caching": True} | states)
+        try:
+            chosen = choose_scheduler(replace(self.spec, engine=changed))
+        except ValueError:  # no such cache of states, or of windows with drafts, is simulated
+            return []
+        # None is the installed vLLM's, which caches.
         caches = chosen is None or chosen.traits.caches_prefixes
         if not caches or self.engine.allocation != "paged":
             return []

@@ -239,3 +239,14 @@ def test_a_prefix_cache_is_advised_beside_drafts_too() -> None:
     for blocks in (engine, drafted, drafted | {"async_scheduling": False}):
         rows = run(load_scenario(base | {"engine": blocks})).summary()["headway"]["diagnosis"]
         assert sum(row["rule"] == "prefix_reuse" for row in rows) == 1
+
+
+@pytest.mark.parametrize(("version", "advised"), [("0.31.0", 0), ("0.33.0", 1)])
+def test_no_prefix_cache_is_advised_that_is_refused(version: str, advised: int) -> None:
+    """Of states before 0.32."""
+    load = {"num_prompts": 20, "request_rate": 5, "input_len": 100, "output_len": 4}
+    blocks = {"model": "qwen3-next-80b-a3b", "gpu": {"name": "H200", "count": 2}}
+    blocks["workload"] = load | {"prefix_len": 6000}
+    blocks["engine"] = {"version": version, "enable_prefix_caching": False}
+    rows = run(load_scenario(blocks)).summary()["headway"]["diagnosis"]
+    assert sum(row["rule"] == "prefix_reuse" for row in rows) == advised
