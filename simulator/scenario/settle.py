@@ -58,11 +58,11 @@ def _check_caching(engine: EngineConfig, model: ModelSpec) -> None:
 
 def _with_size(engine: EngineConfig, block_size: int) -> EngineConfig:
     """Return an engine with blocks as long as its states make them."""
+    if block_size == engine.block_size:
+        return engine
     if (engine.prefix_cache_retention_interval or 0) % block_size:
         what = f"must be a multiple of the block of {block_size} tokens that its states make"
         raise ValueError(f"engine.prefix_cache_retention_interval: {what}")
-    if block_size == engine.block_size:
-        return engine
     return engine.model_copy(update={"block_size": block_size})
 
 

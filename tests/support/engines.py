@@ -1,6 +1,7 @@
 """What the tests of the engine share: a clock of three numbers, and a run without a scenario."""
 
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from math import nan
 
 import numpy as np
@@ -108,7 +109,8 @@ def play(
     """Run a workload to its end on one replica, with lengths predicted `sigma` wrong."""
     env, clock = env or FastEnvironment(), clock or Clock()
     if isinstance(clock, Clock):
-        clock = replace(clock, watched=scheduler)
+        clock = copy(clock)
+        clock.watched = scheduler
     if isinstance(scheduler, PipelineScheduler) and isinstance(clock, Clock):
         clock = Stages(clock, (1.0,) * scheduler.pipeline_parallel_size)
     replica = make_replica(env, scheduler, clock, leap=leap)  # type: ignore[arg-type]
