@@ -130,7 +130,7 @@ def _clients(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield (
             f"{source}, {' on '.join(server)}: clients add {found.value:+.1f} ms "
             f"(±{found.half_width:.1f}) to each TTFT, beyond what is assumed "
-            f"(workload.frontend.latency). Median |e| with what the other runs tell of it: {left}"
+            f"(workload.frontend.latency). Median |e| with what the other runs say of it: {left}"
         )
 
 

@@ -175,7 +175,7 @@ class LiveMetrics:
         about = "Start time of the process since 1970, s."
         lines += _family("process_start_time_seconds", "gauge", about, {"": self.started})
         rows = {f'quantile="{q[1:]}"': late[q] / 1e3 for q in late}
-        about = "Wall time by which what steps bring is told too late."
+        about = "Wall time by which tokens of steps are late."
         return "\n".join([*lines, *_family("headway:late_seconds", "gauge", about, rows), ""])
 
     def _cache_config(self, core: EngineCore, number: int) -> str:

@@ -177,7 +177,7 @@ def traffic(polls: Sequence[Poll], like: Workload, seed: int) -> Workload:
     load.max_tokens = load.hint = load.cancel_after = load.max_concurrency = load.frontend = None
     if like.segments is not None:
         load.segments = _segments(like.segments, load.prompt_tokens.tolist())
-    load.source = "requests that a server's counters tell of"
+    load.source = "requests that a server's counters show"
     return load
 
 

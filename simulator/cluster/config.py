@@ -32,22 +32,20 @@ class KvTransferConfig(Config):
     latency: Amount = Field(0.0, description="ms of each transfer besides its bytes")
     layerwise: bool = Field(
         False,
-        description="send each layer's KV as it is computed; false: the consumer pulls all "
-        "when the prompt is computed",
+        description="send each layer's KV as it is computed; false: all at the end",
     )
     max_local_prefill_length: Annotated[int, Field(ge=0)] = Field(
         0,
-        description="a consumer computes a prompt of which its prefix cache lacks at most this "
-        "number of tokens",
+        description="a consumer computes a prompt itself if its prefix cache lacks at most this "
+        "many tokens",
     )
     ratio: Annotated[str, Field(pattern=r"^[1-9]\d{0,4}P[1-9]\d{0,4}D$")] | None = Field(
         None,
-        description="xPyD, as 1P3D: shares out cluster.replicas among producers and consumers; "
-        "null: each group says its own",
+        description="as 1P3D: shares out cluster.replicas among producers and consumers",
     )
     router: RouterSpec | None = Field(
         None,
-        description="to the consumers; null: as cluster.router, which leads to the producers",
+        description="to the consumers; null: as cluster.router",
     )
 
     def shared_out(self, replicas: int) -> dict[str, int]:
@@ -99,8 +97,7 @@ class AdmissionConfig(Config):
     )
     shed_from: PositiveShare = Field(
         1.0,
-        description="share of max_outstanding from which requests of priority 1 and more are "
-        "refused",
+        description="share of that from which priorities of 1 and more are refused",
     )
     rate: PositiveFloat | None = Field(
         None, description="requests/s of one client, by a token bucket; null: no limit"
@@ -120,9 +117,9 @@ class ClientConfig(Config):
     )
     backoff: NonNegativeFloat = Field(1.0, description="s before the first retry")
     backoff_factor: Annotated[float, Field(ge=1)] = Field(
-        2.0, description="factor by which each further wait is longer"
+        2.0, description="factor of each further wait"
     )
-    jitter: Share = Field(0.0, description="largest random share by which a wait is longer")
+    jitter: Share = Field(0.0, description="largest random share on top")
 
 
 class OutageConfig(Config):
@@ -153,8 +150,8 @@ class AutoscalingConfig(Config):
     group: str | None = Field(None, description="the group to scale; null: the only one")
     metric: Literal["queue_depth", "kv_usage", "slo_attainment"] = Field(
         "queue_depth",
-        description="queue_depth: waiting requests per replica; kv_usage: share of KV "
-        "cache in use; slo_attainment: share of requests since the last look that kept `goodput`",
+        description="queue_depth: waiting requests per replica; kv_usage: share of KV cache; "
+        "slo_attainment: share of requests since the last look that kept `goodput`",
     )
     target: PositiveFloat = Field(2.0, description="replicas are scaled by metric / target")
     min_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = Field(
@@ -164,12 +161,10 @@ class AutoscalingConfig(Config):
         8, description="most replicas"
     )
     interval: float = Field(15.0, ge=LEAST_S, description="s between two looks")
-    cooldown: NonNegativeFloat = Field(
-        300.0, description="s after a change in which no replica is taken away"
-    )
+    cooldown: NonNegativeFloat = Field(300.0, description="s after a change without fewer replicas")
     startup_delay: NonNegativeFloat = Field(
         120.0,
-        description="s from a replica's order, from which it is paid for, to its start",
+        description="s from a replica's order to its start, which are paid for",
     )
 
     def _check(self) -> None:

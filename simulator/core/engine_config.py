@@ -76,12 +76,8 @@ def _tokens(least: int, *words: str) -> Callable[[object], object]:
 class PowerConfig(Config):
     """Readings of your own, as of nvidia-smi."""
 
-    idle: Amount | None = Field(
-        None, description="W of an idle GPU with a model in memory; null: 17 % of max"
-    )
-    max: PositiveAmount | None = Field(
-        None, description="W of a GPU at most, or its power cap; null: by its data sheet"
-    )
+    idle: Amount | None = Field(None, description="W of an idle GPU; null: 17 % of max")
+    max: PositiveAmount | None = Field(None, description="W at most; null: by its data sheet")
 
 
 class GpuConfig(Config):
@@ -121,8 +117,8 @@ class HostConfig(Config):
 
     per_step: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None,
-        description="s of host work in each step, which asynchronous scheduling hides behind the "
-        "kernels; null: by `engine.version`",
+        description="s in each step, which asynchronous scheduling hides behind kernels; null: by "
+        "`engine.version`",
     )
     per_sequence: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="s more for each sequence; null: likewise"
@@ -172,23 +168,22 @@ class EngineConfig(Config):
         "hf",
     ] = Field(
         "vllm",
-        description="the engine whose defaults apply (engines.md); here they are vllm's. `engine: "
-        "sglang` is short for `engine: {name: sglang}`",
+        description="the engine whose defaults apply (engines.md); below are vllm's. `engine: "
+        "sglang` is short for this key alone",
     )
     version: Annotated[str | None, version_text] = Field(
         None,
-        description="a release of vLLM, as 0.11.2 (0.11: its last), for the scheduler's rules "
-        "(conformance.md), overheads and, under name vllm, defaults; null: 0.33",
+        description="a release of vLLM, as 0.11.2 (0.11: its last), for rules (conformance.md), "
+        "overheads and vllm's defaults; null: 0.33",
     )
     generation_config: Literal["auto", "vllm"] = Field(
         "auto",
-        description="auto: sample as the model's generation_config.json says; vllm: without top_p "
-        "and top_k (cost-models.md)",
+        description="auto: as the model's generation_config.json; vllm: without top_p and top_k "
+        "(cost-models.md)",
     )
     scheduling_policy: Annotated[Named, read_named("policy", "module:Class")] = Field(
         Named("fcfs"),
-        description="a name, package.module:Class, or with arguments {policy: name, argument: "
-        "value}",
+        description="a name, package.module:Class, or {policy: name, argument: value}",
     )
     scheduler: Literal["headway", "vllm"] = Field(
         "headway",
@@ -218,12 +213,11 @@ class EngineConfig(Config):
     )
     max_num_queued_reqs: WholeNumber | None = Field(
         None,
-        description="a server with this many requests rejects the next, 503 (vLLM 0.29 on)",
+        description="a server with this many rejects the next, 503 (vLLM 0.29 on)",
     )
     max_num_queued_tokens: WholeNumber | None = Field(
         None,
-        description="likewise while prompts whose answer has not begun have this many tokens (vLLM "
-        "0.29 on)",
+        description="likewise by tokens of prompts without an answer yet (vLLM 0.29 on)",
     )
     block_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
         16, description="tokens in a block of the KV cache"
@@ -239,8 +233,8 @@ class EngineConfig(Config):
     )
     prefix_cache: Literal["hash", "radix"] = Field(
         "hash",
-        description="hash: by chained hashes of blocks, as vLLM; radix: in a tree, as SGLang "
-        "(always, under the policy sglang)",
+        description="hash: by hashes of blocks, as vLLM; radix: in a tree, as SGLang (always, "
+        "under sglang)",
     )
     kv_offloading_size: PositiveAmount | None = Field(
         None,
@@ -255,9 +249,8 @@ class EngineConfig(Config):
     )
     hicache_write_policy: Literal["write_back", "write_through", "write_through_selective"] = Field(
         "write_back",
-        description="copies blocks to the host: write_back: when evicted; write_through: "
-        "when computed (vLLM; SGLang's default); write_through_selective: at a "
-        "second request (SGLang)",
+        description="copies blocks to the host when evicted; write_through: when computed (vLLM; "
+        "SGLang's default); write_through_selective: at a second request (SGLang)",
     )
     store_threshold: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0, description="under write_through: copy a block when it is offered for the n-th time"
@@ -279,7 +272,7 @@ class EngineConfig(Config):
     )
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], _dtype] = Field(
         "auto",
-        description="of weights and activations; auto: the model's; also bf16, fp16, half, fp32, "
+        description="of weights and activations; auto: the model's; or bf16, fp16, half, fp32, "
         "float",
     )
     quantization: Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"] | None = Field(
@@ -310,8 +303,7 @@ class EngineConfig(Config):
     )
     data_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         1,
-        description="engine cores of one server, each on tensor_parallel_size GPUs (fleet.md); all "
-        "sizes here are of one core",
+        description="engine cores of one server (fleet.md); all sizes here are of one core",
     )
     api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
@@ -329,24 +321,22 @@ class EngineConfig(Config):
     )
     async_scheduling: bool = Field(
         True,
-        description="decide a step while the one before runs; left out, false where the "
-        "scheduler needs the last step (drafts, swap, radix tree)",
+        description="decide a step while the one before runs; left out, false with drafts, swap "
+        "and a radix tree",
     )
     disable_hybrid_kv_cache_manager: bool = Field(
         True,
-        description="true: every layer keeps all tokens; false: a layer with a window keeps "
-        "that alone, the default under vllm (memory.md)",
+        description="false: a layer with a window keeps that alone, vllm's default (memory.md)",
     )
     prefix_cache_retention_interval: WholeNumber | None = Field(
         0,
-        description="a layer with a window caches blocks at the ends of prompts, where they "
-        "branch, and every n tokens (0: not these); null: all, as before vLLM "
-        "0.29",
+        description="tokens; a layer with a window caches blocks this far apart (0: none of "
+        "these), at the ends of prompts and where they branch; null: all, as before 0.29",
     )
     mamba_cache_mode: Literal["none", "align"] = Field(
         "none",
-        description="align: the prefix cache has states of linear attention and Mamba, the default "
-        "under vllm from 0.32 on (memory.md)",
+        description="align: the prefix cache has states of linear attention and Mamba, vllm's "
+        "default from 0.32 on",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="speculative decoding (speculative.md); null: none"
@@ -371,22 +361,21 @@ class EngineConfig(Config):
         _tokens(0, "max_tokens", "max_model_len"),
     ] = Field(
         None,
-        description="tokens of answer that an admitted request reserves; max_tokens: what it may "
-        "generate; max_model_len: what any may; null: none",
+        description="tokens of answer that a request reserves, max_tokens (its own limit) or "
+        "max_model_len; null: none",
     )
     preemption_mode: Literal["recompute", "swap", "auto"] = Field(
         "recompute",
-        description="recompute: compute a preempted request again; swap: copy its KV blocks to the "
-        "host and back; auto: the cheaper",
+        description="of preempted requests; swap: KV blocks are copied to the host and back; "
+        "auto: the cheaper",
     )
     swap_space: Amount = Field(
         4.0,
-        description="GiB of host memory per GPU; a request that does not fit is computed again",
+        description="GiB of host memory per GPU",
     )
     swap_bandwidth: PositiveAmount | None = Field(
         None,
-        description="GB/s between a GPU and its host, each way; null: by the cost profile, else 85 "
-        "% of the bus",
+        description="GB/s, each way; null: by the cost profile, else 85 % of the bus",
     )
     swap_overlap: bool = Field(
         False,

@@ -39,8 +39,7 @@ class MultimodalConfig(Config):
 
     limit_mm_per_prompt: Annotated[dict[str, WholeNumber], _modalities] = Field(
         {},
-        description="most images of a prompt, {image: 4}, else it is refused; with 0 of each the "
-        "encoder is not loaded",
+        description="most images of a prompt, {image: 4}; with 0 of each the encoder is not loaded",
     )
     max_num_encoder_input_tokens: Count | None = Field(
         None,

@@ -29,8 +29,8 @@ class DraftConfig(Config):
     )
     fraction: Share = Field(
         0.0,
-        description="share of the verified step that the first draft step takes, and of a plain "
-        "decode step that each other takes",
+        description="share of the verified step for the first draft step, of a plain decode step "
+        "for others",
     )
 
 
@@ -76,8 +76,7 @@ class SpeculativeConfig(Config):
     )
     model: str | None = Field(
         None,
-        description="of draft_model: a name or path, whose weights and cache take memory; null: "
-        "they are not counted",
+        description="of draft_model: a name or path; null: its weights and cache are not counted",
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] = Field(
         description="drafts that a step verifies for each sequence"
@@ -97,8 +96,8 @@ class SpeculativeConfig(Config):
         description="EAGLE and MTP do not use the last block that they find, as before 0.33",
     )
     acceptance: Annotated[Share | list[Share] | Literal["typical"], _acceptance] = Field(
-        description="probability that a draft is accepted if all before it were, or one for each "
-        "position; typical: as published (eagle, eagle3, mtp)"
+        description="probability that a draft is accepted if all before were; or one per "
+        "position; or typical (eagle, eagle3, mtp)"
     )
     draft: DraftConfig | None = Field(
         None, description="cost of drafting; null: by the weights that it reads (ngram: 0)"

@@ -33,18 +33,14 @@ class GroupConfig(Config):
     cost: dict[str, Any] | None = Field(
         None, description="null: the scenario's, or by the group's GPU"
     )
-    host: HostConfig | None = Field(
-        None, description="null: the scenario's, or by the engine where gpu differs"
-    )
+    host: HostConfig | None = Field(None, description="null: the scenario's, or by the engine")
     kv_role: Literal["kv_producer", "kv_consumer"] | None = Field(
         None,
-        description="kv_producer: computes prompts; kv_consumer: decodes; all groups have a role "
-        "or none",
+        description="kv_producer: computes prompts; kv_consumer: decodes",
     )
     ec_role: Literal["ec_producer", "ec_consumer"] | None = Field(
         None,
-        description="ec_producer: encodes images; ec_consumer: takes them; all groups have a role "
-        "or none",
+        description="ec_producer: encodes images; ec_consumer: takes them",
     )
     autoscaling: AutoscalingConfig | None = Field(
         None, description="as `cluster.autoscaling`, of this group alone; null: that"
@@ -69,8 +65,8 @@ class ClusterConfig(Config):
     )
     pods: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = Field(
         None,
-        description="equal parts of the replicas; `router`, which must look at no replica, chooses "
-        "the part; null: router chooses the replica",
+        description="equal parts of the replicas; `router`, which must look at no replica, "
+        "chooses the part",
     )
     pod_router: RouterSpec | None = Field(
         None, description="router in a pod; null: least_outstanding"
@@ -98,8 +94,8 @@ class ClusterConfig(Config):
     )
     max_gpu_budget: Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="most GPUs of all groups; a group that wants more takes a replica from one "
-        "that can spare it; null: no limit",
+        description="most GPUs of all groups, which then take replicas from one another; null: no "
+        "limit",
     )
     switch_delay: NonNegativeFloat | None = Field(
         None,

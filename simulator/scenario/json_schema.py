@@ -20,12 +20,12 @@ GENERATOR_KEYS = {
     "ramp_up_start_rps": "rate at the beginning, requests per second",
     "ramp_up_end_rps": "rate at the end, requests per second",
     "diurnal": "{period: 86400, amplitude: 0.5}: the load swings about request_rate, from its "
-    "lowest on; {rates: [...]}: relative rates of equal parts of the period",
+    "lowest on; {rates: [...]}: by parts of the period",
     "num_prompts": "requests; with sessions, their turns",
     "max_concurrency": "most requests sent and unfinished; null: no limit",
     "input_len": "tokens of a prompt; null: 1024",
     "output_len": "tokens of an answer; null: 128",
-    "range_ratio": "lengths are uniform from n (1 - r) to n (1 + r); r, or {input: r, output: r}",
+    "range_ratio": "lengths are uniform within n (1 ± r); r, or {input: r, output: r}",
     "n": "samples of each prompt, sent together",
     "lengths": "{path, format}: draw both lengths together from a trace",
     "prefix_len": "tokens that all prompts begin with, before input_len",
@@ -33,8 +33,8 @@ GENERATOR_KEYS = {
     "sessions": "conversations of several turns",
     "clients": "number of clients, or the weight of each; null: no names",
     "priorities": "one of each client; the smaller, the more urgent",
-    "max_tokens": "output tokens that a client allows; longer answers end there (finish_reason "
-    "length); null: the answer's own length, as vllm bench serve",
+    "max_tokens": "output tokens that a client allows, finish_reason length; null: the answer's "
+    "own length, as vllm bench serve",
     "models": "{name: weight} of the models that requests ask for; null: the trace's, or one",
     "adapters": "adapters (LoRA) that requests ask for; null: none",
     "multimodal": "{image: {...}}, likewise video and audio; null: none",

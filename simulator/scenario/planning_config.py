@@ -74,7 +74,7 @@ class RolloutsConfig(Config):
     )
     partial: bool = Field(
         False,
-        description="true: what a step cuts off goes on in the next; false: it is lost",
+        description="what a step cuts off goes on in the next; false: it is lost",
     )
     train_time: Annotated[float, Field(ge=0, lt=inf)] = Field(
         0.0, description="s between two steps, in which the engines idle"
@@ -89,23 +89,22 @@ class PlanConfig(Config):
         {}, description="{dotted.key: [values]}: every combination is a candidate"
     )
     fewest: dict[str, str] = Field(
-        {}, description="{dotted.key: LOW..HIGH}: find the least whole number that carries the load"
+        {}, description="{dotted.key: LOW..HIGH}: find the least that carries the load"
     )
-    cheapest: bool = Field(False, description="find the cheapest candidate that carries the load")
+    cheapest: bool = Field(False, description="find the cheapest that carries it")
     objective: Literal["cost", "energy"] = Field(
         "cost",
-        description="the best has the lowest cost (without prices: the fewest GPUs), or the fewest "
-        "watts",
+        description="the best has the lowest cost, else the fewest GPUs; or the fewest watts",
     )
     replications: Annotated[int, Field(ge=1, le=1000)] = Field(
         3, description="runs under other seeds where one cannot decide"
     )
     most_replications: Annotated[int, Field(ge=1, le=1000)] = Field(
         96,
-        description="they double up to this number while the interval cannot decide",
+        description="they double up to this number",
     )
     confidence: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="of the interval over batches of requests and replications"
+        0.95, description="of the interval that decides"
     )
     tolerance: PositiveShare = Field(0.05, description="relative tolerance of the largest rate")
     min_duration: PositiveSeconds = Field(
@@ -114,12 +113,11 @@ class PlanConfig(Config):
     min_e2els: Annotated[float, Field(ge=0)] = Field(
         20.0, description="and least multiple of the P99 E2EL"
     )
-    max_duration: PositiveSeconds = Field(2400.0, description="s of load in the longest run")
+    max_duration: PositiveSeconds = Field(2400.0, description="s in the longest run")
 
     window: PositiveSeconds | None = Field(
         None,
-        description="s; every such stretch must keep the bounds, as 3600: every hour; null: the "
-        "whole",
+        description="s; every such stretch must keep the bounds; null: the whole",
     )
 
     def _check(self) -> None:

@@ -54,7 +54,7 @@ class TraceConfig(Config):
     )
     session_turns: Literal["delta", "whole"] | None = Field(
         None,
-        description="a later turn has only its new tokens, or its whole prompt; null: delta",
+        description="a later turn has its new tokens, or the whole prompt; null: delta",
     )
     chars_per_token: PositiveFloat | None = Field(
         None, description="estimates lengths of the texts of custom and sharegpt"
@@ -65,8 +65,8 @@ class TraceConfig(Config):
     )
     lanes: Count | None = Field(
         None,
-        description="agents side by side (dynamo, weka, agentic_mooncake), each playing one "
-        "after the other; null: each at its time",
+        description="agents side by side, one after the other in each (dynamo, weka, "
+        "agentic_mooncake); null: each at its time",
     )
 
     def _check(self) -> None:

@@ -63,7 +63,7 @@ def find_coupling(scenario: Scenario, workload: Workload) -> str | None:
             f"cluster.{key}: acts on several replicas together": getattr(cluster, key) is not None
             for key in sorted(cluster.model_fields_set - SPLIT_KEYS)
         },
-        "cluster.groups: each request goes to those of its model": bool(scenario.models),
+        "cluster.groups: each request goes to the groups of its model": bool(scenario.models),
         "cluster.groups: an autoscaler acts on several replicas together": bool(cluster.scalers),
         "engine.secondary_tiers: a store is shared by all replicas": any(
             tier.shared for own in scenario.groups.values() for tier in own.engine.secondary_tiers
