@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from calibration.errors import Floats
 from calibration.measured.requests import Requests
-from calibration.measured.runs import Run
+from calibration.measured.runs import BLANK, Run
 from calibration.text_files import read_rows
 from headway.planning.sensitivity import BATCH_MEANS, MEANS, Sensitivity, batch_means
 from headway.twin.polled_gauges import Gauges, polled_gauges
@@ -118,7 +118,8 @@ def compare(outcome: Outcome, result: Result, requests: Requests | None, before:
     if lost:
         outcome.notes.append(f"{lost} of {len(keep)} requests were rejected or given up")
     if requests is None:
-        predicted = _statistics(simulated, result.workload.output_tokens, keep)
+        output = result.workload.output_tokens
+        predicted = _statistics(simulated, output, keep, _gaps(outcome.run, result, output))
         predicted |= _throughput(result.sent, table.finish, result.workload.output_tokens, keep)
         measured = dict(outcome.run.measured)
         failed = outcome.run.number("n_failed")
@@ -129,9 +130,12 @@ def compare(outcome: Outcome, result: Result, requests: Requests | None, before:
         recorded = {"ttft": requests.ttft, "tpot": requests.tpot, "e2el": requests.e2el}
         if len(keep) > 1 and requests.timed:
             keep[0] = False
-        predicted = _statistics(simulated, requests.output, keep)
+        timed = _statistics(recorded, requests.output, keep)
+        by_token = "mean_itl_ms" in timed  # else the row has it, if any
+        gaps = None if by_token else _gaps(outcome.run, result, requests.output)
+        predicted = _statistics(simulated, requests.output, keep, gaps)
         predicted |= _throughput(result.sent, table.finish, requests.output, keep)
-        measured = dict(outcome.run.measured) | _statistics(recorded, requests.output, keep)
+        measured = dict(outcome.run.measured) | timed
         measured |= _throughput(requests.arrival, requests.ends, requests.output, keep)
         for name, column in recorded.items():
             both = keep & ~np.isnan(column) & ~np.isnan(simulated[name])
@@ -173,10 +177,34 @@ def completed_means(result: Result, before: int) -> dict[str, Any]:
     return means | {BATCH_MEANS: batches}
 
 
+def _gaps(run: Run, result: Result, output: npt.NDArray[np.int64]) -> Floats | None:
+    """Return the gaps of each answer between what a client got at once; None: between tokens.
+
+    Chunks of k tokens come as by vLLM's stream_interval: the first token alone, the last ones
+    whatever their number. Of steps each chunk has the drafts that are accepted, in the mean.
+    """
+    by = run.word("itl_by").lower() if "mean_itl_ms" in run.measured else ""
+    if by in BLANK or by == "token":
+        return None
+    if by == "step":
+        drafts = np.concatenate([log.drafts for log in result.logs])
+        decodes, accepted = (int(drafts[name].sum()) for name in ("decodes", "accepted"))
+        return (output - 1) / (1.0 + accepted / decodes) if decodes else None
+    if not by.isdecimal() or int(by) < 1:
+        raise ValueError(f"itl_by: must be token, step or a number of tokens, not {by!r}")
+    return np.ceil((output - 1) / int(by))
+
+
 def _statistics(
-    columns: dict[str, Floats], output: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]
+    columns: dict[str, Floats],
+    output: npt.NDArray[np.int64],
+    keep: npt.NDArray[np.bool_],
+    gaps: Floats | None = None,
 ) -> dict[str, float]:
-    """Return mean, P50, P90 and P99 of each latency, ms; ITL is the mean over all gaps."""
+    """Return mean, P50, P90 and P99 of each latency, ms; ITL is the mean over all `gaps`.
+
+    By default these are between tokens.
+    """
     found = {}
     for name, column in columns.items():
         values = column[keep & ~np.isnan(column)] * 1e3
@@ -185,10 +213,11 @@ def _statistics(
         found[f"mean_{name}_ms"] = float(values.mean())
         for p in (50, 90, 99):
             found[f"p{p}_{name}_ms"] = float(np.percentile(values, p))
-    gaps = keep & (output > 1) & ~np.isnan(columns["tpot"])
-    if gaps.any():
-        weights = output[gaps] - 1
-        found["mean_itl_ms"] = float(np.average(columns["tpot"][gaps], weights=weights)) * 1e3
+    timed = keep & (output > 1) & ~np.isnan(columns["tpot"])
+    if timed.any():
+        tokens = output[timed] - 1
+        number = tokens if gaps is None else gaps[timed]
+        found["mean_itl_ms"] = float((columns["tpot"][timed] * tokens).sum() / number.sum()) * 1e3
     return found
 
 

@@ -354,3 +354,21 @@ def test_other_columns_are_named(tmp_path, more):
     with pytest.warns(HeadwayWarning, match=told):
         (run,) = read_runs(tmp_path)
     assert run.count("max_num_seqs") == 8
+
+
+def test_gaps_of_an_itl_are_between_tokens_steps_or_chunks(tmp_path):
+    """Of 101 tokens: 100 gaps, 50 where each step brings a draft, 34 of chunks of three."""
+    text = "run_id,gpu,model,rate_rps,n_requests,mean_input_tokens,mean_output_tokens,output_cv,"
+    text += "tpot_mean_ms,itl_mean_ms,num_speculative_tokens,acceptance,itl_by\n"
+    expected = {"": 100, "token": 100, "step": 50, "2": 50, "3": 34, "often": 0, "0": 0}
+    for by in expected:
+        text += f"by {by},H100,llama-3.1-8b,2,5,200,101,0,4,9,1,1,{by}\n"
+    (tmp_path / "runs.csv").write_text(text + "plain,H100,llama-3.1-8b,2,5,200,101,0,4,9,,,step\n")
+    outcomes = {one.run.run_id: one for one in validate_measured(tmp_path)}
+    for by, gaps in {**expected, "plain": 100}.items():
+        one = outcomes["plain" if by == "plain" else f"by {by}".strip()]
+        rows = {row.metric: row.predicted for row in one.rows}
+        if gaps:
+            assert 100 * rows["mean_tpot_ms"] == pytest.approx(gaps * rows["mean_itl_ms"])
+        else:
+            assert one.reason == f"itl_by: must be token, step or a number of tokens, not {by!r}"
