@@ -4,7 +4,7 @@ As vLLM's kv_cache_utils.py (0.11 to 0.24) and kv_cache_planning.py (0.33) do.
 """
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, lcm
 from typing import NamedTuple
 
 from simulator.models.dtypes import HALF
@@ -18,6 +18,8 @@ WINDOW_POOL, STATE_POOL = 0.8, 0.9
 one of the others; bytes of states for one of the cache."""
 
 
+KERNEL_BLOCK = 16
+"""Tokens of the smallest block that vLLM's kernels of attention read."""
 EXPORTED = 64
 """Tokens at whose multiples FlashInfer's kernels of linear attention export a state
 (FLASHINFER_GDN_CHECKPOINT_ALIGNMENT)."""
@@ -122,8 +124,9 @@ def kv_layout(model: ModelSpec, sizes: EngineSizes) -> KvLayout:
     if model.linear is not None:
         state = model.linear.state_bytes(HALF, ahead) / gpus
         # Blocks so long that one of a layer with a cache is as large as a layer's state.
-        unit = EXPORTED if sizes.exports_states and not model.linear.is_mamba else 16
-        long = max(block_size, ceil(state / bytes_of[most] / unit) * unit)
+        exported = EXPORTED if sizes.exports_states and not model.linear.is_mamba else 1
+        unit = lcm(max(block_size, KERNEL_BLOCK), exported)
+        long = ceil(state / bytes_of[most] / unit) * unit
         held = group_size([counts[most], model.state_layers])
         own = Tables(ceil(counts[most] / held), long)
         states = 1 + sizes.enable_prefix_caching + sizes.exports_states + ahead

@@ -1,7 +1,8 @@
 """What is derived from a command agrees with what vLLM's own EngineArgs derived from it.
 
-`headway/conformance/record_engine_config.py` recorded `derived_configs.json.gz` from the wheels of
-five releases, for up to 57 shipped checkpoints, 17 commands and 6 GPUs.
+`tools/engine_configs.py` recorded `derived_configs.json.gz` from the wheels of five releases, for
+up to 57 shipped checkpoints, 17 commands and 6 GPUs; and, by `--states`, `derived_states.jsonl.gz`,
+of seven checkpoints with states, eight commands and two releases.
 """
 
 import gzip
@@ -12,13 +13,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headway.conformance.record_engine_config import COMMANDS, GPUS
 from simulator.core.engine_config import EngineConfig
 from simulator.launch.keys import read_launch
 from simulator.models.gpus import GIB, find_gpu
+from simulator.models.kv_budget import estimate
+from simulator.models.load import load_model
 from simulator.scenario.engine_defaults import with_defaults
+from simulator.scenario.kv_room import engine_sizes
+from tools.engine_configs import COMMANDS, GPUS, STATES
 
 RECORDED = Path(__file__).parent / "derived_configs.json.gz"
+STATES_RECORDED = RECORDED.with_name("derived_states.jsonl.gz")
+KEYS = ("command", "gpu", "model")
 EVERY = 1 if os.environ.get("CI") == "full" else 20
 
 
@@ -71,3 +77,18 @@ def test_the_recording_covers_what_it_should():
         gpu = find_gpu(name)
         assert gpu.memory == int(gib * GIB)
         assert gpu.compute_capability == capability[0] + capability[1] / 10
+
+
+def test_blocks_of_states_are_as_long_as_vllm_makes_them():
+    """By the model's own classes, for FlashAttention and CUDA 13; also whether they are cached."""
+    rows = [*map(json.loads, gzip.decompress(STATES_RECORDED.read_bytes()).splitlines())]
+    for row in rows:
+        release, command, gpu, model = (row.pop(key) for key in ("release", *KEYS))
+        block = with_defaults(launched(command, release), {"name": gpu}, model)
+        assert isinstance(block, dict)
+        engine = EngineConfig(**block)
+        spec = load_model(model)
+        layout = estimate(spec, find_gpu(gpu), engine_sizes(engine, spec)).layout
+        ours = {key: getattr(engine, key) for key in row} | {"block_size": layout.least_block}
+        assert ours == row, (release, command, gpu, model)
+    assert len(rows) == 2 * 7 * len(STATES) * len(GPUS)

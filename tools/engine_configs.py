@@ -1,12 +1,17 @@
 """Record what vLLM derives from a command line, by its own EngineArgs, without a GPU.
 
-    PYTHONPATH=WHEEL python record_engine_config.py MODELS OUT.jsonl [MODEL ...]
+    PYTHONPATH=WHEEL python engine_configs.py MODELS OUT.jsonl [MODEL ...]
+    PYTHONPATH=WHEEL python engine_configs.py MODELS OUT.jsonl --states MODEL ...
 
 It runs in an environment of vLLM's light dependencies and torch, beside the unpacked Python files
 of a wheel, and takes nothing of Headway. The platform pretends to be CUDA on the GPU of a case;
 compiled operators are empty. MODELS has a folder with a config.json for each model.
+
+Models with states (Mamba, linear attention) need all dependencies of vLLM: their classes are
+imported as on a CPU, and size the blocks.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -43,6 +48,13 @@ COMMANDS = (
     '--speculative-config {"method":"draft_model","model":"MODEL","num_speculative_tokens":4}',
     '--speculative-config {"method":"mtp","num_speculative_tokens":2}',
 )
+STATES = (
+    *(f"-tp {gpus} --kv-cache-dtype {kind}" for gpus in (1, 2, 4) for kind in ("auto", "fp8")),
+    "--no-enable-prefix-caching",
+    "--block-size 32",
+)
+CLASSES = ("qwen3_next", "nemotron_h", "granitemoehybrid", "qwen3_5")
+UNUSED = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
 FIELDS = {
     "scheduler_config": (
         *("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "async_scheduling"),
@@ -51,7 +63,7 @@ FIELDS = {
     ),
     "cache_config": (
         *("block_size", "gpu_memory_utilization", "enable_prefix_caching"),
-        "prefix_cache_retention_interval",
+        *("prefix_cache_retention_interval", "mamba_cache_mode"),
     ),
 }
 """What is compared; a release may lack some."""
@@ -110,6 +122,7 @@ def pretend() -> dict[str, Any]:
         device_count = classmethod(lambda _: 8)
         is_fully_connected = classmethod(lambda _, ids: True)
         log_warnings = classmethod(lambda _: None)
+        get_cuda_runtime_major = classmethod(lambda _: 13)
 
         @classmethod
         def has_device_capability(cls, capability: Any, device_id: int = 0) -> bool:
@@ -130,8 +143,36 @@ def pretend() -> dict[str, Any]:
     return gpu
 
 
+def size_blocks(config: Any) -> None:
+    """Size the blocks of a model with states as a worker with FlashAttention does once it loads."""
+    from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as gdn
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+
+    class Layer(gdn.QwenGatedDeltaNetAttention):  # type: ignore[misc]
+        """Says of itself what that layer does, without weights."""
+
+        __init__ = object.__init__
+        _checkpoint_alignment = getattr(gdn, "FLASHINFER_GDN_CHECKPOINT_ALIGNMENT", None)
+
+    gdn.current_platform = current_platform  # it was imported as on a CPU
+    aligned = config.cache_config.mamba_cache_mode == "align"
+    delta = hasattr(config.model_config.hf_text_config, "linear_key_head_dim")
+    if aligned and delta and gdn._resolve_gdn_prefill_backend(config)[1] == "flashinfer":
+        config.compilation_config.static_forward_context["layer"] = Layer()
+    type(current_platform)._find_non_ssm_backends = lambda _: [FlashAttentionBackend]
+    current_platform.update_block_size_for_backend(config)
+
+
 def record(models: Path, out: Path, wanted: list[str]) -> None:
     """Write a line for each model, command and GPU; what cannot be derived has an `error`."""
+    commands: tuple[str, ...] = COMMANDS
+    if wanted[:1] == ["--states"]:
+        commands, wanted = STATES, wanted[1:]
+        for name in CLASSES:
+            if name == "qwen3_5":  # its pictures alone need it
+                sys.modules.update({one: _Nothing(one) for one in UNUSED})
+            importlib.import_module(f"vllm.model_executor.models.{name}")
     gpu = pretend()
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -142,7 +183,7 @@ def record(models: Path, out: Path, wanted: list[str]) -> None:
         for model in wanted or sorted(path.parent.name for path in models.glob("*/config.json")):
             place = str(models / model)
             fixed = ["--model", place, "--skip-tokenizer-init", "--tokenizer", place]
-            for command in COMMANDS:
+            for command in commands:
                 words = [word.replace("MODEL", place) for word in command.split()]
                 for name, known in GPUS.items():
                     gpu.update(zip(("name", "gib", "cc"), known, strict=True))
@@ -150,6 +191,8 @@ def record(models: Path, out: Path, wanted: list[str]) -> None:
                     try:
                         args = AsyncEngineArgs.from_cli_args(parser.parse_args([*fixed, *words]))
                         config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+                        if commands is STATES:
+                            size_blocks(config)
                     except (Exception, SystemExit) as error:
                         row["error"] = f"{type(error).__name__}: {error}"[:300]
                     else:
