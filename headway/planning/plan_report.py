@@ -175,7 +175,7 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
         rows = [(result_row(problem, one), one) for one in held or those]
         known = [pair for pair in rows if pair[0].get("gpus")]
         if not held and not known:
-            yield f"  {words}: none holds"
+            yield f"  {words}: none keeps the levels"
             continue
         best = choose_best(problem, held) if held else min(known, key=lambda p: p[0]["gpus"])[1]
         row = result_row(problem, best)
@@ -191,7 +191,11 @@ def _by_need(problem: PlanProblem, candidates: Sequence[Candidate]) -> Iterator[
         told += f"; worst {', '.join(map(' '.join, worst.items()))}" if worst else ""
         dollars += [row["dollars_per_day"]] if held else []
         tried = f" of {len(those)} targets" if len(those) > 1 and scaled else ""
-        which = ", the cheapest" if held else f": none{tried} holds ({row['reason']}); one takes"
+        which = (
+            ", the cheapest"
+            if held
+            else f": none{tried} keeps the levels ({row['reason']}); the smallest"
+        )
         yield f"  {words}{which}: {told} ({best.label})"
     if len(dollars) == len(kinds) and None not in dollars:
         less = 1.0 - (dollars[0] or 0.0) / (dollars[1] or 1.0)

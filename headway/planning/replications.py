@@ -5,11 +5,11 @@ What comes of it as text, files and a picture: means with intervals, paired diff
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,8 +25,17 @@ from headway.planning.runs import (
 from headway.report.comparison import ALIKE
 from headway.report.metric_rows import BY_KEY, DOLLARS, Metric, find_metric, part_values
 from headway.report.text import align
-from headway.report.winner import LEADS, overload_lines, overloaded, prices_differ
+from headway.report.winner import (
+    LEADS,
+    apart,
+    best_run,
+    overload_lines,
+    overloaded,
+    prices_differ,
+)
+from headway.report.winner import winner_lines as name_winner
 from simulator.costs.noise import with_drawn_noise
+from simulator.results.steady_state import TREND
 from simulator.results.token_times import lacks_gaps
 from simulator.scenario.scenario import Scenario
 from simulator.util.errors import HeadwayError, HeadwayWarning
@@ -103,8 +112,13 @@ def replicate_until_decided(
         runs = replicate(
             scenarios, count, warmup=warmup, cooldown=cooldown, progress=progress, have=runs
         )
-        leads, tests = _leads(runs), _tests(runs, looks)
-        if not any(undecided(one) for (*_, key), one in tests.items() if key in leads):
+        means, tests = _means(runs), _tests(runs, looks)
+        place, _ = best_run(means)
+        asked = [one for (*_, key), one in tests.items() if key in LEADS]
+        if "slo_met" in means[0]:
+            told = {} if place is None else _told(tests, place, apart(means, place))
+            asked = [*told.values()]
+        if not any(map(undecided, asked)):
             break
         count = min(2 * count, MAX_REPLICATIONS)
     return runs
@@ -205,12 +219,40 @@ def _tests(
 
 
 def _leads(runs: Sequence[Sequence[MetricValues]]) -> list[str]:
-    """Name the metrics by which a winner is named."""
-    judged = bool(columns(runs[0], ["slo_attainment"]))
-    asked = ["slo_attainment"] if judged else [*LEADS]
-    if prices_differ([{"completed": 1, "headway": {}, **same[0]} for same in runs]):
+    """Name the metrics by which a winner may be named."""
+    judged = ("request_goodput", "slo_attainment", "output_throughput", "mean_e2el_ms")
+    asked = [*(judged if columns(runs[0], ["slo_attainment"]) else LEADS)]
+    if prices_differ(_means(runs)):
         asked.append(DOLLARS.key)
     return asked
+
+
+def _means(runs: Sequence[Sequence[MetricValues]]) -> list[dict[str, Any]]:
+    """Return the mean of each run's replications as a summary: so one rule names the winner.
+
+    A run keeps the service levels that most of its replications keep, and is overloaded where more
+    than one in ten is (the test of each is at 1 %).
+    """
+    found = []
+    for same in runs:
+        values = columns(same, [*same[0]])
+        means: dict[str, Any] = {key: sum(each) / len(each) for key, each in values.items()}
+        if "slo_met" in means:
+            means["slo_met"] = means["slo_met"] > 0.5
+        worst = sorted(same, key=lambda run: overloaded({**run, "headway": {}}))[
+            -1 - len(same) // 10
+        ]
+        trend = {key: worst[key] for key in TREND if key in worst}
+        found.append({"completed": 1, "headway": {}, **means, **trend})
+    return found
+
+
+def _told(
+    tests: Mapping[tuple[int, int, str], Difference], best: int, keys: Mapping[int, str]
+) -> dict[int, Difference]:
+    """Return the tests of other runs against the best, of each by its key."""
+    pairs = {k: (min(k, best), max(k, best), key) for k, key in keys.items()}
+    return {k: tests[pair] for k, pair in pairs.items() if pair in tests}
 
 
 def verdict(one: Difference) -> str:
@@ -270,69 +312,30 @@ def compare_intervals(
 
 
 def overloaded_lines(labels: Sequence[str], runs: Sequence[Sequence[MetricValues]]) -> list[str]:
-    """Say which of several get more than they serve: those whose queues grow in many replications.
-
-    One replication in ten at most may be chance: the test of each is at 1 %.
-    """
-    each = [sorted(({**run, "headway": {}} for run in same), key=overloaded) for same in runs]
-    return overload_lines(labels, [same[-1 - len(same) // 10] for same in each])
+    """Say which of several get more than they serve: those whose queues grow."""
+    return overload_lines(labels, _means(runs))
 
 
 def winner_lines(
     labels: Sequence[str], runs: Sequence[Sequence[MetricValues]], looks: int = 1
 ) -> list[str]:
-    """Name the best run by SLO attainment, else by each of LEADS, as far as chance allows.
+    """Name the best run by the rule of single runs, as far as chance allows.
 
-    By the cost of a token, too, where what is paid differs. None wins where no run keeps the
-    service levels in most replications, as in a comparison of single runs.
-
-    The best is the one with the best mean. It wins where each of its paired differences to the
-    others is significant at 5 %, by Holm over the differences of all pairs of runs (it was not
-    named beforehand) and those of the table.
+    The rule is applied to the means. The best wins where its difference to each other run, in the
+    first metric that tells the two apart, is significant at 5 %, by Holm over the differences of
+    all pairs of runs (it was not named beforehand) and those of the table.
     """
-    tests, lines, leads = _tests(runs, looks), overloaded_lines(labels, runs), _leads(runs)
-    if lines:
-        leads = [key for key in leads if not key.endswith("_ms")]
-    met = [columns(same, ["slo_met"]).get("slo_met", [1.0]) for same in runs]
-    if not any(2 * sum(kept) > len(kept) for kept in met):
-        return [*lines, "No winner: none keeps the service levels."]
-    return lines + [line for key in leads for line in _winner(labels, runs, key, tests)]
+    tests = _tests(runs, looks)
 
+    def chance(best: int, keys: Mapping[int, str]) -> tuple[bool, str]:
+        found = _told(tests, best, keys)
+        nearest = max(found, key=lambda k: found[k].adjusted, default=best)
+        p = found[nearest].adjusted if found else 0.0
+        if nearest == best or found[nearest].significant:
+            return True, f"; significant, p <= {max(p, 0.001):.2g} by Holm" if found else ""
+        return False, f"; {labels[nearest]} may differ from it by chance (p {p:.2g} by Holm)"
 
-def _winner(
-    labels: Sequence[str],
-    runs: Sequence[Sequence[MetricValues]],
-    key: str,
-    tests: Mapping[tuple[int, int, str], Difference],
-) -> Iterator[str]:
-    """Name the best by one metric, or whom it cannot be told from."""
-    values = [columns(same, [key]).get(key) for same in runs]
-    known = [k for k, found in enumerate(values) if found is not None]
-    if len(known) < 2:
-        return
-    metric = find_metric(key)
-    best = max(known, key=lambda k: metric.better * estimate(values[k] or ()).mean)
-    others = [
-        (b if a == best else a, test)
-        for (a, b, tested), test in tests.items()
-        if tested == key and best in (a, b)
-    ]
-    alike = [k for k, test in others if not test.difference.mean and not test.difference.sd]
-    others = [pair for pair in others if pair[0] not in alike]
-    name = " and ".join(labels[k] for k in [best, *alike])
-    mean = f"{estimate(values[best] or ()).mean * metric.scale:,.2f}"
-    if not others:
-        yield f"{metric.label}: no winner; {mean} for all."
-        return
-    nearest, test = max(others, key=lambda pair: pair[1].adjusted)
-    if test.significant:
-        p = f"p <= {max(test.adjusted, 0.001):.2g}"
-        yield f"{metric.label}: the winner is {name} ({mean}); significant, {p} by Holm."
-    else:
-        yield (
-            f"{metric.label}: no winner; {name} ({mean}) may differ from {labels[nearest]} "
-            f"by chance (p {test.adjusted:.2g} by Holm)."
-        )
+    return name_winner(labels, _means(runs), chance)
 
 
 def _range(metric: Metric, pair: tuple[float, float], form: str = ",.2f") -> str:

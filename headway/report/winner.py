@@ -1,6 +1,6 @@
 """Which of several runs is best: by the service levels where there are any, and why."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headway.report.comparison import ALIKE
@@ -11,7 +11,10 @@ from simulator.util.errors import printable
 
 LEADS = ("output_throughput", "p99_ttft_ms", "mean_e2el_ms")
 """What runs without service levels are looked at by."""
+JUDGED = (DOLLARS.key, "request_goodput", "slo_attainment", "output_throughput", "mean_e2el_ms")
+"""What decides between runs that keep their service levels, the first that differs."""
 Summary = Mapping[str, Any]
+Chance = Callable[[int, Mapping[int, str]], tuple[bool, str]]
 
 
 def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
@@ -28,9 +31,8 @@ def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
     if not done:
         return None, "no run completed a request"
     judged = [k for k in done if metric_value(summaries[k], "slo_met") is not None]
-    usual = ["output_throughput", "mean_e2el_ms"]
     if not judged:
-        usual = usual[: 1 if any(overloaded(summaries[k]) for k in done) else 2]
+        usual = JUDGED[3 : 4 if any(overloaded(summaries[k]) for k in done) else 5]
         return _first(summaries, done, (*_dollars(summaries, done), *usual))
     kept = [k for k in judged if metric_value(summaries[k], "slo_met")]
     held = [k for k in kept if not overloaded(summaries[k])]
@@ -38,10 +40,27 @@ def best_run(summaries: Sequence[Summary]) -> tuple[int | None, str]:
         return held[0], "the only one that keeps the service levels"
     if not held:
         return None, f"none keeps the service levels{' for long: queues grow' if kept else ''}"
-    keys = (*_dollars(summaries, held), "request_goodput", "slo_attainment", *usual)
-    place, why = _first(summaries, held, keys)
+    place, why = _first(summaries, held, (*_dollars(summaries, held), *JUDGED[1:]))
     of = "between" if place is None else "of"
     return place, f"{why} {of} the {len(held)} that keep the service levels"
+
+
+def apart(summaries: Sequence[Summary], best: int) -> dict[int, str]:
+    """Return, of each run that is not ALIKE the best, the first metric that tells it.
+
+    Of a run that keeps no service level, or not for long, that is the SLO attainment.
+    """
+    found = {}
+    for k, other in enumerate(summaries):
+        pair = [summaries[best], other]
+        keys = [*_dollars(pair, (0, 1)), *JUDGED[1:]]
+        if not metric_value(other, "slo_met") or overloaded(other):
+            keys = ["slo_attainment"]
+        for key in reversed(keys):
+            a, b = (metric_value(one, key) for one in pair)
+            if k != best and a is not None and b is not None and abs(a - b) > ALIKE * abs(b):
+                found[k] = key
+    return found
 
 
 def prices_differ(summaries: Sequence[Summary]) -> bool:
@@ -93,14 +112,14 @@ def overloaded(summary: Summary) -> bool:
 def overload_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
     """Say which of several runs get more than they serve, and which question has an answer."""
     behind = [
-        f"{printable(label)} {metric_value(one, 'served_by_last_arrival'):.0%}"
+        f"{printable(label)} served {metric_value(one, 'served_by_last_arrival'):.0%}"
         for label, one in zip(labels, summaries, strict=True)
         if one.get("completed") and overloaded(one)
     ]
     if not behind:
         return []
     return [
-        f"Overloaded: by the last arrival {', '.join(behind)} of the requests were served. "
+        f"Overloaded: by the last arrival {', '.join(behind)} of its requests. "
         "Latencies of such runs, and ratios to these, grow with the run's length; throughput "
         f"compares. {ASK}; a lower load compares latencies."
     ]
@@ -112,7 +131,7 @@ def _in_words(key: str, value: float) -> str:
         return f"the lowest cost of a token (${value:.3g} for 1M)"
     metric = BY_KEY[key]
     label, _, unit = metric.label.removesuffix(")").partition(" (")
-    if not label.startswith("P9"):
+    if label[1].islower():  # not P99 TTFT, nor SLO attainment
         label = label[0].lower() + label[1:]
     value *= metric.scale
     amount = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -131,15 +150,24 @@ def part_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> Iterator[
         yield f"{bound}: {'; '.join(texts)}."
 
 
-def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
-    """Name the best of runs that were made once each, or say why there is none."""
+def winner_lines(
+    labels: Sequence[str], summaries: Sequence[Summary], chance: Chance | None = None
+) -> list[str]:
+    """Name the best of several runs, or say why there is none.
+
+    `chance` says whether a run differs from others by more than chance, each in its metric, and
+    that in words; None: each run was made once.
+    """
+    test: Chance = chance or (lambda *_: (True, ""))
     judged = any(metric_value(summary, "slo_met") is not None for summary in summaries)
     place, why = best_run(summaries)
     if judged:
         lines = [*part_lines(labels, summaries)]
         told = [(metric_value(s, "slo_attainment"), k) for k, s in enumerate(summaries)]
         most = max((pair for pair in told if pair[0] is not None), default=None)
-        lines.append(f"No winner: {why}." if place is None else f"Winner: {labels[place]}: {why}.")
+        sure, words = test(place, apart(summaries, place)) if place is not None else (False, "")
+        of = f"{labels[place]}: " if place is not None else ""
+        lines.append(f"{'Winner' if sure else 'No winner'}: {of}{why}{words}.")
         kept = any(metric_value(summary, "slo_met") for summary in summaries)
         if place is None and most is not None and not kept:
             lines.append(f"Nearest: {labels[most[1]]}, {most[0]:.1%} of its requests keep them.")
@@ -148,13 +176,17 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
         no_level = "no service level is given (--slo, or goodput in the scenario)"
         lines = [f"No winner: {no_level if done else why}."]
         if place is not None and prices_differ([summaries[k] for k in done]):
-            lines = [f"Winner by price: {labels[place]}: {why}; no service level is given (--slo)."]
+            sure, words = test(place, dict.fromkeys(done, DOLLARS.key))
+            by = "Winner by price" if sure else "No winner by price"
+            lines = [f"{by}: {labels[place]}: {why}{words}; no service level is given (--slo)."]
         grow = any(overloaded(summaries[k]) for k in done)
         for key in LEADS[: 1 if grow else None] if len(done) > 1 else ():
             leader, what = _first(summaries, done, (key,))
             if leader is not None:
                 text = what[0].upper() + what[1:]
-                lines.append(f"{text}: {labels[leader]}.")
+                lines.append(
+                    f"{text}: {labels[leader]}{test(leader, dict.fromkeys(done, key))[1]}."
+                )
     costs = [summary.get("headway", {}) for summary in summaries]
     guessed = [
         label
@@ -167,4 +199,5 @@ def winner_lines(labels: Sequence[str], summaries: Sequence[Summary]) -> list[st
             "smaller than their error (see Step times) says nothing."
         )
     lines = [*overload_lines(labels, summaries), *lines]
-    return [*lines, "One run of each: --replications 5 tells differences from chance."]
+    once = "One run of each: --replications 5 tells differences from chance."
+    return lines if chance else [*lines, once]

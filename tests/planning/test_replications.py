@@ -244,25 +244,41 @@ def test_replays_of_a_trace_do_not_differ(write, put, tmp_path, capsys):
     assert "no replication differs from another" in capsys.readouterr().err
 
 
-def runs_with(*attainments: list[float]) -> list[list[dict[str, float]]]:
-    return [[{"slo_attainment": value} for value in same] for same in attainments]
+def runs_with(*attainments: list[float], met: bool = True) -> list[list[dict[str, float]]]:
+    return [[{"slo_attainment": value, "slo_met": met} for value in same] for same in attainments]
 
 
 def test_the_winner_is_told_from_all_others_or_there_is_none():
     """Differences of 0.4, 0.41, 0.39 and 0.4 are no chance; 0.1, -0.1, 0.1, -0.09 are."""
     near, far = [0.8, 1.0, 0.8, 0.99], [0.5, 0.49, 0.51, 0.5]
-    best = [0.9, 0.9, 0.9, 0.9]
-    (line,) = winner_lines(["a", "b"], runs_with(far, best))
-    assert line == "SLO attainment (%): the winner is b (90.00); significant, p <= 0.001 by Holm."
-    (line,) = winner_lines(["near", "far", "best"], runs_with(near, far, best))
-    assert line.startswith(
-        "SLO attainment (%): no winner; best (90.00) may differ from near by chance (p "
-    )
-    (line,) = winner_lines(["a", "b", "c"], runs_with(far, best, best))
-    assert "the winner is b and c (90.00)" in line
-    assert winner_lines(["a", "b"], runs_with(best, best)) == [
-        "SLO attainment (%): no winner; 90.00 for all."
+    best = [0.92, 0.92, 0.92, 0.92]
+    kept = "the highest SLO attainment (92 %) of the {} that keep the service levels"
+    assert winner_lines(["a", "b"], runs_with(far, best)) == [
+        f"Winner: b: {kept.format(2)}; significant, p <= 0.001 by Holm."
     ]
+    (line,) = winner_lines(["near", "far", "best"], runs_with(near, far, best))
+    assert line.startswith(f"No winner: best: {kept.format(3)}; near may differ from it by chance")
+    assert winner_lines(["a", "b"], runs_with(best, best)) == [
+        "No winner: no difference to speak of between the 2 that keep the service levels."
+    ]
+
+
+def test_replications_name_the_winner_that_single_runs_name():
+    """All requests of both are in time, so E2EL decides, as it does in one run of each."""
+    runs = runs_with([1.0] * 3, [1.0] * 3)
+    for same, e2el in zip(runs, ((90.0, 91.0, 92.0), (50.0, 51.0, 52.0)), strict=True):
+        for one, value in zip(same, e2el, strict=True):
+            one["mean_e2el_ms"] = value
+    assert winner_lines(["a", "b"], runs) == [
+        "Winner: b: the lowest mean E2EL (51 ms) of the 2 that keep the service levels; "
+        "significant, p <= 0.001 by Holm."
+    ]
+    for one in (one for same in runs for one in same):
+        del one["slo_met"], one["slo_attainment"]
+        one["output_throughput"] = 10.0
+    lines = winner_lines(["a", "b"], runs)
+    assert lines[0].startswith("No winner: no service level")
+    assert lines[1:] == ["The lowest mean E2EL (51 ms): b; significant, p <= 0.001 by Holm."]
 
 
 GROWS = {"stationary": False, "trend_per_s": 2.0, "served_by_last_arrival": 0.5}
@@ -274,22 +290,21 @@ def test_a_run_is_overloaded_by_its_growing_replications_not_by_its_middle_one()
     some = [{**steady, **GROWS, "served_by_last_arrival": x} for x in (0.1, 0.2, 0.9)]
     runs = [[*some, *[steady] * 5], [steady] * 8]
     (line,) = [told for told in winner_lines(["a", "l"], runs) if "Overloaded" in told]
-    assert "arrival a 90% of the requests" in line
+    assert "arrival a served 90% of its requests" in line
     assert overloaded_lines(["a"], [[some[0], *[steady] * 19]]) == []
 
 
 def test_no_run_that_breaks_the_levels_wins_replicated_either():
     """One rule with and without replications; most replications decide whether a run keeps them."""
-    runs = runs_with([0.2, 0.21, 0.2], [0.5, 0.52, 0.5], [0.6, 0.6, 0.6])
-    for one in (one for same in runs for one in same):
-        one |= {"completed": 9, "slo_met": False}
-    assert winner_lines(["a", "b", "c"], runs) == [
-        "No winner: none keeps the service levels.",
-    ]
+    runs = runs_with([0.2, 0.21, 0.2], [0.5, 0.52, 0.5], [0.4, 0.6, 0.3], met=False)
+    assert winner_lines(["a", "b", "c"], runs)[0] == "No winner: none keeps the service levels."
     for one in runs[1][:2]:
         one["slo_met"] = True
     (line,) = winner_lines(["a", "b", "c"], runs)
-    assert line.startswith("SLO attainment (%): the winner is c (60.00)")
+    assert line.startswith("No winner: b: the only one that keeps the service levels; c may differ")
+    runs[2] = [dict(one) for one in runs[0]]
+    (line,) = winner_lines(["a", "b", "c"], runs)
+    assert line.startswith("Winner: b: the only one that keeps the service levels; significant")
 
 
 @pytest.mark.parametrize("others", [1, 2])
@@ -304,8 +319,8 @@ def test_the_table_and_the_winner_tell_the_same_p(others):
     runs = [same([10.0, 10.1, 9.9]), *(same([10.5, 10.7, 10.2]) for _ in range(others))]
     found = next(one for one in differences(runs)[0] if one.metric == "output_throughput")
     assert found.p < 0.05 < found.adjusted
-    line = winner_lines(["a", "b", "c"][: others + 1], runs)[0]
-    assert "no winner" in line
+    line = winner_lines(["a", "b", "c"][: others + 1], runs)[1]
+    assert "by chance" in line
     if others == 1:
         assert f"(p {found.adjusted:.2g} by Holm)" in line
 
@@ -321,7 +336,10 @@ def test_where_prices_differ_the_cost_of_a_token_is_compared(other, told):
     found = differences(runs)
     table = compare_intervals(["a", "b"], found, everything=True)
     assert ("Cost of 1M output tokens ($)" in table) is told
-    assert any(line.startswith("Cost of 1M") for line in winner_lines(["a", "b"], runs)) is told
+    assert (
+        any(line.startswith("Winner by price: a") for line in winner_lines(["a", "b"], runs))
+        is told
+    )
     rows = pd.read_csv(BytesIO(encode_differences([{"run": "a"}, {"run": "b"}], runs, found)))
     (_, row) = rows[rows.metric == key].itertuples()
     assert row.mean == pytest.approx(other, rel=1e-3)

@@ -140,7 +140,7 @@ def test_no_latency_names_a_winner_among_overloaded_runs() -> None:
     runs = [summary(100, 900, **BEHIND), summary(100.2, 9)]
     assert best_run(runs) == (None, "no difference to speak of")
     told = winner_lines(["static", "fcfs"], runs)
-    assert told[0].startswith("Overloaded: by the last arrival static 21% of the requests were se")
+    assert told[0].startswith("Overloaded: by the last arrival static served 21% of its requests")
     assert "`headway plan` finds" in told[0]
     assert not any("E2EL" in line for line in told)
     runs = [summary(100, 900, met=True, **BEHIND), summary(90, 9, met=False)]
