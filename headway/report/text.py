@@ -22,7 +22,6 @@ from headway.report.metric_rows import (
     Summary,
     part_throughput,
 )
-from simulator.core.speculative_config import PUBLISHED
 from simulator.costs.noise import REGIMES
 from simulator.diagnosis.rules import diagnosis_lines
 from simulator.models.load import load_model, shipped_models
@@ -295,10 +294,12 @@ def engine_lines(gauges: Summary) -> list[str]:
             if keys:
                 text = f"{word}: {', '.join(_said(*pair) for pair in keys.items())}"
                 lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
-        drafts = one["set"].get("speculative_config") or {}
-        if drafts.get("acceptance") == "typical":
-            low, high = PUBLISHED[drafts["method"]]
-            lines.append(f"  Acceptance typical: published are {low} to {high}")
+        if known := one.get("acceptance"):
+            text = (
+                "Acceptance typical: {mean:.2f}, published are {least:.2f} to {most:.2f}: {where}"
+            )
+            text = text.format(**known)
+            lines += wrap(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 

@@ -3,9 +3,13 @@
 What a draft model would say is not simulated: whether a draft token is accepted is drawn.
 """
 
+import csv
+import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +18,8 @@ from simulator.util.config import Config, Share
 from simulator.util.from_mapping import Field, short_repr
 
 MOST_DRAFTS = 64
-TYPICAL = {"eagle": 0.57, "eagle3": 0.66, "mtp": 0.87}
-PUBLISHED = {"eagle": (0.54, 0.57), "eagle3": (0.5, 0.74), "mtp": (0.47, 0.92)}
-"""Acceptance by method, and from the least to the most: docs/speculative.md has the sources."""
+TYPICAL = ("eagle", "eagle3", "mtp")
+"""Methods of which one number says something; what ngram finds is a matter of the text."""
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
@@ -32,6 +35,19 @@ class DraftConfig(Config):
         description="share of the verified step for the first draft step, of a plain decode step "
         "for others",
     )
+
+
+def published(method: str | None, model: str) -> dict[str, Any]:
+    """Return what `acceptance.csv` has of a method, on this model, else on all of its models.
+
+    `mean`, `least` and `most` are shares, `where` names target and source of each.
+    """
+    text = (Path(__file__).parent / "acceptance.csv").read_text("utf-8")
+    rows = [row for row in csv.DictReader(text.splitlines()) if row["method"] == method]
+    rows = [row for row in rows if model and row["model"] == model] or rows
+    each = [float(one) for row in rows for one in re.findall(r"0\.\d+", row["acceptance"])]
+    where = dict.fromkeys(f"{row['target']} ({row['source']})" for row in rows)
+    return {"mean": fmean(each), "least": min(each), "most": max(each), "where": ", ".join(where)}
 
 
 def _by_batch_size(value: object) -> object:
@@ -120,6 +136,12 @@ class SpeculativeConfig(Config):
         if wrong:
             raise ValueError("\n".join(wrong))
 
+    def on(self, model: str) -> Self:
+        """Return it with the acceptance that is published of drafts for a model, where asked."""
+        if self.acceptance != "typical":
+            return self
+        return self.model_copy(update={"acceptance": published(self.method, model)["mean"]})
+
     @property
     def lookahead(self) -> int:
         """KV slots beyond the verified tokens that a sequence holds for the next drafts.
@@ -155,7 +177,7 @@ class SpeculativeConfig(Config):
     def _survival(self) -> npt.NDArray[np.float64]:
         """Probabilities that the last, the last but one, ... drafts are accepted; ascending."""
         k = self.num_speculative_tokens
-        given = TYPICAL[self.method or ""] if self.acceptance == "typical" else self.acceptance
+        given = self.on("").acceptance
         each = given if isinstance(given, list) else [given] * k
         survival: npt.NDArray[np.float64] = np.multiply.accumulate(each, dtype=np.float64)
         return survival[::-1]

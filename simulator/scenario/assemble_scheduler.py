@@ -123,7 +123,8 @@ def _options(spec: EngineSpec, scheduler_class: type[SchedulerBase]) -> dict[str
     if engine.pipeline_parallel_size > 1:
         options |= engine.values_of(["pipeline_parallel_size", "async_scheduling"])
     if engine.speculative_config is not None:
-        options |= {"speculation": engine.speculative_config, "seed": spec.seed}
+        drafts = engine.speculative_config.on(spec.model.name)
+        options |= {"speculation": drafts, "seed": spec.seed}
     return {name: value for name, value in options.items() if accepts(scheduler_class, name)}
 
 

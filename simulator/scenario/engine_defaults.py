@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.core.engine_config import TEXTBOOK, VLLM, EngineConfig
-from simulator.core.speculative_config import draft_method
+from simulator.core.speculative_config import draft_method, published
 from simulator.models.gpus import CPU, GIB, Gpu, find_gpu
 from simulator.models.load import load_model
 from simulator.models.spec import ModelSpec
@@ -298,6 +298,10 @@ def describe_engine(engine: EngineConfig, gpu: str, model: str) -> Defaults:
         elif key in ENGINES[engine.name].defaults or block[key] != default:
             usual[key] = block[key]
     told = {"name": engine.name, "follows": _followed(engine), "defaults": usual, "set": given}
+    drafts = engine.speculative_config
+    if drafts and drafts.acceptance == "typical":
+        spec = _find_model(model)
+        told["acceptance"] = published(drafts.method, spec.name if spec else "")
     missing = {k: v for k, v in _not_simulated(engine, model).items() if k not in given}
     return told | ({"not_simulated": missing} if missing else {})
 

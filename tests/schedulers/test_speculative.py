@@ -257,17 +257,6 @@ def test_drafting_takes_the_share_of_the_weights_that_it_reads(method: str, weig
     assert cost.execute(step).seconds > own.execute(step).seconds
 
 
-def test_typical_acceptance_is_the_published_one_of_its_method() -> None:
-    """0.66 for EAGLE-3: as if the number stood there."""
-    kind, draft = {"method": "eagle3", "num_speculative_tokens": 3}, DraftConfig()
-    typical, number = (
-        SpeculativeConfig(acceptance=one, draft=draft, **kind) for one in ("typical", 0.66)
-    )
-    assert typical.accepted(7, 3, 200) == number.accepted(7, 3, 200)
-    with pytest.raises(ValueError, match="typical is known of eagle, eagle3, mtp; give a number"):
-        SpeculativeConfig(num_speculative_tokens=3, acceptance="typical")
-
-
 # ---------------------------------------------------------------- statistics
 
 
