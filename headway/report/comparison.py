@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from textwrap import wrap
 
-from headway.report.metric_rows import Metric, Summary, metric_rows, metric_value
+from headway.report.metric_rows import COLUMNS, Metric, Summary, metric_rows, metric_value
 from headway.report.text import TEXT_WIDTH, align, amount, cost_gauges, cost_lines, three_digits
 from simulator.util.errors import printable
 
@@ -11,25 +11,6 @@ LABEL, VALUE, RATIO = 32, 8, 7  # widths in a comparison
 RUNS_PER_BLOCK = 2  # runs that a block of a comparison shows beside the first: 80 columns
 ALIKE = 0.01  # relative: what is no further apart is not worth a row
 MANY_RUNS = 9  # runs from which a comparison has a row for each, with the metrics that matter most
-
-COLUMNS = (
-    Metric("output_throughput", "output/tok per s", 1),
-    Metric("request_goodput", "goodput/req per s", 1),
-    Metric("mean_ttft_ms", "TTFT/mean, ms", -1),
-    Metric("p99_ttft_ms", "TTFT/P99, ms", -1),
-    Metric("mean_tpot_ms", "TPOT/mean, ms", -1),
-    Metric("p99_itl_ms", "ITL/P99, ms", -1),
-    Metric("mean_e2el_ms", "E2EL/mean, ms", -1),
-    Metric("p99_e2el_ms", "E2EL/P99, ms", -1),
-    Metric("mean_running", "batch/mean", 0),
-    Metric("kv_cache_usage_mean", "KV used/%", 0, 100.0),
-    Metric("preemptions", "pre-/empted", -1),
-    Metric("jain_index", "Jain's/index", 1),
-    Metric("slo_attainment", "SLO/kept, %", 1, 100.0),
-    Metric("dollars_per_million_output_tokens", "$ per/M tokens", -1),
-    Metric("joules_per_output_token", "J per/token", -1),
-)
-"""What many runs are compared by: their labels fill two lines of a head."""
 
 
 def compare_table(

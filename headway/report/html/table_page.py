@@ -13,9 +13,9 @@ from headway.figures.data import Run
 from headway.figures.grids import draw_costs, draw_grid, draw_room
 from headway.figures.style import encode
 from headway.figures.tables import draw_pareto, varied_keys
-from headway.report.comparison import COLUMNS
 from headway.report.html.page import page
 from headway.report.html.tables import number
+from headway.report.metric_rows import COLUMNS
 from headway.report.winner import best_run
 from simulator.results.read import load_mapping, read_table
 from simulator.util.errors import HeadwayError
