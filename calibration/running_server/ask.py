@@ -101,7 +101,7 @@ def check_calm(root: str) -> None:
     before = look(root)
     time.sleep(CALM)
     after = look(root)
-    there = int(max(before.running + before.waiting, after.running + after.waiting))
+    there = int(max(before.there, after.there))
     if there or after.finished > before.finished:
         raise HeadwayError(
             f"--server: {root}: is busy with others' requests ({there} in it, "

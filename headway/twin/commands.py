@@ -128,18 +128,12 @@ def replay(
     /,
     *,
     url: Annotated[str, Parameter(help="address of an OpenAI-compatible server")],
-    model: Annotated[
-        str | None, Parameter(show_default=False, help="model's name [default: the server's first]")
-    ] = None,
+    model: Annotated[str | None, silent("model's name [default: the server's first]")] = None,
     timeout: Annotated[float, Parameter(help="longest time of a request, s")] = 600.0,
     prompt_seed: Annotated[
-        int | None,
-        Parameter(show_default=False, help="seed of the prompts [default: others each time]"),
+        int | None, silent("seed of the prompts [default: others each time]")
     ] = None,
-    out: Annotated[
-        Path | None,
-        Parameter(show_default=False, help="folder for the files [default: out/replay-NAME]"),
-    ] = None,
+    out: Annotated[Path | None, silent("folder for the files [default: out/replay-NAME]")] = None,
     settings: Settings = DEFAULT_SETTINGS,
     quiet: Quiet = False,
     json_: Json = False,

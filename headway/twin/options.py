@@ -50,9 +50,7 @@ class ServeOptions:
 class Watched:
     """How a server is watched; s, and the relative difference that is none."""
 
-    duration: Annotated[
-        float, Parameter(show_default=False, help="time to watch, s [default: until Ctrl-C]")
-    ] = inf
+    duration: Annotated[float, silent("time to watch, s [default: until Ctrl-C]")] = inf
     interval: Annotated[float, Parameter(help="time between two polls, s")] = 1.0
     window: Annotated[float, Parameter(help="length of a window that is compared, s")] = 10.0
     tolerance: Annotated[float, Parameter(help="relative difference that is ignored")] = 0.2

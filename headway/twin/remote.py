@@ -51,10 +51,10 @@ class Scrape:
         for name, labels, value, _ in re.findall(rf"(?m)^{SAMPLE.pattern}", text):
             self.values[name].append((dict(LABEL.findall(labels)), float(value)))
 
-    def total(self, name: str) -> float:
-        """Return the sum of a metric of vLLM's; NaN where there is none."""
+    def total(self, name: str, none: float = nan) -> float:
+        """Return the sum of a metric of vLLM's; `none` where there is none."""
         found = self.values.get(f"vllm:{name}")
-        return sum(value for _, value in found) if found else nan
+        return sum(value for _, value in found) if found else none
 
 
 async def read_text(response: Any) -> str:

@@ -25,7 +25,7 @@ from headway.twin.api.openai import Reader
 from headway.twin.api.openapi import Route, openapi
 from headway.twin.api.prompts import MediaLaws
 from headway.twin.api.refusals import error_response, refusals_in_json, web
-from headway.twin.api.tokenizers import BpeTokens, SplitAtSpaces, TokenCounter
+from headway.twin.api.tokenizers import BpeTokens, TokenCounter
 from headway.twin.kv_events import publishers, read_config
 from headway.twin.live_engine import LiveEngine
 from headway.twin.live_metrics import LiveMetrics
@@ -268,7 +268,7 @@ def token_counter(folder: Path | None, template: str | None = None) -> TokenCoun
 
     Chats become prompts by the `template`, else by the folder's own.
     """
-    counter: TokenCounter = SplitAtSpaces() if folder is None else BpeTokens(folder)
+    counter = TokenCounter() if folder is None else BpeTokens(folder)
     if template is not None:
         counter.template = read_template(template)
     elif folder is not None and folder.is_dir():

@@ -45,6 +45,7 @@ METRICS = {
     "hits": "prefix_cache_hits_total",
     "preemptions": "num_preemptions_total",
 }
+GAUGES = ("running", "waiting", "kv_usage")
 PARTED = 2  # successive windows in which the same differs the same way
 
 Histogram = tuple[Floats, Floats, float]
@@ -56,20 +57,24 @@ class Poll:
     """What /metrics said, summed over engines."""
 
     time: float  # s
-    running: float
-    waiting: float
-    kv_usage: float  # percent, mean over engines
-    finished: float  # requests so far; so are all below
-    queries: float  # tokens
-    hits: float
-    preemptions: float
+    values: Mapping[str, float]  # by METRICS, and kv_usage: percent, mean over engines
     prompt: Histogram
     output: Histogram
 
     @property
     def seen(self) -> float:
         """Requests that have come so far."""
-        return self.finished + self.running + self.waiting
+        return self.finished + self.there
+
+    @property
+    def finished(self) -> float:
+        """Requests that have ended so far."""
+        return self.values["finished"]
+
+    @property
+    def there(self) -> float:
+        """Requests that are there."""
+        return self.values["running"] + self.values["waiting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +107,10 @@ def read_poll(text: str, time: float) -> Poll:
     if isnan(found.total("num_requests_running")):
         raise HeadwayError("--url: no vllm:num_requests_running: are these vLLM's /metrics?")
     usage = [value for _, value in found.values["vllm:kv_cache_usage_perc"]]
-    return Poll(
-        time=time,
-        kv_usage=100 * sum(usage) / len(usage) if usage else nan,
-        prompt=_histogram(found, "request_prompt_tokens"),
-        output=_histogram(found, "request_generation_tokens"),
-        **{name: _known(found.total(metric)) for name, metric in METRICS.items()},
-    )
-
-
-def _known(value: float) -> float:
-    return 0.0 if isnan(value) else value
+    values = {name: found.total(metric, 0.0) for name, metric in METRICS.items()}
+    values["kv_usage"] = 100 * sum(usage) / len(usage) if usage else nan
+    sizes = (_histogram(found, f"request_{what}_tokens") for what in ("prompt", "generation"))
+    return Poll(time, values, *sizes)
 
 
 def _histogram(found: Scrape, name: str) -> Histogram:
@@ -121,7 +119,7 @@ def _histogram(found: Scrape, name: str) -> Histogram:
         counts[float(labels.get("le", "inf"))] += count
     bounds = np.array(sorted(counts))
     upto = np.array([counts[bound] for bound in bounds.tolist()])
-    return bounds, np.diff(upto, prepend=0.0), _known(found.total(f"{name}_sum"))
+    return bounds, np.diff(upto, prepend=0.0), found.total(f"{name}_sum", 0.0)
 
 
 def lengths(before: Histogram, after: Histogram) -> Ints:
@@ -150,7 +148,7 @@ def traffic(polls: Sequence[Poll], like: Workload, seed: int) -> Workload:
     """
     random = np.random.default_rng(seed)
     start = polls[0]
-    times = [0.0] * round(start.running + start.waiting)
+    times = [0.0] * round(start.there)
     count, pairs = float(len(times)), list[tuple[int, int]]()
     for before, after in pairwise(polls):
         new = round(after.seen - start.finished - count)
@@ -158,10 +156,8 @@ def traffic(polls: Sequence[Poll], like: Workload, seed: int) -> Workload:
             span = after.time - before.time
             times += [before.time - start.time + span * (k + 0.5) / new for k in range(new)]
             count += new
-        prompts, outputs = (
-            lengths(before.prompt, after.prompt),
-            lengths(before.output, after.output),
-        )
+        prompts = lengths(before.prompt, after.prompt)
+        outputs = lengths(before.output, after.output)
         random.shuffle(prompts)
         pairs += zip(prompts.tolist(), outputs.tolist(), strict=False)
     del pairs[len(times) :]
@@ -207,20 +203,14 @@ def _segments(like: Sequence[Segments | None], sizes: Sequence[int]) -> list[Seg
 def simulated_polls(logs: Sequence[Log], load: Workload, times: Floats) -> dict[str, Floats]:
     """Return gauges and counters of a simulation as of these times, s."""
     gauges = [polled_gauges(log, times).columns for log in logs if len(log.steps)]
-    found = {
-        "running": np.sum([one["running"] for one in gauges], axis=0),
-        "waiting": np.sum([one["waiting"] for one in gauges], axis=0),
-        "kv_usage": np.sum([one["kv_usage"] for one in gauges], axis=0) / len(logs),
-    }
+    found = {name: np.sum([one[name] for one in gauges], axis=0) for name in GAUGES}
+    found["kv_usage"] = found["kv_usage"] / len(logs)
     requests = np.concatenate([log.requests for log in logs])
     begun = requests[~np.isnan(requests["first_token"])]
     begun = begun[np.argsort(begun["first_token"])]
     upto = np.searchsorted(begun["first_token"], times, side="right")
-    for name, column in (
-        ("queries", load.prompt_tokens[begun["id"]]),
-        ("hits", begun["cached"]),
-    ):
-        found[name] = np.append(0, np.cumsum(column))[upto]
+    found["queries"] = np.append(0, np.cumsum(load.prompt_tokens[begun["id"]]))[upto]
+    found["hits"] = np.append(0, np.cumsum(begun["cached"]))[upto]
     steps = np.sort(np.concatenate([log.steps for log in logs]), order="end")
     over = np.searchsorted(steps["end"], times, side="right")
     found["preemptions"] = np.append(0, np.cumsum(steps["preempted"]))[over]
@@ -235,14 +225,13 @@ def judge(polls: Sequence[Poll], scenario: Scenario, window: float, tolerance: f
     load = traffic(polls, scenario.make_workload(), scenario.seed)
     result = run(scenario, workload=load).whole()
     start = polls[0]
-    there = start.running + start.waiting
-    warm = next((one.time for one in polls if one.finished - start.finished >= there), np.inf)
+    ended = start.finished + start.there  # so many, when all of those have ended
+    warm = next((one.time for one in polls if one.finished >= ended), np.inf)
     times = np.array([one.time for one in polls]) - start.time
-    theirs: dict[str, Floats] = {
-        name: np.array([getattr(one, name) for one in polls])
-        for name in ("running", "waiting", "kv_usage", "queries", "hits", "preemptions")
-    }
     ours = simulated_polls(result.logs, load, times)
+    theirs: dict[str, Floats] = {
+        name: np.array([one.values[name] for one in polls]) for name in ours
+    }
     verdict = Verdict()
     places = (times // window).astype(int)
     for place in range(int(places[-1])):
@@ -262,9 +251,7 @@ def judge(polls: Sequence[Poll], scenario: Scenario, window: float, tolerance: f
 
 def _values(polled: Mapping[str, Floats], inside: Ints, first: int, last: int) -> dict[str, float]:
     """Return means of gauges over some polls, and what counters have counted between two."""
-    found = {
-        name: float(polled[name][inside].mean()) for name in ("running", "waiting", "kv_usage")
-    }
+    found = {name: float(polled[name][inside].mean()) for name in GAUGES}
     grown = {name: float(polled[name][last] - polled[name][first]) for name in polled}
     found["hit_rate"] = 100 * grown["hits"] / grown["queries"] if grown["queries"] else nan
     return found | {"preemptions": grown["preemptions"]}
@@ -305,23 +292,7 @@ def shadow(
     Raises HeadwayError where the server cannot be reached, or is not vLLM's.
     """
 
-    async def play(session: Any) -> Verdict:
-        return await _watch(session, scenario, url, watched, tell, begun=begun)
-
-    return with_session("--url", url, SILENT, play)
-
-
-async def _watch(
-    session: Any,
-    scenario: Scenario,
-    url: str,
-    watched: Watched,
-    tell: Callable[[Window], None],
-    *,
-    begun: Callable[[], None],
-) -> Verdict:
-    """Poll a server, and compare after each window: in a thread, as polls go on."""
-    url = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
+    page = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
     interval, length = watched.interval, watched.window
     polls: list[Poll] = []
     verdict, told = Verdict(), -1.0  # s, up to where windows have been told
@@ -341,36 +312,40 @@ async def _watch(
         for name, window in found.parted.items():
             verdict.parted.setdefault(name, window)
 
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    on_interrupt(stop.set)
-    begin, judging, rounds = loop.time(), None, 0
-    while not stop.is_set() and (now := loop.time() - begin) < watched.duration + interval:
-        async with session.get(url) as response:
-            if response.status != 200:
-                raise HeadwayError(f"--url: {url}: status {response.status}")
-            try:
-                text = await read_text(response)
-            except (ValueError, TimeoutError) as error:
-                raise HeadwayError(f"--url: {url}: {error or 'no end'}") from None
-            poll = read_poll(text, now)
-        if not rounds and not polls:
-            begun()
-        if polls and poll.finished < polls[-1].finished:
-            polls.clear()  # the server has begun anew
-        polls.append(poll)
-        if now // length > rounds and (judging is None or judging.done()):
-            rounds = int(now // length)
-            if judging is not None:
-                judging.result()
-            judging = asyncio.create_task(compare())
-        wait = begin + (int(now / interval) + 1) * interval - loop.time()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), max(wait, 0.0))
-    if judging is not None:
-        await judging
-    await compare()
-    verdict.requests = polls[-1].seen - polls[0].seen
-    return verdict
+    async def watch(session: Any) -> Verdict:
+        """Poll the server, and compare after each window: in a thread, as polls go on."""
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        on_interrupt(stop.set)
+        begin, judging, rounds = loop.time(), None, 0
+        while not stop.is_set() and (now := loop.time() - begin) < watched.duration + interval:
+            async with session.get(page) as response:
+                if response.status != 200:
+                    raise HeadwayError(f"--url: {page}: status {response.status}")
+                try:
+                    text = await read_text(response)
+                except (ValueError, TimeoutError) as error:
+                    raise HeadwayError(f"--url: {page}: {error or 'no end'}") from None
+                poll = read_poll(text, now)
+            if not rounds and not polls:
+                begun()
+            if polls and poll.finished < polls[-1].finished:
+                polls.clear()  # the server has begun anew
+            polls.append(poll)
+            if now // length > rounds and (judging is None or judging.done()):
+                rounds = int(now // length)
+                if judging is not None:
+                    judging.result()
+                judging = asyncio.create_task(compare())
+            wait = begin + (int(now / interval) + 1) * interval - loop.time()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), max(wait, 0.0))
+        if judging is not None:
+            await judging
+        await compare()
+        verdict.requests = polls[-1].seen - polls[0].seen
+        return verdict
+
+    return with_session("--url", url, SILENT, watch)
 
 
 def heading() -> str:

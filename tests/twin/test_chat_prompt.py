@@ -15,7 +15,7 @@ from headway.cli.main import main
 from headway.twin.api.bodies import BadRequestError, ChatBody
 from headway.twin.api.chat_prompt import chat_prompt
 from headway.twin.api.chat_template import ChatTemplate, own_template
-from headway.twin.api.tokenizers import SplitAtSpaces, TokenCounter, train
+from headway.twin.api.tokenizers import TokenCounter, train
 from headway.twin.server import Server, token_counter
 from simulator.util.errors import HeadwayError
 from tests.support.twins import served_by
@@ -68,7 +68,7 @@ def rendered(**body: Any) -> str:
     """Render a body by TEMPLATE, as `chat_prompt` does."""
     seen: list[str] = []
 
-    class Seen(SplitAtSpaces):
+    class Seen(TokenCounter):
         template = ChatTemplate(TEMPLATE, "here", {"bos_token": "<s>"})
 
         def encode(self, text: str) -> list[int]:
@@ -103,7 +103,7 @@ def test_what_a_template_objects_to_is_told() -> None:
 
 @pytest.mark.parametrize("word", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"])
 def test_a_template_is_kept_in_its_sandbox(word: str) -> None:
-    counter = SplitAtSpaces()
+    counter = TokenCounter()
     counter.template = ChatTemplate(word, "here")
     with pytest.raises(BadRequestError, match=r"unsafe|not safely"):
         tokens_of(counter)

@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 
 from headway.twin.api.said import FixedText, Said
 from headway.twin.api.schema_text import UnmetSchemaError, schema_text
-from headway.twin.api.tokenizers import SplitAtSpaces
+from headway.twin.api.tokenizers import TokenCounter
 from headway.twin.server import Server
 from tests.support.twins import events, served_by
 
@@ -77,9 +77,9 @@ def test_a_schema_that_is_not_understood_is_said(schema: Any) -> None:
 def test_a_guided_answer_has_as_many_tokens_as_the_workload_says() -> None:
     said = Said([" one", " two"], 0)
     text = FixedText('{"a": "', '", "b": 3}', True)
-    assert said.fix(text, 9, SplitAtSpaces()) == 9
+    assert said.fix(text, 9, TokenCounter()) == 9
     assert said.text(0, 9) == '{"a": " one two one two", "b": 3}'
-    assert said.fix(text, 2, SplitAtSpaces()) == 5  # what must be there is
+    assert said.fix(text, 2, TokenCounter()) == 5  # what must be there is
 
 
 @pytest.mark.parametrize(

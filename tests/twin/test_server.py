@@ -19,7 +19,7 @@ from aiohttp import ClientSession
 
 from headway.twin.api.bodies import BadRequestError, ChatBody, CompletionBody, read_types
 from headway.twin.api.openai import Reader
-from headway.twin.api.tokenizers import BpeTokens, SplitAtSpaces, train
+from headway.twin.api.tokenizers import BpeTokens, TokenCounter, train
 from headway.twin.server import Server
 from simulator import run
 from simulator.scenario.load import load_scenario
@@ -27,7 +27,7 @@ from simulator.util.errors import HeadwayError
 from tests.support.twins import events, malformed, served_by, twin
 
 JSON = {"Content-Type": "application/json"}
-READER = Reader("m", SplitAtSpaces(), 100)
+READER = Reader("m", TokenCounter(), 100)
 PROMPT = " ".join(f"word{number}" for number in range(100))
 
 

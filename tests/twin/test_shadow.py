@@ -82,9 +82,7 @@ def polls_of(scenario: Scenario, times: list[float]) -> list[Poll]:
             for column in columns
         ]
         row = {name: float(column[k]) for name, column in seen.items()}
-        found.append(
-            Poll(time, **row, finished=len(over), prompt=histograms[0], output=histograms[1])
-        )
+        found.append(Poll(time, row | {"finished": len(over)}, *histograms))
     return found
 
 
@@ -153,7 +151,8 @@ vllm:request_prompt_tokens_bucket{engine="0",le="+Inf"} 5.0
 vllm:request_prompt_tokens_sum{engine="0"} 99.0
 """
     poll = read_poll(text, 1.0)
-    assert (poll.running, poll.waiting, poll.kv_usage, poll.finished) == (7, 1, 50, 11)
+    names = ("running", "waiting", "kv_usage", "finished")
+    assert [poll.values[name] for name in names] == [7, 1, 50, 11]
     assert poll.seen == 19
     assert [column.tolist() for column in poll.prompt[:2]] == [[10, np.inf], [2, 3]]
 

@@ -120,9 +120,6 @@ class Answer:
         """
         first, is_last = count - new, count >= choice.last
         out = b"" if first else self.open(choice)
-        if self._is_word(choice, first, count):
-            before, after = self.around(choice)
-            return out + before + choice.said.text(first, count).encode() + after
         return out + self.piece(choice, first, count, self.reason(choice) if is_last else None)
 
     def _is_word(self, choice: Choice, first: int, count: int) -> bool:

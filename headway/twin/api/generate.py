@@ -13,13 +13,7 @@ from headway.twin.api import bodies
 from headway.twin.api.answers import Answer, ChatAnswer, Choice
 from headway.twin.api.bodies import BadRequestError, ChatBody, CompletionBody, read_types, refuse
 from headway.twin.api.messages import CountTokensBody, MessageAnswer, MessagesBody
-from headway.twin.api.openai import (
-    MOST_TOKENS,
-    Reader,
-    Wanted,
-    client_name,
-    output_tokens,
-)
+from headway.twin.api.openai import MOST_TOKENS, Reader, Wanted, client_name, output_tokens
 from headway.twin.api.refusals import web
 from headway.twin.api.responses import ResponseAnswer, ResponseChat, ResponsesBody, Stored
 from headway.twin.api.said import Said

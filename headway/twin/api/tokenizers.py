@@ -5,7 +5,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from simulator.util.environment import need_package
 from simulator.util.errors import HeadwayError
@@ -20,52 +20,35 @@ CONFIGS = Path(__file__).with_name("trained_tokenizer.json")
 TRIAL = 64  # words of a text that must come out as so many tokens
 
 
-class TokenCounter(Protocol):
-    """Counts tokens as the client does."""
-
-    words: list[str]
-    """Each a token, also behind any other."""
-    template: "ChatTemplate | None"
-    """What makes prompts of chats; None: they are estimated."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
-
-    def pieces(self, text: str) -> list[str]:
-        """Return the texts of its tokens."""
-
-    def decode(self, tokens: Sequence[int]) -> str | None:
-        """Return the text of tokens; None: they cannot be read back."""
-
-    def names(self, tokens: Sequence[int], text: str | None) -> list[str] | None:
-        """Return what the vocabulary has for tokens, those of a `text` if it was one."""
-
-
-class SplitAtSpaces:
-    """Takes each word between spaces for a token: for clients that count nothing."""
+class TokenCounter:
+    """Counts tokens as the client does; this one takes each word between spaces for a token."""
 
     template: "ChatTemplate | None" = None
+    """What makes prompts of chats; None: they are estimated."""
 
     def __init__(self) -> None:
         self.words = [f" w{number}" for number in range(WORDS)]
+        """Each a token, also behind any other."""
 
     def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
         return [zlib.crc32(word.encode("utf-8", "replace")) for word in text.split()]
 
     def pieces(self, text: str) -> list[str]:
+        """Return the texts of its tokens."""
         return re.findall(r"\s*\S+", text)
 
     def decode(self, tokens: Sequence[int]) -> str | None:
+        """Return the text of tokens; None: they cannot be read back."""
         return None
 
     def names(self, tokens: Sequence[int], text: str | None) -> list[str] | None:
+        """Return what the vocabulary has for tokens, those of a `text` if it was one."""
         return None if text is None else text.split()
 
 
-class BpeTokens:
+class BpeTokens(TokenCounter):
     """The tokenizer of a model, from its tokenizer.json."""
-
-    template: "ChatTemplate | None" = None
 
     def __init__(self, folder: Path) -> None:
         need_package("--tokenizer", "serve", "tokenizers")
