@@ -63,7 +63,7 @@ class Setup:
         checks = {
             f"--budget-s {self.budget_s}: must be more than 0 seconds": not 0 < self.budget_s < inf,
             f"--block-size {self.block_size}: must be at least 1": self.block_size < 1,
-            f"--num-blocks {self.num_blocks}: must hold {2 * LEAST_LENGTH} tokens or more, and one "
+            f"--num-blocks {self.num_blocks}: must have {2 * LEAST_LENGTH} tokens or more, and one "
             "block besides": room < 2 * LEAST_LENGTH,
             f"--max-num-seqs {self.max_num_seqs}: must be at least 1": self.max_num_seqs < 1,
             f"--max-num-batched-tokens {tokens}: must be at least --max-num-seqs": (

@@ -98,7 +98,7 @@ def refit(source: Path, out: Path, echo: Echo = print) -> StepFit:
     _tell_drift(rows, clock, echo)
     if "onpolicy" not in fit.held_out:
         warnings.warn(
-            f"{source}: has no steps of held-out runs; the errors are those of the grid",
+            f"{source}: has no steps of held-out runs; the errors are the grid's",
             HeadwayWarning,
             stacklevel=2,
         )

@@ -113,7 +113,7 @@ def check_supported(run: Run) -> None:
     if re.search(SPLIT, notes):
         raise ValueError("notes: prompts and decodes on different servers cannot be replayed")
     if re.search(STAGES, notes) and run.count("pp") is None:
-        raise ValueError("pp: empty, though the notes tell of pipeline parallelism")
+        raise ValueError("pp: empty, though the notes name pipeline parallelism")
     gpus = run.count("n_gpus")
     each = gpus_per_replica(run) * prod(run.count(name) or 1 for name in ("pp", "dp", "replicas"))
     if gpus is not None and gpus < each:

@@ -133,7 +133,7 @@ def _server(server: Server, scenario: Scenario, given: Collection[str], outcome:
     for key in ("max_num_seqs", "max_num_batched_tokens"):
         rows.append([f"engine.{key}", str(engine[key]), set_])
     for key in ASSUMED:
-        source = set_ if f"engine.{key}" in given else "not told: vLLM's default"
+        source = set_ if f"engine.{key}" in given else "not given: vLLM's default"
         rows.append([f"engine.{key}", str(engine[key]), source])
     rows.append(["workload.client_latency", f"{outcome.fit.latency:.6f} s", "fitted"])
     return _table(("key", "value", "from"), rows)

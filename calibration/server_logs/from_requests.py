@@ -321,7 +321,7 @@ def _report(fit: LogFit, path: Path, scenario: Scenario, *, useful: bool) -> Ite
     yield f"{'term':<28}{'before':>10}{'fitted':>10}   95 % interval"
     for term in fit.terms:
         words, scale, unit = MEANINGS[term.name]
-        told = "not told by this log: kept"
+        told = "not shown by this log: kept"
         if term.interval is not None:
             told = " to ".join(f"{scale * end:.3f}" for end in term.interval)
         label = f"{words} ({unit})"

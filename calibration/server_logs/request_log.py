@@ -191,7 +191,7 @@ def _check_misspelt(path: Path, requests: Requests) -> None:
         if near:
             raise HeadwayError(
                 f"{path}:1: {name}: unknown column; did you mean {near[0]}? Else say with "
-                "--columns which columns hold what"
+                "--columns which columns have what"
             )
 
 

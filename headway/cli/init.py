@@ -40,7 +40,8 @@ def init(
     ] = None,
     gpu: Annotated[str | None, silent(f"GPU [default: {GPU}]")] = None,
     tensor_parallel_size: Annotated[
-        int | None, silent("GPUs that share each layer [default: as few as hold the model]")
+        int | None,
+        silent("GPUs that share each layer [default: as few as have room for the model]"),
     ] = None,
     traffic: Annotated[
         Path | None, silent("file of requests to replay: a trace, a log, a benchmark's results")
@@ -97,7 +98,7 @@ def init(
     )
     if chosen.replicas > 1 or hopeless:
         buy = shlex.join(["headway", "plan", str(file), "--buy"])
-        what = "So many replicas are needed at least, and may not be" if not hopeless else "Not"
+        what = "These replicas are the fewest, and may not be" if not hopeless else "Not"
         print(f"{what} enough; {buy} tries other GPUs, sizes and precisions")
     return 0
 
@@ -260,7 +261,9 @@ def _sized(
             replicas = max(obstacle.change.get("cluster.replicas", 1) for obstacle in found)
             enough = replace(one, replicas=replicas), cost, notes
     if enough is None:
-        many = f"--gpu {chosen.gpu}: eight do not hold {chosen.model}: " if size is None else ""
+        many = (
+            f"--gpu {chosen.gpu}: eight have no room for {chosen.model}: " if size is None else ""
+        )
         raise HeadwayError(f"{many}{why[0]}")
     one, cost, notes = enough
     _warn(notes)

@@ -34,9 +34,9 @@ def plan(  # more than 80 lines: 50 are its options
     ] = None,
     vary: Vary = None,
     fewest: Annotated[
-        str | None, silent("dotted.key=LOW..HIGH: the least that holds the load")
+        str | None, silent("dotted.key=LOW..HIGH: the least that carries the load")
     ] = None,
-    cheapest: Annotated[bool, silent("the cheapest that holds the load")] = False,
+    cheapest: Annotated[bool, silent("the cheapest that carries the load")] = False,
     buy: Annotated[
         bool, silent("what to buy: which GPUs, how many and how set, for this model and traffic")
     ] = False,

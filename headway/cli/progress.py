@@ -169,9 +169,9 @@ def _bracket(candidate: "Candidate", place: str, rising: bool) -> str:
         holds, fails = result.best, result.beyond
     found = []
     if holds is not None:
-        found.append(("holds", holds.at))
+        found.append(("carries", holds.at))
     if fails is not None:
-        found.append(("breaks" if fails.breaks else "does not hold", fails.at))
+        found.append(("breaks" if fails.breaks else "fails", fails.at))
     return ", ".join(f"{word} {place.format(at)}".strip() for word, at in found) or "nothing"
 
 
@@ -184,8 +184,8 @@ def _last_trial(candidate: "Candidate", place: str) -> str:
         spared = f"not tried: {candidate.not_tried}" if candidate.not_tried else ""
         return candidate.error or never or spared or "no run"
     trial = candidate.result.trials[-1]
-    verdict = f"breaks {trial.breaks}" if trial.breaks else f"does not hold: {trial.reason}"
-    verdict = "holds" if trial.ok else verdict
+    verdict = f"breaks {trial.breaks}" if trial.breaks else f"fails: {trial.reason}"
+    verdict = "keeps the bounds" if trial.ok else verdict
     length = "" if trial.seconds is None else f" of {trial.seconds:.0f} s"
     sure = "" if trial.sure or TOO_CLOSE in verdict else f", {TOO_CLOSE}"
     runs = f"{len(trial.runs)} run{'s' if len(trial.runs) > 1 else ''}"

@@ -226,9 +226,7 @@ class CaseRequest(_Model):
         if not isinstance(ids, list) or not all(type(key) is int for key in ids):
             raise ValueError("hash_ids: must be a list of whole numbers")
         if len(ids) * hash_id_tokens < self.prompt_len:
-            raise ValueError(
-                f"hash_ids: stand for fewer tokens than prompt_len ({self.prompt_len})"
-            )
+            raise ValueError(f"hash_ids: have fewer tokens than prompt_len ({self.prompt_len})")
         full, rest = divmod(self.prompt_len, hash_id_tokens)
         whole = [(("h", key), hash_id_tokens) for key in ids[:full]]
         return tuple(whole + ([(("h", ids[full]), rest)] if rest else []))

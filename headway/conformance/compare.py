@@ -185,7 +185,7 @@ def conform_families(
     """
     cases = read_cases(path)
     if any(isinstance(case, SglangCase) for case in cases):
-        raise HeadwayError(f"--families: {path}: versions of SGLang are not told apart")
+        raise HeadwayError(f"--families: {path}: versions of SGLang are one family")
     pairs = list(zip(cases, read_goldens(golden or default_golden(path), cases), strict=True))
     return {
         name: [_conform_case(case, one, release, leap) for case, one in pairs]

@@ -206,7 +206,7 @@ def draw_fleet(runs: Sequence[Run]) -> "Figure":
     if alone := [run.label for run in runs if not run.groups]:
         raise HeadwayError(f"{', '.join(alone)}: has no cluster: give runs of several replicas")
     if len(runs) > MOST_RUNS:
-        raise HeadwayError(f"{len(runs)} runs are too many: up to {MOST_RUNS} stand side by side")
+        raise HeadwayError(f"{len(runs)} runs are too many: up to {MOST_RUNS} are drawn")
     edges = fleet_edges(runs)
     options: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
     found = [fleet_levels(run, edges) for run in runs]

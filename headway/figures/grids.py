@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COST = "dollars_per_million_output_tokens"
 MEASURES = {
-    "capacity": ("Capacity: largest load that holds", 1.0, 1),
+    "capacity": ("Capacity: largest load within the bounds", 1.0, 1),
     COST: ("$ per M output tokens", 1.0, -1),
     "slo_attainment": ("SLO attainment, %", 100.0, 1),
     "attainment": ("SLO attainment, %", 100.0, 1),

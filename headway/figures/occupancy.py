@@ -53,7 +53,7 @@ def draw_occupancy(
 
     shortest, longest = min(run.end for run in runs), max(run.end for run in runs)
     if long := [run.label for run in runs if run.each > 1]:
-        raise HeadwayError(f"{', '.join(long)}: has too many requests to tell who sat where")
+        raise HeadwayError(f"{', '.join(long)}: has too many requests to show each seat")
     few = max(len(run.requests) for run in runs) <= FEW
     if seconds is None:
         seconds = (few and max(longest - (start or 0.0), 0.0)) or SECONDS

@@ -43,7 +43,7 @@ class Answer:
 
 
 def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: Runs) -> Answer:
-    """Find what to buy; HeadwayError where nothing holds the load."""
+    """Find what to buy; HeadwayError where nothing carries the load."""
     market = Market(problem, gpus, precision)
     offers = market.offers()
     if not offers:
@@ -52,7 +52,7 @@ def buy(problem: PlanProblem, gpus: Sequence[Gpu], precision: str | None, runs: 
     live = [offer for offer in offers if not offer.never]
     if not live:
         best = max(offers, key=lambda one: (one.scenario is not None, one.reads))
-        raise NoAnswerError(f"--buy: nothing can hold it, not even {best.label}: {best.never}")
+        raise NoAnswerError(f"--buy: nothing can carry it, not even {best.label}: {best.never}")
     runs.enter(f"First look, short runs of {len(live)} candidates, the cheapest first")
     _search(market.quick(), live, runs, market.most)
     ranked = ranked_offers(live)
@@ -102,7 +102,7 @@ def _search(quick: PlanProblem, offers: Sequence[Offer], runs: Runs, unbounded: 
             least = offer.fewest * offer.weight
             if least > limit:
                 cost = money(offer, least)
-                offer.not_tried = f"costs {cost} at least; {TOLD} that cost less hold"
+                offer.not_tried = f"costs {cost} at least; {TOLD} that cost less are enough"
             else:
                 offer.widest = min(unbounded or WIDEST * (offer.fewest + 1), MOST_REPLICAS)
                 most = int(min(offer.widest, limit / offer.weight))
@@ -178,7 +178,7 @@ def _changes(
         longer = replace(_no_shorter(problem, market.quick()), change=change)
         found = _confirm(longer, ranked_offers(again), runs)
         if not found:
-            yield f"{words}: none of the first {len(again)} holds with twice as many"
+            yield f"{words}: none of the first {len(again)} is enough with twice as many"
             continue
         same = line(ranked[0]) in {line(one) for one in found if one.cost <= NEAR * found[0].cost}
         told = "the same" if same else line(found[0])

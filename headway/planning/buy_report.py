@@ -105,18 +105,20 @@ def buy_lines(problem: PlanProblem, answer: Answer) -> list[str]:
     """Return the answer, a line each."""
     best, *others = orders(answer.ranked)
     assert best.scenario is not None
-    unsure = ", if it holds: that is too close to tell" if _close(problem, best) else ""
+    unsure = ", if it is enough: that is too close to tell" if _close(problem, best) else ""
     lines = [*problem.of_pods, f"Buy {line(best)}{unsure}", f"  {problem.under}"]
     lines += [f"  {one.slo.text}: {_value(one)}{one}" for one in verdicts(problem, best, best.best)]
     lines += [_speeds(problem, best), f"  looked at {looked_at(best.best)} of load"]
     lines += [f"  {text}" for text in scenario_cost_lines([""], [best.scenario])]
     same = [one for one in answer.ranked if one is not best and one.order == best.order]
-    for close, words in ((False, "hold, too"), (True, "are too close to tell")):
+    for close, words in ((False, "are enough, too"), (True, "are too close to tell")):
         if alike := [line(one) for one in same if _close(problem, one) == close]:
             lines.append(f"  by short runs these {words}: {'; '.join(alike)}")
     if best.reduced:
         plain = next((one for one in answer.ranked if not one.reduced), None)
-        lines.append(f"  {REDUCED}: {line(plain) if plain else 'none that was simulated holds'}")
+        lines.append(
+            f"  {REDUCED}: {line(plain) if plain else 'none that was simulated is enough'}"
+        )
     if others:
         lines.append(f"Second best: {line(others[0])}{_more(best, others[0])}")
         told = verdicts(problem, others[0], others[0].best)
@@ -190,8 +192,7 @@ def _failed(tried: Sequence[Offer]) -> Iterator[str]:
             last = max(offer.result.trials, key=lambda trial: trial.at)
             many = "s" if last.at > 1 else ""
             dearer = offer.within is not None and offer.within[1] < offer.widest
-            more = f"; more cost more than {TOLD} that hold" if dearer else ""
+            more = f"; more cost more than {TOLD} that are enough" if dearer else ""
             yield (
-                f"  does not hold: {last.at:.0f} replica{many} of {offer.label}: {last.reason}"
-                f"{more}"
+                f"  not enough: {last.at:.0f} replica{many} of {offer.label}: {last.reason}{more}"
             )

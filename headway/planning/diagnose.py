@@ -100,7 +100,7 @@ class Held:
             low_high = " (95 %: {:.4g} to {:.4g})".format(*self.interval)
         return (
             f"The load is {self.offered / self.capacity:.0%} of the {self.capacity:.4g}{unit}"
-            f"{low_high} that this holds with {' and '.join(self.slo)}."
+            f"{low_high} that this carries with {' and '.join(self.slo)}."
         )
 
 

@@ -37,7 +37,7 @@ APART = {
     "cluster.groups.prefill.kv_role": "kv_producer",
     "cluster.groups.decode.kv_role": "kv_consumer",
 }
-FEW = "it takes two replicas, which are no fewer than the {} that hold"
+FEW = "it takes two replicas, which are no fewer than the {} that are enough"
 KNOWN = 0.1  # share of the prompt tokens from which on a router that keeps prefixes is tried
 
 
@@ -294,7 +294,7 @@ class Market:
             last = offers[-1]
             reason = last.error or (last.result.trials[-1].reason if last.result.trials else "")
             if not held:
-                told.append(f"{name}: fewer replicas than {best.replicas} do not hold: {reason}")
+                told.append(f"{name}: fewer replicas than {best.replicas} are not enough: {reason}")
         return ranked_offers(ranked), told
 
     def routed(self, offers: Sequence[Offer]) -> list[Offer]:
@@ -338,7 +338,7 @@ class Market:
         prefill, decode = (max(ceil(self.traffic.rate / (MARGIN * r)), 1) for r in rates)
         if prefill + decode > total:
             least = f"{prefill} + {decode}"
-            return f"it takes {least} replicas at least, {best.replicas} hold as they are", []
+            return f"it takes {least} replicas at least, {best.replicas} are enough as they are", []
         share = rates[1] / sum(rates)
         offers = []
         for count in {round(total * share) + more for more in (-1, 0, 1)}:

@@ -225,7 +225,7 @@ def search_by_price(problem: PlanProblem, candidates: Sequence[Candidate], runs:
     for k in sorted(range(len(loaded)), key=lambda k: (scales(loaded[k].scenario), weights[k])):
         candidate = loaded[k]
         if weights[k] > limit and not scales(candidate.scenario) and not candidate.never:
-            candidate.not_tried, candidate.done = "costs more than one that holds", True
+            candidate.not_tried, candidate.done = "costs more than one that is enough", True
             continue
         search_all(problem, [candidate], runs, candidates)
         if candidate.result.best is not None:
@@ -422,7 +422,7 @@ def none_holds(problem: PlanProblem, candidates: Sequence[Candidate]) -> str:
         # should be easier has failed.
         failed = [text for _, text in fold_errors([closest])]
         failed += [other.reason for other in closest.result.trials if other.reason]
-        got += f", but does not hold: {next(filter(None, (trial.reason, *failed)), trial.why)}"
+        got += f", but fails: {next(filter(None, (trial.reason, *failed)), trial.why)}"
     said = f"no configuration meets {wanted}; the closest is {closest.label}{place}: {got}"
     return f"{said}; {_would_do(slos, trial)}"
 
@@ -436,7 +436,7 @@ def _would_do(slos: Sequence[Slo], trial: Trial) -> str:
     kept = " and ".join(slo.loosened(trial.value(slo)) for slo in broken)
     if any(run.get("broken") for run in trial.runs):  # they were ended before they got worse
         return f"it takes {kept} at least; {others}"
-    return f"it holds with {kept}; {others}"
+    return f"its runs keep {kept}; {others}"
 
 
 def search_by_optuna(problem: PlanProblem, trials: int, runs: Runs) -> list[Candidate]:

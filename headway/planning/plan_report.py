@@ -72,7 +72,7 @@ def plan_table(problem: PlanProblem, candidates: Sequence[Candidate], best: Cand
     notes += [f"{c.label}: not tried: {c.not_tried}" for c in candidates if c.not_tried]
     if problem.key and any(candidate.result.best for candidate in candidates):
         step = "one step more load" if problem.searches_rate else "the next value"
-        notes.insert(0, f"breaks: for a candidate that holds, what {step} breaks")
+        notes.insert(0, f"breaks: for a candidate that is enough, what {step} breaks")
     for candidate in candidates:
         for a, b in not_monotone(candidate.result.trials, rising=bool(problem.high)):
             notes.append(f"{candidate.label}: not monotone: {a.at:g} and {b.at:g} contradict")
@@ -131,7 +131,7 @@ def _in_words(problem: PlanProblem, best: Candidate) -> Iterator[str]:
     """Say what is best, what it takes and how far it goes."""
     row = result_row(problem, best)
     place = f"{problem.key}={row['at']:g} " if problem.key and not scales(best.scenario) else ""
-    parts = [f"{place}holds the load"]
+    parts = [f"{place}carries the load"]
     if problem.searches_rate:
         unit = " req/s" if problem.key == "workload.request_rate" else " x the trace's rate"
         sure = f"{100 * problem.criteria.confidence:g} %: {_range(best)}"
@@ -215,7 +215,7 @@ def _caveats(problem: PlanProblem, best: Candidate, row: Mapping[str, Any]) -> I
         )
     beyond = best.result.beyond
     if beyond is not None and not beyond.sure and not problem.searches_rate:
-        yield f"  too close to tell at {beyond.at:g}, in {looked_at(beyond)}: it may hold, too"
+        yield f"  too close to tell at {beyond.at:g}, in {looked_at(beyond)}: it may be enough, too"
     if not problem.searches_rate:
         return
     low, high = row["capacity_low"], row["capacity_high"]
@@ -252,8 +252,8 @@ def plan(
         scenario: the file, a shipped one's name, or what a file would hold, a dict.
         slo: bounds, as `p99_ttft_ms<=1000`; none: the scenario's `plan` or `goodput`.
         vary: values of dotted keys; each combination is a candidate.
-        fewest: `dotted.key=LOW..HIGH`: the least that holds the load, not the largest rate.
-        cheapest: the cheapest that holds the load, not the largest rate.
+        fewest: `dotted.key=LOW..HIGH`: the least that carries the load, not the largest rate.
+        cheapest: the cheapest that carries the load, not the largest rate.
         overrides: `dotted.key=value`, put over the file.
         seed: in place of the scenario's.
         out: folder for the files of `headway plan`; runs that it has are not made again. None: no

@@ -88,7 +88,7 @@ def run_table(summary: Summary) -> str:
         lines += [f"{'Diagnosis':-^{WIDTH}}", *diagnosis_lines(gauges)]
     lines.append("=" * WIDTH)
     if gauges.get("interrupted"):
-        lines.append("Interrupted: the figures are those up to then.")
+        lines.append("Interrupted: the figures end there.")
     lines += [f"Warning: {text}" for text in gauges.get("warnings", ())]
     if near_capacity(load := gauges.get("load")):
         lost = any(gauges.get("cluster", {}).get(name) for name in ("shed", "timed_out"))
@@ -193,7 +193,7 @@ def load_line(load: Summary, *, lost: bool = False) -> str:
     `lost`: what is too much is refused or given up, and makes no queue.
     """
     elasticity = load["e2el_elasticity"]
-    moves = "is of those served, the rest is lost" if lost else "grows with the run's length"
+    moves = "is of served requests, the rest is lost" if lost else "grows with the run's length"
     if elasticity is not None:
         moves = f"moves by about {elasticity:.1f} % for 1 % of step time"
     return (
@@ -206,7 +206,7 @@ def moved_by(elasticity: float, ends: Sequence[float] | None, *, resolved: bool)
     """Say by how much, in %, a metric moves for 1 % of step time, and what of it is chance."""
     chance = "" if ends is None else f"±{(ends[1] - ends[0]) / 2:.2f}"
     if not resolved:
-        return f"below resolution ({chance})" if chance else "not told from chance"
+        return f"below resolution ({chance})" if chance else "may be chance"
     return f"{elasticity:+.2f} {chance}".strip()
 
 

@@ -17,7 +17,7 @@ NO_LEVEL = "a plan needs a service level: set SLO: TTFT, SLO: TPOT or both"
 QUESTIONS = {
     "buy": ("Which GPUs to buy, how many, how set", ("--buy",)),
     "fewest": ("How few replicas of this GPU do", ("--fewest", "cluster.replicas=1..16")),
-    "rate": ("How much load this fleet holds", ()),
+    "rate": ("How much load this fleet carries", ()),
 }
 """What a plan may answer: in words, and as options of the command."""
 

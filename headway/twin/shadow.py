@@ -379,8 +379,8 @@ def conclusion(verdict: Verdict) -> str:
         return "nothing to compare: no request came"
     if not verdict.windows:
         return (
-            "nothing to compare: no whole window after those requests ended that were there at the "
-            "start; watch longer"
+            "nothing to compare: no whole window after the end of the requests that were there at "
+            "the start; watch longer"
         )
     if not verdict.parted:
         return f"server and simulation agree in {len(verdict.windows)} windows"

@@ -201,7 +201,7 @@ def _events(row: Row, scenario: Mapping[str, Any], activity: EngineActivity | No
         return ["It was never due: the turn before it did not end."]
     if held is None:
         return [_event(arrival, "due")]
-    events = [(arrival, "due; the client holds it back: max_concurrency")] if held else []
+    events = [(arrival, "due; the client keeps it back: max_concurrency")] if held else []
     sent = arrival + held
     there = ""
     if activity is not None:

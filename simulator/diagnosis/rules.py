@@ -41,7 +41,7 @@ from simulator.results.record import Record
 from simulator.results.service_levels import Judged, three_digits
 
 SHOWN = 4  # findings that a report prints
-NOTHING = "Nothing stands out: nothing needs turning."
+NOTHING = "No finding: no knob needs turning."
 KEPT = "All service levels are kept: nothing needs turning."
 GROWS = "All service levels are kept so far, but a queue grows: in a longer run they break."
 CLOSE = "All service levels are kept, but within the error of the step times: {}."

@@ -144,7 +144,7 @@ def _unknown(name: str) -> ValueError:
     if near and not {*_words(name)}.issuperset(_words(next(iter(near)))):  # of another shape
         hint += " for another model give the path of its config.json"
     elif any(map(PRECISION.fullmatch, _words(name))):
-        hint += f" the name tells of another precision: give {other} and engine.quantization"
+        hint += f" the name says another precision: give {other} and engine.quantization"
     else:
         hint += f" a fine-tune is {other}"
     return ValueError(

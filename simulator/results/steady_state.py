@@ -184,7 +184,7 @@ def find_growth(record: Record) -> str:
     more = len(times) - int(((left >= low) & (left <= high)).sum())
     chance = MOST_CHANCE * sqrt(2.0 * float(level.mean()))
     if len(times) >= MIN_REQUESTS and more > max(MOST_UNSERVED * len(times), chance):
-        return "requests served fall behind those offered"
+        return "served requests fall behind offered ones"
     usage = _kv_usage(record, np.linspace(low, high, BATCHES + 1))
     change, p = linear_trend(usage)
     mean = float(usage.mean())

@@ -53,7 +53,7 @@ def make_blocks(
         pages = tokens // spec.max_model_len
         if not pages:
             raise ValueError(
-                f"engine.allocation: {tokens} tokens of KV cache hold no request of "
+                f"engine.allocation: {tokens} tokens of KV cache have no room for a request of "
                 f"max_model_len {spec.max_model_len}"
             )
         return _make_counter(spec, pages + 1, spec.max_model_len)

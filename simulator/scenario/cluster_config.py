@@ -164,7 +164,7 @@ class ClusterConfig(Config):
     def _check_scaling(self) -> None:
         scaling = self.autoscaling
         if both := [name for name in self.sleepers if name in self.scalers]:
-            what = "cannot be used with sleep_mode, which says who has the GPUs"
+            what = "cannot be used with sleep_mode, which says which model has the GPUs"
             key = f"groups.{both[0]}.autoscaling" if scaling is None else "autoscaling"
             raise ValueError(f"{key}: {what}")
         if scaling is not None and scaling.group is None and len(self.replica_groups) > 1:

@@ -347,7 +347,7 @@ def _missing(spec: EngineSpec, workload: Workload) -> Iterator[str]:
         )
     if reads == "deadline" and not {"ttft", "tpot", "clients"} & {*arguments}:
         yield (
-            f"{name}: has no deadlines, neither ttft and tpot nor clients; its defaults hold for "
+            f"{name}: has no deadlines, neither ttft and tpot nor clients; its defaults are for "
             "all, 1000 ms to the first token and 50 ms for each further one"
         )
     told = spec.predicts or workload.max_tokens is not None

@@ -173,7 +173,7 @@ def beyond_positions(model: ModelSpec, longest: int) -> str:
     """Say that a longest request is beyond the model's positions; "": it is not."""
     most = model.max_position_embeddings
     beyond = f"engine.max_model_len {longest:,} is beyond the {most:,} positions of {model.name}"
-    return f"{beyond}: vLLM takes it only if told to" if longest > most else ""
+    return f"{beyond}: vLLM takes it only if asked to" if longest > most else ""
 
 
 def _warnings(spec: EngineSpec) -> Iterator[str]:

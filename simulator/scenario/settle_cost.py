@@ -111,7 +111,7 @@ def _why_uniform(model: ModelSpec, gpu: Gpu, engine: EngineConfig, *, parallel: 
     words = [f"{key} {value}" for key, value in settings_of(model, engine).items()]
     return (
         f"engine.expert_routing: no profile is shipped of {model.name} on {gpu.name} with "
-        f"{', '.join(words)}, and the roofline that stands for it knows {UNIFORM} alone{there}"
+        f"{', '.join(words)}, and the roofline in its place knows {UNIFORM} alone{there}"
     )
 
 

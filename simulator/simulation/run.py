@@ -196,7 +196,7 @@ def _all_rejected(result: Result, cores: Sequence[EngineCore]) -> Iterator[str]:
     count, load = sum(map(len, rejected)), result.workload
     if not count or count < len(load):
         return
-    why = "no replica could ever hold them"
+    why = "no replica has room for them"
     if len(cores) == 1:
         [core], why = cores, cores[0].limits
         if core.door is None or not any(core.door.refusals.values()):

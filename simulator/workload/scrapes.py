@@ -92,11 +92,11 @@ def read_metrics(
             raise HeadwayError(f"{path}: has times of its own, and needs no other")
         return _of_range(path, first)
     if later is None:
-        seconds, how = _since_start(path, first) if seconds is None else (seconds, "as told")
+        seconds, how = _since_start(path, first) if seconds is None else (seconds, "as given")
         return _growth(path, {}, first, seconds, how)
     second = _of_model(later, _scrape(later, _read(later)), model)
     _check_same_server(path, first, later, second)
-    how = "as told"
+    how = "as given"
     if seconds is None:
         seconds = later.stat().st_mtime - path.stat().st_mtime
         how = "by the times of the files; --seconds tells it better"

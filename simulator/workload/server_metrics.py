@@ -84,7 +84,9 @@ def _add_mean(metrics: Metrics, load: Load, key: str, name: str, requests: float
     if not tokens:
         load.lengths[key] = None
         none = f"no vllm:request_{name}_tokens, nor {metric}"
-        load.lines.append((key, "not told", f"{none}: {DEFAULT_LENGTHS[key]:,} tokens are taken"))
+        load.lines.append(
+            (key, "not recorded", f"{none}: {DEFAULT_LENGTHS[key]:,} tokens are taken")
+        )
         return
     load.lengths[key] = mean = max(round(tokens / requests), 1)
     source = f"{metric} by finished request: no vllm:request_{name}_tokens"
@@ -122,7 +124,7 @@ def _add_engine(metrics: Metrics, load: Load) -> None:
             load.engine["num_gpu_blocks_override"] = tokens = int(max(pools.values()))
             load.lines.append(("KV cache", f"{tokens:,} tokens", "vllm:kv_cache_tokens"))
     elif not infos:
-        load.lines.append(("KV cache", "not told", "no vllm:cache_config_info"))
+        load.lines.append(("KV cache", "not recorded", "no vllm:cache_config_info"))
     if not infos:
         return
     flags = dict(next(iter(infos)))
@@ -135,7 +137,7 @@ def _add_engine(metrics: Metrics, load: Load) -> None:
     engines = {dict(labels).get("engine") for labels in infos}
     if len(engines) > 1:
         load.lines.append(("engines", str(len(engines)), "each with such a cache; rate of all"))
-    load.lines.append(("version, GPU", "not told", "vLLM's metrics do not have them"))
+    load.lines.append(("version, GPU", "not recorded", "vLLM's metrics do not have them"))
 
 
 def _mean(metrics: Metrics, name: str) -> float:

@@ -174,7 +174,7 @@ class Workload:
     def _check_segments(self) -> None:
         for i, parts in enumerate(self.segments or ()):
             if parts is not None and sum(count for _, count in parts) != self.prompt_tokens[i]:
-                raise ValueError(f"segments: those of request {i} do not add up to its prompt")
+                raise ValueError(f"segments: of request {i} do not add up to its prompt")
 
 
 _NAMES = [one.name for one in fields(Workload)]

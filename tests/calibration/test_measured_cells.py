@@ -111,7 +111,7 @@ def test_arrivals_as_dates(put):
             "num_speculative_tokens: SGLang's drafts are not simulated",
         ),
         ({"notes": "P/D disaggregated"}, "prompts and decodes on different servers"),
-        ({"notes": "pipeline parallel 2"}, "pp: empty, though the notes tell of pipeline"),
+        ({"notes": "pipeline parallel 2"}, "pp: empty, though the notes name pipeline"),
         ({"tp": "4", "n_gpus": "2"}, "n_gpus: 2 are fewer than tp x pp x dp x replicas, 4"),
         ({"pp": "2", "n_gpus": "1"}, "n_gpus: 1 are fewer than tp x pp x dp x replicas, 2"),
     ],

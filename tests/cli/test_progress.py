@@ -55,7 +55,9 @@ def test_a_pipe_has_a_line_for_each_decision(capsys):
         search([found], 1, found)
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert told == ("engine.max_num_seqs=8: 2 req/s holds (1 run of 600 s); done: holds 2 req/s\n")
+    assert told == (
+        "engine.max_num_seqs=8: 2 req/s keeps the bounds (1 run of 600 s); done: carries 2 req/s\n"
+    )
 
 
 def test_where_nothing_is_searched_a_line_has_no_place(capsys):
@@ -80,5 +82,5 @@ def test_the_lines_of_a_search_do_not_contradict_its_answer(capsys):
         found.result, found.done = SearchResult(trials[-1], trials), True
         search([found], 1, found)
     first, last = capsys.readouterr().err.splitlines()
-    assert first.endswith("so far: holds cluster.replicas=4")
-    assert last.endswith("done: holds cluster.replicas=1")
+    assert first.endswith("so far: carries cluster.replicas=4")
+    assert last.endswith("done: carries cluster.replicas=1")

@@ -44,7 +44,7 @@ def test_convert_tells_what_prefix_sharing_is_lost(folder, capsys):
     assert main(["trace", "convert", "p.yaml", "p.jsonl"]) == 0
     assert capsys.readouterr().err == (
         "headway: warning: p.jsonl: 0.0% of its input tokens are a prefix of an earlier prompt, "
-        "before they were 60.0%: an id stands for 512 tokens, so shorter shared prefixes are lost\n"
+        "before they were 60.0%: an id has 512 tokens, so shorter shared prefixes are lost\n"
     )
     (folder / "p.yaml").write_text(
         "workload: {num_prompts: 10, prefix_groups: {num_prefixes: 1, prefix_len: 1024}, "

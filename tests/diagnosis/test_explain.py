@@ -85,7 +85,7 @@ def test_held_by_the_client_and_rejected(write, tmp_path: Path) -> None:
         in explain(tmp_path / "out", 1)
     )
     third = explain(tmp_path / "out", 2)
-    assert "1.000 s  due; the client holds it back: max_concurrency" in third
+    assert "1.000 s  due; the client keeps it back: max_concurrency" in third
     assert "4.000 s  sent to the engine; 0 of 4 seats are taken, 0 requests wait" in third
     assert "5.000 s  last token (E2EL 1.000 s)" in third
 

@@ -67,7 +67,7 @@ def diagnose(write):
 def test_nothing_stands_out_of_a_calm_run(diagnose) -> None:
     """The scenario that triggers no rule at all."""
     assert diagnose() == {}
-    assert diagnosis_lines({"diagnosis": []}) == ["Nothing stands out: nothing needs turning."]
+    assert diagnosis_lines({"diagnosis": []}) == ["No finding: no knob needs turning."]
 
 
 def test_memory(diagnose) -> None:
@@ -349,7 +349,7 @@ def test_printed_and_written(write, tmp_path: Path, capsys) -> None:
     assert main(["run", str(path), "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "Diagnosis-" in told
-    assert "Nothing stands out: nothing needs turning." in told
+    assert "No finding: no knob needs turning." in told
 
 
 def test_no_knob_where_the_service_levels_are_kept(write, tmp_path, capsys) -> None:

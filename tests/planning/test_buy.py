@@ -151,7 +151,7 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
         (["--buy", "--gpus", "L4=cheap"], "--gpus L4=cheap: a price is a number"),
         (["--buy", "--gpus", "L4=1,L4=2"], "--gpus: L4 is named twice, with unlike prices"),
         (["--buy", "--gpus", "L4", "--set", "model=llama-3.1-405b"], "does not fit the L4"),
-        (["--buy", "--slo", "p99_tpot_ms<=0.1"], "--buy: nothing can hold it"),
+        (["--buy", "--slo", "p99_tpot_ms<=0.1"], "--buy: nothing can carry it"),
         (
             ["--buy", "--precision", "int3"],
             "--precision int3: no profile of the model on A100-40GB",
@@ -165,7 +165,7 @@ def test_a_change_is_of_answers_and_steps(write) -> None:
 def test_what_cannot_be_bought(write, capsys, tmp_path: Path, options, message) -> None:
     path = write(SHOP)
     code = main(["plan", str(path), *options, "--out", str(tmp_path / "o"), "--jobs", "1"])
-    assert code == (1 if "nothing can hold" in message else 2)
+    assert code == (1 if "nothing can carry" in message else 2)
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -361,7 +361,7 @@ def test_other_settings_of_the_best_order_are_told_by_whether_they_surely_hold(w
     told = buy_lines(problem, Answer([best, sure, unsure], [], True))  # type: ignore[arg-type]
     assert told[0] == "one of 4 pods"
     assert "  means: TTFT 7 ms, TPOT 7 ms, E2EL 7 ms; p90_ttft_ms takes 10 % of its bound" in told
-    assert f"  by short runs these hold, too: {line(sure)}" in told
+    assert f"  by short runs these are enough, too: {line(sure)}" in told
     assert f"  by short runs these are too close to tell: {line(unsure)}" in told
 
 

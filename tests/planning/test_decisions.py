@@ -47,7 +47,7 @@ def test_the_capacity_is_one_number_and_holds_a_long_run(tmp_path: Path, capsys)
     assert float(low) <= float(number) <= float(high)
     row = next(line for line in said.out.splitlines() if line.startswith("* the scenario  "))
     assert row.split()[3] == number
-    assert f"holds {number} req/s" in said.err.splitlines()[-1]
+    assert f"carries {number} req/s" in said.err.splitlines()[-1]
     with (out / "plan.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert line["at"] == line["capacity"] == number
@@ -174,7 +174,7 @@ def test_a_batch_ends_in_time_with_the_fewest_replicas(tmp_path: Path, capsys) -
     words = ["--slo", level, "--fewest", "cluster.replicas=1..8", "--jobs", "1"]
     assert main(["plan", "demo", *sets(*keys), *words, "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    (count,) = re.findall(r"cluster\.replicas=(\d) holds the load", said)
+    (count,) = re.findall(r"cluster\.replicas=(\d) carries the load", said)
     assert f"  {level.replace(': ', ':')}: kept by " in said
     for seed in (100, 101):
         for replicas, met in ((int(count), True), (int(count) - 1, False)):

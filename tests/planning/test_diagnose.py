@@ -84,7 +84,7 @@ def test_how_much_a_server_holds_that_needs_nothing(scenario: Path, capsys) -> N
     assert held["capacity"] == pytest.approx(0.587, rel=0.1)
     text = str(Held(**{**held, "capacity": 0.5, "interval": (0.4, 0.6)}))
     assert text == (
-        "The load is 10% of the 0.5 req/s (95 %: 0.4 to 0.6) that this holds with "
+        "The load is 10% of the 0.5 req/s (95 %: 0.4 to 0.6) that this carries with "
         "p90_ttft_ms<=2100."
     )
 
@@ -182,7 +182,7 @@ def test_all_is_well(write, capsys) -> None:
     path = write(ONE_A_SECOND)
     sets = ["--set", "workload.request_rate=0.1", "--set", "workload.num_prompts=20"]
     assert main(["diagnose", str(path), *sets]) == 0
-    assert capsys.readouterr().out == "Nothing stands out: nothing needs turning.\n"
+    assert capsys.readouterr().out == "No finding: no knob needs turning.\n"
 
 
 def test_it_says_by_how_much_service_levels_are_kept(write) -> None:

@@ -19,7 +19,7 @@ from tests.support.scenarios import ONE_A_SECOND
 def test_a_run_that_cannot_be_made_is_told(scenario: Path, monkeypatch):
     """A longer look has more requests than fit into memory, though short ones held."""
     monkeypatch.setattr("simulator.workload.generate.MAX_KEPT_REQUESTS", 400)
-    with pytest.raises(HeadwayError, match=r"does not hold: .* do not fit into memory together"):
+    with pytest.raises(HeadwayError, match=r"fails: .* do not fit into memory together"):
         plan(scenario, ["p99_ttft_ms<=3000"], jobs=1, overrides=["plan.min_duration=600"])
 
 
@@ -289,8 +289,8 @@ def test_a_plan_that_was_stopped_goes_on_where_it_was(
     assert main([*args, "--out", str(out)]) == 130
     *decisions, last = capsys.readouterr().err.splitlines(keepends=True)
     assert decisions[0] == (
-        "engine.max_num_seqs=1: 0.75 req/s holds (1 run of 60 s, too close to tell); "
-        "so far: holds 0.75 req/s\n"
+        "engine.max_num_seqs=1: 0.75 req/s keeps the bounds (1 run of 60 s, too close to tell); "
+        "so far: carries 0.75 req/s\n"
     )
     assert last == (
         f"headway: interrupted; finished runs are in {out}/runs.jsonl, and the same command goes "

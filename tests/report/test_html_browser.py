@@ -77,7 +77,7 @@ def test_contents_theme_and_numbers(report: Path, tmp_path: Path) -> None:
         driver.get(report.as_uri())
         links = driver.find_elements("css selector", "nav a")
         names = [link.text for link in links]
-        assert names.index("Latency") < names.index("Who sits in the batch")
+        assert names.index("Latency") < names.index("Requests in the batch")
         links[-1].send_keys("\ue007")  # Enter
         assert driver.current_url.endswith("#cost-model")
         root = driver.find_element("css selector", "html")

@@ -146,7 +146,7 @@ def test_warnings_follow(summary: Summary) -> None:
     lines = run_table(summary).splitlines()
     assert lines[-3:] == [
         "=" * 50,
-        "Interrupted: the figures are those up to then.",
+        "Interrupted: the figures end there.",
         "Warning: out of range",
     ]
 

@@ -66,11 +66,12 @@ def test_the_page_of_a_plan_says_what_its_verdicts_stand_on(tmp_path: Path, caps
     assert re.fullmatch(r"\d+ x [\d.]+ (s|min)", bases[1])
     assert "replica can decode" in text
     assert bases[1] in capsys.readouterr().out
-    assert f"those of the table are means of {bases[1].split()[0]} runs." in text
+    assert f"the table's are means of {bases[1].split()[0]} runs." in text
     best = re.search("The best</h2><p class=headline>(.*?)</p><p class=lines>(.*?)</p>", text, re.S)
     assert best is not None
     assert re.fullmatch(
-        r"engine.max_num_seqs=16: holds the load; SLO attainment [\d.]+ %; headroom \d+ %; 1 GPU, "
+        r"engine.max_num_seqs=16: carries the load; SLO attainment [\d.]+ %; headroom \d+ %; "
+        r"1 GPU, "
         r"\$[\d.]+/h; \$[\d.]+/M output tokens",
         best[1],
     )
@@ -160,7 +161,7 @@ def test_what_a_plan_did_not_try_is_neither_yes_nor_no(tmp_path: Path) -> None:
         "not tried",
     ]
     heads = re.findall("<th>(.*?)</th>", text.partition("<tbody>")[0])
-    assert "holds" in heads
+    assert "keeps the bounds" in heads
     assert "at" not in heads
 
 
@@ -192,7 +193,7 @@ def test_heat_map_and_curve() -> None:
     assert labels == ["P99 TTFT, ms", "output tokens/s"]
     planned = rows.assign(**costs, capacity=[1.0, 2.0, 3.0, 4.0, 5.0])
     labels = [axes.get_title() for axes in draw_grid(planned).axes]
-    assert labels == ["Capacity: largest load that holds", "$ per M output tokens"]
+    assert labels == ["Capacity: largest load within the bounds", "$ per M output tokens"]
     named = rows[rows["b.y"] == 3].assign(**{"a.x": pd.array(["fcfs", "sjf"], dtype="string")})
     assert [bar.get_height() for bar in draw_grid(named).axes[0].patches] == [10.0, 30.0]
     with pytest.raises(HeadwayError, match="nothing to draw"):

@@ -72,8 +72,8 @@ BAD = [
     ),
     (
         "engine: {allocation: contiguous, num_gpu_blocks_override: 100}\n",
-        "s.yaml:1: engine.allocation: 1584 tokens of KV cache hold no request of max_model_len "
-        "8192",
+        "s.yaml:1: engine.allocation: 1584 tokens of KV cache have no room for a request of "
+        "max_model_len 8192",
     ),
     (
         "gpu: {name: H300}\n",

@@ -107,7 +107,7 @@ def test_a_page_says_of_how_many_requests_it_is_drawn(
         assert main(["plot", kind, str(folder), "--out", str(folder / "x.png")]) == 0
         assert drawn[-1].get_supxlabel() == f"out: drawn of {kept:,} of {COUNT:,} requests"
     assert main(["plot", "occupancy", str(folder), "--out", str(folder / "y.png")]) == 2
-    assert "has too many requests to tell who sat where" in capsys.readouterr().err
+    assert "has too many requests to show each seat" in capsys.readouterr().err
     assert not (folder / "y.png").exists()
 
 

@@ -62,7 +62,7 @@ def test_a_plan_is_the_command_s(port: int, tmp_path: Path, monkeypatch, capsys)
     status, lines = ask(port, asked, "/plan")
     assert status == 200
     *told, last = lines
-    assert any("cluster.replicas=1 holds" in line["told"] for line in told)
+    assert any("cluster.replicas=1 keeps the bounds" in line["told"] for line in told)
     assert last["command"][:2] == ["headway", "plan"]
     assert str(tmp_path) not in json.dumps(last)
     assert yaml.safe_load(last["yaml"])["workload"]["trace"]["path"] == "own.csv"
@@ -163,14 +163,14 @@ def test_from_my_log_to_this_fleet(
         asked = "How few replicas of this GPU do: own.csv, gpu L40S"
         assert wait_for_plan(driver) == f"Cancelled: {asked}"
         plan_again(driver)
-        assert "cluster.replicas=1 holds the load" in driver.find_element("id", "plan-best").text
+        assert "cluster.replicas=1 carries the load" in driver.find_element("id", "plan-best").text
         assert yaml.safe_load(copied(driver, "plan-yaml"))["gpu"]["name"] == "L40S"
         driver.find_element("id", "question").send_keys("How much")
         driver.find_element("id", "reset").send_keys(ENTER)
         wait_for_runs(driver, 4)
         press(driver, "plan")
         press(driver, "plan-cancel")  # the earlier answer stays, by its own question
-        other = "How much load this fleet holds: demo, as it is"
+        other = "How much load this fleet carries: demo, as it is"
         assert wait_for_plan(driver) == f"Cancelled: {other}. Below is the earlier answer"
         assert driver.find_element("id", "plan-title").text == asked
         assert yaml.safe_load(copied(driver, "plan-yaml"))["name"] == "own"

@@ -104,7 +104,7 @@ def test_lengths_that_no_histogram_tells(put):
     text += 'vllm:prompt_tokens_total{model_name="m"} 4000.0\n'
     load = infer_load(read_metrics(put(text), seconds=10.0), "a")
     assert load.lengths == {"input_len": 40, "output_len": None}
-    assert "output_len            not told" in load_text(load)
+    assert "output_len            not recorded" in load_text(load)
     assert "nor vllm:generation_tokens_total: 128 tokens are taken" in load_text(load)
     told = scenario_text(load, None, ["a"])
     assert "  output_len: 128  # vLLM's default: the metrics have none\n" in told
@@ -141,7 +141,7 @@ def test_a_range_query(put):
     assert load.rate == pytest.approx((100 + 4) / 90)
     told = {what: value for what, value, _ in load.lines}
     assert told["num_requests_running"] == "6.0"
-    assert told["input_len"] == "not told"
+    assert told["input_len"] == "not recorded"
 
 
 def test_a_run_is_read_back(write, tmp_path):

@@ -71,7 +71,7 @@ def test_segments_that_add_up():
         ),
         (
             work(segments=[None, (("a", 4),), None]),
-            "segments: those of request 1 do not add up to its prompt",
+            "segments: of request 1 do not add up to its prompt",
         ),
         (work(max_concurrency=0), "max_concurrency: 0 is not 1 or more"),
     ],

@@ -30,14 +30,14 @@ OVER_TIME = (
     ("kv", "KV blocks in use, %", "Of all blocks of the KV cache; within a leap an estimate."),
     ("tokens", "Output tokens per second", "Decoded tokens and first tokens."),
     ("itl", "Inter-token latency, ms", "Mean over tokens; dots: preemptions."),
-    ("ttft", "Longest TTFT of those sent then, ms", "Of requests that have got a token."),
+    ("ttft", "Longest TTFT of requests sent then, ms", "Of requests that have got a token."),
     ("longest", "Longest step with decodes, ms", "What the unluckiest token waited for."),
 )
 FLEET = (
     ("replicas", "Replicas", "By state; triangles: scaling decisions; crosses: failures."),
     ("load", "Load, requests/s", "Offered, and served; shaded: outages."),
-    ("queue", "Waiting at each replica", "Of those that serve then."),
-    ("kv", "KV blocks in use at each replica, %", "Of those that serve then."),
+    ("queue", "Waiting at each replica", "Of replicas that serve then."),
+    ("kv", "KV blocks in use at each replica, %", "Of replicas that serve then."),
     ("imbalance", "Imbalance", "Requests at the fullest replica, over the mean of its group."),
 )
 LATENCY = (("ttft", "TTFT, ms"), ("tpot", "TPOT, ms"), ("e2el", "E2EL, ms"))
@@ -132,11 +132,11 @@ def _sections(runs: Sequence[Run]) -> Sequence[Section]:
         ("Verdict", _verdict(runs)),
         ("Headline", tables.headline(runs)),
         ("Service levels", tables.per_run(runs, tables.service_levels)),
-        ("What stands out", tables.per_run(runs, tables.diagnosis)),
+        ("Findings", tables.per_run(runs, tables.diagnosis)),
         ("Latency", _latency(runs)),
         ("Sensitivity", tables.per_run(runs, tables.sensitivity)),
         ("Where the time of a request went", tables.time_parts(runs)),
-        ("Who sits in the batch", _seats(runs)),
+        ("Requests in the batch", _seats(runs)),
         ("Over time", _over_time(runs)),
         ("Fleet", tables.per_run(runs, lambda run: _fleet(run, runs.index(run)))),
         ("Groups of the cluster", tables.per_run(runs, tables.groups)),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLAN_COLUMNS = {
-    "holds": "holds",
+    "holds": "keeps the bounds",
     "at": "at",
     "capacity": "capacity",
     "reason": "breaks",
@@ -76,7 +76,7 @@ def table_page(folder: Path) -> tuple[str, str]:
     kind = "candidates" if planned else "points"
     runs, note = _best(folder, slo)
     if runs and count > 1:
-        note += f" Its figures are of this one run; those of the table are means of {count} runs."
+        note += f" Its figures are of this one run; the table's are means of {count} runs."
     above = (
         ("The best", f"{answer_html(best)}<p class=note>{note}</p>"),
         ("Over the keys", "".join(_pictures(rows, planned=planned))),

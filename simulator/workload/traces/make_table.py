@@ -199,7 +199,7 @@ def _add_notes(table: Table, columns: Columns) -> None:
     cached = columns.get("cached")
     if cached is not None and cached.any():
         share = f"{cached.sum() / table.prompt.sum():.1%} of input tokens"
-        table.ledger.facts.append(("cached as told", share))
+        table.ledger.facts.append(("cached as recorded", share))
         if table.segments is None:
             table.ledger.note(
                 f"{names['cached']}: input tokens that the engine's cache had when it was recorded",

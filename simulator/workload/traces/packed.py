@@ -136,6 +136,6 @@ def _check_text(path: Path, head: bytes) -> None:
     marked = path in _ENCODINGS or head.startswith(tuple(MARKS))
     if 3 * head.count(0) > len(head) and not marked:
         raise HeadwayError(
-            f"{path}:1: line: has NUL bytes: packed in another way, or in an encoding to be told, "
+            f"{path}:1: line: has NUL bytes: packed in another way, or in an encoding to be named, "
             "as encoding: utf-16-le (--encoding utf-16-le)"
         )

@@ -89,7 +89,7 @@ def read_pieces(
         if time.min() < last:
             line = piece.first_line(lambda: read_table(path, name, given, option)[0].time, last)
             raise HeadwayError(
-                f"{path}:{line}: arrival: comes before requests that stand megabytes before it; "
+                f"{path}:{line}: arrival: comes before requests that are megabytes before it; "
                 "sort the trace"
             )
         if held is not None:
@@ -118,7 +118,7 @@ def _check_piece(path: Path, table: Table, units: float) -> None:
     if table.per_second != units:
         raise HeadwayError(f"{path}: times seem to change their unit; say it: arrival=NAME:ms")
     if table.has_sessions:
-        raise SessionsError(f"{path}: the turns of sessions may stand anywhere in it")
+        raise SessionsError(f"{path}: the turns of sessions may be anywhere in it")
 
 
 def _timed(work: Workload, time: Numbers, origin: Any, units: float) -> Workload:

@@ -73,7 +73,7 @@ def _warn_lost_sharing(path: Path, before: float) -> None:
     if before - after > NOTICEABLE:
         warnings.warn(
             f"{path}: {after:.1%} of its input tokens are a prefix of an earlier prompt, before "
-            f"they were {before:.1%}: an id stands for {BLOCK} tokens, so shorter shared prefixes "
+            f"they were {before:.1%}: an id has {BLOCK} tokens, so shorter shared prefixes "
             "are lost",
             HeadwayWarning,
             stacklevel=3,
