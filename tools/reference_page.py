@@ -40,9 +40,8 @@ Which keys may a scenario file have? This page lists each as `key: default` (val
 whole. `null` means none, or no limit, unless the key says more. The keys of a block are in the
 section of its name.
 
-An error names the likeliest key, or says that Headway does not simulate this one. A GB is 10^9
-bytes. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported. A scenario may name code:
-do not run a stranger's ([SECURITY.md](../SECURITY.md)).
+A GB is 10^9 bytes. `1e-3` and `inf` are numbers; anchors (`&`, `*`) are not supported. A scenario
+may name code: do not run a stranger's ([SECURITY.md](../SECURITY.md)).
 [Commands](commands.md#scenarios-on-the-command-line) says how paths are found.
 """
 NOTHING = re.compile(r"(, see below)?; null: (none|no limit)(?= \(|$)|, see below(?=;|$)")
@@ -101,19 +100,18 @@ COSTS_HEAD = """## cost
 
 `{profile: NAME}` takes a shipped profile, `{profile: PATH}` your own. The engine's overheads
 (`simulator/costs/overheads.yaml`, by `engine.version`) come on top. `overhead: vllm` adds them to a
-profile that does not ask for them; `overhead: {host_per_sequence: 2e-5}` changes their terms.
+profile that lacks them; `overhead: {host_per_sequence: 2e-5}` changes terms, in s.
 `{kind: ...}` defines a cost model by its terms in seconds, 0 by default; `base` and `dense` are
 required. A step has T tokens and n sequences, and its decodes read S cached tokens.
 """
 COST_TEXTS = {
     "linear": "Seconds = base + per_token T + per_context S + per_sequence n.",
-    "piecewise": "The form of the shipped profiles: `headway profile show NAME` prints its terms, "
-    "[cost models](cost-models.md#the-form) explains them. `dense` is a list of [tokens, seconds]. "
-    "`cudagraph_capture_sizes` lists batches with a CUDA graph: a step of decodes costs what the "
-    "next larger one costs. So does a step with prompts by the rows of `graph_mixed`.",
-    "piecewise-split": "Besides these terms a step that decodes waits `per_key` for each key of "
-    "its longest sequence or, with few sequences, of an even share of all keys (B200, fp8 cache, "
-    "vLLM 0.14 on); on RTX GPUs for keys `beyond_mean`. See `simulator/costs/split.py`.",
+    "piecewise": "The [form](cost-models.md#the-form) of the shipped profiles, which `headway "
+    "profile show NAME` prints. `dense` is a list of [tokens, seconds]. A step of decodes costs "
+    "what the next of `cudagraph_capture_sizes` costs, one with prompts that of `graph_mixed`.",
+    "piecewise-split": "Besides, a step that decodes waits `per_key` for each key of its longest "
+    "sequence, or of an even share of all keys; on RTX GPUs for keys `beyond_mean` "
+    "(`simulator/costs/split.py`).",
     "roofline": "From the model's sizes and the GPU's data sheet, at the efficiency of measured "
     "kernels.",
 }

@@ -221,8 +221,7 @@ class LeastTokens(Least):
 
 
 class LeastKv(Least):
-    """By the share of the KV cache in use, as said with the last answer (as vLLM does in the
-    header `endpoint-load-metrics`), and the prompts sent since."""
+    """By the KV cache in use, as the last answer said, and the prompts sent since."""
 
     def load(self, target: Target) -> float:
         return target.used / target.blocks

@@ -39,9 +39,8 @@ MOST_IDLE_PASSES = 1000
 
 class SgLang(ContinuousBatching):
     """SGLang 0.5.23: steps of prompts first, in `order`: fcfs, lof, random, lpm, dfs-weight,
-    hrrn, shortest-prefill-first; retraction of decodes. With priorities the higher is the more
-    urgent, unless `schedule_low_priority_values_first`. `max_num_batched_tokens` is its
-    chunked_prefill_size, `block_size` its page_size, `async_scheduling` its overlap.
+    hrrn, shortest-prefill-first. `max_num_batched_tokens` is its chunked_prefill_size,
+    `block_size` its page_size, `async_scheduling` its overlap.
 
     The scheduler of SGLang 0.5.23 (`scheduler.py`, `schedule_policy.py`, `schedule_batch.py`).
 
